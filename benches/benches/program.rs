@@ -337,7 +337,6 @@ struct Reset {
 }
 
 impl Reset {
-    /// Loads the object and its programs.
     fn load() -> Result<Self> {
         let mut ebpf = Ebpf::load(bench_programs::RESET)?;
         for (_, program) in ebpf.programs_mut() {
@@ -445,7 +444,6 @@ fn name_of(len: usize, answers: u32) -> Vec<u8> {
     name
 }
 
-/// Returns a name in wire format.
 fn wire(name: &str) -> Vec<u8> {
     let labels = name.split('.').flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
     labels.chain([0]).collect()

@@ -427,7 +427,6 @@ fn local_data(entries: &[Entry]) -> Result<String> {
     Ok(text)
 }
 
-/// Returns names as a hosts file.
 fn hosts(entries: &[Entry]) -> Result<String> {
     let mut text = String::new();
     for (name, address) in pairs(entries) {

@@ -100,7 +100,6 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
 struct Chosen(usize);
 
 impl Chosen {
-    /// Returns the variant.
     #[inline(always)]
     fn of(self, answer: &Answer) -> &Variant {
         // SAFETY: an entry of the largest size fits at the answer's address.

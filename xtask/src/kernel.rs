@@ -136,7 +136,6 @@ impl Kernel {
         root().join(".toolchain/kernels").join(self.name)
     }
 
-    /// Returns the name of the package that contains the kernel.
     fn package(&self, lists: &Lists) -> Result<String> {
         let depends = lists.cache(&["depends", self.meta_package])?;
         let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));

@@ -149,7 +149,6 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Returns the lists of this machine's sources.
     pub(crate) const fn of_this_machine() -> Self {
         Self { options: Vec::new() }
     }
@@ -188,7 +187,6 @@ impl Lists {
         apt(&words.collect::<Vec<_>>())
     }
 
-    /// Returns the output of apt-cache.
     pub(crate) fn cache(&self, arguments: &[&str]) -> Result<String> {
         capture(Command::new("apt-cache").args(&self.options).args(arguments))
     }
@@ -263,7 +261,6 @@ impl Drop for NoServices {
 /// pip requirement, used if no server is on the path.
 const MOTO_REQUIREMENT: &str = "moto[server]==5.2.1";
 
-/// Returns the folder of the virtual environment.
 fn moto_environment() -> PathBuf {
     root().join("target/moto")
 }

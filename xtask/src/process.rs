@@ -12,7 +12,6 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -22,7 +21,6 @@ pub(crate) fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     run(Command::new("cargo").args(arguments).current_dir(root()))
 }
 
-/// Returns cargo's folder.
 pub(crate) fn cargo_home() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
@@ -68,7 +66,6 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Returns whether a program is on the path.
 pub(crate) fn on_path(program: &str) -> bool {
     env::var_os("PATH")
         .is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))

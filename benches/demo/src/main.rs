@@ -230,7 +230,6 @@ fn headline(text: &str) {
     println!("\n{}", coloured(&format!("== {text}"), "1"));
 }
 
-/// Returns the text in yellow.
 fn yellow(text: &str) -> String {
     coloured(text, "33")
 }
@@ -378,7 +377,6 @@ fn count(value: f64) -> String {
     if value < 100.0 { format!("{value:.0}") } else { number(value) }
 }
 
-/// Formats a share of a CPU.
 fn shown_share(share: f64) -> String {
     format!("{} %", number(share * 100.0))
 }

@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use super::{Data, Figure, Report, Rounds, number};
 
-/// Returns all facts and figures.
 pub(super) fn tables(report: &Report) -> String {
     let mut text = String::from("# Measurements\n\n");
     for (key, value) in &report.facts {
@@ -20,7 +19,6 @@ pub(super) fn tables(report: &Report) -> String {
     text
 }
 
-/// Returns the table of one figure.
 pub(super) fn table(figure: &Figure) -> String {
     match &figure.data {
         Data::Bars(bars) => {

@@ -33,10 +33,8 @@ pub(crate) enum AgentError {
     Connection { address: ApiAddress, problem: ConnectionError },
     #[error("{address}: too many requests (429)")]
     TooMany { address: ApiAddress },
-    /// The token lacks permission for this request.
     #[error("{address}: permission denied (403): the token may not read this")]
     Forbidden { address: ApiAddress },
-    /// The requested object does not exist.
     #[error("{address}: not found (404)")]
     NotFound { address: ApiAddress },
     /// Any other status than 200.

@@ -72,7 +72,6 @@ impl Invalid {
         self.0.values().map(|(count, _)| count).sum()
     }
 
-    /// Returns a line for each cause.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(cause, (count, first))| match count {
             1 => format!("{first}: {cause}"),
@@ -542,7 +541,6 @@ impl Token {
         Self { path, last: Mutex::default() }
     }
 
-    /// Returns the current token, if any.
     pub(crate) async fn now(&self) -> Option<String> {
         let path = self.path.as_deref()?;
         let mut last = self.last.lock().await;

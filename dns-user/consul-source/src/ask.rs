@@ -28,7 +28,6 @@ use dns_consul::catalog::{
 pub(crate) enum Topic {
     /// Datacenter and node of the agent itself.
     Agent,
-    /// Names of all datacenters.
     Datacenters,
     /// Nodes of a datacenter.
     Nodes(String),
@@ -37,7 +36,6 @@ pub(crate) enum Topic {
     /// Instances of a service and their checks.
     Health {
         place: Place,
-        /// Name of the service as registered.
         service: String,
     },
     /// Ingress gateways and the services bound to them.
@@ -211,7 +209,6 @@ pub(crate) enum NotTold {
     /// No agent gave a successful response.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The response is malformed.
     #[error("{0} cannot be read: {1}")]
     Json(&'static str, serde_json::Error),
 }

@@ -66,7 +66,6 @@ pub(crate) enum ConnectionError {
     /// The connection broke, or the response is not HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
-    /// The request is invalid.
     #[error("no request: {0}")]
     Request(#[from] hyper::http::Error),
     /// The head of the response is late.
@@ -397,7 +396,6 @@ impl Tls {
         ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name.clone()))
     }
 
-    /// Returns the current modification times of the files.
     fn stamps(&self) -> Stamps {
         let HttpApi { ca_file, identity, .. } = &self.api;
         let (certificate, key) = identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();

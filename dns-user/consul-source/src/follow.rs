@@ -567,12 +567,10 @@ impl CatalogWatcher {
         self.watch(Topic::Services(datacenter.to_owned()));
     }
 
-    /// Returns the number of watched services.
     fn watch_count(&self) -> usize {
         self.tracked.values().filter(|tracked| tracked.is_watched()).count()
     }
 
-    /// Returns the maximum number of watched services.
     fn most_watches(&self) -> usize {
         match self.agent.connections().multiplexes() {
             true => usize::MAX,
@@ -580,7 +578,6 @@ impl CatalogWatcher {
         }
     }
 
-    /// Returns the maximum number of concurrent fetches.
     fn fetches(&self) -> usize {
         FETCHES.min(self.settings.api.max_connections / 8).max(1)
     }
@@ -657,7 +654,6 @@ impl CatalogWatcher {
         }
     }
 
-    /// Returns the topic of a service's instances.
     fn topic_of(&self, key: &Key) -> Option<Topic> {
         let service = self.known.name_of(key)?.to_owned();
         Some(Topic::Health { place: key.0.clone(), service })

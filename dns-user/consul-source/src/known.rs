@@ -220,7 +220,6 @@ impl Known {
         (services, told, nodes, instances)
     }
 
-    /// Returns the registrations for a snapshot.
     pub(crate) fn live(&self) -> Live {
         let own = self.own.as_deref().unwrap_or(DEFAULT_DATACENTER);
         let datacenter = |name: &String| {

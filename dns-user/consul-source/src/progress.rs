@@ -78,7 +78,6 @@ impl Freshness {
         *self = Self { answered: Some(now), failing: None };
     }
 
-    /// Returns whether there ever was a response.
     pub(crate) fn was_answered(&self) -> bool {
         self.answered.is_some()
     }

@@ -249,7 +249,7 @@ fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
     let patterns: Vec<String> =
         sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
-    // ParsedFiles by `HttpApi::read`; marks the member as known.
+    // Parsed by `HttpApi::read`; marks the member as known.
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
         return Err(

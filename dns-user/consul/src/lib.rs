@@ -6,7 +6,7 @@
 //! * [`source`]: configuration, snapshots and status of a live Consul.
 //! * [`catalog`]: registrations with indexes; copies share unchanged parts.
 //! * [`definition`]: definition files, HCL or JSON.
-//! * [`question`]: meaning of a name's labels.
+//! * `question`: meaning of a name's labels.
 //! * `prepared`: prepared queries, evaluated here.
 //! * [`record`]: resource records, names that Consul generates, and the result of a search.
 //! * [`Zone`]: current configuration and catalog; answers questions.
@@ -24,7 +24,7 @@ pub mod definition;
 mod encode;
 mod pending;
 mod prepared;
-pub mod question;
+mod question;
 pub mod record;
 pub mod source;
 

@@ -3,11 +3,11 @@
 use dns_core::name::Name;
 
 /// Type SRV (RFC 2782).
-pub const TYPE_SRV: u16 = 33;
+pub(crate) const TYPE_SRV: u16 = 33;
 
 /// Meaning of a name in one of our domains. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
+pub(crate) enum Question {
     /// `<node>.node`: addresses of a node.
     Node {
         /// Name of the node, or a prefix of its id.
@@ -17,27 +17,15 @@ pub enum Question {
     },
     /// `[tag.]<service>.service`, `_<service>._<tag>.service`.
     Service {
-        /// Name of the service.
         service: String,
         /// Tag that instances must have.
         tag: Option<String>,
-        /// Labels to the right of `service`.
         locality: Locality,
     },
     /// `<service>.connect`: proxies of a service mesh.
-    Connect {
-        /// Name of the service.
-        service: String,
-        /// Labels to the right of `connect`.
-        locality: Locality,
-    },
+    Connect { service: String, locality: Locality },
     /// `<service>.ingress`: ingress gateways of a service.
-    Ingress {
-        /// Name of the service.
-        service: String,
-        /// Labels to the right of `ingress`.
-        locality: Locality,
-    },
+    Ingress { service: String, locality: Locality },
     /// `<service>.virtual`: the virtual address of a service.
     Virtual {
         /// Name of the service.
@@ -62,13 +50,13 @@ pub enum Question {
 
 /// Labels to the right of the kind: datacenter, peer, port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Locality {
+pub(crate) struct Locality {
     /// Datacenter; `None` for the local one.
-    pub datacenter: Option<String>,
+    pub(crate) datacenter: Option<String>,
     /// Peer that the service was imported from.
-    pub peer: Option<String>,
+    pub(crate) peer: Option<String>,
     /// Name of a port.
-    pub port: Option<String>,
+    pub(crate) port: Option<String>,
 }
 
 /// Labels that select the kind of lookup.
@@ -79,7 +67,7 @@ impl Question {
     ///
     /// The rightmost kind decides; for SRV without a kind further right, a label that begins with
     /// `_` ends the name of a service.
-    pub fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
+    pub(crate) fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
         let labels = labels_within(name, domain);
         for (at, label) in labels.iter().enumerate().rev() {
             let (before, after) = (&labels[..at], &labels[at + 1..]);

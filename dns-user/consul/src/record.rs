@@ -234,7 +234,6 @@ impl Answers {
         self.len() == 0
     }
 
-    /// Returns the TTL of the first record.
     pub(crate) fn ttl(&self) -> Option<u32> {
         match self {
             Self::Records(records) => records.first().map(|record| record.ttl),
@@ -294,7 +293,6 @@ impl Section<'_> {
         records.iter().take_while(|record| matches!(record.data, Data::Cname(_))).count()
     }
 
-    /// Returns the first `count` records.
     pub(crate) fn first(self, count: usize) -> Self {
         match self {
             Self::Records(records) => Self::Records(&records[..count]),

@@ -92,7 +92,6 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_LINK_DETACH, |attributes| attributes.link_detach.link_fd = number(link)).map(drop)
 }
 
-/// The kernel's information about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkInfo {
     pub(super) program_id: u32,
@@ -114,7 +113,6 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     }
 }
 
-/// The kernel's information about a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProgramInfo {
     pub(super) id: u32,
@@ -184,7 +182,6 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     .map(drop)
 }
 
-/// Opens the object pinned at `path`.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     call_for_fd(bpf_cmd::BPF_OBJ_GET, |attributes| {

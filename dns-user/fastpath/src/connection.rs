@@ -276,7 +276,6 @@ impl Session {
         self.attached.lock().clone()
     }
 
-    /// Replaces the served endpoints.
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
         // If the attacher is gone, the next connection sends the addresses.
         let _ = self.messenger.send(&ServerMessage::Listen(endpoints.to_vec()));
@@ -379,7 +378,6 @@ pub(super) enum Response {
         shapes: Vec<Shape>,
         /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,
-        /// Maximum number of names by kind.
         limits: Limits,
     },
     /// The attacher sends no maps, for this reason.
@@ -408,7 +406,6 @@ pub(super) enum ServerMessage {
 /// Messages from the attacher after its response.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum AttacherMessage {
-    /// The state of interfaces and programs.
     Status(AttacherStatus),
     /// The grace period has ended; whether the kernel confirmed it.
     GraceOver(bool),
@@ -519,7 +516,6 @@ impl Lines {
         Ok(Some(serde_json::from_slice(&line)?))
     }
 
-    /// Reads once from the stream.
     pub(super) fn receive(&mut self, mut stream: &UnixStream) -> io::Result<()> {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer)? {

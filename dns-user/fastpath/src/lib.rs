@@ -201,7 +201,6 @@ pub enum FastPathError {
 }
 
 impl FastPathError {
-    /// Returns the error of a system call that failed during the operation `what`.
     fn io(what: &str, error: io::Error) -> Self {
         Self::Io { what: what.to_owned(), error }
     }

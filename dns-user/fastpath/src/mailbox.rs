@@ -37,7 +37,6 @@ pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
 }
 
 impl<T> Sender<T> {
-    /// Sends a message and wakes the receiver.
     pub(super) fn send(&self, message: T) -> Result<(), Ended> {
         self.messages.send(message).map_err(|_| Ended)?;
         // An error means that the stream is full of unread wake-ups or that the receiver is gone.
@@ -96,7 +95,6 @@ impl Notifier {
 }
 
 impl Notifications {
-    /// Clears all wake-ups so far.
     pub(super) fn clear(&self) {
         let mut bytes = [0; 64];
         while (&self.0).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}

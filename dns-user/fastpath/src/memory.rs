@@ -32,7 +32,6 @@ pub(super) struct Memory {
     pub(super) control: Arc<ControlPage>,
     pub(super) counters: Arc<CounterPages>,
     pub(super) tap: Ring,
-    /// Largest number of names by kind.
     pub(super) limits: Limits,
 }
 

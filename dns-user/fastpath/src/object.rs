@@ -70,7 +70,6 @@ pub(super) struct Object {
     pub(super) counters: Arc<CounterPages>,
     /// Messages of the programs; `None` if the object has no map for them.
     pub(super) messages: Option<Messages>,
-    /// Largest number of names by kind.
     pub(super) limits: Limits,
 }
 
@@ -160,7 +159,6 @@ fn limits(max_names: u32) -> Limits {
     }
 }
 
-/// Returns the number of chunks of the store for this `max_names`.
 fn chunks(max_names: u32) -> u32 {
     let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
     const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };

@@ -255,7 +255,6 @@ impl Messages {
         self.logger.clone()
     }
 
-    /// Forwards the pending messages.
     pub(crate) fn hand_on(&mut self) {
         self.logger.lock().flush();
     }

@@ -50,7 +50,6 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    /// Returns the program's name in the object.
     const fn name(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
@@ -58,7 +57,6 @@ impl Program {
         }
     }
 
-    /// Returns the program that answers at a hook.
     pub(crate) const fn of(hook: Hook) -> Self {
         match hook {
             Hook::Native => Self::Xdp,
@@ -148,7 +146,6 @@ pub(crate) enum Missing {
     /// It is being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
-    /// The kernel did not accept it.
     #[error(transparent)]
     NotLoaded(LoadProblem),
 }
@@ -165,7 +162,6 @@ pub(crate) struct Programs {
     results: Option<mailbox::Receiver<(Program, Result<ProgramFd, LoadProblem>)>>,
 }
 
-/// The state of a requested program.
 enum Ordered {
     Loading,
     Loaded(ProgramFd),
@@ -323,14 +319,12 @@ fn complaint(lines: &[String]) -> Option<&String> {
 
 //----------- Loader ----------------------------------------------------------
 
-/// The state of the loading thread.
 struct Loader {
     /// The object. Its maps must stay open under their descriptors, to which the instructions of
     /// programs not yet loaded refer.
     ebpf: Ebpf,
     /// The only map moved out of the object; must not be closed before the object.
     _messages: Option<MessagesMap>,
-    /// Receives the state of the programs.
     statuses: ProgramStatuses,
     /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
@@ -389,7 +383,6 @@ impl Loader {
             .map_err(|error| problem(&error))
     }
 
-    /// Loads a program and records the result.
     fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, LoadProblem> {
         let begun = Instant::now();
         let status = |state, load_ms| ProgramStatus {

@@ -240,7 +240,6 @@ pub struct Report {
     pub group_state: BTreeMap<String, &'static str>,
 }
 
-/// Reasons why a report is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReportError {
     /// The body is not JSON.
@@ -249,13 +248,11 @@ pub(super) enum ReportError {
     /// The body is JSON with another structure.
     #[error("is {0}, not an object")]
     NoObject(&'static str),
-    /// The states of groups have another structure.
     #[error("group_state is {0}, not an object")]
     NoGroups(&'static str),
     /// The body contains more groups than any instance has.
     #[error("group_state has more than {MAX_GROUPS} groups")]
     TooManyGroups,
-    /// A state has another JSON type.
     #[error("a state is {0}, not text")]
     NoText(&'static str),
 }

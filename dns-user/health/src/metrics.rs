@@ -36,7 +36,6 @@ pub struct HealthMetrics {
 pub(super) enum CheckResult {
     Running,
     Failing,
-    /// An answer with another state.
     Other,
     Unreachable,
     Tls,
@@ -111,7 +110,6 @@ impl CheckResult {
         }
     }
 
-    /// Returns the value of the label `result`.
     fn label(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -156,7 +154,6 @@ enum Failure {
 }
 
 impl CheckFailures {
-    /// Records the result of a check.
     pub(super) fn record(&self, ip: IpAddr, result: CheckResult) {
         let failure = match result {
             CheckResult::Tls => Some(Failure::Tls),

@@ -24,7 +24,6 @@ use std::{
 /// for any count (Weyl sequence).
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Limits of concurrent checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lanes {
     /// Maximum number of checks in the fast lane.
@@ -60,7 +59,6 @@ pub(super) enum Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(u64);
 
-/// Instances and their next checks.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Time between two checks of one instance.
@@ -162,7 +160,6 @@ impl Schedule {
         None
     }
 
-    /// Returns whether the instance is scheduled.
     pub(super) fn holds(&self, ip: IpAddr) -> bool {
         self.targets.contains_key(&ip)
     }
@@ -275,7 +272,6 @@ impl Schedule {
         fast.into_iter().chain(slow).min()
     }
 
-    /// Returns the number of running checks.
     pub(super) fn in_flight(&self) -> usize {
         self.running.len()
     }

@@ -62,18 +62,15 @@ pub struct HealthService {
     settings: Settings,
 }
 
-/// Settings of the watcher.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     /// Port of the health servers.
     port: u16,
     /// Time between two checks of one instance.
     interval: Duration,
-    /// Time limit of a check.
     timeout: Duration,
 }
 
-/// The watcher's thread.
 enum Watch {
     /// Not started; the tracker's commands wait here.
     Waiting(mpsc::UnboundedReceiver<WatcherCommand>),

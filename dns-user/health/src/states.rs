@@ -152,24 +152,20 @@ impl HealthStates {
         counts
     }
 
-    /// Locks the shard of `ip` for reading.
     fn read(&self, ip: IpAddr) -> RwLockReadGuard<'_, HashMap<IpAddr, InstanceHealth>> {
         // A panic cannot leave the map half changed.
         self.shards[self.shard(ip)].read()
     }
 
-    /// Locks the shard of `ip` for writing.
     fn write(&self, ip: IpAddr) -> RwLockWriteGuard<'_, HashMap<IpAddr, InstanceHealth>> {
         self.shards[self.shard(ip)].write()
     }
 
-    /// Returns the index of the shard of `ip`.
     fn shard(&self, ip: IpAddr) -> usize {
         // The remainder is below SHARDS, so it fits.
         (self.hasher.hash_one(ip) % SHARDS as u64) as usize
     }
 
-    /// Returns the number of the part of `ip`.
     fn part(&self, ip: IpAddr) -> usize {
         (self.hasher.hash_one(ip) % InstanceSet::PARTS as u64) as usize
     }

@@ -41,7 +41,6 @@ pub(super) const BEAT: Duration = Duration::from_millis(500);
 /// Maximum number of commands processed before checks are started again.
 const COMMANDS_AT_ONCE: usize = 256;
 
-/// State and settings of the watcher.
 pub(super) struct Watcher {
     /// Port of the health servers.
     pub(super) port: u16,
@@ -66,7 +65,6 @@ pub(super) struct Watcher {
 
 /// The running watcher, shared by the tasks of its thread.
 struct Work {
-    /// Shared state and settings.
     watcher: Watcher,
     /// Determines when instances are checked.
     schedule: RefCell<Schedule>,
@@ -142,7 +140,6 @@ impl Work {
         }
     }
 
-    /// Executes a command of the tracker.
     fn handle_command(&self, command: WatcherCommand, records: &mut Option<Arc<Snapshot>>) {
         let Watcher { tracker, fast_path, .. } = &self.watcher;
         match command {
@@ -325,7 +322,6 @@ impl Heartbeat {
         Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
     }
 
-    /// Returns the milliseconds since the epoch.
     fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }

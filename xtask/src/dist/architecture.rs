@@ -49,7 +49,6 @@ impl Architecture {
         format!("{}-linux-gnu", self.machine())
     }
 
-    /// Returns a program of binutils.
     pub(super) fn binutils(self, tool: &str) -> Command {
         match self {
             Self::Amd64 => Command::new(tool),
@@ -65,7 +64,6 @@ impl Architecture {
         }
     }
 
-    /// Returns the architecture of an ELF file.
     pub(super) fn of(program: &Path) -> Result<Self> {
         let mut header = [0; 20];
         let read = File::open(program).and_then(|mut file| file.read_exact(&mut header));

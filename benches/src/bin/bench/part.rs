@@ -177,7 +177,6 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Returns the label of the order in the report.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::AsListed => "in order",

@@ -98,7 +98,6 @@ pub(crate) enum Running {
 }
 
 impl Subject {
-    /// Returns the label of the subject in the report.
     pub(crate) fn label(&self) -> String {
         let hook = |hook: &Hook| if *hook == Hook::Native { "native" } else { "tc" };
         match self {

@@ -73,7 +73,6 @@ impl Zone {
         Some(Explanation { domain: domain.to_string(), text, rcode })
     }
 
-    /// Describes the question in words.
     fn in_words(&self, question: &Question) -> String {
         match question {
             Question::Node { name, locality } => format!("the node {name:?} {}", self.where_(locality)),

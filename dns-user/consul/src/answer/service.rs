@@ -109,7 +109,6 @@ impl Zone {
         self.records_of(search, healthy, seen, ttl, locality.port.as_deref(), random)
     }
 
-    /// Returns the records of these instances, in their order.
     pub(super) fn records_of(
         &self,
         search: &Search<'_>,
@@ -172,7 +171,6 @@ impl Zone {
         Found { answers, soa: true, ..Found::default() }
     }
 
-    /// Returns the maximum number of addresses in an answer.
     fn most_addresses(&self, search: &Search<'_>) -> usize {
         match self.config.dns.a_record_limit {
             _ if search.unlimited => search.most,
@@ -298,7 +296,6 @@ pub(super) enum Identity {
     Host(Name),
 }
 
-/// Returns the address family of a query type.
 fn accept_of(qtype: u16) -> Accept {
     match qtype {
         TYPE_A => Accept::V4,

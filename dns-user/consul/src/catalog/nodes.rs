@@ -278,7 +278,6 @@ pub(crate) struct Group {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     pub(super) fixed: Vec<Arc<Instance>>,
-    /// From a live Consul.
     pub(super) live: Option<Arc<ServiceInstances>>,
 }
 

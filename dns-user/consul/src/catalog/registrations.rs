@@ -29,7 +29,6 @@ pub struct Registrations {
 }
 
 impl Registrations {
-    /// Adds the registrations of another source.
     pub(crate) fn append(&mut self, other: Self) {
         let Self { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } = other;
         self.nodes.extend(nodes);

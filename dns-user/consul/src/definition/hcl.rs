@@ -10,7 +10,6 @@ use dns_core::config::reader::Json;
 /// Maximum depth of objects and lists.
 const MAX_DEPTH: usize = 64;
 
-/// A syntax error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SyntaxError {
     /// Line, from 1.
@@ -226,7 +225,6 @@ impl<'a> Parser<'a> {
         Err(self.error("the text has no closing quote on its line"))
     }
 
-    /// Parses an escape sequence.
     fn escaped(&mut self) -> Result<char, SyntaxError> {
         let rest = &self.rest()[1..];
         let coded = |start: usize, digits: usize, radix: u32| {

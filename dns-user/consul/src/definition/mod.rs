@@ -232,7 +232,6 @@ fn distances(root: &Reader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigEr
     entries.collect()
 }
 
-/// Parses a file to JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     let problem = |problem: String| ConfigError::of_file(file, problem);
     let is_json = bytes.trim_ascii_start().first() == Some(&b'{');

@@ -23,13 +23,11 @@ use crate::{
 /// The reason why nothing can be attached to a hook of an interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
-    /// The hook's program is not loaded.
     #[error(transparent)]
     NoProgram(#[from] Missing),
     /// An interface takes one XDP program, and another program is attached.
     #[error("{hook}: {occupant} is attached already")]
     Occupied { hook: Hook, occupant: Occupant },
-    /// The driver does not implement XDP.
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
     /// The driver supports XDP, but not with the interface's current configuration.
@@ -39,7 +37,6 @@ pub(crate) enum HookError {
     NoTcx,
     #[error(transparent)]
     Clsact(#[from] ClsactError),
-    /// Any other error from the kernel.
     #[error("{hook}: {error}")]
     Os { hook: Hook, error: io::Error },
 }
@@ -53,7 +50,6 @@ pub(crate) enum Occupant {
         /// The program's name and the user that loaded it.
         info: bpf::ProgramInfo,
     },
-    /// Only its id is known.
     Id(u32),
     Unknown,
 }
@@ -97,9 +93,7 @@ pub(crate) struct AttachContext<'a> {
 /// The state of a program on a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttachState {
-    /// Our program is attached.
     Ours,
-    /// A successor has replaced our program.
     TakenOver,
     /// The program was detached, or the interface is gone.
     Gone,
@@ -135,7 +129,6 @@ impl HookAttachment {
         Ok(Self { hook, handle, pin })
     }
 
-    /// Returns whether our program is still attached.
     pub(crate) fn state(&self, ifindex: u32, programs: &Programs, netlink: &mut Socket) -> AttachState {
         let program = match &self.handle {
             HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
@@ -339,7 +332,6 @@ impl Filters {
     /// Number of priorities to try.
     const TRIES: u16 = 16;
 
-    /// Returns the filters of the server at this address.
     pub(crate) fn of(main: SocketAddr) -> Self {
         let owner = main.to_string();
         let hash = dns_common::name::hash_name(0, owner.as_bytes());
@@ -348,7 +340,6 @@ impl Filters {
         Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
     }
 
-    /// Returns the state of an interface's ingress.
     pub(crate) fn slot(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<IngressSlot> {
         Ok(match netlink.ingress_qdisc(ifindex)? {
             None => IngressSlot::Free,
@@ -399,7 +390,6 @@ impl Filters {
         }
     }
 
-    /// Returns the name of our filter.
     fn name(&self, qdisc: QdiscOwner) -> String {
         let suffix = if qdisc == QdiscOwner::Us { WITH_QDISC } else { "" };
         format!("{} {}{suffix}", object::TC_PROGRAM, self.owner)
@@ -471,12 +461,10 @@ impl Hook {
         }
     }
 
-    /// Returns whether this is an XDP hook.
     pub(crate) const fn is_xdp(self) -> bool {
         matches!(self, Self::Native)
     }
 
-    /// Returns the kind of link for this hook; clsact has none.
     pub(crate) const fn link_kind(self) -> Option<LinkKind> {
         match self {
             Self::Native => Some(LinkKind::XdpNative),

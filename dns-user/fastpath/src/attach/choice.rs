@@ -42,10 +42,8 @@ pub(crate) enum NotServed {
     Unsettled,
     #[error("its packets have no Ethernet header")]
     NoEthernet,
-    /// `xdp.mode` is `off`.
     #[error("xdp.mode is off")]
     Off,
-    /// Every hook refused the program.
     #[error(transparent)]
     Hooks(#[from] Refusals),
 }
@@ -162,7 +160,6 @@ impl Attachment {
         Err(if is_unsettled { NotServed::Unsettled } else { refusals.into() })
     }
 
-    /// Returns the hook that answers.
     pub(crate) fn hook(&self) -> Hook {
         self.program.hook
     }
@@ -171,7 +168,6 @@ impl Attachment {
         &self.why
     }
 
-    /// Returns whether our program is still attached.
     pub(crate) fn state(&self, programs: &Programs, netlink: &mut Socket) -> AttachState {
         self.program.state(self.ifindex, programs, netlink)
     }

@@ -21,7 +21,6 @@ const MOST_KNOWN: usize = 65_536;
 /// Follows the rules, the policies, and the routes to clients.
 #[derive(Debug, Default)]
 pub(super) struct Firewall {
-    /// The rules as read last.
     rules: Rules,
     /// The kernel's answers about sets in these rules.
     facts: Facts,
@@ -45,7 +44,6 @@ struct Unreadable {
 }
 
 impl Firewall {
-    /// Notes that routes may have changed.
     pub(super) fn routes_changed(&mut self) {
         self.routes_changed = true;
     }

@@ -289,7 +289,6 @@ impl Gate {
         admissions.fold(0, |sum, (_, admission)| sum.saturating_add(admission.arrived))
     }
 
-    /// Returns whether an admission is open.
     pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
         self.admissions.get(&(ifindex, endpoint)).is_some_and(|admission| admission.open)
     }

@@ -86,7 +86,6 @@ pub(crate) struct Link {
     pub(crate) part_of: Option<String>,
     /// The Ethernet address; zeros without one, as for `lo`.
     pub(crate) address: [u8; 6],
-    /// Index of the master.
     pub(crate) master: Option<u32>,
     /// Id of the attached XDP program.
     pub(crate) xdp_program: Option<u32>,
@@ -207,7 +206,6 @@ impl Socket {
         })
     }
 
-    /// Returns one interface, by its index.
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
         // struct ifinfomsg: the index is its second word.
         let mut body = vec![0; 16];
@@ -245,7 +243,6 @@ impl Socket {
         Ok(Route { refuses: kind.is_some_and(|kind| refusing.contains(&kind)) })
     }
 
-    /// Returns the type of the route to an address (`RTM_GETROUTE`).
     fn route_type(&mut self, to: IpAddr, from: Option<IpAddr>) -> io::Result<Option<u8>> {
         let octets = |address: IpAddr| match address {
             IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -481,7 +478,6 @@ impl AsFd for Socket {
     }
 }
 
-/// A message in a datagram.
 struct Message<'a> {
     kind: u16,
     flags: u16,

@@ -54,7 +54,6 @@ pub enum FolderState {
     Kept,
 }
 
-/// A link left by a predecessor.
 #[derive(Debug)]
 pub(crate) struct PinnedLink {
     pub(crate) ifindex: u32,
@@ -114,7 +113,6 @@ impl Pins {
         links.names().unwrap_or_default().into_iter().filter_map(open).collect()
     }
 
-    /// Pins a link; returns the path.
     pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
         // `detach` removes the folder even while the server runs.
         let links = Folder::make(&self.links())?;
@@ -204,17 +202,14 @@ impl Pins {
         Ok(if is_gone { FolderState::Removed } else { FolderState::Kept })
     }
 
-    /// Returns the path of the links' folder.
     fn links(&self) -> PathBuf {
         self.folder.join("links")
     }
 
-    /// Returns the path of the maps' folder.
     fn maps(&self) -> PathBuf {
         self.folder.join(format!("maps-{LAYOUT_VERSION}"))
     }
 
-    /// Opens the map pinned by this name.
     fn map(&self, name: &str) -> io::Result<OwnedFd> {
         Folder::open(&self.maps())?.get(name, None)
     }
@@ -331,11 +326,8 @@ pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 enum Level {
     /// The folder shared by all servers.
     Shared,
-    /// A server's folder.
     Server,
-    /// A server's folder of links.
     Links,
-    /// A server's folder of maps.
     Maps,
     Pin,
 }

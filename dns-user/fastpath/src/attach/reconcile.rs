@@ -77,7 +77,6 @@ pub(crate) struct Setting {
     pub(crate) listen: Vec<SocketAddr>,
     /// The page from which the programs read the endpoints and interfaces to serve.
     pub(crate) scope: Arc<ScopePage>,
-    /// Counters of the programs.
     pub(crate) counters: Arc<CounterPages>,
     /// Maximum number of served interfaces: each takes a descriptor.
     pub(crate) most_interfaces: usize,
@@ -89,7 +88,6 @@ pub(crate) struct Setting {
     pub(crate) kept_maps: Arc<KeptMaps>,
     /// Log messages of the programs, read here because this thread wakes up regularly.
     pub(crate) messages: Option<Messages>,
-    /// Notified when the status has changed.
     pub(crate) changed: Notifier,
 }
 
@@ -105,7 +103,6 @@ enum Command {
 /// Handle of the thread that follows the interfaces.
 pub(crate) struct Interfaces {
     commands: mailbox::Sender<Command>,
-    /// The last status published by the thread.
     status: watch::Receiver<InterfacesStatus>,
     /// Becomes true after the first round.
     ready: watch::Receiver<bool>,
@@ -156,7 +153,6 @@ impl Interfaces {
         Ok(Self { commands, status: seen, ready, thread })
     }
 
-    /// Replaces the served addresses.
     pub(crate) fn set_listen(&self, listen: &[SocketAddr]) {
         // An error: the thread has panicked, which was logged.
         let _ = self.commands.send(Command::Listen(listen.to_vec()));
@@ -169,7 +165,6 @@ impl Interfaces {
         let _ = self.commands.send(Command::Arrived(arrivals));
     }
 
-    /// Returns the last published status.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.status.borrow().clone()
     }
@@ -190,7 +185,6 @@ impl Interfaces {
     }
 }
 
-/// The state of the thread.
 struct InterfaceReconciler {
     setting: Setting,
     netlink: Socket,
@@ -358,7 +352,6 @@ impl InterfaceReconciler {
         }
     }
 
-    /// Processes a report from the server.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
         self.gate.reported();
@@ -462,7 +455,6 @@ impl InterfaceReconciler {
         self.publish_status(now);
     }
 
-    /// Announces changes of the status.
     fn announce(&mut self) {
         if self.unseen.has_changed().unwrap_or(false) {
             self.unseen.mark_unchanged();
@@ -706,7 +698,6 @@ impl InterfaceReconciler {
         self.complete = true;
     }
 
-    /// Removes a predecessor's clsact filter.
     fn remove_earlier_filter(&mut self, ifindex: u32) {
         let Self { setting, netlink, .. } = self;
         if let Err(error) = setting.programs.filters.remove(ifindex, netlink) {
@@ -743,7 +734,6 @@ impl InterfaceReconciler {
     }
 }
 
-/// Returns the resources to attach with.
 fn context<'a>(setting: &'a mut Setting, netlink: &'a mut Socket, settled: bool) -> AttachContext<'a> {
     let Setting { programs, pins, predecessor, .. } = setting;
     AttachContext { programs, pins: pins.as_ref(), predecessor, netlink, settled }

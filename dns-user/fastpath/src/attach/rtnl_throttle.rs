@@ -41,7 +41,6 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
 /// the RTNL lock many times within some milliseconds, and each would wait for an operation of ours.
 const SILENCE: Duration = Duration::from_millis(20);
 
-/// Events of network configuration.
 pub(super) struct Events {
     socket: Socket,
     /// Time of the last one.
@@ -153,7 +152,6 @@ impl RtnlThrottle {
         done
     }
 
-    /// Returns the rest of the pause.
     pub(super) fn rest(&self) -> Duration {
         self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()))
     }
@@ -185,7 +183,6 @@ pub(super) struct CniGrace {
 }
 
 impl CniGrace {
-    /// Processes a new list of interfaces.
     pub(super) fn listed(&mut self, before: &[Link], after: &[Link], now: Instant) {
         let before: BTreeMap<u32, &Link> = before.iter().map(|link| (link.ifindex, link)).collect();
         let change = |link: &Link| {
@@ -205,7 +202,6 @@ impl CniGrace {
         link.kind.is_none() || self.changed.get(&link.ifindex).is_some_and(is_quiet)
     }
 
-    /// Records whether an interface waits.
     pub(super) fn set_waiting(&mut self, ifindex: u32, waits: bool) {
         if waits {
             self.waiting.insert(ifindex);
@@ -214,7 +210,6 @@ impl CniGrace {
         }
     }
 
-    /// Returns whether an interface waits.
     pub(super) fn is_waiting(&self, ifindex: u32) -> bool {
         self.waiting.contains(&ifindex)
     }

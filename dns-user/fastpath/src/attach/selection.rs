@@ -31,7 +31,6 @@ enum Candidates {
 }
 
 impl Selection {
-    /// Returns the selection of this configuration.
     pub(crate) fn new(listed: Option<&[String]>, left_out: &[String], endpoints: &[SocketAddr]) -> Self {
         let candidates = match listed {
             Some(names) => {
@@ -75,7 +74,6 @@ impl Selection {
         is_candidate && !self.leaves_out(link)
     }
 
-    /// Returns whether this interface is always left to userspace.
     fn leaves_out(&self, link: &Link) -> bool {
         is_among(link, &self.left_out)
     }

@@ -47,7 +47,6 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Returns the wanted addresses that are permitted.
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
         let is_allowed =
             |address: &SocketAddr| self.listen.as_ref().is_none_or(|listen| listen.contains(address));

@@ -151,7 +151,6 @@ fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
 struct Session<'a> {
     stream: &'a UnixStream,
     lines: Lines,
-    /// The programs attached for this server.
     installed: &'a Installed,
     /// Signals that the maps are filled.
     filled: watch::Sender<u64>,
@@ -388,9 +387,7 @@ impl Prepared {
 
 /// Programs that are attached, or soon will be.
 struct Installed {
-    /// The thread that follows the interfaces.
     interfaces: Interfaces,
-    /// Status of the programs.
     statuses: ProgramStatuses,
     /// Sent when the state of interfaces or programs may have changed.
     notifications: Notifications,

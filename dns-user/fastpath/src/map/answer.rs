@@ -343,7 +343,6 @@ pub fn models(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Vec<Vec<u8>> {
     replies.collect()
 }
 
-/// Returns the reply of one variant.
 fn reply(
     entry: &[u64],
     header: &AnswerHeader,

@@ -38,7 +38,6 @@ impl ControlPage {
         self.store(offset_of!(Control, lease_deadline_ns), deadline_ns, Ordering::Release);
     }
 
-    /// Returns the end of the lease.
     pub(crate) fn lease(&self) -> u64 {
         self.map.load(offset_of!(Control, lease_deadline_ns) / 8, Ordering::Relaxed)
     }
@@ -53,7 +52,6 @@ impl ControlPage {
         self.store_half(offset_of!(Control, tap_every), every);
     }
 
-    /// Sets whether last-used times are exact.
     pub(crate) fn set_exact_last_used(&self, exact: bool) {
         self.store_half(offset_of!(Control, exact_last_used), u32::from(exact));
     }

@@ -88,7 +88,6 @@ impl Counters {
         Self { cpus: vec![total] }
     }
 
-    /// Sums a count over the CPUs.
     fn sum(&self, count: impl Fn(&CpuCounters) -> u64) -> u64 {
         self.cpus.iter().map(count).sum()
     }
@@ -138,7 +137,6 @@ impl CounterPages {
         (0..self.cpus).map(of_cpu).sum()
     }
 
-    /// Returns the counter of an outcome on one CPU.
     fn outcome(&self, cpu: usize, outcome: Outcome) -> &AtomicU64 {
         let at = offset_of!(CpuCounters, outcomes) + outcome as usize * size_of::<u64>();
         self.counter(cpu, at)
@@ -154,13 +152,11 @@ impl CounterPages {
         (0..self.cpus).for_each(|cpu| self.hits(cpu, slot).store(0, Ordering::Relaxed));
     }
 
-    /// Returns the counter of a slot on one CPU.
     fn hits(&self, cpu: usize, slot: usize) -> &AtomicU64 {
         assert!(slot < INTERFACES, "a counter of the map");
         self.counter(cpu, offset_of!(CpuCounters, interface_hits) + slot * size_of::<u64>())
     }
 
-    /// Returns the counter of one CPU at an offset.
     fn counter(&self, cpu: usize, offset: usize) -> &AtomicU64 {
         assert!(cpu < self.cpus, "a counter of the map");
         words::word(&self.map, (cpu * size_of::<CpuCounters>() + offset) / 8)

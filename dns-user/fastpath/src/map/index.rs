@@ -37,7 +37,6 @@ pub(crate) struct Index<W = MmapRaw> {
 }
 
 impl<W: Words> Index<W> {
-    /// Returns the writer of an empty index.
     pub(crate) fn new(memory: Arc<IndexMemory<W>>) -> Self {
         memory.set_pairs(1);
         Self { memory }
@@ -73,7 +72,6 @@ impl<W: Words> Index<W> {
 /// they point.
 #[derive(Debug)]
 pub(crate) struct IndexMemory<W = MmapRaw> {
-    /// The words of the elements.
     words: W,
     entries: Arc<EntryMemory<W>>,
 }
@@ -97,7 +95,6 @@ impl<W: Words> IndexMemory<W> {
         Self { words, entries }
     }
 
-    /// Returns the location of the entry of the name with this hash.
     pub(crate) fn get(&self, hash: u64) -> Option<Location> {
         self.reachable(hash)
             .filter(|&place| self.tag(place) == index::tag(hash))
@@ -114,7 +111,6 @@ impl<W: Words> IndexMemory<W> {
         places(hash, pairs).take(if overflows == 0 { BUCKET_SLOTS } else { 2 * BUCKET_SLOTS })
     }
 
-    /// Returns the locations of all entries.
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
         self.taken(self.pairs()).map(|place| self.location(place))
     }
@@ -175,12 +171,10 @@ impl<W: Words> IndexMemory<W> {
         Ok(())
     }
 
-    /// Returns the hash in the header of the entry at `location`.
     fn hash_at(&self, location: Location) -> Option<u64> {
         read_header(&self.entries, location).map(|header| header.hash)
     }
 
-    /// Returns the number of mapped elements.
     fn elements(&self) -> u32 {
         u32::try_from(self.words.bytes() / size_of::<Pair>()).expect("a BPF array has at most 2^32 elements")
     }
@@ -191,7 +185,6 @@ impl<W: Words> IndexMemory<W> {
         if pairs.is_power_of_two() && pairs <= self.elements() / 2 { pairs } else { 1 }
     }
 
-    /// Switches to the table of `pairs` pairs.
     fn set_pairs(&self, pairs: u32) {
         self.words.store(0, pairs.into(), Ordering::Release);
     }
@@ -214,7 +207,6 @@ impl<W: Words> IndexMemory<W> {
         self.words.store(index, change(self.words.load(index, Ordering::Relaxed)), Ordering::Release);
     }
 
-    /// Returns the location of the entry of a slot in use.
     fn location(&self, place: SlotPosition) -> Location {
         Location(self.words.load_half(cell(place), Ordering::Acquire))
     }

@@ -118,7 +118,6 @@ pub(crate) fn read_name<W: Words>(memory: &EntryMemory<W>, location: Location) -
     (used == wire.len()).then_some(name)
 }
 
-/// Returns whether the entry at `location` belongs to `name`.
 pub(crate) fn is_named<W: Words>(memory: &EntryMemory<W>, location: Location, name: &Name) -> bool {
     read_wire(memory, location, &mut [0; NAME_END_WORDS]) == Some(name.as_wire())
 }

@@ -27,7 +27,6 @@ pub(crate) type Grace = fn();
 /// The `SCOPE` map, mapped.
 #[derive(Debug)]
 pub(crate) struct ScopePage {
-    /// The mapping of the single element.
     map: MmapRaw,
     grace: Grace,
 }
@@ -59,13 +58,11 @@ impl ScopePage {
         Ok(Self { map: map_shared(map, size_of::<Scope>())?, grace })
     }
 
-    /// Returns the word at `offset`, for atomic access.
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a word of Scope");
         words::word(&self.map, offset / 8)
     }
 
-    /// Returns the half word at `offset`, for atomic access.
     fn half(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "a half word of Scope");
         words::half(&self.map, offset / 4)

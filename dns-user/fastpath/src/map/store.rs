@@ -45,7 +45,6 @@ pub(crate) struct CellAllocator {
 }
 
 impl CellAllocator {
-    /// Returns an empty store of `chunks` chunks.
     pub(crate) fn new(chunks: u32) -> Self {
         let total =
             chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the store far below 2^32 cells");
@@ -95,7 +94,6 @@ impl CellAllocator {
         true
     }
 
-    /// Ends the current grace period.
     pub(crate) fn end_grace_period(&mut self) {
         for run in std::mem::take(&mut self.waiting) {
             self.quarantined -= run.length;
@@ -167,7 +165,6 @@ pub struct StoreFill {
     pub quarantined: usize,
 }
 
-/// Returns the number of cells for `size` bytes.
 pub(crate) fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
 }
@@ -303,7 +300,6 @@ pub(crate) fn map_new_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<E
     Ok(EntryMemory { windows: Some(windows), ..EntryMemory::new(memory) })
 }
 
-/// Returns the size of the store.
 fn bytes(Shape { value_size, elements: chunks }: Shape) -> io::Result<usize> {
     if value_size as usize != CHUNK_SIZE {
         return Err(io::Error::other(format!(

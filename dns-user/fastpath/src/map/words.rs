@@ -15,7 +15,6 @@ pub(crate) trait Words {
     /// Reads a word. All methods panic if the index is out of bounds.
     fn load(&self, index: usize, order: Ordering) -> u64;
 
-    /// Writes the word at `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
     /// Reads a half word (4 bytes).
@@ -55,7 +54,6 @@ pub(super) fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast::<u64>().add(index)) }
 }
 
-/// Returns a half word of a mapping.
 pub(super) fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
     assert!(index < map.len() / 4, "half word {index} lies beyond the mapping");
     // SAFETY: as in `word`.

@@ -167,14 +167,12 @@ impl Room {
         Self { queue: SecondChance::default(), count: 0, limit, cells: 0, max_cells, admission, evicted: 0 }
     }
 
-    /// Returns whether an entry of `size` bytes fits beside the others.
     fn has_room(&self, size: usize) -> bool {
         self.count < self.limit && self.cells + cells(size) <= self.max_cells
     }
 }
 
 impl Record {
-    /// Returns the position of the entry with this key.
     fn placed(&self, key: u64) -> Placed {
         Placed { key, location: self.location, size: self.size }
     }
@@ -454,7 +452,6 @@ impl AnswerTable {
         Some(record.content)
     }
 
-    /// Returns the keys of these records.
     fn keys(&self, are_wanted: impl Fn(&Record) -> bool) -> Vec<u64> {
         let wanted = self.records.iter().filter(|(_, record)| are_wanted(record));
         wanted.map(|(&key, _)| key).collect()
@@ -533,7 +530,6 @@ impl AnswerTable {
         self.later.truncate(MAX_REPLIES);
     }
 
-    /// Returns all local replies.
     pub(crate) fn replies(&self) -> Vec<HeldReply> {
         let held = |record: &Record| match &record.content {
             Content::Forwarded { .. } => None,
@@ -571,12 +567,10 @@ impl AnswerTable {
         self.last_seed
     }
 
-    /// Returns whether forwarded answers are kept.
     pub(crate) fn keeps_forwarded(&self) -> bool {
         self.rooms[Part::Outside as usize].limit > 0
     }
 
-    /// Returns whether local replies are kept.
     pub(crate) fn keeps_replies(&self) -> bool {
         self.rooms[Part::Replies as usize].limit > 0
     }

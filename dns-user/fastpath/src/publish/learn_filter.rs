@@ -173,7 +173,6 @@ impl Allowance {
         Self { rate, left: rate, at: now }
     }
 
-    /// Returns whether a token is left.
     pub(crate) fn is_left(&mut self, now: Instant) -> bool {
         let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.rate;
         self.left = (self.left + gained).min(self.rate);

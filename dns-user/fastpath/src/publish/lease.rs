@@ -28,7 +28,6 @@ use crate::map::control::ControlPage;
 /// Renews the deadline in the `CONTROL` map.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
-    /// The page that holds the deadline.
     control: Arc<ControlPage>,
     length_ns: u64,
     /// Time of the last sign of life of the daemon's runtime, in ns of CLOCK_MONOTONIC; 0 before
@@ -157,7 +156,6 @@ impl GracePeriods {
         self.note(ended)
     }
 
-    /// Returns whether a grace period is running.
     pub(crate) fn is_running(&self) -> bool {
         self.running
     }

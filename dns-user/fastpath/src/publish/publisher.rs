@@ -126,7 +126,6 @@ enum Event {
     Refresh(Arc<dyn NameSource>, Box<[Name]>),
     /// The health of these instances changed.
     HealthChanged(Box<[IpAddr]>),
-    /// These names may no longer be published.
     Withdraw(Box<[Name]>),
     /// The forwarded answer with this key was evicted from the cache in userspace.
     RemoveAnswer(u64),
@@ -477,7 +476,6 @@ impl PublisherThread {
     }
 }
 
-/// The state of the thread.
 struct Worker {
     table: Table,
     answers: AnswerTable,
@@ -488,7 +486,6 @@ struct Worker {
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
     questions: Receiver<Question>,
-    /// The page with the programs' settings.
     page: Arc<ControlPage>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<AnswerQuestion>>,

@@ -75,7 +75,6 @@ pub(crate) fn draw(
     Some(Drawn { reply: LocalReply { plain, wide, wide_limits, serial, since_ns }, is_sample })
 }
 
-/// Returns the number of answers in a message.
 fn answer_count(message: &[u8]) -> usize {
     message.get(6..8).map_or(0, |count| usize::from(u16::from_be_bytes([count[0], count[1]])))
 }
@@ -161,7 +160,6 @@ impl Drawer<'_> {
         self.source.reply(&query, self.serial, seed)
     }
 
-    /// Returns the query of a client.
     fn query(&self, size: Option<u16>, upper_case: bool) -> Vec<u8> {
         let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = self.question;
         let flags = [1, u8::from(*checking_disabled) << 4];

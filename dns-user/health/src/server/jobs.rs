@@ -110,7 +110,6 @@ impl Jobs {
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
-    /// Returns the combined state of all jobs.
     pub(super) fn summary(&self) -> Summary {
         let mut summary = Summary { all_healthy: true, ..Summary::default() };
         for job in self.known().values() {
@@ -157,7 +156,6 @@ impl Jobs {
         due
     }
 
-    /// Records the result of a script.
     fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
         let healthy = outcome.is_ok();
         let mut known = self.known();
@@ -178,7 +176,6 @@ impl Jobs {
         }
     }
 
-    /// Marks the first round as complete.
     fn note_ready(&self) {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
     }

@@ -48,7 +48,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Returns whether the conditions so far hold.
     pub(super) fn meets(&self) -> Meets {
         self.meets
     }
@@ -359,7 +358,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Returns the mark in a register.
     fn mark_in(&self, register: Option<usize>) -> Mark {
         let bytes = register.and_then(|at| self.registers.get(at..)?.first_chunk::<4>());
         bytes.map_or(Mark::UNKNOWN, |bytes| Mark::from_bytes(*bytes))

@@ -186,7 +186,6 @@ impl Answers {
         }
     }
 
-    /// Returns the ipset of this index.
     fn ipset(&mut self, index: u16) -> Option<IpSet> {
         if let Some(known) = self.ipsets.get(&index) {
             return known.clone();

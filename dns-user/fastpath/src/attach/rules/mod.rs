@@ -47,12 +47,10 @@ pub(crate) struct Rules {
 /// The reason why an interface must not answer for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Objection {
-    /// The packet filter holds back the queries.
     #[error("the packet filter drops or diverts its queries")]
     Held,
     #[error("the packet filter limits its queries")]
     Limited,
-    /// The packet filter holds back the replies.
     #[error("the packet filter drops or limits replies to its clients")]
     RepliesHeld,
     /// NAT redirects local queries for other addresses to us.

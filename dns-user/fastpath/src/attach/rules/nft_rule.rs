@@ -23,7 +23,6 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the target chain.
     pub(super) fn chain(&self) -> Option<&str> {
         match self {
             Self::Plain(_) => None,
@@ -229,12 +228,10 @@ impl Set {
         }
     }
 
-    /// Returns the data of all elements.
     pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
         self.elements.iter().map(|element| element.data.as_slice())
     }
 
-    /// Returns the verdicts of all elements.
     pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
         self.elements.iter().filter_map(|element| element.verdict.as_ref())
     }

@@ -49,7 +49,6 @@ impl Meets {
 /// The action of a rule on a packet that meets its conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Continue with the next rule.
     Continue,
     Accept,
     Drop,
@@ -63,7 +62,6 @@ pub(super) enum Action {
     Jump(usize),
     /// Continue in this chain and do not return.
     Goto(usize),
-    /// Return to the calling chain.
     Return,
 }
 
@@ -135,7 +133,6 @@ pub(super) fn walk(chains: &mut impl Chains, chain: usize, policy: Action) -> En
     if falls { ends.or(end(policy)) } else { ends }
 }
 
-/// Returns the end caused by a final action.
 fn end(action: Action) -> Ends {
     let none = Ends::default();
     match action {
@@ -209,7 +206,6 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Returns the device for an interface listed by the kernel.
     pub(crate) fn of(link: &Link) -> Self {
         let Link { name, ifindex, layer, kind, .. } = link;
         // A VLAN may belong to a bridge.

@@ -219,7 +219,6 @@ impl Table {
         }
     }
 
-    /// Returns the offsets within an entry.
     fn layout(&self) -> &'static Layout {
         if self.v6 { &Layout::V6 } else { &Layout::V4 }
     }
@@ -337,7 +336,6 @@ impl<'a> Entry<'a> {
         name(&self.bytes[self.target + 2..self.target + 31])
     }
 
-    /// Returns the target's data.
     fn target_info(&self) -> &'a [u8] {
         &self.bytes[self.target + 32..]
     }
@@ -422,7 +420,6 @@ impl<'a> Entry<'a> {
         )
     }
 
-    /// Returns whether the packet meets all conditions of the rule.
     fn meets(&self, packet: &Packet) -> Meets {
         let mut meets = self.meets_header(packet);
         let mut at = self.layout.matches;

@@ -28,9 +28,7 @@ const BATCH_SHARE: u32 = 64;
 
 /// The store of entries and its index.
 pub(crate) struct EntryStore<W = MmapRaw> {
-    /// The index from which programs find entries.
     index: Index<W>,
-    /// The memory of the entries.
     memory: Arc<EntryMemory<W>>,
     allocator: CellAllocator,
     /// Entries written since the start.
@@ -38,7 +36,6 @@ pub(crate) struct EntryStore<W = MmapRaw> {
 }
 
 impl<W: Words> EntryStore<W> {
-    /// Returns an empty store with an empty index.
     pub(crate) fn new(index: Index<W>, memory: Arc<EntryMemory<W>>) -> Self {
         Self { index, allocator: CellAllocator::new(memory.chunks()), memory, written: 0 }
     }
@@ -54,7 +51,6 @@ impl<W: Words> EntryStore<W> {
         read_name(&self.memory, location)
     }
 
-    /// Returns whether the entry at `location` belongs to `name`.
     pub(super) fn is_named(&self, location: Location, name: &Name) -> bool {
         is_named(&self.memory, location, name)
     }
@@ -131,7 +127,6 @@ impl<W: Words> EntryStore<W> {
         self.allocator.begin_grace_period()
     }
 
-    /// Ends the current grace period.
     pub(crate) fn end_grace_period(&mut self) {
         self.allocator.end_grace_period();
     }
@@ -147,12 +142,10 @@ impl<W: Words> EntryStore<W> {
         }
     }
 
-    /// Returns the usage of the store.
     pub(crate) fn fill(&self) -> StoreFill {
         self.allocator.fill()
     }
 
-    /// Returns the number of entries written since the start.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }

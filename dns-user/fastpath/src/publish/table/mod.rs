@@ -115,7 +115,6 @@ pub(crate) struct Limits {
 
 /// The published names, and the operations that change them.
 pub(crate) struct Table {
-    /// The entries and their index.
     store: EntryStore,
     /// Grace periods after which freed cells become free.
     grace: GracePeriods,
@@ -147,7 +146,6 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Returns an empty table over an empty store.
     pub(crate) fn new(
         (store, grace): (EntryStore, GracePeriods),
         seed: u64,
@@ -448,7 +446,6 @@ impl Table {
         }
     }
 
-    /// Returns the status, also used for metrics.
     pub(crate) fn status(&self) -> TableStatus {
         TableStatus {
             published: self.records.count(Kind::Published),
@@ -570,7 +567,6 @@ impl Table {
         true
     }
 
-    /// Removes a name from the map.
     fn remove(&mut self, key: u64) {
         let Some(record) = self.records.remove(key) else { return };
         if let Some(set) = record.dependency {

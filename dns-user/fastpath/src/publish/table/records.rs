@@ -74,7 +74,6 @@ impl Record {
         self.kind == kind && self.ticket == ticket
     }
 
-    /// Returns the length of the entry in bytes.
     pub(super) fn size(&self) -> usize {
         self.size.into()
     }
@@ -115,7 +114,6 @@ impl Records {
         self.by_key.iter().map(|(&key, record)| (key, record))
     }
 
-    /// Returns the number of names of a kind.
     pub(super) fn count(&self, kind: Kind) -> usize {
         self.counts[kind as usize]
     }
@@ -232,7 +230,6 @@ pub(super) enum Unfitting {
     NoRoom,
 }
 
-/// The names of the latest list.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// Keys of the listed names, up to the limit.
@@ -274,7 +271,6 @@ impl Listing {
         self.too_large.iter().map(|(&key, name)| (key, name))
     }
 
-    /// Returns whether the name is listed.
     pub(super) fn contains(&self, key: u64) -> bool {
         self.keys.contains(&key)
     }
@@ -328,7 +324,6 @@ pub(super) enum Step {
 }
 
 impl Pass {
-    /// Returns a pass over all these names.
     pub(super) fn new(known: Vec<u64>, listed: Vec<(u64, Name)>) -> Self {
         Self { known: known.into(), listed: listed.into() }
     }
