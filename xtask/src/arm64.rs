@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use crate::{
-    kernel,
+    PROGRAMS, kernel,
     packages::{self, Lists},
     process::{capture, root, run},
     toolchain,
@@ -27,16 +27,6 @@ pub(crate) const C_LIBRARY: &str = "/usr/aarch64-linux-gnu";
 
 /// Runs arm64 programs on this machine (package `qemu-user-static`).
 pub(crate) const EMULATOR: &str = "qemu-aarch64-static";
-
-/// All programs: package and binary name.
-const PROGRAMS: [[&str; 2]; 6] = [
-    ["dns-resolver", "bosh-dns-xdp"],
-    ["dns-health", "bosh-dns-xdp-health"],
-    ["dns-sync", "bosh-dns-sync"],
-    ["dns-publish", "bosh-dns-publish"],
-    ["dns-identity", "bosh-dns-identity"],
-    ["dns-load", "bosh-dns-xdp-load"],
-];
 
 /// Programs that the tests in a virtual machine call, and the libraries of all programs there.
 const ROOT_PACKAGES: &[&str] = &[
@@ -147,7 +137,7 @@ fn test_artifacts() -> Result<()> {
         install(&debug.join(program), &folder.join(program))?;
     }
     packages::ensure(&["lintian", "podman"])?;
-    crate::build(crate::Profile::Dev, &crate::PROGRAMS)?;
+    crate::build(crate::Profile::Dev, &PROGRAMS)?;
     let mut test = Command::new("cargo");
     test.args([
         "test",

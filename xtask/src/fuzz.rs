@@ -70,43 +70,29 @@ pub(crate) fn run(filters: &[String], seconds: u32, seed: Option<u32>) -> Result
 
 /// Runs `count` random packets through each BPF program and compares the replies with the model.
 pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
-    let mut environment = vec![("PACKETS", count.to_string().into())];
-    environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-    packet_test(
-        "random::random_packets_match_model",
-        &["--release", "--package", "whole-system-tests"],
-        &environment,
-    )
+    random_test("random::random_packets_match_model", &[("PACKETS", count)], seed)
 }
 
 /// Compares the model of the programs with the cache in userspace for `count` random replies of
 /// recursors, then the programs themselves for a thousandth of them.
 pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
-    for (test, count) in
-        [("model_replies_equal_userspace", count), ("random_replies_equal_userspace", count.div_ceil(1000))]
-    {
-        let mut environment = vec![("REPLIES", count.to_string().into())];
-        environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-        packet_test(
-            &format!("random_replies::{test}"),
-            &["--release", "--package", "whole-system-tests"],
-            &environment,
-        )?;
-    }
-    Ok(())
+    random_test("random_replies::model_replies_equal_userspace", &[("REPLIES", count)], seed)?;
+    let replies = ("REPLIES", count.div_ceil(1000));
+    random_test("random_replies::random_replies_equal_userspace", &[replies], seed)
 }
 
 /// Compares the replies to `packets` random packets, in `set_ups` random set-ups, of a server with the
 /// fast path and of one without.
 pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
-    let mut environment =
-        vec![("PACKETS", packets.to_string().into()), ("SETUPS", set_ups.to_string().into())];
-    environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-    packet_test(
-        "differential::interfaces_answer_as_userspace",
-        &["--release", "--package", "whole-system-tests"],
-        &environment,
-    )
+    let numbers = [("PACKETS", packets), ("SETUPS", set_ups)];
+    random_test("differential::interfaces_answer_as_userspace", &numbers, seed)
+}
+
+/// Runs a test with these numbers, and this seed if there is one, in its environment.
+fn random_test(name: &str, numbers: &[(&'static str, u64)], seed: Option<u64>) -> Result<()> {
+    let numbers = numbers.iter().copied().chain(seed.map(|seed| ("SEED", seed)));
+    let environment: Vec<_> = numbers.map(|(name, number)| (name, number.to_string().into())).collect();
+    packet_test(name, &["--release", "--package", "whole-system-tests"], &environment)
 }
 
 /// Returns the names of all targets, sorted.

@@ -240,18 +240,14 @@ fn name_server(command: &mut Process) -> Result<&mut Process> {
     Ok(command.env("BOSH_DNS_XDP", server))
 }
 
-/// Package and binary name of the server.
-const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
-
-/// Package and binary name of every program.
-const PROGRAMS: [[&str; 2]; 6] = [
-    SERVER,
-    ["dns-health", "bosh-dns-xdp-health"],
-    ["dns-sync", "bosh-dns-sync"],
-    ["dns-publish", "bosh-dns-publish"],
-    ["dns-identity", "bosh-dns-identity"],
-    ["dns-load", "bosh-dns-xdp-load"],
-];
+// Package and binary name of each program.
+pub(crate) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+pub(crate) const HEALTH: [&str; 2] = ["dns-health", "bosh-dns-xdp-health"];
+pub(crate) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
+pub(crate) const PUBLISHER: [&str; 2] = ["dns-publish", "bosh-dns-publish"];
+pub(crate) const IDENTITY: [&str; 2] = ["dns-identity", "bosh-dns-identity"];
+pub(crate) const LOAD: [&str; 2] = ["dns-load", "bosh-dns-xdp-load"];
+pub(crate) const PROGRAMS: [[&str; 2]; 6] = [SERVER, HEALTH, SYNC, PUBLISHER, IDENTITY, LOAD];
 
 /// How programs are built.
 #[derive(Clone, Copy)]

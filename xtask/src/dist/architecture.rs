@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::binary;
 use crate::{arm64, packages};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,7 +102,7 @@ pub(super) struct Built {
 impl Built {
     /// Returns the programs that accompany the server in its Debian package and in the BOSH release, by name.
     pub(super) fn companions(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        [(binary::SYNC, &self.sync), (binary::PUBLISHER, &self.publisher)]
+        [(crate::SYNC, &self.sync), (crate::PUBLISHER, &self.publisher)]
             .into_iter()
             .filter_map(|([_, name], program)| Some((name, program.as_deref()?)))
     }

@@ -15,7 +15,7 @@ use super::{
     glibc,
 };
 use crate::{
-    arm64, packages,
+    IDENTITY, LOAD, PUBLISHER, SERVER, SYNC, arm64, packages,
     process::{capture, cargo_home, root, run},
     toolchain,
 };
@@ -108,21 +108,6 @@ pub(super) fn split(built: &Path, release: &Release, architecture: Architecture)
         .current_dir(&release.out))?;
     Ok(server)
 }
-
-/// Package and binary name of the server.
-pub(super) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
-
-/// Package and binary name of the publisher to external DNS.
-pub(super) const PUBLISHER: [&str; 2] = ["dns-publish", "bosh-dns-publish"];
-
-/// Package and binary name of the issuer and rotator of certificates.
-pub(super) const IDENTITY: [&str; 2] = ["dns-identity", "bosh-dns-identity"];
-
-/// Package and binary name of the record distribution.
-pub(super) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
-
-/// Package and binary name of the load generator.
-pub(super) const LOAD: [&str; 2] = ["dns-load", "bosh-dns-xdp-load"];
 
 /// Builds with this machine's paths removed; returns the binary's path.
 fn cargo(

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{COMPANIONS, Release, archive, binary};
+use super::{COMPANIONS, Release, archive};
 use crate::process::{cargo_metadata, root};
 
 /// File names, in upper case, that hold licence texts or notices.
@@ -117,13 +117,13 @@ fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
 fn linked_crates() -> Result<BTreeMap<String, Crate>> {
     let mut crates = BTreeMap::new();
     let ours = cargo_metadata(&root(), &["--filter-platform", "x86_64-unknown-linux-gnu"])?;
-    for [package, program] in [binary::SERVER].into_iter().chain(COMPANIONS) {
+    for [package, program] in [crate::SERVER].into_iter().chain(COMPANIONS) {
         add_linked(&ours, package, program, &mut crates);
     }
     let bpf = cargo_metadata(&root().join("dns-ebpf"), &[])?;
-    add_linked(&bpf, "dns-ebpf", binary::SERVER[1], &mut crates);
+    add_linked(&bpf, "dns-ebpf", crate::SERVER[1], &mut crates);
     let bpf = cargo_metadata(&root().join("benches/programs/ebpf"), &[])?;
-    add_linked(&bpf, "bench-ebpf", binary::LOAD[1], &mut crates);
+    add_linked(&bpf, "bench-ebpf", crate::LOAD[1], &mut crates);
     Ok(crates)
 }
 

@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Programs beside the server: package and binary name.
-const COMPANIONS: [[&str; 2]; 4] = [binary::PUBLISHER, binary::IDENTITY, binary::SYNC, binary::LOAD];
+const COMPANIONS: [[&str; 2]; 4] = [crate::PUBLISHER, crate::IDENTITY, crate::SYNC, crate::LOAD];
 
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
@@ -153,7 +153,7 @@ pub(crate) fn build(
     } else {
         let all = |architecture: &Architecture| binary::build_all(&release, *architecture);
         let image = |architecture: &Architecture| -> Result<oci::Programs> {
-            let [server, sync] = [binary::SERVER, binary::SYNC]
+            let [server, sync] = [crate::SERVER, crate::SYNC]
                 .map(|program| binary::build_static(&release, program, *architecture));
             Ok(oci::Programs { architecture: *architecture, server: server?, sync: sync? })
         };
@@ -190,11 +190,11 @@ fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::
     if let Some(folder) = arm64_programs {
         let architecture = Architecture::Arm64;
         let there = |[_, name]: [&str; 2]| folder.join(name);
-        let server = binary::split(&there(binary::SERVER), release, architecture)?;
+        let server = binary::split(&there(crate::SERVER), release, architecture)?;
         let [publisher, identity, load, sync] =
-            [binary::PUBLISHER, binary::IDENTITY, binary::LOAD, binary::SYNC].map(there).map(Some);
+            [crate::PUBLISHER, crate::IDENTITY, crate::LOAD, crate::SYNC].map(there).map(Some);
         if let (false, Some(sync)) = (images.is_empty(), &sync) {
-            images.push(oci::Programs { architecture, server: there(binary::SERVER), sync: sync.clone() });
+            images.push(oci::Programs { architecture, server: there(crate::SERVER), sync: sync.clone() });
         }
         built.push(Built { architecture, server, publisher, identity, load, sync });
     }
