@@ -8,13 +8,14 @@ mod markdown;
 mod plot;
 
 /// The results of one run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Facts about the run: commands, machine and time, as names and values.
     pub facts: Vec<(String, String)>,
     /// The figures in reading order.
     pub figures: Vec<Figure>,
     /// Number of figures in the summary; the others are details.
+    #[serde(skip_deserializing)]
     pub main: usize,
 }
 
@@ -118,13 +119,7 @@ pub struct Series {
 impl Report {
     /// Parses the facts and figures of a report.
     pub fn read(json: &[u8]) -> serde_json::Result<Self> {
-        #[derive(Deserialize)]
-        struct Numbers {
-            facts: Vec<(String, String)>,
-            figures: Vec<Figure>,
-        }
-        let Numbers { facts, figures } = serde_json::from_slice(json)?;
-        Ok(Self { facts, figures, main: 0 })
+        serde_json::from_slice(json)
     }
 
     /// Moves the figures with these titles to the front, in this order.
