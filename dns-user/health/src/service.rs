@@ -17,7 +17,7 @@ use super::{
     schedule::Lanes,
     states::InstanceHealth,
     tracker::{Limits, WatcherCommand},
-    watcher::{BEAT, Heartbeat, Watcher},
+    watcher::{BEAT, Checks, Heartbeat, Watcher},
 };
 use crate::metrics::CheckFailures;
 use dns_core::config::HealthConfig;
@@ -46,29 +46,9 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Health checks: states, tracker and the watcher's thread, started and stopped together.
 pub struct HealthService {
-    states: Arc<HealthStates>,
-    tracker: Arc<Tracker>,
-    /// The fast path, notified of every change of a state.
-    fast_path: FastPathHandle,
-    tls: Arc<RotatingTls>,
-    metrics: HealthMetrics,
-    /// Heartbeat of the watcher.
-    heartbeat: Arc<Heartbeat>,
-    /// Results of the last checks.
-    failures: Arc<CheckFailures>,
+    checks: Arc<Checks>,
     /// The watcher, before and while running.
     watch: Mutex<Watch>,
-    /// Port, interval and time limit.
-    settings: Settings,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Settings {
-    /// Port of the health servers.
-    port: u16,
-    /// Time between two checks of one instance.
-    interval: Duration,
-    timeout: Duration,
 }
 
 enum Watch {
@@ -119,41 +99,39 @@ impl HealthService {
         };
         let (tracker, commands) = Tracker::new(limits, states.clone(), fast_path.clone());
         let metrics = HealthMetrics::new()?;
-        Ok(Self {
+        let checks = Checks {
             states,
             tracker: Arc::new(tracker),
             fast_path,
             tls,
             metrics,
-            heartbeat: Arc::new(Heartbeat::new()),
-            failures: Arc::default(),
-            watch: Mutex::new(Watch::Waiting(commands)),
-            settings: Settings {
-                port: config.port,
-                interval: config.check_interval.max(SHORTEST_INTERVAL),
-                timeout: request_timeout.max(SHORTEST_INTERVAL),
-            },
-        })
+            heartbeat: Heartbeat::new(),
+            failures: CheckFailures::default(),
+            port: config.port,
+            interval: config.check_interval.max(SHORTEST_INTERVAL),
+            timeout: request_timeout.max(SHORTEST_INTERVAL),
+        };
+        Ok(Self { checks: Arc::new(checks), watch: Mutex::new(Watch::Waiting(commands)) })
     }
 
     /// Returns the states of the instances.
     pub fn states(&self) -> Arc<HealthStates> {
-        self.states.clone()
+        self.checks.states.clone()
     }
 
     /// Returns the tracker of names and instances.
     pub fn tracker(&self) -> Arc<Tracker> {
-        self.tracker.clone()
+        self.checks.tracker.clone()
     }
 
     /// Returns the metrics, for the daemon to register.
     pub fn metrics(&self) -> &HealthMetrics {
-        &self.metrics
+        &self.checks.metrics
     }
 
     /// Returns the client certificates.
     pub fn tls(&self) -> &Arc<RotatingTls> {
-        &self.tls
+        &self.checks.tls
     }
 
     /// Starts the watcher's thread; does nothing if it was already started.
@@ -166,25 +144,11 @@ impl HealthService {
                 return Ok(());
             }
         };
-        let Settings { port, interval, timeout } = self.settings;
-        let Budget { lanes, kept } = Budget::of(raise_file_limit(), timeout);
-        let watcher = Watcher {
-            port,
-            interval,
-            timeout,
-            lanes,
-            kept,
-            tls: self.tls.clone(),
-            tracker: self.tracker.clone(),
-            fast_path: self.fast_path.clone(),
-            metrics: self.metrics.clone(),
-            heartbeat: self.heartbeat.clone(),
-            failures: self.failures.clone(),
-        };
-        self.heartbeat.beat();
+        let Budget { lanes, kept } = Budget::of(raise_file_limit(), self.checks.timeout);
+        let watcher = Watcher { checks: self.checks.clone(), lanes, kept };
+        self.checks.heartbeat.beat();
         let (stop, stopped) = oneshot::channel();
-        let (states, metrics, tls) = (self.states.clone(), self.metrics.clone(), self.tls.clone());
-        let failures = self.failures.clone();
+        let checks = self.checks.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(1)
@@ -194,8 +158,9 @@ impl HealthService {
         let thread = threads::spawn("health", OnPanic::EndProcess, move || {
             priority::lower("the health checks");
             let local = tokio::task::LocalSet::new();
-            local.spawn_local(tls.watch(move |tls| {
-                metrics.count_instances(&states);
+            local.spawn_local(checks.tls.clone().watch(move |tls| {
+                let Checks { states, metrics, failures, .. } = &*checks;
+                metrics.count_instances(states);
                 let is_blind = failures.why_no_check_can_work(&tls.current(), SystemTime::now()).is_some();
                 metrics.blind.set(i64::from(is_blind));
             }));
@@ -210,7 +175,7 @@ impl HealthService {
     /// the watcher does not run.
     pub fn silent_for(&self) -> Duration {
         match *self.watch.lock() {
-            Watch::Running { .. } => self.heartbeat.silent_for().saturating_sub(BEAT),
+            Watch::Running { .. } => self.checks.heartbeat.silent_for().saturating_sub(BEAT),
             Watch::Waiting(_) | Watch::Stopped => Duration::ZERO,
         }
     }
@@ -218,19 +183,19 @@ impl HealthService {
     /// Returns why no instance can be checked if the certificates are the cause; `None` while some
     /// can be checked.
     pub fn why_no_check_can_work(&self) -> Option<String> {
-        self.failures.why_no_check_can_work(&self.tls.current(), SystemTime::now())
+        self.checks.failures.why_no_check_can_work(&self.checks.tls.current(), SystemTime::now())
     }
 
     /// Returns that no instance answers its checks; `None` while one does, or none is checked.
     pub fn why_none_answers(&self) -> Option<String> {
-        self.failures.why_none_answers()
+        self.checks.failures.why_none_answers()
     }
 
     /// Checks one instance now, independently of the watcher, without storing the result. Returns
     /// `unknown` without a usable answer.
     pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
-        let address = SocketAddr::new(ip, self.settings.port);
-        let (tls, limit) = (self.tls.current(), self.settings.timeout);
+        let address = SocketAddr::new(ip, self.checks.port);
+        let (tls, limit) = (self.checks.tls.current(), self.checks.timeout);
         // A check needs a `LocalSet`, and so a single-threaded runtime.
         let asked = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;

@@ -24,7 +24,7 @@ use super::{
     check::{self, CheckError, Connection},
     metrics::{CheckFailures, CheckResult, HealthMetrics},
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
-    states::InstanceHealth,
+    states::{HealthStates, InstanceHealth},
     tracker::{Tracker, WatcherCommand},
 };
 use dns_core::catalog::Snapshot;
@@ -41,26 +41,32 @@ pub(super) const BEAT: Duration = Duration::from_millis(500);
 /// Maximum number of commands processed before checks are started again.
 const COMMANDS_AT_ONCE: usize = 256;
 
-pub(super) struct Watcher {
+/// State and settings that the service shares with its watcher.
+pub(super) struct Checks {
+    pub(super) states: Arc<HealthStates>,
+    /// Determines which instances are checked.
+    pub(super) tracker: Arc<Tracker>,
+    /// The fast path, notified of every change of a state.
+    pub(super) fast_path: FastPathHandle,
+    pub(super) tls: Arc<RotatingTls>,
+    pub(super) metrics: HealthMetrics,
+    pub(super) heartbeat: Heartbeat,
+    /// Results of the last checks.
+    pub(super) failures: CheckFailures,
     /// Port of the health servers.
     pub(super) port: u16,
     /// Time between two checks of one instance.
     pub(super) interval: Duration,
     /// Time limit of one check (`request_timeout`).
     pub(super) timeout: Duration,
+}
+
+pub(super) struct Watcher {
+    pub(super) checks: Arc<Checks>,
     /// Limits of running checks.
     pub(super) lanes: Lanes,
     /// Maximum number of connections kept between checks.
     pub(super) kept: usize,
-    pub(super) tls: Arc<RotatingTls>,
-    /// Determines which instances are checked.
-    pub(super) tracker: Arc<Tracker>,
-    /// The fast path, notified of every change.
-    pub(super) fast_path: FastPathHandle,
-    pub(super) metrics: HealthMetrics,
-    pub(super) heartbeat: Arc<Heartbeat>,
-    /// Results of the last checks.
-    pub(super) failures: Arc<CheckFailures>,
 }
 
 /// The running watcher, shared by the tasks of its thread.
@@ -82,8 +88,9 @@ impl Watcher {
         mut commands: mpsc::UnboundedReceiver<WatcherCommand>,
         mut stop: oneshot::Receiver<()>,
     ) {
-        let schedule = Schedule::new(self.interval, self.lanes, Instant::now(), fastrand::u32(..));
-        let expire_every = self.tracker.expire_interval();
+        let Checks { interval, tracker, .. } = &*self.checks;
+        let schedule = Schedule::new(*interval, self.lanes, Instant::now(), fastrand::u32(..));
+        let expire_every = tracker.expire_interval();
         let work = Rc::new(Work {
             watcher: self,
             schedule: RefCell::new(schedule),
@@ -98,7 +105,7 @@ impl Watcher {
         let mut beats = tokio::time::interval(BEAT);
         beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            work.watcher.heartbeat.beat();
+            work.watcher.checks.heartbeat.beat();
             work.start_checks();
             let wake = work.schedule.borrow().next_wake();
             let wake = async {
@@ -113,7 +120,7 @@ impl Watcher {
                     if count == 0 {
                         return;
                     }
-                    work.watcher.tracker.taken(count);
+                    work.watcher.checks.tracker.taken(count);
                     for command in batch.drain(..) {
                         work.handle_command(command, &mut records);
                     }
@@ -121,7 +128,7 @@ impl Watcher {
                 () = wake => {}
                 () = work.room.notified() => {}
                 _ = beats.tick() => {}
-                _ = expiry.tick() => work.watcher.tracker.expire(),
+                _ = expiry.tick() => work.watcher.checks.tracker.expire(),
             }
             work.count();
         }
@@ -141,7 +148,7 @@ impl Work {
     }
 
     fn handle_command(&self, command: WatcherCommand, records: &mut Option<Arc<Snapshot>>) {
-        let Watcher { tracker, fast_path, .. } = &self.watcher;
+        let Checks { tracker, fast_path, .. } = &*self.watcher.checks;
         match command {
             WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             WatcherCommand::Dropped { names, instances } => {
@@ -170,7 +177,7 @@ impl Work {
     /// Removes all state of an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
-        self.watcher.failures.forget(ip);
+        self.watcher.checks.failures.forget(ip);
         let running = self.schedule.borrow_mut().remove(ip);
         let task = running.and_then(|ticket| self.tasks.borrow_mut().remove(&ticket));
         if let Some(task) = task {
@@ -180,7 +187,7 @@ impl Work {
 
     /// Updates the gauges of running checks and tracked names.
     fn count(&self) {
-        let Watcher { tracker, metrics, .. } = &self.watcher;
+        let Checks { tracker, metrics, .. } = &*self.watcher.checks;
         metrics.in_flight.set(self.schedule.borrow().in_flight() as i64);
         metrics.tracked_names.set(tracker.name_count() as i64);
     }
@@ -199,7 +206,7 @@ impl Running {
     /// Runs the check and publishes its result.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
-        let Watcher { port, timeout, tls, tracker, fast_path, metrics, failures, .. } = &work.watcher;
+        let Checks { port, timeout, tls, tracker, fast_path, metrics, failures, .. } = &*work.watcher.checks;
         let started = Instant::now();
         let kept = work.connections.borrow_mut().remove(&ip);
         let tls = tls.current();

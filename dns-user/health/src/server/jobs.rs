@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use nix::{
     sys::signal::{Signal, killpg},
@@ -112,7 +112,7 @@ impl Jobs {
 
     pub(super) fn summary(&self) -> Summary {
         let mut summary = Summary { all_healthy: true, ..Summary::default() };
-        for job in self.known().values() {
+        for job in self.known.lock().values() {
             let Some(script) = job.script else {
                 summary.unscripted.extend(job.groups.iter().cloned());
                 continue;
@@ -137,7 +137,7 @@ impl Jobs {
                 BTreeMap::new()
             }
         };
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let mut due = Vec::new();
         let mut now = BTreeMap::new();
         for (name, mut job) in found {
@@ -158,7 +158,7 @@ impl Jobs {
 
     fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
         let healthy = outcome.is_ok();
-        let mut known = self.known();
+        let mut known = self.known.lock();
         // The job or its script may have been removed in the meantime.
         if let Some(script) = known.get_mut(name).and_then(|job| job.script.as_mut()) {
             if script.healthy != Some(healthy) {
@@ -178,10 +178,6 @@ impl Jobs {
 
     fn note_ready(&self) {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<OsString, Job>> {
-        self.known.lock()
     }
 }
 

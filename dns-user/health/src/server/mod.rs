@@ -6,7 +6,6 @@ mod jobs;
 use std::{
     collections::BTreeMap,
     fs, io,
-    io::Read,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -34,7 +33,7 @@ use dns_core::config::{
     reader::{Json, Reader},
 };
 use dns_kit::{
-    files::FileStamp,
+    files::{FileStamp, bounded},
     http_server::{Client, Limits, Listener, Server},
     limits::raise_file_limit,
     logs::{LineLimit, LogFormat, Logs, print_error},
@@ -219,17 +218,11 @@ impl AgentFile {
         // A panic cannot leave the value half changed.
         let mut last = self.last.lock();
         if last.0 != stamp {
-            *last = (stamp, stamp.is_some() && read(&self.path).is_some_and(|bytes| says_running(&bytes)));
+            let content = bounded::read_at_most(&self.path, MAX_FILE);
+            *last = (stamp, content.is_ok_and(|bytes| says_running(&bytes)));
         }
         last.1
     }
-}
-
-/// Reads the file at `path`; `None` on any error.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 /// Returns whether the content reports `running`. The member name matches in any letter case, the
