@@ -107,14 +107,12 @@ pub struct AnswerPolicy(pub u64);
 impl AnswerPolicy {
     /// Bytes of the client's limit left unused (observed in Consul).
     pub const SPARE: usize = 7;
-    /// Maximum of the `plain` limits that fits in the encoding.
-    pub const MAX_PLAIN: u8 = 15;
 
     /// Encodes the options.
     ///
     /// `ttl` is in seconds. `most` limits the addresses in a reply (0: no limit); `plain` does the
     /// same for clients limited to 512 bytes, for IPv4 and IPv6 (0: no limit; at most
-    /// [`Self::MAX_PLAIN`]). `truncates` sets TC if addresses are omitted, `recursion` sets RA.
+    /// 15). `truncates` sets TC if addresses are omitted, `recursion` sets RA.
     pub const fn new(ttl: u32, most: u16, plain: [u8; 2], truncates: bool, recursion: bool) -> Self {
         let flags = (!truncates) as u64 | ((!recursion) as u64) << 1;
         let plain = (plain[0] & 15) as u64 | ((plain[1] & 15) as u64) << 4;

@@ -119,7 +119,7 @@ impl Agent {
         };
         match &result {
             Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => pass.succeeded(),
-            Err(AgentError::TooMany { .. }) => pass.told_to_wait(Duration::from_secs(2)),
+            Err(AgentError::TooMany { .. }) => pass.pause(Duration::from_secs(2)),
             Err(AgentError::Connection { problem, .. }) => {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
                 // The first request to fail switches the agent for all.
@@ -364,7 +364,7 @@ impl Pass<'_> {
     }
 
     /// Reports that the agent requested a pause.
-    pub(crate) fn told_to_wait(self, pause: Duration) {
+    pub(crate) fn pause(self, pause: Duration) {
         self.gate.change(|state| {
             let until = Instant::now() + pause.clamp(SHORTEST, LONGEST).mul_f64(1.0 + fastrand::f64() / 4.0);
             state.until = Some(state.until.map_or(until, |already| already.max(until)));

@@ -198,14 +198,14 @@ pub(crate) struct Update {
     /// Whether it was a single fetch.
     pub(crate) once: bool,
     /// The content or the error.
-    pub(crate) told: Result<Content, NotTold>,
+    pub(crate) content: Result<Content, FetchError>,
     /// Entries dropped from the response.
     pub(crate) invalid: Invalid,
 }
 
 /// Reason why a request gave no content.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotTold {
+pub(crate) enum FetchError {
     /// No agent gave a successful response.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -243,7 +243,7 @@ fn read(
     cursor: &mut Cursor,
     reply: &Reply,
     invalid: &mut Invalid,
-) -> Result<Content, NotTold> {
+) -> Result<Content, FetchError> {
     if cursor.falls_to(reply.index) {
         agent.count_index_reset();
     }
@@ -252,7 +252,7 @@ fn read(
     }
     Content::read(topic, &reply.body, invalid).map_err(|error| {
         *cursor = Cursor::default();
-        let problem = NotTold::Json("an answer of Consul's", error);
+        let problem = FetchError::Json("an answer of Consul's", error);
         agent.count_unreadable(&problem.to_string());
         problem
     })
@@ -277,16 +277,16 @@ pub(crate) async fn keep_asking(
         }
         let begun = Instant::now();
         let mut invalid = Invalid::default();
-        let told = match options.ask(&agent, &topic, &cursor).await {
+        let content = match options.ask(&agent, &topic, &cursor).await {
             Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
             Err(error) => Err(error.into()),
         };
-        match told {
+        match content {
             Ok(_) => backoff.reset(),
             // A blocking query would report the end of the failure only with the next change.
             Err(_) => cursor.reset(),
         }
-        let pause = match &told {
+        let pause = match &content {
             Err(_) => backoff.next(),
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
             // Returned without a change: the earlier, the longer the pause.
@@ -299,7 +299,7 @@ pub(crate) async fn keep_asking(
                 PAUSE
             }
         };
-        let update = Update { topic: topic.clone(), cursor, once: false, told, invalid };
+        let update = Update { topic: topic.clone(), cursor, once: false, content, invalid };
         if updates.send(update).await.is_err() {
             return;
         }
@@ -315,7 +315,7 @@ pub(crate) async fn fetch(
     updates: mpsc::Sender<Update>,
 ) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
-    let told = match options.ask(&agent, &topic, &cursor).await {
+    let content = match options.ask(&agent, &topic, &cursor).await {
         // The first response is never unchanged.
         Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
         Err(error) => {
@@ -326,7 +326,7 @@ pub(crate) async fn fetch(
         }
     };
     // An error means that the watcher has ended.
-    let _ = updates.send(Update { topic, cursor, once: true, told, invalid }).await;
+    let _ = updates.send(Update { topic, cursor, once: true, content, invalid }).await;
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::{
     agent::{Agent, AgentError},
     api,
     api::{Invalid, Token},
-    ask::{Content, NotTold, QueryOptions, Topic, Update, fetch, keep_asking},
+    ask::{Content, FetchError, QueryOptions, Topic, Update, fetch, keep_asking},
     known::{DEFAULT_DATACENTER, Demand, Difference, Key, Known, view},
     progress::{Cursor, Freshness, Phase, Running, Summary, Tracked},
 };
@@ -90,13 +90,14 @@ impl CatalogWatcher {
     pub(crate) fn spawn(
         settings: Settings,
         names: &Arc<HostNames>,
-        known: Known,
-        shown: watch::Sender<Arc<CatalogView>>,
         status: Arc<Mutex<Status>>,
         watches_all: Arc<AtomicBool>,
         demanded: mpsc::Receiver<Demand>,
-    ) -> AbortHandle {
+    ) -> (watch::Receiver<Arc<CatalogView>>, AbortHandle) {
         let (updates, updated) = mpsc::channel(256);
+        let mut known = Known::default();
+        known.own.clone_from(&settings.datacenter);
+        let (shown, views) = watch::channel(Arc::new(view(&known, false)));
         let watcher = Self {
             agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
             settings,
@@ -121,7 +122,7 @@ impl CatalogWatcher {
             watches_all,
             views: 0,
         };
-        tokio::spawn(watcher.run(updated, demanded)).abort_handle()
+        (views, tokio::spawn(watcher.run(updated, demanded)).abort_handle())
     }
 
     async fn run(mut self, mut updated: mpsc::Receiver<Update>, mut demanded: mpsc::Receiver<Demand>) {
@@ -147,20 +148,20 @@ impl CatalogWatcher {
     }
 
     fn take(&mut self, update: Update) {
-        let Update { topic, cursor, once, told, invalid } = update;
-        self.note_outcome(&topic, &told, invalid);
+        let Update { topic, cursor, once, content, invalid } = update;
+        self.note_outcome(&topic, &content, invalid);
         if let Topic::Health { place, service } = &topic {
             let key = (place.clone(), service.to_ascii_lowercase());
-            return self.take_instances(&key, cursor, once, told);
+            return self.take_instances(&key, cursor, once, content);
         }
-        let told = match told {
-            Ok(told) => told,
+        let content = match content {
+            Ok(content) => content,
             Err(problem) => {
                 tracing::debug!("Consul: {topic:?}: {problem}");
-                return self.not_told(&topic, &problem);
+                return self.handle_failure(&topic, &problem);
             }
         };
-        let is_news = match (topic, told) {
+        let is_news = match (topic, content) {
             (_, Content::Agent(api::Myself { datacenter, node_name })) => {
                 self.take_agent(datacenter, node_name)
             }
@@ -216,10 +217,10 @@ impl CatalogWatcher {
     }
 
     /// Records whether a request succeeded, and warns once per reason about dropped entries.
-    fn note_outcome(&mut self, topic: &Topic, told: &Result<Content, NotTold>, invalid: Invalid) {
+    fn note_outcome(&mut self, topic: &Topic, content: &Result<Content, FetchError>, invalid: Invalid) {
         let freshness = self.freshness.entry(topic.clone()).or_default();
         let was_fresh = freshness.is_fresh();
-        match told {
+        match content {
             Ok(Content::Unchanged) => freshness.succeeded(Instant::now()),
             Ok(_) => {
                 freshness.succeeded(Instant::now());
@@ -227,7 +228,7 @@ impl CatalogWatcher {
             }
             Err(problem) => {
                 freshness.failed(Instant::now(), problem.to_string());
-                if was_fresh && matches!(problem, NotTold::Agent(AgentError::Forbidden { .. })) {
+                if was_fresh && matches!(problem, FetchError::Agent(AgentError::Forbidden { .. })) {
                     self.recheck_catalog();
                 }
             }
@@ -280,7 +281,7 @@ impl CatalogWatcher {
             self.freshness.retain(|topic, _| !is_gone(topic));
             self.invalid.retain(|topic, _| !is_gone(topic));
         }
-        for key in difference.to_ask {
+        for key in difference.to_fetch {
             if self.known.is_read_whole(&key.0) || self.demanded.contains(&key) {
                 self.ask(key, false);
             }
@@ -288,7 +289,13 @@ impl CatalogWatcher {
     }
 
     /// Processes the outcome of a request for the instances of a service.
-    fn take_instances(&mut self, key: &Key, cursor: Cursor, once: bool, told: Result<Content, NotTold>) {
+    fn take_instances(
+        &mut self,
+        key: &Key,
+        cursor: Cursor,
+        once: bool,
+        content: Result<Content, FetchError>,
+    ) {
         if once {
             self.fetching -= 1;
         }
@@ -302,16 +309,16 @@ impl CatalogWatcher {
             // A response of a watch, which may have just ended.
             _ => None,
         };
-        match told {
+        match content {
             Ok(Content::Health(instances)) => {
                 tracked.cursor = cursor;
-                tracked.told = Some(Instant::now());
+                tracked.loaded_at = Some(Instant::now());
                 let is_news = self.known.set_instances(key, instances);
                 self.note(is_news);
             }
             Ok(_) => {
                 tracked.cursor = cursor;
-                tracked.told = Some(Instant::now());
+                tracked.loaded_at = Some(Instant::now());
             }
             Err(problem) => tracing::debug!("Consul: {}: {problem}", key.1),
         }
@@ -326,8 +333,8 @@ impl CatalogWatcher {
         }
     }
 
-    fn not_told(&mut self, topic: &Topic, problem: &NotTold) {
-        if let (Topic::Agent, None, NotTold::Agent(AgentError::Forbidden { .. })) =
+    fn handle_failure(&mut self, topic: &Topic, problem: &FetchError) {
+        if let (Topic::Agent, None, FetchError::Agent(AgentError::Forbidden { .. })) =
             (topic, &self.known.own, problem)
         {
             tracing::warn!(
@@ -339,7 +346,7 @@ impl CatalogWatcher {
         }
         if let (
             Topic::Peerings,
-            NotTold::Agent(error @ (AgentError::Forbidden { .. } | AgentError::NotFound { .. })),
+            FetchError::Agent(error @ (AgentError::Forbidden { .. } | AgentError::NotFound { .. })),
         ) = (topic, problem)
             && self.freshness.get(topic).is_some_and(|freshness| !freshness.was_answered())
         {
@@ -354,7 +361,7 @@ impl CatalogWatcher {
         let (Topic::Nodes(datacenter) | Topic::Services(datacenter)) = topic else { return };
         let is_own = self.known.own.as_ref() == Some(datacenter);
         // The agent responds but has no path to that datacenter.
-        if !is_own && matches!(problem, NotTold::Agent(AgentError::Status { .. })) {
+        if !is_own && matches!(problem, FetchError::Agent(AgentError::Status { .. })) {
             let is_news = self.known.unreachable.insert(datacenter.clone());
             self.note(is_news);
         }
@@ -363,7 +370,7 @@ impl CatalogWatcher {
     /// Processes a demand of the resolver.
     fn take_demand(&mut self, demand: Demand) {
         match demand {
-            Demand::Asked(key) => self.note_use(&key),
+            Demand::Queried(key) => self.note_use(&key),
             Demand::Used(keys) => keys.iter().for_each(|key| self.note_use(key)),
             Demand::Lack(Lack { place, missing }) => {
                 if let Place::Datacenter(name) = &place {
@@ -392,7 +399,7 @@ impl CatalogWatcher {
     /// Records the use of a service, and watches it if possible.
     fn note_use(&mut self, key: &Key) {
         let Some(tracked) = self.tracked.get_mut(key) else { return };
-        tracked.asked = Some(Instant::now());
+        tracked.queried_at = Some(Instant::now());
         if matches!(tracked.phase, Phase::Idle) && self.make_room() {
             self.watch_instances(key);
         }
@@ -403,12 +410,8 @@ impl CatalogWatcher {
         let each = self.settings.api.rate as f64 / 10.0 * TICK.as_secs_f64();
         for _ in 0..(each.ceil() as usize).min(self.round.len()) {
             let Some(key) = self.round.front() else { break };
-            let told = self
-                .tracked
-                .get(key)
-                .filter(|tracked| matches!(tracked.phase, Phase::Idle))
-                .map(|tracked| tracked.told);
-            match told {
+            let idle = self.tracked.get(key).filter(|tracked| matches!(tracked.phase, Phase::Idle));
+            match idle.map(|tracked| tracked.loaded_at) {
                 // All later ones were fetched more recently.
                 Some(Some(at)) if at.elapsed() < LEAST_AGE => break,
                 Some(_) => {
@@ -422,6 +425,13 @@ impl CatalogWatcher {
                 }
             }
         }
+        self.report_changes();
+        self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
+        self.publish_status();
+    }
+
+    /// Logs changes of the catalog's age, of the agents' reachability and of failing requests.
+    fn report_changes(&mut self) {
         let summary = self.summary();
         let expire_after = self.settings.api.expire_after;
         let expired = self.agent.contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
@@ -459,8 +469,6 @@ impl CatalogWatcher {
                 None => tracing::info!("Consul: all requests are answered again"),
             }
         }
-        self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
-        self.tell_status();
     }
 
     /// Summarises failing topics. Topics of other datacenters count, because their names are also served.
@@ -484,11 +492,10 @@ impl CatalogWatcher {
         self.views += 1;
         // A large catalog that changes constantly must not use up the CPU.
         self.earliest = Instant::now() + begun.elapsed() * 4;
-        self.tell_status();
+        self.publish_status();
     }
 
-    /// Updates the state for operators.
-    fn tell_status(&self) {
+    fn publish_status(&self) {
         let (services, services_told, nodes, instances) = self.known.counts();
         let [requests, failures, index_resets] = self.agent.counts();
         let Summary { stale, oldest, catalog_failing, .. } = self.summary();
@@ -588,12 +595,12 @@ impl CatalogWatcher {
             return true;
         }
         let watched = self.tracked.iter().filter(|(_, tracked)| tracked.is_watched());
-        let Some((idlest, asked)) =
-            watched.map(|(key, tracked)| (key, tracked.asked)).min_by_key(|&(_, asked)| asked)
+        let Some((idlest, queried_at)) =
+            watched.map(|(key, tracked)| (key, tracked.queried_at)).min_by_key(|&(_, queried_at)| queried_at)
         else {
             return false;
         };
-        if asked.is_some_and(|asked| asked.elapsed() < IN_USE) {
+        if queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
             return false;
         }
         let idlest = idlest.clone();

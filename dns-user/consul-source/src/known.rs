@@ -37,7 +37,7 @@ pub(crate) struct Known {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Difference {
     /// New services, and services with changed tags, whose instances must be fetched.
-    pub(crate) to_ask: Vec<Key>,
+    pub(crate) to_fetch: Vec<Key>,
     /// Services that were removed.
     pub(crate) gone: Vec<Key>,
 }
@@ -68,16 +68,16 @@ impl Known {
             if before.is_some_and(|service| service.tags == tags) {
                 continue;
             }
-            let told = before.and_then(|service| service.told.clone());
-            known.untold += usize::from(before.is_none());
-            listed.insert(lower.as_str().into(), Arc::new(LiveService { name, tags, told }));
-            difference.to_ask.push(key(&lower));
+            let instances = before.and_then(|service| service.instances.clone());
+            known.unloaded += usize::from(before.is_none());
+            listed.insert(lower.as_str().into(), Arc::new(LiveService { name, tags, instances }));
+            difference.to_fetch.push(key(&lower));
         }
         let gone: Vec<Box<str>> =
             listed.iter().map(|(name, _)| name).filter(|name| !named.contains(&***name)).cloned().collect();
         for name in gone {
-            if listed.remove(&*name).is_some_and(|service| service.told.is_none()) {
-                known.untold -= 1;
+            if listed.remove(&*name).is_some_and(|service| service.instances.is_none()) {
+                known.unloaded -= 1;
             }
             difference.gone.push(key(&name));
         }
@@ -103,9 +103,9 @@ impl Known {
         for (peer, services) in peers {
             let place = peer_of(&peer);
             let services = services.into_iter().map(|name| (name, Vec::new())).collect();
-            let Difference { to_ask, gone } = self.set_services(&place, services);
+            let Difference { to_fetch, gone } = self.set_services(&place, services);
             self.place(&place).nodes.get_or_insert_default();
-            all.to_ask.extend(to_ask);
+            all.to_fetch.extend(to_fetch);
             all.gone.extend(gone);
         }
         all
@@ -113,17 +113,17 @@ impl Known {
 
     /// Sets the instances of a service. Returns whether they changed. Unchanged instances remain
     /// the same objects.
-    pub(crate) fn set_instances(&mut self, (place, name): &Key, mut told: ServiceInstances) -> bool {
+    pub(crate) fn set_instances(&mut self, (place, name): &Key, mut loaded: ServiceInstances) -> bool {
         let known = self.place(place);
         // A removed service has no instances.
         let Some(services) = known.services.as_mut() else { return false };
         let Some(service) = services.get(&**name) else { return false };
-        match &service.told {
-            Some(before) if **before == told => return false,
+        match &service.instances {
+            Some(before) if **before == loaded => return false,
             Some(before) => {
                 let same: HashMap<(&str, &str), &Arc<Instance>> =
                     before.instances.iter().map(|one| ((one.node.as_str(), one.id.as_str()), one)).collect();
-                for instance in &mut told.instances {
+                for instance in &mut loaded.instances {
                     if let Some(before) = same.get(&(instance.node.as_str(), instance.id.as_str()))
                         && ***before == **instance
                     {
@@ -131,10 +131,10 @@ impl Known {
                     }
                 }
             }
-            None => known.untold -= 1,
+            None => known.unloaded -= 1,
         }
-        let LiveService { name: registered, tags, told: _ } = (**service).clone();
-        let service = LiveService { name: registered, tags, told: Some(Arc::new(told)) };
+        let LiveService { name: registered, tags, instances: _ } = (**service).clone();
+        let service = LiveService { name: registered, tags, instances: Some(Arc::new(loaded)) };
         services.insert(name.as_str().into(), Arc::new(service));
         gather_nodes(place, known);
         true
@@ -187,7 +187,7 @@ impl Known {
 
     pub(crate) fn has_instances(&self, (place, service): &Key) -> bool {
         let service = || self.live.places.get(place)?.service(service);
-        service().is_some_and(|service| service.told.is_some())
+        service().is_some_and(|service| service.instances.is_some())
     }
 
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
@@ -206,18 +206,18 @@ impl Known {
 
     /// Returns the numbers of services, services with loaded instances, nodes, and instances.
     pub(crate) fn counts(&self) -> (usize, usize, usize, usize) {
-        let (mut services, mut told, mut nodes, mut instances) = (0, 0, 0, 0);
+        let (mut services, mut loaded, mut nodes, mut instances) = (0, 0, 0, 0);
         for place in self.live.places.values() {
             nodes += place.nodes.as_ref().map_or(0, |nodes| nodes.len());
             for (_, service) in place.services.iter().flat_map(|services| services.iter()) {
                 services += 1;
-                if let Some(known) = &service.told {
-                    told += 1;
+                if let Some(known) = &service.instances {
+                    loaded += 1;
                     instances += known.instances.len();
                 }
             }
         }
-        (services, told, nodes, instances)
+        (services, loaded, nodes, instances)
     }
 
     pub(crate) fn live(&self) -> Live {
@@ -271,9 +271,9 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
         return;
     }
     let services = known.services.iter().flat_map(|services| services.iter());
-    let told = services.filter_map(|(_, service)| service.told.as_ref());
+    let loaded = services.filter_map(|(_, service)| service.instances.as_ref());
     let by_name: BTreeMap<&str, &Arc<Node>> =
-        told.flat_map(|told| &told.nodes).map(|node| (node.name.as_str(), node)).collect();
+        loaded.flat_map(|loaded| &loaded.nodes).map(|node| (node.name.as_str(), node)).collect();
     let nodes = by_name.into_values().cloned().collect();
     set_nodes(known, nodes);
 }
@@ -284,7 +284,7 @@ pub(crate) enum Demand {
     /// A query waits for this missing part.
     Lack(Lack),
     /// A query was for this service.
-    Asked(Key),
+    Queried(Key),
     /// Interfaces answer for these services.
     Used(Vec<Key>),
 }
@@ -314,7 +314,7 @@ mod tests {
             BTreeMap::from([("Web".to_owned(), tags)])
         };
         let key = (own(), "web".to_owned());
-        assert_eq!(known.set_services(&own(), named(&["a"])).to_ask, std::slice::from_ref(&key));
+        assert_eq!(known.set_services(&own(), named(&["a"])).to_fetch, std::slice::from_ref(&key));
         let live = known.live();
         assert!(
             !live.is_pending(&own(), None) && live.is_pending(&own(), Some("web")) && !live.is_complete()
@@ -323,7 +323,7 @@ mod tests {
         assert!(!known.set_instances(&key, ServiceInstances::default()), "the same is no news");
         assert!(known.live().is_complete());
         assert_eq!(
-            known.set_services(&own(), named(&["b"])).to_ask,
+            known.set_services(&own(), named(&["b"])).to_fetch,
             std::slice::from_ref(&key),
             "other tags"
         );
@@ -341,11 +341,11 @@ mod tests {
         let (east, key) = (peer_of("East"), (peer_of("east"), "web".to_owned()));
         assert!(!known.live().is_pending(&east, Some("web")), "no such peer");
         let difference = known.set_peers(BTreeMap::from([("East".to_owned(), vec!["Web".to_owned()])]));
-        assert_eq!(difference.to_ask, std::slice::from_ref(&key));
+        assert_eq!(difference.to_fetch, std::slice::from_ref(&key));
         assert!(known.live().is_pending(&east, Some("web")));
         let node = Node { name: "n".to_owned(), peer: Some("east".to_owned()), ..Node::default() };
-        let told = ServiceInstances { nodes: vec![Arc::new(node)], ..ServiceInstances::default() };
-        assert!(known.set_instances(&key, told));
+        let loaded = ServiceInstances { nodes: vec![Arc::new(node)], ..ServiceInstances::default() };
+        assert!(known.set_instances(&key, loaded));
         assert_eq!(known.live().places[&east].nodes.as_ref().map(|nodes| nodes.len()), Some(1));
         assert_eq!(known.set_peers(BTreeMap::new()).gone, [key]);
         assert!(!known.live().places.contains_key(&east));

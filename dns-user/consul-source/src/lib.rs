@@ -32,10 +32,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use self::{
-    follow::CatalogWatcher,
-    known::{Demand, Known, view},
-};
+use self::{follow::CatalogWatcher, known::Demand};
 use dns_consul::{
     Lack,
     catalog::Place,
@@ -60,20 +57,10 @@ impl Source {
     /// Starts the tasks; requires a tokio runtime. `names` resolves the agents' host names.
     pub fn start(settings: Settings, names: &Arc<HostNames>) -> Self {
         let (demands, demanded) = mpsc::channel(1024);
-        let mut known = Known::default();
-        known.own.clone_from(&settings.datacenter);
-        let (shown, views) = watch::channel(Arc::new(view(&known, false)));
         let status = Arc::new(Mutex::new(Status::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
-        let task = CatalogWatcher::spawn(
-            settings,
-            names,
-            known,
-            shown,
-            status.clone(),
-            watches_all.clone(),
-            demanded,
-        );
+        let (views, task) =
+            CatalogWatcher::spawn(settings, names, status.clone(), watches_all.clone(), demanded);
         Self { demands, views, status, watches_all, task }
     }
 
@@ -96,7 +83,7 @@ impl Source {
     /// Reports a query for a service; names are in lower case. Never blocks.
     pub fn asked(&self, place: Place, service: String) {
         // If the queue is full, the next query repeats it.
-        let _ = self.demands.try_send(Demand::Asked((place, service)));
+        let _ = self.demands.try_send(Demand::Queried((place, service)));
     }
 
     /// Reports services that interfaces answer for, so that they keep or get a watch. Never blocks.

@@ -17,7 +17,7 @@ pub(crate) struct Cursor {
     /// Index for the next blocking query; 0 if the next request does not block.
     index: u64,
     /// Hash of the last response.
-    told: Option<u64>,
+    hash: Option<u64>,
 }
 
 /// Effect of a response.
@@ -43,11 +43,11 @@ impl Cursor {
         self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
         let mut hasher = FixedState::default().build_hasher();
         hasher.write(body);
-        let told = Some(hasher.finish());
-        if told == self.told {
+        let hash = Some(hasher.finish());
+        if hash == self.hash {
             return ReplyFreshness::Unchanged;
         }
-        self.told = told;
+        self.hash = hash;
         ReplyFreshness::Changed
     }
 
@@ -157,9 +157,9 @@ pub(crate) struct Tracked {
     pub(crate) cursor: Cursor,
     pub(crate) phase: Phase,
     /// Time of the last response about its instances.
-    pub(crate) told: Option<Instant>,
+    pub(crate) loaded_at: Option<Instant>,
     /// Time of the last query for it.
-    pub(crate) asked: Option<Instant>,
+    pub(crate) queried_at: Option<Instant>,
 }
 
 /// State of one service.

@@ -471,7 +471,8 @@ async fn single_change_arrives_promptly() {
         double.change(|world| world.set_status("service-0", 0, status));
         let begun = Instant::now();
         let worst = |view: &Arc<CatalogView>| {
-            let told = view.live.places[&own()].service("service-0").and_then(|service| service.told.clone());
+            let told =
+                view.live.places[&own()].service("service-0").and_then(|service| service.instances.clone());
             told.and_then(|told| told.instances[0].checks.iter().map(|check| check.status).max())
         };
         let wanted = if round % 2 == 0 { Health::Critical } else { Health::Passing };
@@ -507,13 +508,13 @@ fn own() -> Place {
 
 /// Returns the source's data about a service; `None` if not yet loaded.
 fn told(source: &Source, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
-    source.views().borrow().live.places.get(place)?.service(service)?.told.clone()
+    source.views().borrow().live.places.get(place)?.service(service)?.instances.clone()
 }
 
 /// All instances of the local datacenter.
 fn instances(view: &CatalogView) -> Vec<Arc<Registered>> {
     let services = view.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
-    let told = services.iter().filter_map(|(_, service)| service.told.clone());
+    let told = services.iter().filter_map(|(_, service)| service.instances.clone());
     told.flat_map(|told| told.instances.clone()).collect()
 }
 
@@ -601,7 +602,7 @@ async fn until_same(source: &Source, double: &Double) {
     let begun = Instant::now();
     loop {
         let looked = Instant::now();
-        let pending = source.views().borrow().live.places.get(&own()).map_or(0, |place| place.untold);
+        let pending = source.views().borrow().live.places.get(&own()).map_or(0, |place| place.unloaded);
         let checked = match pending {
             0 => same(source, &double.world()),
             // A large world is compared only after the versions agree.

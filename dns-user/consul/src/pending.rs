@@ -83,7 +83,7 @@ impl PendingAnswer {
             |record: &Record| record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_));
         let are_addresses = match &self.answers {
             Answers::Records(records) => records.iter().all(is_address),
-            Answers::Addresses { .. } => true,
+            Answers::V4(..) | Answers::Mixed(..) => true,
         };
         !self.answers.is_empty()
             && !self.for_client
@@ -102,7 +102,7 @@ impl PendingAnswer {
         let mut hosts: Vec<Name> = Vec::new();
         let answers: &[Record] = match &self.answers {
             Answers::Records(records) => records,
-            Answers::Addresses { .. } => &[],
+            Answers::V4(..) | Answers::Mixed(..) => &[],
         };
         for record in answers.iter().chain(&self.additional) {
             if let Data::Follow(name, _) = &record.data

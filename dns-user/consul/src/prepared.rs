@@ -287,8 +287,9 @@ mod tests {
                 let text = |text: &str| text.to_owned();
                 let web =
                     Instance { node: text("n"), id: text("w"), service: text("web"), ..Instance::default() };
-                let told = ServiceInstances { instances: vec![Arc::new(web)], ..Default::default() };
-                let web = LiveService { name: text("web"), tags: Vec::new(), told: Some(Arc::new(told)) };
+                let loaded = ServiceInstances { instances: vec![Arc::new(web)], ..Default::default() };
+                let web =
+                    LiveService { name: text("web"), tags: Vec::new(), instances: Some(Arc::new(loaded)) };
                 services.insert("web".into(), Arc::new(web));
             }
         }

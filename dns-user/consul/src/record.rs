@@ -198,25 +198,14 @@ pub(crate) struct Found {
     pub(crate) for_client: bool,
 }
 
-/// Records of an answer section.
+/// Records of an answer section. The addresses are of the question's name and have this TTL in seconds; no other
+/// section has records then. A service has thousands of them, and records would be sixteen times as large.
 #[derive(Clone, Debug)]
 pub(crate) enum Answers {
     Records(Vec<Record>),
-    /// Addresses of the question's name; no other section has records. A service has thousands of
-    /// them, and records would be sixteen times as large.
-    Addresses {
-        /// TTL of each, in seconds.
-        ttl: u32,
-        addresses: Addresses,
-    },
-}
-
-/// Addresses in the order of an answer.
-#[derive(Clone, Debug)]
-pub(crate) enum Addresses {
-    V4(Vec<Ipv4Addr>),
-    /// Of any family.
-    Mixed(Vec<IpAddr>),
+    V4(u32, Vec<Ipv4Addr>),
+    /// Addresses of any family.
+    Mixed(u32, Vec<IpAddr>),
 }
 
 impl Default for Answers {
@@ -237,7 +226,7 @@ impl Answers {
     pub(crate) fn ttl(&self) -> Option<u32> {
         match self {
             Self::Records(records) => records.first().map(|record| record.ttl),
-            Self::Addresses { ttl, .. } => (!self.is_empty()).then_some(*ttl),
+            Self::V4(ttl, _) | Self::Mixed(ttl, _) => (!self.is_empty()).then_some(*ttl),
         }
     }
 
@@ -246,10 +235,10 @@ impl Answers {
         let record = |ttl, address| Record::address(owner.cloned(), ttl, address);
         match self {
             Self::Records(records) => records,
-            Self::Addresses { ttl, addresses: Addresses::V4(addresses) } => {
+            Self::V4(ttl, addresses) => {
                 addresses.into_iter().map(|address| record(ttl, address.into())).collect()
             }
-            Self::Addresses { ttl, addresses: Addresses::Mixed(addresses) } => {
+            Self::Mixed(ttl, addresses) => {
                 addresses.into_iter().map(|address| record(ttl, address)).collect()
             }
         }
@@ -259,10 +248,8 @@ impl Answers {
     pub(crate) fn section(&self) -> Section<'_> {
         match self {
             Self::Records(records) => Section::Records(records),
-            Self::Addresses { ttl, addresses: Addresses::V4(addresses) } => Section::V4(*ttl, addresses),
-            Self::Addresses { ttl, addresses: Addresses::Mixed(addresses) } => {
-                Section::Mixed(*ttl, addresses)
-            }
+            Self::V4(ttl, addresses) => Section::V4(*ttl, addresses),
+            Self::Mixed(ttl, addresses) => Section::Mixed(*ttl, addresses),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use dns_core::{name::Name, wire::TYPE_ANY};
 
-use super::{Lack, MAX_DEPTH, Missing, Search, Zone};
+use super::{Lack, Missing, Search, Zone};
 use crate::{
     catalog::{InstanceId, Place, Reach, registrations::Status},
     question::{Locality, Question},
@@ -49,17 +49,7 @@ impl Zone {
             return Some(Explanation { domain: domain.to_string(), text, rcode: "SERVFAIL" });
         }
         self.list_instances(&question, &mut text);
-        let search = Search {
-            name,
-            owner: None,
-            qtype: TYPE_ANY,
-            domain,
-            client: None,
-            recursion: true,
-            most: usize::MAX,
-            depth: MAX_DEPTH,
-            unlimited: false,
-        };
+        let search = Search::whole(name, TYPE_ANY, domain);
         let rcode = match self.find_or_empty(&search, &mut fastrand::Rng::new()) {
             Ok(found) => {
                 let ttl = found.answers.ttl().unwrap_or(0);
@@ -75,16 +65,18 @@ impl Zone {
 
     fn in_words(&self, question: &Question) -> String {
         match question {
-            Question::Node { name, locality } => format!("the node {name:?} {}", self.where_(locality)),
+            Question::Node { name, locality } => {
+                format!("the node {name:?} {}", self.place_in_words(locality))
+            }
             Question::Service { service, tag, locality } => {
                 let tag = tag.as_ref().map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
-                format!("instances of the service {service:?}{tag} {}", self.where_(locality))
+                format!("instances of the service {service:?}{tag} {}", self.place_in_words(locality))
             }
             Question::Connect { service, locality } => {
-                format!("mesh instances that represent {service:?} {}", self.where_(locality))
+                format!("mesh instances that represent {service:?} {}", self.place_in_words(locality))
             }
             Question::Ingress { service, locality } => {
-                format!("gateways that {service:?} is bound to {}", self.where_(locality))
+                format!("gateways that {service:?} is bound to {}", self.place_in_words(locality))
             }
             Question::Virtual { service, .. } => format!("the virtual address of {service:?}"),
             Question::Query { name, .. } => format!("the prepared query {name:?}"),
@@ -95,7 +87,7 @@ impl Zone {
     }
 
     /// Describes the datacenter or peer that is searched.
-    fn where_(&self, locality: &Locality) -> String {
+    fn place_in_words(&self, locality: &Locality) -> String {
         if let Some(peer) = &locality.peer {
             return format!("of the peer {peer:?}");
         }

@@ -75,6 +75,7 @@ pub enum Missing {
 }
 
 /// A question while it is resolved.
+#[derive(Clone, Copy)]
 pub(crate) struct Search<'a> {
     pub(crate) name: &'a Name,
     /// Owner of the answer's records; `None` for the name as the client wrote it.
@@ -92,6 +93,23 @@ pub(crate) struct Search<'a> {
     pub(crate) depth: u32,
     /// Whether the caller enforces `a_record_limit` itself.
     pub(crate) unlimited: bool,
+}
+
+impl<'a> Search<'a> {
+    /// Creates a search for every answer that any client may get.
+    fn whole(name: &'a Name, qtype: u16, domain: &'a Name) -> Self {
+        Self {
+            name,
+            owner: None,
+            qtype,
+            domain,
+            client: None,
+            recursion: true,
+            most: usize::MAX,
+            depth: MAX_DEPTH,
+            unlimited: false,
+        }
+    }
 }
 
 impl Zone {
@@ -121,15 +139,10 @@ impl Zone {
             qtype => {
                 let subnet = client_subnet(query);
                 let search = Search {
-                    name: &name,
-                    owner: None,
-                    qtype,
-                    domain,
                     client: Some(subnet.map_or(asker.client, |subnet| subnet.address)),
                     recursion: asker.recursion,
                     most: self.most_answers(query, asker.transport),
-                    depth: MAX_DEPTH,
-                    unlimited: false,
+                    ..Search::whole(&name, qtype, domain)
                 };
                 answer.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
             }
@@ -297,11 +310,10 @@ impl Zone {
             owner: Some(host),
             qtype: TYPE_ANY,
             domain,
-            client: search.client,
-            recursion: search.recursion,
             most: MAX_FINAL,
             depth: search.depth - 1,
             unlimited: false,
+            ..*search
         };
         let found = self.find(&inside, random).unwrap_or_default();
         let kept =
@@ -381,27 +393,24 @@ impl Zone {
         let Some(last) = before.last() else { return true };
         let locality = Locality::read(after).unwrap_or_default();
         let joined = before.join(".");
-        let is_below = |name: &str| {
+        let is_below = |name: &str, joined: &str| {
             let name = name.to_ascii_lowercase();
-            name.strip_suffix(&joined).is_some_and(|rest| rest.ends_with('.'))
+            name.strip_suffix(joined).is_some_and(|rest| rest.ends_with('.'))
         };
         match kind {
             "node" => self.catalog.has_node_below(&self.place_of(&locality), &joined),
             "query" | "service" if before.len() == 1 && last.starts_with('_') => true,
             "query" => {
                 let stored = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
-                self.catalog.queries(stored).any(|query| is_below(&query.name))
+                self.catalog.queries(stored).any(|query| is_below(&query.name, &joined))
             }
             "service" => {
                 let joined = before[..before.len() - 1].join(".");
-                let is_below = |tag: &String| {
-                    let tag = tag.to_ascii_lowercase();
-                    tag.strip_suffix(&joined).is_some_and(|rest| rest.ends_with('.'))
-                };
                 let instances = self.catalog.service(&self.place_of(&locality), last);
                 let mut healthy =
                     instances.iter().filter(|&&id| self.catalog.status(id) <= self.worst_status());
-                !joined.is_empty() && healthy.any(|&id| self.catalog.instance(id).tags.iter().any(is_below))
+                let tags_of = |id| self.catalog.instance(id).tags.iter();
+                !joined.is_empty() && healthy.any(|&id| tags_of(id).any(|tag| is_below(tag, &joined)))
             }
             // Of the other kinds only one label counts.
             _ => false,

@@ -7,7 +7,7 @@ use dns_core::{
     wire::{HEADER_LEN, TYPE_A, TYPE_AAAA},
 };
 
-use super::{MAX_DEPTH, Search, Zone};
+use super::{Search, Zone};
 use crate::{
     pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
     question::Question,
@@ -58,17 +58,7 @@ impl Zone {
             return None;
         }
         let of_type = |qtype| {
-            let search = Search {
-                name,
-                owner: None,
-                qtype,
-                domain: zone,
-                client: None,
-                recursion: true,
-                most: usize::MAX,
-                depth: MAX_DEPTH,
-                unlimited: true,
-            };
+            let search = Search { unlimited: true, ..Search::whole(name, qtype, zone) };
             self.find(&search, &mut fastrand::Rng::with_seed(0)).ok().and_then(only_addresses)
         };
         let (found_v4, found_v6) = (of_type(TYPE_A), of_type(TYPE_AAAA));

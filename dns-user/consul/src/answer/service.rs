@@ -15,8 +15,7 @@ use crate::{
     pending::PendingAnswer,
     question::{Locality, TYPE_SRV},
     record::{
-        Addresses, Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name,
-        service_name,
+        Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name, service_name,
     },
 };
 use dns_core::{
@@ -166,7 +165,7 @@ impl Zone {
         }
         let answers = match host {
             Some(host) if addresses.is_empty() => Answers::Records(self.chain(search, &host, ttl, random)),
-            _ => Answers::Addresses { ttl, addresses: Addresses::Mixed(addresses) },
+            _ => Answers::Mixed(ttl, addresses),
         };
         Found { answers, soa: true, ..Found::default() }
     }
@@ -207,8 +206,7 @@ impl Zone {
             addresses.swap(place, lot);
         }
         addresses.truncate(drawn);
-        let answers = Answers::Addresses { ttl, addresses: Addresses::V4(addresses) };
-        Ok(Found { answers, soa: true, ..Found::default() })
+        Ok(Found { answers: Answers::V4(ttl, addresses), soa: true, ..Found::default() })
     }
 
     /// Returns a CNAME to `host`, followed by the records of `host`.

@@ -43,7 +43,7 @@ pub struct LivePlace {
     /// Services by lower-case name.
     pub services: Option<Shards<Box<str>, Arc<LiveService>>>,
     /// Number of services whose instances are not loaded.
-    pub untold: usize,
+    pub unloaded: usize,
 }
 
 /// A service in a place.
@@ -54,7 +54,7 @@ pub struct LiveService {
     /// Tags of all instances, sorted.
     pub tags: Vec<String>,
     /// Instances; `None` before the first reply.
-    pub told: Option<Arc<ServiceInstances>>,
+    pub instances: Option<Arc<ServiceInstances>>,
 }
 
 /// The instances of a service.
@@ -127,7 +127,7 @@ impl Coordinates {
 
 impl LivePlace {
     /// Returns whether nodes and service names are loaded.
-    pub fn is_told(&self) -> bool {
+    pub fn is_loaded(&self) -> bool {
         self.nodes.is_some() && self.services.is_some()
     }
 
@@ -158,17 +158,17 @@ impl Live {
     /// Returns whether the local datacenter is loaded completely.
     pub fn is_complete(&self) -> bool {
         let own = Place::Datacenter(self.own.as_str().into());
-        self.places.get(&own).is_some_and(|place| place.is_told() && place.untold == 0)
+        self.places.get(&own).is_some_and(|place| place.is_loaded() && place.unloaded == 0)
     }
 
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded
     /// yet. The name is in lower case. Nothing is pending for places that do not exist or are
     /// unreachable.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
-        let told = self.places.get(place).filter(|known| known.is_told());
-        match (told, service) {
+        let loaded = self.places.get(place).filter(|known| known.is_loaded());
+        match (loaded, service) {
             (Some(known), Some(service)) => {
-                known.service(service).is_some_and(|service| service.told.is_none())
+                known.service(service).is_some_and(|service| service.instances.is_none())
             }
             (Some(_), None) => false,
             (None, _) => match place {
@@ -184,7 +184,7 @@ impl Live {
 
     /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
-        self.is_pending(place, None) || self.places.get(place).is_some_and(|known| known.untold > 0)
+        self.is_pending(place, None) || self.places.get(place).is_some_and(|known| known.unloaded > 0)
     }
 
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.

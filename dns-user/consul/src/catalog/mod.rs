@@ -154,9 +154,9 @@ impl Catalog {
             let (services_now, services_before) = (services(&now), services(&before));
             let (services_now, services_before) =
                 (services_now.as_ref().unwrap_or(&none), services_before.as_ref().unwrap_or(&none));
-            for (service, told) in services_now.changes(services_before) {
-                let told = told.and_then(|service| service.told.clone());
-                self.replace((place.clone(), service.clone()), |sources| sources.live = told);
+            for (service, loaded) in services_now.changes(services_before) {
+                let instances = loaded.and_then(|service| service.instances.clone());
+                self.replace((place.clone(), service.clone()), |sources| sources.live = instances);
             }
         }
         for number in self.groups_on(&moved) {
@@ -311,18 +311,6 @@ impl Catalog {
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
         self.live.as_ref().is_some_and(|live| live.lacks_queries(datacenter))
-    }
-
-    /// Returns the lower-case names of the services in a place, in no particular order.
-    pub fn service_names(&self, place: &Place) -> impl Iterator<Item = &str> {
-        let groups =
-            self.groups.iter().filter(move |group| group.key.0 == *place && !group.members.is_empty());
-        groups.map(|group| &*group.key.1)
-    }
-
-    /// Returns the names of the nodes in a place, sorted.
-    pub fn node_names<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = &'a str> {
-        self.nodes.iter().filter(move |node| node.place() == *place).map(|node| node.name.as_str())
     }
 
     /// Returns the instance with this id, with its node.
@@ -484,12 +472,6 @@ impl Catalog {
         });
         let live = self.live.as_ref().and_then(|live| live.queries.get(datacenter));
         fixed.chain(live.into_iter().flat_map(|queries| queries.iter()))
-    }
-
-    /// Returns the total number of prepared queries.
-    pub fn query_count(&self) -> usize {
-        let live = self.live.iter().flat_map(|live| live.queries.values());
-        self.fixed.queries.len() + live.map(|queries| queries.len()).sum::<usize>()
     }
 
     /// Returns all other datacenters of a live Consul, nearest first.

@@ -81,10 +81,6 @@ impl Nodes {
         self.nodes.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.iter().map(|node| &**node)
-    }
-
     /// Returns the node with this lower-case name, or else the only one whose id starts with it.
     pub(super) fn find(&self, place: &Place, name: &str) -> Option<&Node> {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {

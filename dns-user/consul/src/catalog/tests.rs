@@ -27,20 +27,20 @@ fn instance(service: &str, node: &str, id: &str, address: &str) -> Instance {
 }
 
 /// Sets the instances of a service, or removes it.
-fn set(live: &mut Live, place: &Place, service: &str, told: Option<ServiceInstances>) {
+fn set(live: &mut Live, place: &Place, service: &str, loaded: Option<ServiceInstances>) {
     let known = live.places.entry(place.clone()).or_default();
     let services = known.services.get_or_insert_default();
-    match told {
-        Some(told) => {
+    match loaded {
+        Some(loaded) => {
             let service_of =
-                LiveService { name: service.to_owned(), tags: Vec::new(), told: Some(Arc::new(told)) };
+                LiveService { name: service.to_owned(), tags: Vec::new(), instances: Some(Arc::new(loaded)) };
             services.insert(service.into(), Arc::new(service_of));
         }
         None => drop(services.remove(service)),
     }
 }
 
-fn told(instances: Vec<Instance>) -> Option<ServiceInstances> {
+fn loaded(instances: Vec<Instance>) -> Option<ServiceInstances> {
     let instances = instances.into_iter().map(Arc::new).collect();
     Some(ServiceInstances { instances, ..ServiceInstances::default() })
 }
@@ -112,7 +112,7 @@ fn random_updates_equal_a_rebuild() {
                     }
                     list.push(one);
                 }
-                let mut all = told(list);
+                let mut all = loaded(list);
                 if let Some(all) = all.as_mut().filter(|_| random.bool()) {
                     all.virtual_addresses =
                         vec![("web".to_owned(), IpAddr::from([240, 0, 0, random.u8(1..3)]))];
@@ -124,7 +124,7 @@ fn random_updates_equal_a_rebuild() {
         // rebuild cannot know.
         let proxies = [("web", own()), ("db", own()), ("proxy", own())];
         let virtual_sources = proxies.iter().filter(|(service, place)| {
-            let known = live.places.get(place).and_then(|known| known.service(service)?.told.clone());
+            let known = live.places.get(place).and_then(|known| known.service(service)?.instances.clone());
             known.is_some_and(|known| !known.virtual_addresses.is_empty())
         });
         let unique = virtual_sources.count() < 2;
@@ -145,7 +145,7 @@ fn same_node_names_stay_apart() {
     let mut live = Live::unknown("dc1");
     for (datacenter, address) in [("dc1", "10.1.0.1"), ("dc2", "10.2.0.1")] {
         let place = Place::Datacenter(datacenter.into());
-        set(&mut live, &place, "web", told(vec![instance("web", "n", "web", "")]));
+        set(&mut live, &place, "web", loaded(vec![instance("web", "n", "web", "")]));
         let nodes = Arc::new(vec![node("n", datacenter, address)]);
         live.places.entry(place).or_default().nodes = Some(nodes);
     }
@@ -164,12 +164,12 @@ fn change_touches_single_group() {
     live.places.entry(own()).or_default().nodes = Some(Arc::new(vec![node("n", "dc1", "10.1.0.1")]));
     for number in 0..1000 {
         let name = format!("service-{number}");
-        set(&mut live, &own(), &name, told(vec![instance(&name, "n", &name, "10.1.0.2")]));
+        set(&mut live, &own(), &name, loaded(vec![instance(&name, "n", &name, "10.1.0.2")]));
     }
     let mut catalog = Catalog::build(Registrations::default(), &config(), Visibility::all());
     catalog.update(Some(live.clone()));
     let before = catalog.clone();
-    set(&mut live, &own(), "service-7", told(vec![instance("service-7", "n", "other", "10.1.0.2")]));
+    set(&mut live, &own(), "service-7", loaded(vec![instance("service-7", "n", "other", "10.1.0.2")]));
     catalog.update(Some(live));
     let replaced =
         catalog.groups.iter().zip(&before.groups).filter(|(now, before)| !Arc::ptr_eq(now, before));

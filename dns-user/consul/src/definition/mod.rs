@@ -269,10 +269,7 @@ fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, C
 }
 
 fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigError> {
-    let service = match text(reader, "name")? {
-        Some(name) => name,
-        None => text(reader, "service")?.ok_or_else(|| reader.error("name", "is missing"))?,
-    };
+    let service = either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
     let weights = reader.object("weights")?;
     let weight = |name| weights.number(name, 0, u16::MAX.into()).map(|weight| weight.unwrap_or(1) as u16);
     let weights = Weights { passing: weight("passing")?, warning: weight("warning")? };
@@ -304,10 +301,6 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
         }
     }
     let proxy = reader.object("proxy")?;
-    let proxy_for = match text(&proxy, "destination_service")? {
-        Some(service) => Some(service),
-        None => text(&proxy, "destination_service_name")?,
-    };
     Ok(Instance {
         node: text(reader, "node")?.unwrap_or_else(|| config.node_name.clone()),
         peer: text(reader, "peer")?,
@@ -320,7 +313,7 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
         meta: strings(&reader.object("meta")?)?,
         weights,
         tagged_addresses,
-        proxy_for,
+        proxy_for: either(&proxy, ["destination_service", "destination_service_name"])?,
         connect_native: reader.object("connect")?.boolean("native")?.unwrap_or(false),
         checks,
         service,
@@ -388,17 +381,16 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
 
 /// Parses a check and its latest status.
 fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
-    let id = match text(reader, "id")? {
-        Some(id) => Some(id),
-        None => text(reader, "check_id")?,
-    };
     let states = [
         ("", Status::default()),
         ("passing", Status::Passing),
         ("warning", Status::Warning),
         ("critical", Status::Critical),
     ];
-    Ok(Check { id: id.unwrap_or_default(), status: reader.choice("status", &states)?.unwrap_or_default() })
+    Ok(Check {
+        id: either(reader, ["id", "check_id"])?.unwrap_or_default(),
+        status: reader.choice("status", &states)?.unwrap_or_default(),
+    })
 }
 
 /// Parses a port, a number or its digits; 0 if missing.
@@ -419,6 +411,14 @@ fn needed(reader: &Reader<'_>, name: &'static str) -> Result<String, ConfigError
 /// Parses a text; `None` if missing or empty.
 fn text(reader: &Reader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
     Ok(reader.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned))
+}
+
+/// Parses the first of these texts that is neither missing nor empty.
+fn either(reader: &Reader<'_>, [first, second]: [&'static str; 2]) -> Result<Option<String>, ConfigError> {
+    match text(reader, first)? {
+        None => text(reader, second),
+        found => Ok(found),
+    }
 }
 
 /// Parses a list of texts; empty if missing.
