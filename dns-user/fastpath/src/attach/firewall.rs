@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
 use super::{
     netlink::{LOOPBACK, Link, Socket},
-    rules::{Device, Facts, Rules},
+    rules::{Device, Facts, Rules, any_client},
 };
 
 /// Interval at which rules and policies are read while any interface is served.
@@ -134,9 +134,9 @@ fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> 
     if is_link_local || client.is_ipv4() != endpoint.is_ipv4() {
         return None;
     }
-    match netlink.route(client, endpoint.ip()) {
-        Ok(route) if route.refuses => Some(format!("a route or rule refuses replies to {client}")),
-        Ok(_) => None,
+    match netlink.refuses_route(client, endpoint.ip()) {
+        Ok(true) => Some(format!("a route or rule refuses replies to {client}")),
+        Ok(false) => None,
         // EINVAL: a blackhole; EACCES: prohibited. Without any route the queries arrived by mistake.
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES | libc::EHOSTUNREACH)) =>
@@ -144,15 +144,6 @@ fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> 
             Some(format!("a route or rule refuses replies to {client}: {error}"))
         }
         Err(_) => None,
-    }
-}
-
-/// Returns a documentation address (RFC 5737, RFC 3849), used while no client is known.
-fn any_client(endpoint: SocketAddr) -> IpAddr {
-    if endpoint.is_ipv4() {
-        Ipv4Addr::new(192, 0, 2, 1).into()
-    } else {
-        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()
     }
 }
 
@@ -183,7 +174,7 @@ pub(super) fn policies() -> io::Result<Vec<Policy>> {
     };
     // struct xfrm_userpolicy_id.
     let all = [0; 64];
-    socket.dump(POLICIES.1, &all, |kind, message| (kind == POLICIES.0).then(|| policy(message)).flatten())
+    socket.dump(POLICIES, &all, policy)
 }
 
 fn policy(message: &[u8]) -> Option<Policy> {

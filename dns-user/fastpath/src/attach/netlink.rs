@@ -145,13 +145,6 @@ impl LocalAddress {
     }
 }
 
-/// The kernel's decision about a packet of this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
-    /// Whether the packet is dropped or rejected.
-    pub(crate) refuses: bool,
-}
-
 /// A classic filter at ingress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FilterInfo {
@@ -201,9 +194,7 @@ impl Socket {
         // struct ifinfomsg.
         let mut body = vec![0; 16];
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
-        self.dump(libc::RTM_GETLINK, &body, |kind, message| {
-            if kind == libc::RTM_NEWLINK { parse_link(message) } else { None }
-        })
+        self.dump((libc::RTM_NEWLINK, libc::RTM_GETLINK), &body, parse_link)
     }
 
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
@@ -223,9 +214,7 @@ impl Socket {
     /// Returns the interfaces of routes that set an MTU, possibly repeated. Every next hop of a
     /// multipath route counts.
     pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
-        let routes = self.dump(libc::RTM_GETROUTE, &[0; 12], |kind, message| {
-            (kind == libc::RTM_NEWROUTE).then(|| parse_route(message)).flatten()
-        })?;
+        let routes = self.dump((libc::RTM_NEWROUTE, libc::RTM_GETROUTE), &[0; 12], parse_route)?;
         Ok(routes.into_iter().flatten().collect())
     }
 
@@ -237,17 +226,13 @@ impl Socket {
 
     /// Returns whether routes refuse a packet of this machine; the kernel reports a refusal of IPv4 as an
     /// error.
-    pub(crate) fn route(&mut self, to: IpAddr, from: IpAddr) -> io::Result<Route> {
+    pub(crate) fn refuses_route(&mut self, to: IpAddr, from: IpAddr) -> io::Result<bool> {
         let kind = self.route_type(to, Some(from))?;
         let refusing = [libc::RTN_UNREACHABLE, libc::RTN_BLACKHOLE, libc::RTN_PROHIBIT];
-        Ok(Route { refuses: kind.is_some_and(|kind| refusing.contains(&kind)) })
+        Ok(kind.is_some_and(|kind| refusing.contains(&kind)))
     }
 
     fn route_type(&mut self, to: IpAddr, from: Option<IpAddr>) -> io::Result<Option<u8>> {
-        let octets = |address: IpAddr| match address {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
         let (family, bits) = match to {
             IpAddr::V4(_) => (libc::AF_INET, 32),
             IpAddr::V6(_) => (libc::AF_INET6, 128),
@@ -272,24 +257,27 @@ impl Socket {
     }
 
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
-        self.dump(libc::RTM_GETADDR, &[0; 8], |kind, message| {
-            if kind == libc::RTM_NEWADDR { parse_address(message) } else { None }
-        })
+        self.dump((libc::RTM_NEWADDR, libc::RTM_GETADDR), &[0; 8], parse_address)
     }
 
-    /// Returns a consistent list of all objects of a kind. A dump that was interrupted, and so may
+    /// Returns a consistent list of all objects of a kind, by the types of the kernel's message and of the request. A dump that was interrupted, and so may
     /// be incomplete, is repeated; after [`DUMP_TRIES`] interruptions it is an error.
     pub(crate) fn dump<T>(
         &mut self,
-        kind: u16,
+        (answer, request): (u16, u16),
         body: &[u8],
-        read: impl Fn(u16, &[u8]) -> Option<T>,
+        read: impl Fn(&[u8]) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let mut tries = 0;
         loop {
             tries += 1;
             let mut found = Vec::new();
-            match self.request(kind, DUMP, body, |kind, message| found.extend(read(kind, message))) {
+            let on_message = |kind, message: &[u8]| {
+                if kind == answer {
+                    found.extend(read(message));
+                }
+            };
+            match self.request(request, DUMP, body, on_message) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMP_TRIES => {}
                 result => return result.map(|()| found),
             }
@@ -353,7 +341,7 @@ impl Socket {
         push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
         let mut options = Vec::new();
         push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
-        push_attribute(&mut options, TCA_BPF_NAME, &[name.as_bytes(), &[0]].concat());
+        push_text(&mut options, TCA_BPF_NAME, name);
         push_attribute(&mut options, TCA_BPF_FLAGS, &ACT_DIRECT.to_ne_bytes());
         push_attribute(&mut body, libc::TCA_OPTIONS, &options);
         let place = if replace { REPLACE } else { EXCLUSIVE };
@@ -530,6 +518,24 @@ pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
+/// Appends a string with its NUL.
+pub(crate) fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
+    push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
+}
+
+/// Returns the bytes of an address in network order.
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// Returns a number in native order.
+fn word(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
 fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -542,7 +548,7 @@ fn filter_info(priority: u16) -> u32 {
 fn parse_link(message: &[u8]) -> Option<Link> {
     let (header, attributes) = message.split_first_chunk::<16>()?;
     let mut link = Link {
-        ifindex: u32::from_ne_bytes(*header[4..].first_chunk()?),
+        ifindex: word(&header[4..])?,
         layer: u16::from_ne_bytes([header[2], header[3]]),
         ..Link::named(0, "")
     };
@@ -550,9 +556,7 @@ fn parse_link(message: &[u8]) -> Option<Link> {
         match kind {
             libc::IFLA_ADDRESS => link.address = value.first_chunk().copied().unwrap_or_default(),
             libc::IFLA_IFNAME => link.name = text(value),
-            libc::IFLA_MASTER => {
-                link.master = value.first_chunk().map(|number| u32::from_ne_bytes(*number));
-            }
+            libc::IFLA_MASTER => link.master = word(value),
             libc::IFLA_LINKINFO => {
                 let mut data = None;
                 for (kind, value) in Attributes(value) {
@@ -568,7 +572,7 @@ fn parse_link(message: &[u8]) -> Option<Link> {
             libc::IFLA_XDP => {
                 for (kind, value) in Attributes(value) {
                     if IFLA_XDP_IDS.contains(&kind)
-                        && let Some(id) = value.first_chunk().map(|id| u32::from_ne_bytes(*id))
+                        && let Some(id) = word(value)
                         && id != 0
                     {
                         link.xdp_program = Some(id);
@@ -598,17 +602,16 @@ fn read_kind(link: &mut Link, data: &[u8]) {
 /// Reads an RTM_NEWROUTE: the interfaces of a route that sets an MTU.
 fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
     let (_header, attributes) = message.split_first_chunk::<12>()?;
-    let number = |value: &[u8]| value.first_chunk().map(|number| u32::from_ne_bytes(*number));
     let (mut has_mtu, mut interfaces) = (false, Vec::new());
     for (kind, value) in Attributes(attributes) {
         match kind {
             libc::RTA_METRICS => has_mtu = Attributes(value).any(|(kind, _)| kind == RTAX_MTU),
-            libc::RTA_OIF => interfaces.extend(number(value)),
+            libc::RTA_OIF => interfaces.extend(word(value)),
             libc::RTA_MULTIPATH => {
                 // struct rtnexthop: length, flags, hops, interface, and attributes.
                 let mut rest = value;
                 while let Some(hop) = rest.first_chunk::<8>() {
-                    interfaces.extend(number(&hop[4..]));
+                    interfaces.extend(word(&hop[4..]));
                     let length = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(8);
                     rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
                 }
@@ -641,13 +644,13 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
 
 fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
     let (header, attributes) = message.split_first_chunk::<20>()?;
-    let info = u32::from_ne_bytes(*header[16..].first_chunk()?);
+    let info = word(&header[16..])?;
     let (mut program, mut name) = (0, String::new());
     let options = Attributes(attributes).find(|&(kind, _)| kind == libc::TCA_OPTIONS);
     for (kind, value) in Attributes(options.map_or(&[], |(_, options)| options)) {
         match kind {
             TCA_BPF_NAME => name = text(value),
-            TCA_BPF_ID => program = value.first_chunk().map_or(0, |id| u32::from_ne_bytes(*id)),
+            TCA_BPF_ID => program = word(value).unwrap_or(0),
             _ => {}
         }
     }

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use super::{
     matches::{self, Target},
     nft_rule::{Expression, Fields, Found, Set, Verdict, value, verdict},
-    walk::{Action, Mark, Meets, Packet},
+    walk::{Action, Device, Mark, Meets, Packet},
 };
+use crate::attach::netlink::octets;
 
 /// Size of all registers in bytes.
 const REGISTERS: usize = 64;
@@ -209,15 +210,15 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             return self.set_bits(Some(register), &packet.mark.to_bytes());
         }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
-        let name = |device: &Option<super::walk::Device>| {
+        let name = |device: &Option<Device>| {
             let mut bytes = [0; 16];
             for (place, byte) in bytes.iter_mut().zip(device.iter().flat_map(|device| device.name.bytes())) {
                 *place = byte;
             }
             bytes
         };
-        let index = |device: &Option<super::walk::Device>| device.as_ref().map_or(0, |device| device.ifindex);
-        let layer = |device: &Option<super::walk::Device>| device.as_ref().map_or(0, |device| device.layer);
+        let index = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.ifindex);
+        let layer = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.layer);
         let known: Option<Vec<u8>> = match key {
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
             Some(2) => Some(vec![0; 4]),
@@ -520,10 +521,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     /// Returns whether this expression may redirect packets for other machines to `endpoint`.
     pub(super) fn nat_leads_to(&self, expression: &Expression, endpoint: SocketAddr) -> bool {
         let fields = Fields(&expression.data);
-        let octets = match endpoint.ip() {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
         // The register holds the value, or a map may store it there.
         let may_hold = |register: usize, wanted: &[u8]| match self.get(register, wanted.len()) {
             Some(found) => found == wanted,
@@ -542,7 +539,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     Some(10) => endpoint.is_ipv6(),
                     _ => true,
                 };
-                let address = fields.register(3).is_some_and(|at| may_hold(at, &octets));
+                let address = fields.register(3).is_some_and(|at| may_hold(at, &octets(endpoint.ip())));
                 // An address from a map is followed by the port from the same element.
                 of_family
                     && address
@@ -571,12 +568,8 @@ fn network_header(packet: &Packet) -> Vec<Option<u8>> {
             *place = Some(*byte);
         }
     };
-    let mut address = |at: usize, ip: IpAddr| match ip {
-        IpAddr::V4(ip) => put(at, &ip.octets()),
-        IpAddr::V6(ip) => put(at, &ip.octets()),
-    };
-    address(at.0, packet.from.ip());
-    address(at.1, packet.to.ip());
+    put(at.0, &octets(packet.from.ip()));
+    put(at.1, &octets(packet.to.ip()));
     if packet.is_v6() {
         put(6, &[17]);
     } else {

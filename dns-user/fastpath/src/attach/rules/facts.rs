@@ -4,11 +4,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
+use crate::attach::netlink::{Attributes, Socket, octets, push_attribute, push_text, text};
 
 /// Flags of a question about one object: `NLM_F_REQUEST | NLM_F_ACK`.
 const REQUEST: u16 = 1 | 4;
@@ -150,8 +150,8 @@ impl Answers {
             Question::IpSet { index, parts } => self.ask_ipset(*index, parts),
             Question::NftElement { family, table, set, key } => {
                 let mut body = vec![*family, 0, 0, 0];
-                push_attribute(&mut body, 1, &terminated(table));
-                push_attribute(&mut body, 2, &terminated(set));
+                push_text(&mut body, 1, table);
+                push_text(&mut body, 2, set);
                 // `NFTA_SET_ELEM_LIST_ELEMENTS`, `NFTA_LIST_ELEM`, `NFTA_SET_ELEM_KEY`, `NFTA_DATA_VALUE`.
                 let element = nested(1, &nested(1, &attribute(1, key)));
                 push_attribute(&mut body, 3 | NESTED, &element);
@@ -249,10 +249,9 @@ fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
     for (field, part) in fields.split(',').zip(parts) {
         match field {
             "ip" | "net" => {
-                let address = match part.endpoint.ip() {
-                    IpAddr::V4(ip) => attribute(1 | NETWORK_ORDER, &ip.octets()),
-                    IpAddr::V6(ip) => attribute(2 | NETWORK_ORDER, &ip.octets()),
-                };
+                let ip = part.endpoint.ip();
+                // `IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`.
+                let address = attribute(NETWORK_ORDER | if ip.is_ipv4() { 1 } else { 2 }, &octets(ip));
                 // `IPSET_ATTR_IP`, `IPSET_ATTR_IP2`.
                 let number = if std::mem::replace(&mut is_second_address, true) { 20 } else { 1 };
                 push_attribute(&mut data, number | NESTED, &address);
@@ -263,7 +262,7 @@ fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
                     push_attribute(&mut data, 7, &[libc::IPPROTO_UDP as u8]);
                 }
             }
-            "iface" => push_attribute(&mut data, 23, &terminated(&part.device)),
+            "iface" => push_text(&mut data, 23, &part.device),
             _ => return None,
         }
     }
@@ -274,7 +273,7 @@ fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
 fn ipset_body(name: &str) -> Vec<u8> {
     let mut body = vec![0; 4];
     push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
-    push_attribute(&mut body, 2, &terminated(name));
+    push_text(&mut body, 2, name);
     body
 }
 
@@ -286,8 +285,4 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 
 fn nested(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute(kind | NESTED, value)
-}
-
-fn terminated(text: &str) -> Vec<u8> {
-    [text.as_bytes(), &[0]].concat()
 }

@@ -30,7 +30,8 @@ pub(crate) use self::{
     xtables::{LISTS, open_lists, use_lists},
 };
 use self::{
-    walk::{Ends, Packet},
+    nft::DeviceHook,
+    walk::{Ends, Nat, Packet},
     xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
 };
 use super::netlink::Socket;
@@ -53,26 +54,20 @@ pub(crate) enum Objection {
     Limited,
     #[error("the packet filter drops or limits replies to its clients")]
     RepliesHeld,
-    /// NAT redirects local queries for other addresses to us.
     #[error("NAT at OUTPUT redirects local queries for other addresses to the server")]
     LocalNat,
-    /// NAT gives local queries another source address.
     #[error(
         "NAT changes the source address of local queries, and a fast-path reply on lo is not translated back"
     )]
     LocalSourceNat,
-    /// NAT at INPUT gives queries another source address: probes are not recognised when they arrive.
     #[error("NAT at INPUT changes the source address of queries, so that probes cannot be recognised")]
     SourceNat,
-    /// NAT redirects queries for other addresses to us before they reach a bridge.
     #[error(
         "NAT at PREROUTING redirects queries for other addresses to the server before they reach the bridge"
     )]
     BridgedNat,
-    /// The packet filter would drop a reply of the program on `lo`.
     #[error("INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow")]
     LocalRepliesHeld,
-    /// A rule decides about queries or replies by something unknown here.
     #[error("the packet filter decides by \"{0}\", which only the kernel can evaluate")]
     Undecided(&'static str),
 }
@@ -143,7 +138,7 @@ impl Rules {
         }
         Objection::to(ends, Objection::Held).or_else(|| {
             let mut reply = query.reply(device, client, endpoint);
-            Objection::to(self.way_out(&mut reply, false), Objection::RepliesHeld)
+            Objection::to(self.way_out(&mut reply, Nat::Skipped), Objection::RepliesHeld)
         })
     }
 
@@ -159,7 +154,7 @@ impl Rules {
             return Some(Objection::LocalNat);
         }
         let mut sent = Packet::local_query(lo, client, endpoint, facts);
-        let out = self.way_out(&mut sent, true);
+        let out = self.way_out(&mut sent, Nat::Applies);
         let mut given = sent.local_reply_in();
         let mut query = sent.back_from_lo();
         let ends = out.then(self.way_in(&mut query));
@@ -168,7 +163,7 @@ impl Rules {
         }
         let mut reply = query.reply(lo, client, endpoint);
         Objection::to(ends, Objection::Held)
-            .or_else(|| Objection::to(self.way_out(&mut reply, false), Objection::RepliesHeld))
+            .or_else(|| Objection::to(self.way_out(&mut reply, Nat::Skipped), Objection::RepliesHeld))
             .or_else(|| Objection::to(self.way_in(&mut given), Objection::LocalRepliesHeld))
     }
 
@@ -183,44 +178,45 @@ impl Rules {
     /// Returns whether rules at `hook` exempt every query for `to` from connection tracking, and so from
     /// NAT. Conditions on interfaces or senders are not met.
     fn is_untracked(&self, hook: usize, to: SocketAddr) -> bool {
-        let from = match to {
-            SocketAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
-            SocketAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
-        };
+        let from = any_client(to);
         let mut packet = Packet { to_us: false, ..Packet::without_device(from, to, &Facts::default()) };
-        xtables::pass(&self.legacy, hook, &mut packet, false);
-        self.nft.pass(hook, &mut packet, false);
+        self.at_hook(hook, &mut packet, Nat::Skipped);
         packet.untracked
     }
 
     /// Returns the possible fates of a packet on its way to our sockets.
     fn way_in(&self, packet: &mut Packet) -> Ends {
         // NAT has already been applied to a local query on its way out.
-        let with_nat =
-            !(packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX));
-        let device = packet.input.clone();
-        let mut ends = match &device {
-            Some(device) => self.nft.pass_device(device, true, packet),
-            None => Ends::DELIVERED,
-        };
-        for (hook, with_nat) in [(PREROUTING, with_nat), (INPUT, true)] {
-            ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
-            ends = ends.then(self.nft.pass(hook, packet, with_nat));
+        let is_local =
+            packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX);
+        let nat = if is_local { Nat::Skipped } else { Nat::Applies };
+        let mut ends = self.at_device(packet.input.clone(), DeviceHook::Ingress, packet);
+        for (hook, nat) in [(PREROUTING, nat), (INPUT, Nat::Applies)] {
+            ends = ends.then(self.at_hook(hook, packet, nat));
         }
         ends
     }
 
     /// Returns the possible fates of a packet on its way out.
-    fn way_out(&self, packet: &mut Packet, with_nat: bool) -> Ends {
-        let device = packet.output.clone();
-        let mut ends = Ends::DELIVERED;
-        for hook in [OUTPUT, POSTROUTING] {
-            ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
-            ends = ends.then(self.nft.pass(hook, packet, with_nat));
-        }
-        match &device {
-            Some(device) => ends.then(self.nft.pass_device(device, false, packet)),
-            None => ends,
-        }
+    fn way_out(&self, packet: &mut Packet, nat: Nat) -> Ends {
+        let ends = self.at_hook(OUTPUT, packet, nat);
+        let ends = ends.then(self.at_hook(POSTROUTING, packet, nat));
+        ends.then(self.at_device(packet.output.clone(), DeviceHook::Egress, packet))
+    }
+
+    fn at_hook(&self, hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
+        xtables::pass(&self.legacy, hook, packet, nat).then(self.nft.pass(hook, packet, nat))
+    }
+
+    fn at_device(&self, device: Option<Device>, hook: DeviceHook, packet: &mut Packet) -> Ends {
+        device.map_or(Ends::DELIVERED, |device| self.nft.pass_device(&device, hook, packet))
+    }
+}
+
+/// Returns a documentation address (RFC 5737, RFC 3849), used while no client is known.
+pub(super) fn any_client(endpoint: SocketAddr) -> IpAddr {
+    match endpoint {
+        SocketAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
+        SocketAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
     }
 }

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, io, net::SocketAddr};
 
 use super::{
     expressions::Machine,
-    nft_rule::{Expression, Set, Verdict, elements, expressions, number, only_destination, split},
-    walk::{Action, Chains, Device, Ends, Meets, Packet, walk},
+    nft_rule::{Expression, Fields, Set, Verdict, elements, expressions, only_destination, split},
+    walk::{Action, Chains, Device, Ends, Meets, Nat, Packet, walk},
 };
-use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
+use crate::attach::netlink::{Attributes, Socket, push_text, text};
 
 /// `NFNL_SUBSYS_NFTABLES`, in the upper byte of message types.
 const SUBSYSTEM: u16 = 10 << 8;
@@ -62,14 +62,20 @@ struct Base {
     is_nat: bool,
 }
 
+/// Hooks of an interface (`NF_NETDEV_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeviceHook {
+    Ingress = 0,
+    Egress = 1,
+}
+
 /// Returns the generation of the ruleset (`NFT_MSG_GETGEN`), which changes with every transaction.
 pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     const REQUEST: u16 = 1 | 4;
     let mut found = None;
     socket.request(SUBSYSTEM | 16, REQUEST, &[0; 4], |kind, message| {
         if kind == SUBSYSTEM | 15 {
-            let mut attributes = split(message).into_iter().flat_map(|(_, attributes)| attributes);
-            found = attributes.find(|(attribute, _)| *attribute == 1).and_then(|(_, value)| number(value));
+            found = split(message).and_then(|(_, fields)| fields.number(1));
         }
     })?;
     Ok(found)
@@ -78,14 +84,10 @@ pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
 pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     // struct nfgenmsg: family, version, resource.
     let all = [0; 4];
-    let chains =
-        socket.dump(CHAINS.1, &all, |kind, message| (kind == CHAINS.0).then(|| chain(message)).flatten())?;
-    let rules =
-        socket.dump(RULES.1, &all, |kind, message| (kind == RULES.0).then(|| rule(message)).flatten())?;
-    let names =
-        socket.dump(SETS.1, &all, |kind, message| (kind == SETS.0).then(|| set(message)).flatten())?;
-    let dormant = socket
-        .dump(TABLES.1, &all, |kind, message| (kind == TABLES.0).then(|| dormant_table(message)).flatten())?;
+    let chains = socket.dump(CHAINS, &all, chain)?;
+    let rules = socket.dump(RULES, &all, rule)?;
+    let names = socket.dump(SETS, &all, set)?;
+    let dormant = socket.dump(TABLES, &all, dormant_table)?;
     let mut ruleset = Ruleset { chains, sets: BTreeMap::new() };
     for chain in &mut ruleset.chains {
         if dormant.contains(&(chain.family, chain.table.clone())) {
@@ -102,8 +104,7 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         let mut body = vec![key.0, 0, 0, 0];
         push_text(&mut body, 1, &key.1);
         push_text(&mut body, 2, &key.2);
-        let elements = socket
-            .dump(ELEMENTS.1, &body, |kind, message| (kind == ELEMENTS.0).then(|| elements(message)))?;
+        let elements = socket.dump(ELEMENTS, &body, |message| Some(elements(message)))?;
         let elements = elements.into_iter().flatten().collect();
         ruleset.sets.insert(key.clone(), Set { id: key, flags, key_length, elements });
     }
@@ -111,26 +112,24 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
 }
 
 impl Ruleset {
-    /// Returns the possible fates of a packet at an IP hook. `with_nat` is true for the first
-    /// packet of a flow.
-    pub(super) fn pass(&self, hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
+    /// Returns the possible fates of a packet at an IP hook.
+    pub(super) fn pass(&self, hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
         let family = if packet.is_v6() { IPV6 } else { IPV4 };
         let is_met = |chain: &Chain, base: &Base| {
             (chain.family == INET || chain.family == family)
                 && usize::try_from(base.hook) == Ok(hook)
-                && (with_nat || !base.is_nat)
+                && (nat == Nat::Applies || !base.is_nat)
         };
         self.through(packet, is_met)
     }
 
     /// Returns the possible fates of a packet at ingress or egress of an interface.
-    pub(super) fn pass_device(&self, device: &Device, is_ingress: bool, packet: &mut Packet) -> Ends {
+    pub(super) fn pass_device(&self, device: &Device, hook: DeviceHook, packet: &mut Packet) -> Ends {
         const INET_INGRESS: u32 = 5;
-        let hook = if is_ingress { 0 } else { 1 };
         let is_met = |chain: &Chain, base: &Base| {
             base.devices.contains(&device.name)
-                && (chain.family == NETDEV && base.hook == hook
-                    || chain.family == INET && is_ingress && base.hook == INET_INGRESS)
+                && (chain.family == NETDEV && base.hook == hook as u32
+                    || chain.family == INET && hook == DeviceHook::Ingress && base.hook == INET_INGRESS)
         };
         self.through(packet, is_met)
     }
@@ -247,85 +246,42 @@ impl Chains for Way<'_, '_> {
     }
 }
 
-/// Appends a string attribute.
-fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
-    push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
-}
-
 /// Parses `NFT_MSG_NEWTABLE`: family and name of a table whose chains the kernel does not call.
 fn dormant_table(message: &[u8]) -> Option<(u8, String)> {
-    let (family, attributes) = split(message)?;
-    let (mut name, mut flags) = (None, 0);
-    for (attribute, value) in attributes {
-        match attribute {
-            1 => name = Some(text(value)),
-            2 => flags = number(value).unwrap_or(0),
-            _ => {}
-        }
-    }
+    let (family, fields) = split(message)?;
     // NFT_TABLE_F_DORMANT.
-    (flags & 1 != 0).then_some((family, name?))
+    (fields.number(2)? & 1 != 0).then_some((family, fields.name(1)?))
 }
 
 fn chain(message: &[u8]) -> Option<Chain> {
-    let (family, attributes) = split(message)?;
-    let (mut table, mut name, mut base, mut drops, mut kind) = (None, None, None, false, String::new());
-    for (attribute, value) in attributes {
-        match attribute {
-            1 => table = Some(text(value)),
-            3 => name = Some(text(value)),
-            4 => base = Some(hook(value)),
-            // NF_DROP.
-            5 => drops = number(value) == Some(0),
-            7 => kind = text(value),
-            _ => {}
-        }
-    }
-    let base = base.map(|base| Base { drops, is_nat: kind == TYPE_NAT, ..base });
-    Some(Chain { family, table: table?, name: name?, base, rules: Vec::new() })
+    let (family, fields) = split(message)?;
+    // NF_DROP.
+    let drops = fields.number(5) == Some(0);
+    let base = fields.get(4).map(|value| Base { drops, is_nat: fields.text(7) == TYPE_NAT, ..hook(value) });
+    Some(Chain { family, table: fields.name(1)?, name: fields.name(3)?, base, rules: Vec::new() })
 }
 
 fn hook(value: &[u8]) -> Base {
-    let mut base = Base { hook: u32::MAX, priority: 0, devices: Vec::new(), drops: false, is_nat: false };
-    for (attribute, value) in Attributes(value) {
-        match attribute {
-            1 => base.hook = number(value).unwrap_or(u32::MAX),
-            2 => base.priority = number(value).unwrap_or(0).cast_signed(),
-            3 => base.devices.push(text(value)),
-            4 => base.devices.extend(Attributes(value).map(|(_, name)| text(name))),
-            _ => {}
-        }
+    let fields = Fields(value);
+    let several = Attributes(fields.get(4).unwrap_or_default()).map(|(_, name)| text(name));
+    Base {
+        hook: fields.number(1).unwrap_or(u32::MAX),
+        priority: fields.number(2).unwrap_or(0).cast_signed(),
+        devices: fields.name(3).into_iter().chain(several).collect(),
+        drops: false,
+        is_nat: false,
     }
-    base
 }
 
 /// Parses `NFT_MSG_NEWRULE`: family, table, chain, expressions.
 fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
-    let (family, attributes) = split(message)?;
-    let (mut table, mut chain, mut found) = (None, None, Vec::new());
-    for (attribute, value) in attributes {
-        match attribute {
-            1 => table = Some(text(value)),
-            2 => chain = Some(text(value)),
-            4 => found = expressions(value),
-            _ => {}
-        }
-    }
-    Some((family, table?, chain?, found))
+    let (family, fields) = split(message)?;
+    Some((family, fields.name(1)?, fields.name(2)?, expressions(fields.get(4).unwrap_or_default())))
 }
 
 /// Parses `NFT_MSG_NEWSET`: family, table and name; flags; length of a key.
 fn set(message: &[u8]) -> Option<((u8, String, String), u32, usize)> {
-    let (family, attributes) = split(message)?;
-    let (mut table, mut name, mut flags, mut key_length) = (None, None, 0, 0);
-    for (attribute, value) in attributes {
-        match attribute {
-            1 => table = Some(text(value)),
-            2 => name = Some(text(value)),
-            3 => flags = number(value).unwrap_or(0),
-            5 => key_length = number(value).unwrap_or(0) as usize,
-            _ => {}
-        }
-    }
-    Some(((family, table?, name?), flags, key_length))
+    let (family, fields) = split(message)?;
+    let key_length = fields.number(5).unwrap_or(0) as usize;
+    Some(((family, fields.name(1)?, fields.name(2)?), fields.number(3).unwrap_or(0), key_length))
 }

@@ -33,15 +33,10 @@ impl Verdict {
 
 /// Parses `NFTA_RULE_EXPRESSIONS`, without counters and comments.
 pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
-    let read = |value: &[u8]| {
-        let mut expression = Expression { name: String::new(), data: Vec::new() };
-        for (attribute, value) in Attributes(value) {
-            match attribute {
-                1 => expression.name = text(value),
-                2 => expression.data = value.to_vec(),
-                _ => {}
-            }
-        }
+    let read = |value| {
+        let fields = Fields(value);
+        let data = fields.get(2).unwrap_or_default().to_vec();
+        let expression = Expression { name: fields.text(1), data };
         // A counter that packets advance must not look like a changed rule.
         (expression.name != "counter").then_some(expression)
     };
@@ -50,21 +45,13 @@ pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
 
 /// Returns the value in `NFTA_DATA_VALUE`.
 pub(super) fn value(data: &[u8]) -> Vec<u8> {
-    Attributes(data).find(|(kind, _)| *kind == 1).map(|(_, value)| value.to_vec()).unwrap_or_default()
+    Fields(data).get(1).unwrap_or_default().to_vec()
 }
 
 pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
-    let (_, value) = Attributes(data).find(|(kind, _)| *kind == 2)?;
-    let (mut code, mut chain) = (None, None);
-    for (attribute, value) in Attributes(value) {
-        match attribute {
-            1 => code = number(value).map(u32::cast_signed),
-            2 => chain = Some(text(value)),
-            _ => {}
-        }
-    }
+    let fields = Fields(Fields(data).get(2)?);
     // NF_DROP, NF_ACCEPT, NF_QUEUE; NFT_CONTINUE, NFT_BREAK, NFT_JUMP, NFT_GOTO, NFT_RETURN.
-    Some(match (code?, chain) {
+    Some(match (fields.number(1)?.cast_signed(), fields.name(2)) {
         (0, _) => Verdict::Plain(Action::Drop),
         (1, _) => Verdict::Plain(Action::Accept),
         (-1 | -2, _) => Verdict::Plain(Action::Continue),
@@ -112,7 +99,7 @@ pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip?, port?))
 }
 
-/// The attributes of an expression.
+/// Attributes by their type: the first of each.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -120,12 +107,18 @@ impl<'a> Fields<'a> {
         Attributes(self.0).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
     }
 
+    /// Returns a number in network order.
     pub(super) fn number(&self, wanted: u16) -> Option<u32> {
-        number(self.get(wanted)?)
+        self.get(wanted)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
     }
 
+    pub(super) fn name(&self, wanted: u16) -> Option<String> {
+        self.get(wanted).map(text)
+    }
+
+    /// Returns a string; empty if it is missing.
     pub(super) fn text(&self, wanted: u16) -> String {
-        self.get(wanted).map(text).unwrap_or_default()
+        self.name(wanted).unwrap_or_default()
     }
 
     /// Returns the first byte of a data register: four of sixteen bytes (1 to 4), or sixteen of
@@ -139,15 +132,10 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Parses a number in network order.
-pub(super) fn number(value: &[u8]) -> Option<u32> {
-    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
-}
-
 /// Splits a message into family and attributes.
-pub(super) fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
+pub(super) fn split(message: &[u8]) -> Option<(u8, Fields<'_>)> {
     let (header, attributes) = message.split_first_chunk::<4>()?;
-    Some((header[0], Attributes(attributes)))
+    Some((header[0], Fields(attributes)))
 }
 
 /// A set, map or verdict map.
@@ -246,28 +234,20 @@ fn concatenation_contains(first: &[u8], last: &[u8], key: &[u8]) -> bool {
 
 /// Parses `NFT_MSG_NEWSETELEM`.
 pub(super) fn elements(message: &[u8]) -> Vec<Element> {
-    let Some((_, attributes)) = split(message) else { return Vec::new() };
-    let lists = attributes.filter(|(attribute, _)| *attribute == 3);
-    lists.flat_map(|(_, list)| Attributes(list).map(|(_, value)| element(value))).collect()
+    let Some((_, fields)) = split(message) else { return Vec::new() };
+    let elements = Attributes(fields.get(3).unwrap_or_default());
+    elements.map(|(_, value)| element(value)).collect()
 }
 
 fn element(attributes: &[u8]) -> Element {
-    let mut element =
-        Element { key: Vec::new(), last: None, ends: false, is_rest: false, data: Vec::new(), verdict: None };
-    for (attribute, data) in Attributes(attributes) {
-        match attribute {
-            1 => element.key = value(data),
-            2 => {
-                element.data = value(data);
-                element.verdict = verdict(data);
-            }
-            3 => {
-                let flags = number(data).unwrap_or(0);
-                (element.ends, element.is_rest) = (flags & 1 != 0, flags & 2 != 0);
-            }
-            10 => element.last = Some(value(data)),
-            _ => {}
-        }
+    let fields = Fields(attributes);
+    let (data, flags) = (fields.get(2).unwrap_or_default(), fields.number(3).unwrap_or(0));
+    Element {
+        key: fields.get(1).map(value).unwrap_or_default(),
+        last: fields.get(10).map(value),
+        ends: flags & 1 != 0,
+        is_rest: flags & 2 != 0,
+        data: value(data),
+        verdict: verdict(data),
     }
-    element
 }

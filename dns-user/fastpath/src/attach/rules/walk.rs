@@ -65,6 +65,13 @@ pub(super) enum Action {
     Return,
 }
 
+/// Whether a packet passes NAT: only the first one of a flow does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nat {
+    Applies,
+    Skipped,
+}
+
 /// The possible ends of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {

@@ -18,11 +18,12 @@ use std::{
     sync::OnceLock,
 };
 
+use crate::attach::netlink::octets;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
     matches::{self, Target, u16_at, u32_at},
-    walk::{Action, Chains, Device, Ends, Meets, Packet, walk},
+    walk::{Action, Chains, Device, Ends, Meets, Nat, Packet, walk},
 };
 
 const GET_INFO: libc::c_int = 64;
@@ -131,11 +132,11 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// Returns the possible fates of a packet in the tables at a hook. `with_nat` is true for the first
-/// packet of a flow.
-pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
+/// Returns the possible fates of a packet in the tables at a hook.
+pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
     let v6 = packet.is_v6();
-    let of_family = tables.iter().filter(|table| table.v6 == v6 && (with_nat || table.name != "nat"));
+    let is_passed = |table: &&Table| nat == Nat::Applies || table.name != "nat";
+    let of_family = tables.iter().filter(|table| table.v6 == v6).filter(is_passed);
     let mut ends = Ends::DELIVERED;
     for table in of_family {
         // Packets exempted from connection tracking pass no NAT.
@@ -166,7 +167,7 @@ pub(super) fn leads_to(
                 if entry.only_destination().is_some_and(&is_exempt) {
                     continue;
                 }
-                if entry.may_be_udp() && entry.leads_to(endpoint) {
+                if entry.may_be_udp() && entry.target().leads_to(endpoint) {
                     return true;
                 }
                 if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
@@ -340,10 +341,6 @@ impl<'a> Entry<'a> {
         &self.bytes[self.target + 32..]
     }
 
-    fn target_revision(&self) -> u8 {
-        self.bytes[self.target + 31]
-    }
-
     /// Returns the offset of the chain to which a verdict jumps.
     fn jump(&self) -> Option<usize> {
         let verdict = i32::from_ne_bytes(*self.target_info().first_chunk()?);
@@ -390,12 +387,11 @@ impl<'a> Entry<'a> {
         let inverted = self.bytes[flags + 1];
         let is = |ip: IpAddr, at: usize, invert: u8| {
             let (wanted, mask) = (&self.bytes[at..at + address], &self.bytes[at + 2 * address..][..address]);
-            let octets = match ip {
-                IpAddr::V4(ip) => ip.octets().to_vec(),
-                IpAddr::V6(ip) => ip.octets().to_vec(),
-            };
-            let same =
-                octets.iter().zip(wanted).zip(mask).all(|((octet, wanted), mask)| octet & mask == *wanted);
+            let same = octets(ip)
+                .iter()
+                .zip(wanted)
+                .zip(mask)
+                .all(|((octet, wanted), mask)| octet & mask == *wanted);
             same != (inverted & invert != 0)
         };
         let through = |device: Option<&Device>, number: usize, invert: u8| {
@@ -456,15 +452,10 @@ impl<'a> Entry<'a> {
     fn target(&self) -> Target<'_> {
         Target {
             name: self.target_name(),
-            revision: self.target_revision(),
+            revision: self.bytes[self.target + 31],
             info: self.target_info(),
             v6: self.layout.address == 16,
         }
-    }
-
-    /// Returns whether the target may send packets to this endpoint.
-    fn leads_to(&self, endpoint: SocketAddr) -> bool {
-        self.target().leads_to(endpoint)
     }
 }
 
