@@ -249,11 +249,11 @@ impl Pending {
 pub(crate) struct Session {
     messenger: Messenger,
     /// The last state reported by the attacher.
-    attached: Arc<Mutex<AttacherStatus>>,
+    pub(crate) attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
-    ready: watch::Receiver<bool>,
+    pub(crate) ready: watch::Receiver<bool>,
     /// Becomes true when the attacher is gone.
-    lost: watch::Receiver<bool>,
+    pub(crate) lost: watch::Receiver<bool>,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
     /// The thread that reads from the attacher.
@@ -261,21 +261,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Becomes true when all interfaces present at the start have been processed.
-    pub(crate) fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.clone()
-    }
-
-    /// Becomes true when the attacher is gone.
-    pub(crate) fn lost(&self) -> watch::Receiver<bool> {
-        self.lost.clone()
-    }
-
-    /// Returns the last state reported by the attacher.
-    pub(crate) fn attached(&self) -> AttacherStatus {
-        self.attached.lock().clone()
-    }
-
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
         // If the attacher is gone, the next connection sends the addresses.
         let _ = self.messenger.send(&ServerMessage::Listen(endpoints.to_vec()));

@@ -336,7 +336,8 @@ impl FastPath {
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have
     /// been processed.
     pub async fn ready(&self) {
-        let waits = self.running(|running| (running.publisher.installs.clone(), running.session.ready()));
+        let waits =
+            self.running(|running| (running.publisher.installs.clone(), running.session.ready.clone()));
         let Some((mut installs, mut ready)) = waits else { return };
         // An error means that the thread has ended, so there is nothing left to wait for.
         let _ = installs.wait_for(|&installs| installs > 0).await;
@@ -346,7 +347,7 @@ impl FastPath {
     /// Returns whether [`Self::ready`] would resolve immediately.
     pub fn is_ready(&self) -> bool {
         self.running(|Running { publisher, session }| {
-            *publisher.installs.borrow() > 0 && *session.ready().borrow()
+            *publisher.installs.borrow() > 0 && *session.ready.borrow()
         })
         .unwrap_or(true)
     }
@@ -354,7 +355,7 @@ impl FastPath {
     /// Resolves when the attacher is gone: the programs keep answering, but changes of interfaces
     /// are no longer followed.
     pub async fn lost(&self) {
-        let Some(mut lost) = self.running(|running| running.session.lost()) else {
+        let Some(mut lost) = self.running(|running| running.session.lost.clone()) else {
             return std::future::pending().await;
         };
         // An error means that the thread has ended as well.
@@ -383,7 +384,11 @@ impl FastPath {
     pub fn status(&self) -> FastPathStatus {
         let (attached, names, answers) = self
             .running(|Running { publisher, session }| {
-                (session.attached(), publisher.status.lock().clone(), *publisher.answers_status.lock())
+                (
+                    session.attached.lock().clone(),
+                    publisher.status.lock().clone(),
+                    *publisher.answers_status.lock(),
+                )
             })
             .unwrap_or_default();
         let AttacherStatus { interfaces, programs, ready: _, pinned_at } = attached;

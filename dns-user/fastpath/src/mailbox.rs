@@ -14,14 +14,14 @@ pub(super) struct Sender<T> {
     /// Declared before `wake`, and so dropped first: the receiver, woken by the end of `wake`,
     /// finds the channel closed.
     messages: mpsc::Sender<T>,
-    /// Carries one byte per message.
-    wake: UnixStream,
+    /// Notified of each message.
+    wake: Notifier,
 }
 
 /// The receiving end: readable while messages are pending, and after the sender is gone.
 pub(super) struct Receiver<T> {
     messages: mpsc::Receiver<T>,
-    woken: UnixStream,
+    woken: Notifications,
 }
 
 /// The other end of the channel is gone.
@@ -30,17 +30,14 @@ pub(super) struct Ended;
 
 pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
     let (messages, received) = mpsc::channel();
-    let (wake, woken) = UnixStream::pair()?;
-    wake.set_nonblocking(true)?;
-    woken.set_nonblocking(true)?;
+    let (wake, woken) = notifications()?;
     Ok((Sender { messages, wake }, Receiver { messages: received, woken }))
 }
 
 impl<T> Sender<T> {
     pub(super) fn send(&self, message: T) -> Result<(), Ended> {
         self.messages.send(message).map_err(|_| Ended)?;
-        // An error means that the stream is full of unread wake-ups or that the receiver is gone.
-        let _ = (&self.wake).write(&[0]);
+        self.wake.notify();
         Ok(())
     }
 }
@@ -55,9 +52,8 @@ impl<T> Receiver<T> {
         };
         match next() {
             Ok(None) => {
-                let mut bytes = [0; 64];
-                let _ = (&self.woken).read(&mut bytes);
-                // One of these bytes may belong to a message that has arrived in the meantime.
+                self.woken.clear();
+                // One of the wake-ups may belong to a message that has arrived in the meantime.
                 next()
             }
             found => found,

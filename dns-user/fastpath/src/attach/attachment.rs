@@ -27,7 +27,7 @@ pub(crate) enum HookError {
     NoProgram(#[from] Missing),
     /// An interface takes one XDP program, and another program is attached.
     #[error("{hook}: {occupant} is attached already")]
-    Occupied { hook: Hook, occupant: Occupant },
+    Occupied { hook: Hook, occupant: String },
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
     /// The driver supports XDP, but not with the interface's current configuration.
@@ -41,39 +41,12 @@ pub(crate) enum HookError {
     Os { hook: Hook, error: io::Error },
 }
 
-/// A foreign XDP program, as far as the kernel reveals it.
-#[derive(Debug)]
-pub(crate) enum Occupant {
-    /// Name and user are known, which needs CAP_SYS_ADMIN.
-    Identified {
-        id: u32,
-        /// The program's name and the user that loaded it.
-        info: bpf::ProgramInfo,
-    },
-    Id(u32),
-    Unknown,
-}
-
-impl Occupant {
-    /// Looks up the program with this id; without CAP_SYS_ADMIN only the id is known.
-    fn find(id: Option<u32>) -> Self {
-        let Some(id) = id else { return Self::Unknown };
-        match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
-            Ok(info) => Self::Identified { id, info },
-            Err(_) => Self::Id(id),
-        }
-    }
-}
-
-impl fmt::Display for Occupant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Identified { id, info } => {
-                write!(f, "XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid)
-            }
-            Self::Id(id) => write!(f, "the XDP program with id {id}"),
-            Self::Unknown => f.write_str("another XDP program"),
-        }
+/// Describes the foreign XDP program with this id; name and user are known with CAP_SYS_ADMIN only.
+fn occupant(id: Option<u32>) -> String {
+    let Some(id) = id else { return "another XDP program".to_owned() };
+    match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
+        Ok(info) => format!("XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid),
+        Err(_) => format!("the XDP program with id {id}"),
     }
 }
 
@@ -106,19 +79,24 @@ enum HookHandle {
     Filter(Filter),
 }
 
-/// A program on a hook.
+/// A program on a hook of an interface.
 #[derive(Debug)]
-pub(crate) struct HookAttachment {
+pub(crate) struct Attachment {
+    ifindex: u32,
     pub(crate) hook: Hook,
     handle: HookHandle,
     /// The link's pin.
     pin: Option<PathBuf>,
+    /// The reason for the hook.
+    pub(crate) why: String,
 }
 
-impl HookAttachment {
-    pub(crate) fn take(
+impl Attachment {
+    /// Attaches to a hook of an interface, for this reason.
+    pub(super) fn make(
         hook: Hook,
         interface: &Link,
+        why: String,
         context: &mut AttachContext<'_>,
     ) -> Result<Self, HookError> {
         let (handle, pin) = attach(hook, interface, context)?;
@@ -126,17 +104,17 @@ impl HookAttachment {
             HookHandle::Link(link) => pin_new(context.pins, link, interface, hook),
             HookHandle::Filter(_) => None,
         });
-        Ok(Self { hook, handle, pin })
+        Ok(Self { ifindex: interface.ifindex, hook, handle, pin, why })
     }
 
-    pub(crate) fn state(&self, ifindex: u32, programs: &Programs, netlink: &mut Socket) -> AttachState {
+    pub(crate) fn state(&self, programs: &Programs, netlink: &mut Socket) -> AttachState {
         let program = match &self.handle {
             HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
-                Ok(info) if info.ifindex == ifindex => Some(info.program_id),
+                Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
                 _ => None,
             },
             HookHandle::Filter(Filter { priority, .. }) => {
-                let filters = netlink.filters(ifindex).unwrap_or_default();
+                let filters = netlink.filters(self.ifindex).unwrap_or_default();
                 let filter = filters.into_iter().find(|filter| filter.priority == *priority);
                 // Another program may have been put in our place, which is no takeover.
                 filter.filter(|filter| programs.filters.are(&filter.name)).map(|filter| filter.program)
@@ -150,9 +128,9 @@ impl HookAttachment {
     }
 
     /// Detaches the program, unless a successor has replaced it.
-    pub(crate) fn leave(self, ifindex: u32, programs: &Programs, netlink: &mut Socket) {
-        let state = self.state(ifindex, programs, netlink);
-        let Self { hook: _, handle, pin } = self;
+    pub(crate) fn detach(self, programs: &Programs, netlink: &mut Socket) {
+        let state = self.state(programs, netlink);
+        let Self { ifindex, hook: _, handle, pin, why: _ } = self;
         if state == AttachState::TakenOver {
             return;
         }
@@ -233,7 +211,7 @@ fn attach(
 fn explain(hook: Hook, link: &Link, error: io::Error) -> HookError {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => {
-            HookError::Occupied { hook, occupant: Occupant::find(link.xdp_program) }
+            HookError::Occupied { hook, occupant: occupant(link.xdp_program) }
         }
         Some(libc::EOPNOTSUPP) if hook == Hook::Native => HookError::NoNativeXdp,
         Some(libc::EINVAL) if hook == Hook::Tcx => HookError::NoTcx,

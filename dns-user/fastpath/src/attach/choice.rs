@@ -1,13 +1,11 @@
 //! The choice of hooks for an interface.
 
-use std::fmt;
-
 use dns_core::config::HookMode;
 
 use crate::{
     attach::{
-        attachment::{AttachContext, AttachState, ClsactError, Hook, HookAttachment, HookError},
-        netlink::{ETHERNET, LOOPBACK, Link, Socket},
+        attachment::{AttachContext, Attachment, ClsactError, Hook, HookError},
+        netlink::{ETHERNET, LOOPBACK, Link},
     },
     programs::{Missing, Program, Programs},
 };
@@ -18,8 +16,6 @@ pub(crate) struct Plan {
     hooks: Vec<Hook>,
     /// The reason for choosing the first one.
     why: String,
-    /// Whether a fallback from the first hook is logged as a warning.
-    wanted_first: bool,
 }
 
 impl Plan {
@@ -44,35 +40,9 @@ pub(crate) enum NotServed {
     NoEthernet,
     #[error("xdp.mode is off")]
     Off,
-    #[error(transparent)]
-    Hooks(#[from] Refusals),
-}
-
-/// Hooks that refused the program, with the reasons.
-#[derive(Debug, Default, thiserror::Error)]
-pub(crate) struct Refusals(Vec<HookError>);
-
-impl Refusals {
-    /// Adds a refusal. An error of a program is listed once, even if several hooks need that
-    /// program.
-    fn push(&mut self, refusal: HookError) {
-        let is_same = |known: &HookError| match (known, &refusal) {
-            (HookError::NoProgram(known), HookError::NoProgram(missing)) => known == missing,
-            _ => false,
-        };
-        if !self.0.iter().any(is_same) {
-            self.0.push(refusal);
-        }
-    }
-}
-
-impl fmt::Display for Refusals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().enumerate().try_for_each(|(number, refusal)| {
-            let separator = if number == 0 { "" } else { "; " };
-            write!(f, "{separator}{refusal}")
-        })
-    }
+    /// Every hook refused the program; holds the reasons.
+    #[error("{0}")]
+    Hooks(String),
 }
 
 /// The tc hook to try first.
@@ -94,93 +64,60 @@ pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, 
         TcOrder::Tcx => [Hook::Tcx, Hook::Clsact],
         TcOrder::Clsact => [Hook::Clsact, Hook::Tcx],
     };
-    let plan = |hooks: &[Hook], why: &str, wanted_first| {
+    let plan = |hooks: &[Hook], why: &str| {
         let why = match order {
             TcOrder::Tcx => why.to_owned(),
             TcOrder::Clsact => format!("{why}; clsact does not hold up other network configuration"),
         };
-        Plan { hooks: hooks.into(), why, wanted_first }
+        Plan { hooks: hooks.into(), why }
     };
     Ok(match mode {
         HookMode::Off => return Err(NotServed::Off),
-        HookMode::Tc => plan(&[first, second], "mode is tc", false),
-        HookMode::Native => plan(&[Hook::Native, first, second], "mode is native", true),
+        HookMode::Tc => plan(&[first, second], "mode is tc"),
+        HookMode::Native => plan(&[Hook::Native, first, second], "mode is native"),
         // Native XDP slows other traffic with every driver: virtio_net loses its guest's offloads,
         // jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth needs a
         // program at its other end.
-        HookMode::Auto => plan(&[first, second], "auto: tc does not slow other traffic", false),
+        HookMode::Auto => plan(&[first, second], "auto: tc does not slow other traffic"),
     })
 }
 
-#[derive(Debug)]
-pub(crate) struct Attachment {
-    ifindex: u32,
-    /// The program on it.
-    program: HookAttachment,
-    why: String,
-}
-
-impl Attachment {
-    /// Attaches to the best hook of the plan that accepts the program, replacing a predecessor's.
-    pub(crate) fn make(plan: Plan, link: &Link, context: &mut AttachContext<'_>) -> Result<Self, NotServed> {
-        let Plan { hooks, why, wanted_first } = plan;
-        let (mut refusals, mut is_unsettled) = (Refusals::default(), false);
-        for (index, &hook) in hooks.iter().enumerate() {
-            match context.programs.get(Program::of(hook)) {
-                Ok(_) => {}
-                Err(Missing::Loading) => return Err(NotServed::Loading),
-                Err(missing) => {
-                    refusals.push(missing.into());
-                    continue;
-                }
+/// Attaches to the best hook of the plan that accepts the program, replacing a predecessor's.
+pub(crate) fn attach(
+    plan: Plan,
+    link: &Link,
+    context: &mut AttachContext<'_>,
+) -> Result<Attachment, NotServed> {
+    let Plan { hooks, why } = plan;
+    let (mut refusals, mut is_unsettled) = (Vec::<String>::new(), false);
+    for (index, &hook) in hooks.iter().enumerate() {
+        let reason =
+            if refusals.is_empty() { why.clone() } else { format!("{why}; but {}", refusals.join("; ")) };
+        let attachment = match Attachment::make(hook, link, reason, context) {
+            Ok(attachment) => attachment,
+            Err(HookError::NoProgram(Missing::Loading)) => return Err(NotServed::Loading),
+            Err(HookError::Clsact(ClsactError::Unsettled)) => {
+                is_unsettled = true;
+                continue;
             }
-            let program = match HookAttachment::take(hook, link, context) {
-                Ok(attachment) => attachment,
-                Err(HookError::Clsact(ClsactError::Unsettled)) => {
-                    is_unsettled = true;
-                    continue;
-                }
-                Err(refusal) => {
+            Err(refusal) => {
+                let refusal = refusal.to_string();
+                // Several hooks may need one program.
+                if !refusals.contains(&refusal) {
                     refusals.push(refusal);
-                    continue;
                 }
-            };
-            let why = if refusals.0.is_empty() { why } else { format!("{why}; but {refusals}") };
-            // A fallback from tcx to clsact only means an older kernel, about which nothing can be
-            // done.
-            if index > 0 && hooks[0].is_xdp() {
-                if wanted_first {
-                    tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
-                } else {
-                    tracing::info!(interface = %link.name, %hook, why, "best hook unavailable; falling back to tc");
-                }
+                continue;
             }
-            return Ok(Self { ifindex: link.ifindex, program, why });
+        };
+        let why = &attachment.why;
+        // A fallback from tcx to clsact only means an older kernel, about which nothing can be
+        // done.
+        if index > 0 && hooks[0].is_xdp() {
+            tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
         }
-        Err(if is_unsettled { NotServed::Unsettled } else { refusals.into() })
+        return Ok(attachment);
     }
-
-    pub(crate) fn hook(&self) -> Hook {
-        self.program.hook
-    }
-
-    pub(crate) fn why(&self) -> &str {
-        &self.why
-    }
-
-    pub(crate) fn state(&self, programs: &Programs, netlink: &mut Socket) -> AttachState {
-        self.program.state(self.ifindex, programs, netlink)
-    }
-
-    /// Detaches the program, unless a successor has replaced it.
-    pub(crate) fn detach(self, programs: &Programs, netlink: &mut Socket) {
-        self.program.leave(self.ifindex, programs, netlink);
-    }
-
-    /// Returns whether the attachment outlives the process.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.program.is_kept()
-    }
+    Err(if is_unsettled { NotServed::Unsettled } else { NotServed::Hooks(refusals.join("; ")) })
 }
 
 #[cfg(test)]

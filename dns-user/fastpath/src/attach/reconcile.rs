@@ -18,8 +18,8 @@ use tokio::sync::watch;
 
 use self::report::InterfacesStatus;
 use super::{
-    attachment::{self, AttachContext, AttachState, Hook, IngressSlot},
-    choice::{self, Attachment, NotServed, TcOrder},
+    attachment::{self, AttachContext, AttachState, Attachment, Hook, IngressSlot},
+    choice::{self, NotServed, TcOrder},
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
     netlink::{Link, LocalAddress, Socket},
@@ -103,9 +103,9 @@ enum Command {
 /// Handle of the thread that follows the interfaces.
 pub(crate) struct Interfaces {
     commands: mailbox::Sender<Command>,
-    status: watch::Receiver<InterfacesStatus>,
+    pub(crate) status: watch::Receiver<InterfacesStatus>,
     /// Becomes true after the first round.
-    ready: watch::Receiver<bool>,
+    pub(crate) ready: watch::Receiver<bool>,
     thread: JoinHandle<()>,
 }
 
@@ -163,15 +163,6 @@ impl Interfaces {
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
         // See `set_listen`.
         let _ = self.commands.send(Command::Arrived(arrivals));
-    }
-
-    pub(crate) fn status(&self) -> InterfacesStatus {
-        self.status.borrow().clone()
-    }
-
-    /// Becomes true when all interfaces present at the start have been processed.
-    pub(crate) fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.clone()
     }
 
     /// Ends the thread, and detaches the programs if `on_stop` says so.
@@ -639,15 +630,15 @@ impl InterfaceReconciler {
         let Self { setting, netlink, rtnl, cni_grace, .. } = self;
         let begun = Instant::now();
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
-            rtnl.run(Some(backlog), || Attachment::make(plan, link, &mut context(setting, netlink, settled)))
+            rtnl.run(Some(backlog), || choice::attach(plan, link, &mut context(setting, netlink, settled)))
         });
         cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
         match made {
             Ok(attachment) => {
-                if self.earlier_filters.remove(&link.ifindex) && attachment.hook() != Hook::Clsact {
+                if self.earlier_filters.remove(&link.ifindex) && attachment.hook != Hook::Clsact {
                     self.remove_earlier_filter(link.ifindex);
                 }
-                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
+                tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(link.ifindex, OnInterface { attachment, replies: (0, now) });
             }

@@ -29,7 +29,6 @@ use crate::{
     FastPathError,
     attach::{
         attachment::Filters,
-        gate::Arrival,
         pins::{KeptMaps, PinnedLink, Pins},
         reconcile::{Interfaces, Setting},
         selection::Selection,
@@ -90,19 +89,13 @@ pub(super) fn serve(
     on_stop.map(drop)
 }
 
-/// Maps and programs that are loaded before a server requests them.
-struct Early {
-    authority: Authority,
-    loaded: Loaded,
-}
-
 /// Loads maps, and lets the kernel verify programs, for the server that has started this attacher; `None` if that
 /// fails: its request will show the reason.
-fn load_early(read: &ReadAuthority) -> Option<Early> {
+fn load_early(read: &ReadAuthority) -> Option<(Authority, Loaded)> {
     let authority = read().ok()?;
     let mut loaded = Loaded::load(&authority).ok()?;
     loaded.order_programs(&authority.xdp);
-    Some(Early { authority, loaded })
+    Some((authority, loaded))
 }
 
 /// Loads the maps requested by a server, unless they were loaded early, and finds what its predecessor left; the error
@@ -111,7 +104,7 @@ fn prepare(
     layout: u32,
     listen: &[SocketAddr],
     read: &ReadAuthority,
-    early: Option<Early>,
+    early: Option<(Authority, Loaded)>,
 ) -> Result<(Authority, Vec<SocketAddr>, Prepared), String> {
     if layout != LAYOUT_VERSION {
         return Err(format!(
@@ -124,9 +117,9 @@ fn prepare(
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
     let is_same =
-        |early: &Early| (&early.authority.xdp, early.authority.main) == (&authority.xdp, authority.main);
+        |(early, _): &(Authority, Loaded)| (&early.xdp, early.main) == (&authority.xdp, authority.main);
     let loaded = match early.filter(is_same) {
-        Some(early) => early.loaded,
+        Some((_, loaded)) => loaded,
         None => Loaded::load(&authority).map_err(|error| error.to_string())?,
     };
     let prepared = loaded.find_predecessor(&authority);
@@ -203,9 +196,9 @@ impl Session<'_> {
                 if let Ok(authority) = (self.read)() {
                     self.authority = authority;
                 }
-                self.installed.set_listen(&self.authority.allowed(&endpoints));
+                self.installed.interfaces.set_listen(&self.authority.allowed(&endpoints));
             }
-            ServerMessage::Arrived(arrivals) => self.installed.report(arrivals),
+            ServerMessage::Arrived(arrivals) => self.installed.interfaces.report(arrivals),
             ServerMessage::Filled => {
                 self.place.serves();
                 self.filled.send_replace(1);
@@ -400,21 +393,11 @@ impl Installed {
     /// Returns the state of interfaces and programs.
     fn status(&self) -> AttacherStatus {
         AttacherStatus {
-            interfaces: self.interfaces.status(),
+            interfaces: self.interfaces.status.borrow().clone(),
             programs: self.statuses.all(),
-            ready: *self.interfaces.ready().borrow(),
+            ready: *self.interfaces.ready.borrow(),
             pinned_at: self.pins.as_ref().map(|pins| pins.folder().to_path_buf()),
         }
-    }
-
-    /// Reports the queries that reached the server's sockets, see [`Interfaces::report`].
-    fn report(&self, arrivals: Vec<Arrival>) {
-        self.interfaces.report(arrivals);
-    }
-
-    /// Replaces the served addresses.
-    fn set_listen(&self, endpoints: &[SocketAddr]) {
-        self.interfaces.set_listen(endpoints);
     }
 
     /// Detaches everything, or leaves it to a successor.

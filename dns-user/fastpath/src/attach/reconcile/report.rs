@@ -141,9 +141,9 @@ impl InterfaceReconciler {
         let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
             // Served, but only for some endpoints.
             (Some(on), Some(why), _, _) => {
-                (InterfaceState::Served, format!("{}; not for every endpoint: {why}", on.attachment.why()))
+                (InterfaceState::Served, format!("{}; not for every endpoint: {why}", on.attachment.why))
             }
-            (Some(on), None, _, _) => (InterfaceState::Served, on.attachment.why().to_owned()),
+            (Some(on), None, _, _) => (InterfaceState::Served, on.attachment.why.clone()),
             (None, Some(why), _, _) => (InterfaceState::Refused, why),
             (None, None, Some(refused), _) => (InterfaceState::Refused, refused.why.clone()),
             (None, None, None, Some(Waiting::Witness(client))) => {
@@ -175,7 +175,7 @@ impl InterfaceReconciler {
             name: link.name.clone(),
             ifindex,
             state,
-            hook: on.map(|on| on.attachment.hook()),
+            hook: on.map(|on| on.attachment.hook),
             slot: self.setting.scope.interface(ifindex),
             why,
         })
