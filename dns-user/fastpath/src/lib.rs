@@ -92,7 +92,7 @@ use dns_kit::clock::kernel_monotonic_ns;
 /// userspace.
 #[doc(hidden)]
 pub mod forwarded {
-    pub use crate::map::answer::{LocalReply, encode, encode_local, model, models};
+    pub use crate::map::answer::{LocalReply, encode, encode_local};
 
     /// Returns the entry of the local replies to a question of clients with this EDNS size.
     pub fn local_entry(

@@ -5,6 +5,7 @@
 use dns_core::wire::{Parsed, Transport, parse};
 use dns_fastpath::forwarded;
 use dns_upstream::fuzzing::{CachedReplies, is_sound};
+use test_support::forwarded::model;
 
 thread_local! {
     /// Shared, because creating the cache is slower than handling a reply.
@@ -27,7 +28,7 @@ pub(crate) fn run(bytes: &[u8]) {
 
     let Some(entry) = given.copy.and_then(|answer| forwarded::encode(&answer, 7, 1)) else { return };
     let Parsed::Query(query) = parse(query) else { return };
-    let by_program = forwarded::model(&entry, &query, 0);
+    let by_program = model(&entry, &query, 0);
     // Without RD, userspace answers.
     let is_given = query.recursion_desired() && kept.len() <= query.limit(Transport::Udp);
     assert_eq!(by_program, is_given.then_some(kept), "program and userspace differ");

@@ -1,6 +1,7 @@
 //! Help for tests of several crates.
 
 pub mod command_page;
+pub mod forwarded;
 mod ports;
 
 pub use ports::free_address;

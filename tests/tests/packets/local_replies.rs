@@ -6,9 +6,10 @@ use dns_common::counters::Outcome;
 use dns_core::wire::{Parsed, parse};
 use dns_fastpath::{
     AnswerQuestion,
-    forwarded::{LocalReply, encode_local, models},
+    forwarded::{LocalReply, encode_local},
 };
 use dns_kit::clock::BootInstant;
+use test_support::forwarded::models;
 use whole_system_tests::program::{Hook, Program};
 use zerocopy::IntoBytes as _;
 

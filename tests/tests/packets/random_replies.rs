@@ -4,9 +4,10 @@ use std::{collections::HashSet, iter, thread, time::Duration};
 
 use dns_common::forwarded::{ANY_LIMIT, AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, Variant, ones_sum};
 use dns_core::wire::{Parsed, parse};
-use dns_fastpath::forwarded::{encode, model};
+use dns_fastpath::forwarded::encode;
 use dns_upstream::fuzzing::CachedReplies;
 use fastrand::Rng;
+use test_support::forwarded::model;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::{

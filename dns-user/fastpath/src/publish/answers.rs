@@ -746,7 +746,7 @@ mod tests {
             message.extend(name.parse::<Name>().unwrap().as_wire());
             message.extend([0, 33, 0, 1]);
             let Parsed::Query(query) = parse(&message) else { panic!("a query") };
-            answer::models(&entry, &query, 0)
+            test_support::forwarded::models(&entry, &query, 0)
         }
 
         /// Offers an answer as the publisher's handle does.

@@ -5,11 +5,9 @@ use std::collections::BTreeSet;
 
 use dns_consul::{config::Config as ConsulConfig, definition::Definitions};
 use dns_core::wire::{Parsed, opt_record, parse};
-use dns_fastpath::{
-    AnswerQuestion,
-    forwarded::{local_entry, models},
-};
+use dns_fastpath::{AnswerQuestion, forwarded::local_entry};
 use hickory_proto::rr::Record;
+use test_support::forwarded::models;
 
 use super::*;
 use crate::consul::{Catalogs, ConsulNames};
