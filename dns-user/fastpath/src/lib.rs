@@ -57,7 +57,7 @@ pub use self::{
         answers::{AnswersStatus, HeldReply, RepliesStatus},
         publisher::{AnswerKey, Publisher},
         replies::is_answerable,
-        table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
+        table::{NameSource, TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
 };
 use self::{

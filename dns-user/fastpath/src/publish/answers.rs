@@ -230,7 +230,7 @@ impl AnswerTable {
         questions: Arc<QuestionFilter>,
     ) -> Self {
         let reply_bytes = if max_replies > 0 { REPLY_BYTES } else { 0 };
-        let outside_bytes = store.fill().total.saturating_sub(reply_bytes);
+        let outside_bytes = store.allocator.fill().total.saturating_sub(reply_bytes);
         let (denials, denial_bytes) = (max_replies / DENIAL_SHARE, reply_bytes / DENIAL_SHARE);
         let rooms = [
             Room::new(limit, outside_bytes),
@@ -312,7 +312,7 @@ impl AnswerTable {
             }
         }
         self.reclaim();
-        let Some(location) = self.store.allocate(size) else {
+        let Some(location) = self.store.allocator.allocate(size) else {
             let enough = self.store.batch(size);
             while !self.store.will_have(enough) && self.evict(part) {}
             self.reclaim();
@@ -361,14 +361,14 @@ impl AnswerTable {
             }
             match (&record.content, task) {
                 (Content::Forwarded { ends_ns, renewal }, Task::Renew) => {
-                    if self.store.last_used_ns(record.location) != 0 {
+                    if self.store.memory.last_used_ns(record.location) != 0 {
                         renewals.push(renewal.clone());
                     }
                     self.schedule(Due { at_ns: *ends_ns, key, since_ns, task: Task::Remove });
                 }
                 (Content::Forwarded { .. }, Task::Remove) => drop(self.remove(key)),
                 (Content::Local(local), Task::Redraw) => {
-                    let is_used = self.store.last_used_ns(record.location) != local.used_ns;
+                    let is_used = self.store.memory.last_used_ns(record.location) != local.used_ns;
                     if is_used && redrawn < REDRAWN_AT_ONCE {
                         redrawn += 1;
                         self.redraw(key, source, now_ns);
@@ -398,8 +398,8 @@ impl AnswerTable {
         AnswersStatus {
             entries: outside.count,
             max_entries: outside.limit,
-            store: self.store.fill(),
-            written: self.store.written(),
+            store: self.store.allocator.fill(),
+            written: self.store.written,
             evicted: outside.evicted,
             unfitting: self.unfitting,
             renewals: self.renewals,
@@ -421,7 +421,7 @@ impl AnswerTable {
         let room = &mut rooms[part as usize];
         let last_used = |key, ticket| {
             let is_same = |record: &&Record| record.part == part && record.ticket == ticket;
-            Some(store.last_used_ns(records.get(&key).filter(is_same)?.location))
+            Some(store.memory.last_used_ns(records.get(&key).filter(is_same)?.location))
         };
         let Some(key) = room.queue.next(room.count, last_used) else { return false };
         room.evicted += 1;
@@ -604,10 +604,10 @@ impl AnswerTable {
             return false;
         };
         if let Some(record) = self.records.get(&key).filter(|record| record.part == part) {
-            if self.store.says(record.location, &words) {
+            if self.store.memory.equals_but_last_used(record.location, &words) {
                 return true;
             }
-            words[0] = self.store.last_used_ns(record.location);
+            words[0] = self.store.memory.last_used_ns(record.location);
         }
         (local.is_sample, local.used_ns) = (is_sample, words[0]);
         if self.place(key, &words, part, now_ns, Content::Local(local)).is_none() {

@@ -120,7 +120,7 @@ impl Dependents {
     }
 }
 
-/// For [`super::table::fuzzing`] and tests.
+/// For [`super::table::fuzz`] and tests.
 impl Dependents {
     /// Returns whether a name depends on a set, and the index leads from each of its instances to
     /// the set.

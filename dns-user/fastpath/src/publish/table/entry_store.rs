@@ -4,15 +4,12 @@
 use std::sync::Arc;
 
 use dns_common::entry::{CELL_SIZE, Location};
-use dns_core::name::Name;
 use memmap2::MmapRaw;
 
-use super::records::Placed;
 use crate::{
     map::{
         index::{Full, Index},
-        layout::{is_named, read_name},
-        store::{CellAllocator, EntryMemory, StoreFill, cells},
+        store::{CellAllocator, EntryMemory, cells},
         words::Words,
     },
     publish::lease::GracePeriods,
@@ -26,13 +23,22 @@ const RESERVE_SHARE: u32 = 8;
 /// frees room for many names.
 const BATCH_SHARE: u32 = 64;
 
+/// The position of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// Hash of the entry's name.
+    pub(crate) key: u64,
+    pub(crate) location: Location,
+    pub(crate) size: usize,
+}
+
 /// The store of entries and its index.
 pub(crate) struct EntryStore<W = MmapRaw> {
     index: Index<W>,
-    memory: Arc<EntryMemory<W>>,
-    allocator: CellAllocator,
+    pub(crate) memory: Arc<EntryMemory<W>>,
+    pub(crate) allocator: CellAllocator,
     /// Entries written since the start.
-    written: u64,
+    pub(crate) written: u64,
 }
 
 impl<W: Words> EntryStore<W> {
@@ -40,32 +46,7 @@ impl<W: Words> EntryStore<W> {
         Self { index, allocator: CellAllocator::new(memory.chunks()), memory, written: 0 }
     }
 
-    /// Returns when the programs last answered from an entry, in ns of `CLOCK_MONOTONIC_COARSE`; 0:
-    /// never.
-    pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
-        self.memory.last_used_ns(location)
-    }
-
-    /// Returns the name of an entry; `None` if a foreign process has overwritten the store.
-    pub(super) fn name(&self, location: Location) -> Option<Name> {
-        read_name(&self.memory, location)
-    }
-
-    pub(super) fn is_named(&self, location: Location, name: &Name) -> bool {
-        is_named(&self.memory, location, name)
-    }
-
-    /// Returns whether an entry has these words, apart from the last-used time.
-    pub(crate) fn says(&self, location: Location, words: &[u64]) -> bool {
-        self.memory.equals_but_last_used(location, words)
-    }
-
-    /// Allocates cells for `size` bytes; `None` if no contiguous run is free.
-    pub(crate) fn allocate(&mut self, size: usize) -> Option<Location> {
-        self.allocator.allocate(size)
-    }
-
-    /// Like `allocate`, without touching the reserve.
+    /// Allocates cells for `size` bytes without touching the reserve.
     pub(super) fn allocate_beside_reserve(&mut self, size: usize) -> Option<Location> {
         if self.allocator.free_cells() < cells(size) + self.reserve() {
             return None;
@@ -121,33 +102,15 @@ impl<W: Words> EntryStore<W> {
         self.allocator.free(entry.location, entry.size);
     }
 
-    /// Begins a grace period: cells freed so far become free once it ends. Returns `false` if there
-    /// are none, or if one is already running.
-    pub(crate) fn begin_grace_period(&mut self) -> bool {
-        self.allocator.begin_grace_period()
-    }
-
-    pub(crate) fn end_grace_period(&mut self) {
-        self.allocator.end_grace_period();
-    }
-
     /// Frees cells whose grace period has ended and begins the next one.
     pub(crate) fn reclaim(&mut self, grace: &mut GracePeriods) {
         if grace.ended() {
-            self.end_grace_period();
+            self.allocator.end_grace_period();
         }
-        if !grace.is_running() && self.begin_grace_period() {
+        if !grace.is_running() && self.allocator.begin_grace_period() {
             // If the thread of the grace periods has ended, these cells stay in quarantine.
             grace.begin();
         }
-    }
-
-    pub(crate) fn fill(&self) -> StoreFill {
-        self.allocator.fill()
-    }
-
-    pub(crate) fn written(&self) -> u64 {
-        self.written
     }
 
     /// Returns the number of cells that learned names leave free.

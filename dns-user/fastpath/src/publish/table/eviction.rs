@@ -64,7 +64,7 @@ impl Table {
     fn cells_for_listed(&mut self) -> Option<Location> {
         let size = self.encoded.size();
         for _ in 0..ROUNDS_FOR_ONE {
-            if let Some(location) = self.store.allocate(size) {
+            if let Some(location) = self.store.allocator.allocate(size) {
                 return Some(location);
             }
             if !self.store.will_have(size) && !self.evict_batch() {
@@ -83,8 +83,11 @@ impl Table {
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
         self.reclaim();
-        let found =
-            if replaces { self.store.allocate(size) } else { self.store.allocate_beside_reserve(size) };
+        let found = if replaces {
+            self.store.allocator.allocate(size)
+        } else {
+            self.store.allocate_beside_reserve(size)
+        };
         if found.is_none() && !self.store.will_have(self.store.batch(0)) && self.exchange.take(Instant::now())
         {
             self.evict_batch();

@@ -14,8 +14,7 @@
 
 mod entry_store;
 mod eviction;
-pub mod fuzzing;
-mod machine;
+pub mod fuzz;
 mod records;
 mod status;
 
@@ -23,12 +22,12 @@ use std::{any::Any, cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
+pub(crate) use self::entry_store::{EntryStore, Placed};
 use self::records::{Kind, Listing, Pass, Record, Records, Step, Unfitting};
 pub use self::status::{TableStatus, UnfittingStatus};
-pub(crate) use self::{entry_store::EntryStore, records::Placed};
 use crate::{
     Admission,
-    map::layout::Encoded,
+    map::layout::{Encoded, is_named, read_name},
     publish::{
         dependents::Dependents,
         learn_filter::{Allowance, LearnFilter},
@@ -290,7 +289,7 @@ impl Table {
             return;
         }
         let concerned = |record: &Record| {
-            let name = self.store.name(record.location());
+            let name = read_name(&self.store.memory, record.location());
             // A name that cannot be read is removed.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
         };
@@ -342,7 +341,7 @@ impl Table {
     fn reconsider(&mut self, key: u64) {
         // An earlier step may have evicted it.
         let Some(record) = self.records.get(key) else { return };
-        let used = self.store.last_used_ns(record.location()) != 0;
+        let used = self.store.memory.last_used_ns(record.location()) != 0;
         if record.kind() == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
         } else {
@@ -363,7 +362,7 @@ impl Table {
             return (keys, Vec::new());
         }
         let last_used =
-            |key| self.records.get(key).map_or(0, |record| self.store.last_used_ns(record.location()));
+            |key| self.records.get(key).map_or(0, |record| self.store.memory.last_used_ns(record.location()));
         let mut used: Vec<(u64, u64)> = keys.into_iter().map(|key| (last_used(key), key)).collect();
         if used_only {
             used.retain(|&(last_used, _)| last_used != 0);
@@ -391,7 +390,7 @@ impl Table {
     /// Resolves a name again, if it is still in the map, and updates it.
     fn refresh_known(&mut self, key: u64) {
         let Some(record) = self.records.get(key) else { return };
-        match self.store.name(record.location()) {
+        match read_name(&self.store.memory, record.location()) {
             Some(name) => self.refresh(key, &name),
             // A foreign process has overwritten the store.
             None => self.remove(key),
@@ -419,7 +418,11 @@ impl Table {
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
-            if self.records.get(key).is_some_and(|record| self.store.is_named(record.location(), name)) {
+            if self
+                .records
+                .get(key)
+                .is_some_and(|record| is_named(&self.store.memory, record.location(), name))
+            {
                 self.remove(key);
             }
         }
@@ -441,7 +444,7 @@ impl Table {
         for _ in 0..2 {
             self.reclaim();
             if self.grace.wait() {
-                self.store.end_grace_period();
+                self.store.allocator.end_grace_period();
             }
         }
     }
@@ -454,9 +457,9 @@ impl Table {
             unfitting: self.listing.unfitting(),
             max_names: self.limits.useful,
             max_negative: self.limits.negative,
-            store: self.store.fill(),
+            store: self.store.allocator.fill(),
             evicted: self.evicted,
-            written: self.store.written(),
+            written: self.store.written,
             unvouched: !self.grace.vouched(),
         }
     }
@@ -469,7 +472,7 @@ impl Table {
     /// query.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
-            Some(record) if self.store.is_named(record.location(), name) => return,
+            Some(record) if is_named(&self.store.memory, record.location(), name) => return,
             Some(_) => {
                 self.listing.note_unfitting(key, name, Unfitting::Collision);
                 return;
@@ -545,7 +548,8 @@ impl Table {
     /// Returns whether the name's entry equals the one encoded last.
     fn says_so(&self, key: u64) -> bool {
         self.records.get(key).is_some_and(|record| {
-            record.size() == self.encoded.size() && self.store.says(record.location(), self.encoded.words())
+            record.size() == self.encoded.size()
+                && self.store.memory.equals_but_last_used(record.location(), self.encoded.words())
         })
     }
 
@@ -555,14 +559,14 @@ impl Table {
         // Making room may have evicted this name itself.
         let old = self.records.get(key).map(|record| (record.location(), record.size()));
         if let Some((old, _)) = old {
-            self.encoded.set_last_used_ns(self.store.last_used_ns(old));
+            self.encoded.set_last_used_ns(self.store.memory.last_used_ns(old));
         }
         if self.store.write(entry, self.encoded.words(), old).is_err() {
             return false;
         }
         match self.records.get_mut(key) {
             Some(record) => record.place(location, size),
-            None => self.records.insert(entry, kind, self.store.last_used_ns(location)),
+            None => self.records.insert(entry, kind, self.store.memory.last_used_ns(location)),
         }
         true
     }
@@ -613,9 +617,5 @@ impl NameSource for Nothing {
     }
 }
 
-#[cfg(test)]
-mod interleavings;
-#[cfg(test)]
-mod reloads;
 #[cfg(test)]
 mod tests;

@@ -10,20 +10,14 @@ use dns_core::{
 };
 use hashbrown::{HashMap, HashSet};
 
-use super::{entry_store::EntryStore, status::UnfittingStatus};
+use super::{
+    entry_store::{EntryStore, Placed},
+    status::UnfittingStatus,
+};
 use crate::{
     map::layout::Unfitting as EntryUnfitting,
     publish::{dependents::SetNumber, second_chance::SecondChance},
 };
-
-/// The position of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
-    /// Hash of the entry's name.
-    pub(crate) key: u64,
-    pub(crate) location: Location,
-    pub(crate) size: usize,
-}
 
 /// The reason why a name is in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +171,7 @@ impl Records {
         self.counts[record.kind as usize] -= 1;
         record.kind = kind;
         self.counts[kind as usize] += 1;
-        let last_used_ns = store.last_used_ns(record.location);
+        let last_used_ns = store.memory.last_used_ns(record.location);
         self.queue(key, kind, last_used_ns);
         true
     }
@@ -187,7 +181,7 @@ impl Records {
         let Self { by_key, counts, learned, negative, several: _ } = self;
         queue_of(learned, negative, kind)?.next(counts[kind as usize], |key, ticket| {
             let record = by_key.get(&key).filter(|record| record.holds(kind, ticket))?;
-            Some(store.last_used_ns(record.location))
+            Some(store.memory.last_used_ns(record.location))
         })
     }
 

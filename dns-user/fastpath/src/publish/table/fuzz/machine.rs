@@ -15,7 +15,7 @@ use dns_common::{
 };
 use parking_lot::Mutex;
 
-use super::{EntryStore, Limits, NameSource, Table};
+use super::super::{EntryStore, Limits, NameSource, Table};
 use crate::{
     Everything,
     map::{
@@ -32,26 +32,26 @@ use dns_core::{
 };
 
 /// Hash seed of the table.
-pub(super) const SEED: u64 = 7;
+pub(crate) const SEED: u64 = 7;
 
 /// A snapshot with a fixed list of names, their addresses and whether they are listed.
 #[derive(Clone, Default)]
-pub(super) struct Fixed {
+pub(crate) struct Fixed {
     /// Whether the name is listed, and its addresses; `None`: the name does not exist.
-    pub(super) names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
+    pub(crate) names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
     /// Whether nothing is known about the differences to another snapshot.
-    pub(super) is_incomparable: bool,
+    pub(crate) is_incomparable: bool,
 }
 
 impl Fixed {
-    pub(super) fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
+    pub(crate) fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
         let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
         self.names.insert(name(text), (listed, Some(addresses)));
         self
     }
 
     /// Adds a name that is ours but does not exist.
-    pub(super) fn without(mut self, text: &str) -> Self {
+    pub(crate) fn without(mut self, text: &str) -> Self {
         self.names.insert(name(text), (false, None));
         self
     }
@@ -107,7 +107,7 @@ impl NameSource for Fixed {
 
 /// Health set by tests: the failing addresses.
 #[derive(Default)]
-pub(super) struct Failing(pub(super) Mutex<Vec<IpAddr>>);
+pub(crate) struct Failing(pub(crate) Mutex<Vec<IpAddr>>);
 
 impl Health for Failing {
     fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
@@ -116,15 +116,15 @@ impl Health for Failing {
 }
 
 /// A table in anonymous memory.
-pub(super) struct Machine {
-    pub(super) table: Table,
-    pub(super) index: Arc<IndexMemory>,
-    pub(super) memory: Arc<EntryMemory>,
+pub(crate) struct Machine {
+    pub(crate) table: Table,
+    pub(crate) index: Arc<IndexMemory>,
+    pub(crate) memory: Arc<EntryMemory>,
 }
 
 impl Machine {
     /// Returns a table with these limits and `chunks` chunks.
-    pub(super) fn with(
+    pub(crate) fn with(
         useful: usize,
         negative: usize,
         chunks: usize,
@@ -147,12 +147,12 @@ impl Machine {
     }
 
     /// Returns the location of a name's entry, according to the index.
-    pub(super) fn place(&self, text: &str) -> Option<Location> {
+    pub(crate) fn place(&self, text: &str) -> Option<Location> {
         self.index.get(hash_name(SEED, name(text).as_wire()))
     }
 
     /// Returns the program's answer for a name: the last bytes of the addresses, or the RCODE.
-    pub(super) fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
+    pub(crate) fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
         let location = self.place(text)?;
         if read_name(&self.memory, location)? != name(text) {
             return None;
@@ -168,7 +168,7 @@ impl Machine {
     }
 
     /// Sets the last-used time of a name.
-    pub(super) fn use_at(&self, text: &str, at_ns: u64) {
+    pub(crate) fn use_at(&self, text: &str, at_ns: u64) {
         let location = self.place(text).expect("a name in the map");
         let header = read_header(&self.memory, location).expect("the index leads to entries");
         let size = header.size().div_ceil(8);
@@ -179,7 +179,7 @@ impl Machine {
 
     /// Checks the invariants: the index holds exactly the records, counts and limits are right, and
     /// only the memory of the entries is in use.
-    pub(super) fn check(&self) {
+    pub(crate) fn check(&self) {
         let status = self.table.status();
         assert_eq!(self.index.locations().count(), self.table.records.iter().count());
         assert_eq!(status.published + status.learned + status.negative, self.table.records.iter().count());
@@ -199,6 +199,6 @@ impl Machine {
     }
 }
 
-pub(super) fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }

@@ -1,5 +1,8 @@
 //! Tests of the table, with an index and a store in ordinary memory.
 
+mod interleavings;
+mod reloads;
+
 use std::{
     net::Ipv4Addr,
     sync::atomic::{AtomicBool, Ordering},
@@ -10,7 +13,7 @@ use std::{
 use dns_common::entry::{CELL_SIZE, CHUNK_SIZE};
 
 use super::{
-    machine::{Failing, Fixed, Machine, SEED, name},
+    fuzz::machine::{Failing, Fixed, Machine, SEED, name},
     *,
 };
 use crate::{bpf, publish::lease::GracePeriods};

@@ -19,7 +19,7 @@ use dns_common::{
     index::{self, BUCKET_SLOTS, Bucket, Pair},
 };
 
-use super::{EntryStore, Placed};
+use super::super::{EntryStore, Placed};
 use crate::map::{
     index::{Index, IndexMemory},
     store::EntryMemory,
@@ -110,7 +110,7 @@ impl Publisher {
     /// Publishes an answer for a name, in place of an older one.
     fn publish(&mut self, Name(key): Name, answer: u64, old: Option<Placed>) -> Placed {
         let size = ENTRY_WORDS * 8;
-        let location = self.store.allocate(size).expect("there are cells enough");
+        let location = self.store.allocator.allocate(size).expect("there are cells enough");
         let new = Placed { key, location, size };
         let words = [0, key, key, answer, answer];
         self.store.write(new, &words, old.map(|old| (old.location, size))).expect("the index has room");
@@ -119,9 +119,9 @@ impl Publisher {
 
     /// Waits until no program can read freed cells.
     fn grace_period(&mut self) {
-        assert!(self.store.begin_grace_period());
+        assert!(self.store.allocator.begin_grace_period());
         drop(self.rcu.write().unwrap());
-        self.store.end_grace_period();
+        self.store.allocator.end_grace_period();
     }
 }
 

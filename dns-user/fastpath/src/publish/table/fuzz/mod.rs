@@ -5,6 +5,8 @@
 //! must follow the newest snapshot under the current health or, while the publisher is installing
 //! it, an earlier snapshot. If all names fit, every listed name is present in the end.
 
+pub(super) mod machine;
+
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
@@ -13,10 +15,8 @@ use std::{
 
 use dns_core::resolve::Existence;
 
-use super::{
-    NameSource as _,
-    machine::{Failing, Fixed, Machine, name},
-};
+use self::machine::{Failing, Fixed, Machine, name};
+use super::NameSource as _;
 use crate::publish::lease::GracePeriods;
 
 const NAMES: [&str; 9] = [

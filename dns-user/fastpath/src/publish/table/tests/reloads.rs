@@ -10,8 +10,8 @@ use std::{
 use dns_common::entry::MAX_V4;
 use proptest::prelude::*;
 
-use super::{
-    machine::{Failing, Machine},
+use super::super::{
+    fuzz::machine::{Failing, Machine},
     *,
 };
 use crate::map::layout::read_name;
