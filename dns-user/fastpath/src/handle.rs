@@ -38,8 +38,8 @@ pub struct FastPathHandle(Arc<Inner>);
 struct Inner {
     /// The current fast path, if any, followed by its predecessor while the predecessor's programs
     /// may still answer.
-    held: ArcSwap<Vec<Member>>,
-    /// Counters of the fast paths before those in `held`. Locked while `held` changes.
+    members: ArcSwap<Vec<Member>>,
+    /// Counters of the fast paths before those in `members`. Locked while `members` changes.
     ended: Mutex<Counters>,
     /// The setting for later publishers.
     exact_last_used: AtomicBool,
@@ -48,7 +48,7 @@ struct Inner {
     /// Held while a generation begins, so that every publisher receives the newest generation last.
     beginning: Mutex<()>,
     /// Whether programs of an earlier process may still give its forwarded answers.
-    inherits: watch::Sender<bool>,
+    has_previous_programs: watch::Sender<bool>,
     /// Requests to renew answers; the receiving end until it is taken.
     renewals: (mpsc::Sender<AnswerQuestion>, Mutex<Option<mpsc::Receiver<AnswerQuestion>>>),
 }
@@ -57,12 +57,12 @@ impl Default for Inner {
     fn default() -> Self {
         let (renewals, requested) = mpsc::channel(RENEWAL_QUEUE);
         Self {
-            held: ArcSwap::default(),
+            members: ArcSwap::default(),
             ended: Mutex::default(),
             exact_last_used: AtomicBool::default(),
             answer_generation: AtomicU64::new(1),
             beginning: Mutex::default(),
-            inherits: watch::Sender::new(false),
+            has_previous_programs: watch::Sender::new(false),
             renewals: (renewals, Mutex::new(Some(requested))),
         }
     }
@@ -80,36 +80,36 @@ impl FastPathHandle {
     /// Makes this fast path the current one. Its predecessor keeps receiving changes until
     /// [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
-        let held = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
-        let before = self.0.held.load().first().cloned();
-        self.set_members([Some(held), before].into_iter().flatten().collect());
+        let member = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
+        let before = self.0.members.load().first().cloned();
+        self.set_members([Some(member), before].into_iter().flatten().collect());
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
         let _newest_last = self.0.beginning.lock();
         fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
         // The attacher ended the earlier answers before it sent the maps.
-        self.0.inherits.send_replace(false);
+        self.0.has_previous_programs.send_replace(false);
     }
 
     /// Expects programs of an earlier process, which answer until [`Self::fill`], or for at most
     /// `lease`.
     pub fn expect_previous_programs(&self, lease: Duration) {
-        self.0.inherits.send_replace(true);
+        self.0.has_previous_programs.send_replace(true);
         let shared = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(lease).await;
-            shared.0.inherits.send_replace(false);
+            shared.0.has_previous_programs.send_replace(false);
         });
     }
 
     /// Waits until no program of an earlier process gives forwarded answers.
     pub async fn earlier_answers_ended(&self) {
         // Fails only if the sender is gone, and the handle owns it.
-        let _ = self.0.inherits.subscribe().wait_for(|inherits| !inherits).await;
+        let _ = self.0.has_previous_programs.subscribe().wait_for(|has_programs| !has_programs).await;
     }
 
     /// Drops the predecessor of the current fast path.
     pub fn retire(&self) {
-        let first = self.0.held.load().first().cloned();
+        let first = self.0.members.load().first().cloned();
         self.set_members(first.into_iter().collect());
     }
 
@@ -119,66 +119,63 @@ impl FastPathHandle {
         self.set_members(vec![none]);
     }
 
-    /// Replaces the held fast paths; the counters of removed ones are kept.
-    fn set_members(&self, held: Vec<Member>) {
+    /// Replaces the fast paths; the counters of removed ones are kept.
+    fn set_members(&self, members: Vec<Member>) {
         let mut ended = self.0.ended.lock();
-        let is_held = |gone: &Member| held.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));
-        let before = self.0.held.load_full();
-        for gone in before.iter().filter(|gone| !is_held(gone)).filter_map(|gone| gone.fast_path.upgrade()) {
+        let is_kept = |gone: &Member| members.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));
+        let before = self.0.members.load_full();
+        for gone in before.iter().filter(|gone| !is_kept(gone)).filter_map(|gone| gone.fast_path.upgrade()) {
             *ended = std::mem::take(&mut *ended).join(gone.counters()).ended();
         }
-        self.0.held.store(Arc::new(held));
+        self.0.members.store(Arc::new(members));
     }
 
     /// Returns the counters of all fast paths since the start of the process, except for those by
     /// interface, which count since the programs were loaded. No counter falls when the attacher restarts.
     pub fn counters(&self) -> Counters {
         let ended = self.0.ended.lock();
-        let held = self.0.held.load();
-        let counters = held.iter().filter_map(|member| member.fast_path.upgrade()).map(|one| one.counters());
+        let members = self.0.members.load();
+        let counters =
+            members.iter().filter_map(|member| member.fast_path.upgrade()).map(|one| one.counters());
         counters.fold(ended.clone(), Counters::join)
     }
 
     /// Returns whether neither [`Self::fill`] nor [`Self::clear`] has been called yet.
     pub fn is_empty(&self) -> bool {
-        self.0.held.load().is_empty()
+        self.0.members.load().is_empty()
     }
 
     /// Returns the current fast path.
     pub fn get(&self) -> Option<Arc<FastPath>> {
-        self.0.held.load().first()?.fast_path.upgrade()
+        self.0.members.load().first()?.fast_path.upgrade()
     }
 
     /// Publishes the names of a new state, see [`Publisher::install`].
     pub fn install(&self, names: &Arc<dyn NameSource>) {
-        self.tell(|publisher| publisher.install(names.clone()));
+        self.for_each(|publisher| publisher.install(names.clone()));
     }
 
     /// Resolves the names of these domains again, see [`Publisher::refresh`].
     pub fn refresh(&self, names: &Arc<dyn NameSource>, domains: &[Name]) {
-        self.tell(|publisher| publisher.refresh(names.clone(), domains));
+        self.for_each(|publisher| publisher.refresh(names.clone(), domains));
     }
 
     /// Resolves the names of these instances again, see [`Publisher::health_changed`].
     pub fn health_changed(&self, instances: &[IpAddr]) {
-        self.tell(|publisher| publisher.health_changed(instances));
+        self.for_each(|publisher| publisher.health_changed(instances));
     }
 
     /// Publishes a name that was just resolved in userspace, see [`Publisher::learn`].
     #[inline]
     pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
-        if let Some(held) = self.0.held.load().first() {
-            held.publisher.learn(name);
-        }
+        self.current(|publisher| publisher.learn(name));
     }
 
     /// Publishes the denial of a name that does not exist, see [`Self::learn`], unless the client hands
     /// over too many.
     #[inline]
     pub fn learn_denial<'n>(&self, name: impl Into<NameRef<'n>>, client: Option<IpAddr>) {
-        if let Some(held) = self.0.held.load().first() {
-            held.publisher.learn_denial(name.into(), client);
-        }
+        self.current(|publisher| publisher.learn_denial(name.into(), client));
     }
 
     /// Returns the generation of forwarded answers. Must be read before looking up an answer that
@@ -193,7 +190,7 @@ impl FastPathHandle {
     pub fn void_answers(&self) {
         let _newest_last = self.0.beginning.lock();
         let generation = self.0.answer_generation.fetch_add(1, Ordering::AcqRel) + 1;
-        self.tell(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
+        self.for_each(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
     }
 
     /// Publishes a forwarded answer that was looked up in `generation` and used in userspace,
@@ -205,47 +202,40 @@ impl FastPathHandle {
         generation: u64,
         answer: impl FnOnce() -> Option<ForwardedAnswer>,
     ) {
-        if let Some(held) = self.0.held.load().first() {
-            held.publisher.offer(question, generation, answer);
-        }
+        self.current(|publisher| publisher.offer(question, generation, answer));
     }
 
     /// Publishes the local reply to a question that userspace has just answered, if it is repeated, see
     /// [`Publisher::learn_reply`].
     #[inline]
     pub fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
-        if let Some(held) = self.0.held.load().first() {
-            held.publisher.learn_reply(question, size, client);
-        }
+        self.current(|publisher| publisher.learn_reply(question, size, client));
     }
 
     /// Replaces a forwarded answer by one that was looked up in `generation`.
     pub fn replace_answer(&self, answer: ForwardedAnswer, generation: u64) {
-        if let Some(held) = self.0.held.load().first() {
-            held.publisher.renew(answer, generation);
-        }
+        self.current(|publisher| publisher.renew(answer, generation));
     }
 
     /// Removes the forwarded answer to this question.
     pub fn remove_answer(&self, question: &AnswerKey<'_>) {
-        self.tell(|publisher| publisher.remove_answer(question));
+        self.for_each(|publisher| publisher.remove_answer(question));
     }
 
     /// Returns when an interface last gave the forwarded answer to this question, in nanoseconds of
     /// `CLOCK_MONOTONIC_COARSE`; `None` if there is none or it was never used.
     pub fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
-        self.0.held.load().first()?.publisher.answer_last_used_ns(question)
+        self.current(|publisher| publisher.answer_last_used_ns(question))?
     }
 
     /// Returns whether interfaces hold a forwarded answer to this question.
     pub fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
-        self.0.held.load().first().is_some_and(|held| held.publisher.holds_answer(question))
+        self.current(|publisher| publisher.holds_answer(question)) == Some(true)
     }
 
     /// Returns the local replies of other types that interfaces give, in no particular order.
     pub async fn local_replies(&self) -> Vec<HeldReply> {
-        let publisher = self.0.held.load().first().map(|held| held.publisher.clone());
-        match publisher {
+        match self.current(Publisher::clone) {
             Some(publisher) => publisher.local_replies().await,
             None => Vec::new(),
         }
@@ -258,43 +248,42 @@ impl FastPathHandle {
 
     /// Withdraws names that are no longer admitted, see [`Publisher::withdraw`].
     pub fn withdraw(&self, names: &[Name]) {
-        self.tell(|publisher| publisher.withdraw(names));
+        self.for_each(|publisher| publisher.withdraw(names));
     }
 
     /// Limits for some time how many queries reach userspace, see [`Publisher::shed`].
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
-        self.tell(|publisher| publisher.shed(shares, time));
+        self.for_each(|publisher| publisher.shed(shares, time));
     }
 
     /// Returns the number of queries that interfaces have passed to userspace; `None` without a
     /// fast path.
     pub fn went_up(&self) -> Option<u64> {
-        self.get().map(|fast_path| fast_path.went_up())
+        self.get().map(|fast_path| fast_path.counters.went_up())
     }
 
     /// Returns when an interface last answered for a name, see [`Publisher::last_used_ns`].
     pub fn last_used_ns(&self, name: &Name) -> Option<u64> {
-        self.0.held.load().first()?.publisher.last_used_ns(name)
+        self.current(|publisher| publisher.last_used_ns(name))?
     }
 
     /// Makes last-used times exact or cheap, see [`Publisher::keep_exact_last_used`].
     pub fn keep_exact_last_used(&self, exact: bool) {
         // Stored first, so that a publisher added concurrently sees it either way.
         self.0.exact_last_used.store(exact, Ordering::SeqCst);
-        self.tell(|publisher| publisher.keep_exact_last_used(exact));
+        self.for_each(|publisher| publisher.keep_exact_last_used(exact));
     }
 
     /// Waits until the interfaces answer from everything installed so far.
     pub async fn flushed(&self) {
-        let publisher = self.0.held.load().first().map(|held| held.publisher.clone());
-        if let Some(publisher) = publisher {
+        if let Some(publisher) = self.current(Publisher::clone) {
             publisher.flushed().await;
         }
     }
 
     /// Returns whether interfaces answer a name now.
     pub fn is_published(&self, name: &Name) -> bool {
-        self.0.held.load().first().is_some_and(|held| held.publisher.is_published(name))
+        self.current(|publisher| publisher.is_published(name)) == Some(true)
     }
 
     /// Returns the reason why no interface is served although one should be.
@@ -313,7 +302,13 @@ impl FastPathHandle {
         }
     }
 
-    fn tell(&self, what: impl Fn(&Publisher)) {
-        self.0.held.load().iter().for_each(|held| what(&held.publisher));
+    /// Calls `read` with the current publisher; `None` without one.
+    #[inline]
+    fn current<T>(&self, read: impl FnOnce(&Publisher) -> T) -> Option<T> {
+        self.0.members.load().first().map(|member| read(&member.publisher))
+    }
+
+    fn for_each(&self, change: impl Fn(&Publisher)) {
+        self.0.members.load().iter().for_each(|member| change(&member.publisher));
     }
 }

@@ -50,12 +50,16 @@ pub use self::{
     attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
     handle::FastPathHandle,
-    map::{answer::AnswerQuestion, counters::Counters, store::StoreFill},
+    map::{
+        answer::{AnswerKey, AnswerQuestion},
+        counters::Counters,
+        store::StoreFill,
+    },
     observe::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
         answers::{AnswersStatus, HeldReply, RepliesStatus},
-        publisher::{AnswerKey, Publisher},
+        publisher::Publisher,
         replies::is_answerable,
         table::{NameSource, TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
@@ -68,15 +72,12 @@ use self::{
         rules::{self, Device, Facts, Rules},
     },
     connection::{AttacherStatus, Session},
-    map::{control::ControlPage, counters::CounterPages, index::Index},
+    map::{control::ControlPage, counters::CounterPages},
     memory::Memory,
     observe::Ring,
     publish::{
-        answers::AnswerTable,
-        learn_filter::{LearnFilter, QuestionFilter},
         lease::{GracePeriods, Lease},
-        publisher::{Answers, Names, PublisherThread},
-        table::{EntryStore, Table},
+        publisher::{self, PublisherThread},
     },
 };
 use dns_core::{
@@ -269,7 +270,7 @@ impl FastPath {
         main_endpoint(config, endpoints)?;
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, grace) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
-        let Memory { index, entries, answers, control, counters, tap, limits } = memory;
+        let Memory { names, answers, control, counters, tap, limits } = memory;
         if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
             tracing::info!(names, "taking over the predecessor's learned names");
         }
@@ -282,27 +283,18 @@ impl FastPath {
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
-        let filter = Arc::new(LearnFilter::new());
-        let store = EntryStore::new(Index::new(index.clone()), entries.clone());
-        let table = Table::new((store, grace_periods()?), seed, limits, health, admission, filter.clone());
-        let answer_filter = Arc::new(LearnFilter::new());
-        let question_filter = Arc::new(QuestionFilter::default());
-        let answer_store = EntryStore::new(Index::new(answers.index.clone()), answers.entries.clone());
-        let answers = Answers {
-            table: AnswerTable::new(
-                (answer_store, grace_periods()?),
-                seed,
-                (limits.answers, limits.replies),
-                answer_filter.clone(),
-                question_filter.clone(),
-            ),
-            index: answers.index,
-            memory: answers.entries,
-            filter: answer_filter,
-            question_filter,
+        let setting = publisher::Setting {
+            names,
+            answers,
+            limits,
+            health,
+            admission,
+            seed,
+            lease: lease.clone(),
+            grace: [grace_periods()?, grace_periods()?],
+            earlier,
         };
-        let names = Names { table, index, memory: entries, filter };
-        let publisher = PublisherThread::start(names, answers, seed, lease.clone(), earlier)
+        let publisher = PublisherThread::start(setting)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
         let session = pending.attach(publisher.may_attach.clone()).map_err(asking)?;
         Ok(Self {
@@ -408,11 +400,6 @@ impl FastPath {
     /// Returns the programs' counters, as totals since they were loaded.
     pub fn counters(&self) -> Counters {
         Counters::new(self.counters.read())
-    }
-
-    /// Returns the number of packets to our endpoints that were passed to userspace.
-    fn went_up(&self) -> u64 {
-        self.counters.went_up()
     }
 
     /// Returns the reader of the tap, or `None` after the first call. Must be called within a tokio

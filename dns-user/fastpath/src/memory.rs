@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use dns_common::object as names;
+use dns_common::object;
 
 use super::{
     FastPathError,
@@ -17,7 +17,7 @@ use super::{
         counters::CounterPages,
         index::{IndexMemory, map_index},
         layout::read_name,
-        store::{EntryMemory, map_entries, map_new_entries},
+        store::{map_entries, map_new_entries},
     },
     object::SHARED_MAPS,
     observe::Ring,
@@ -26,19 +26,24 @@ use super::{
 use dns_core::name::Name;
 
 pub(super) struct Memory {
-    pub(super) index: Arc<IndexMemory>,
-    pub(super) entries: Arc<EntryMemory>,
-    pub(super) answers: AnswerMemory,
+    pub(super) names: Arc<IndexMemory>,
+    /// Forwarded answers and local replies.
+    pub(super) answers: Arc<IndexMemory>,
     pub(super) control: Arc<ControlPage>,
     pub(super) counters: Arc<CounterPages>,
     pub(super) tap: Ring,
     pub(super) limits: Limits,
 }
 
-/// The maps of the forwarded answers.
-pub(super) struct AnswerMemory {
-    pub(super) index: Arc<IndexMemory>,
-    pub(super) entries: Arc<EntryMemory>,
+/// Maps an index and the empty memory of its entries; `what` names both maps.
+fn map_empty(
+    index: &SizedMap,
+    memory: &SizedMap,
+    what: [&'static str; 2],
+) -> Result<Arc<IndexMemory>, FastPathError> {
+    let memory = map_new_entries(memory.fd.as_fd(), memory.shape).map_err(mapping(what[1]))?;
+    let index = map_index(index.fd.as_fd(), index.shape, Arc::new(memory)).map_err(mapping(what[0]))?;
+    Ok(Arc::new(index))
 }
 
 /// A map of a known shape.
@@ -50,29 +55,26 @@ pub(super) struct SizedMap {
 impl Memory {
     /// Maps the server's maps, which are in the protocol's order (`Response::Maps`).
     pub(super) fn of(maps: [SizedMap; SHARED_MAPS], limits: Limits) -> Result<Self, FastPathError> {
-        let [index, entries, answer_names, answer_entries, control, counters, tap] = maps;
-        let mapped =
-            |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
-        let store = map_new_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
-        let store = Arc::new(store);
-        let index = map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
-        let answers = map_new_entries(answer_entries.fd.as_fd(), answer_entries.shape)
-            .map_err(mapped(names::ANSWER_ENTRIES))?;
-        let answers = Arc::new(answers);
-        let answer_index = map_index(answer_names.fd.as_fd(), answer_names.shape, answers.clone())
-            .map_err(mapped(names::ANSWER_NAMES))?;
+        let [names, entries, answer_names, answer_entries, control, counters, tap] = maps;
         Ok(Self {
-            index: Arc::new(index),
-            entries: store,
-            answers: AnswerMemory { index: Arc::new(answer_index), entries: answers },
-            control: Arc::new(ControlPage::map(control.fd.as_fd()).map_err(mapped(names::CONTROL))?),
+            names: map_empty(&names, &entries, [object::NAMES, object::ENTRIES])?,
+            answers: map_empty(
+                &answer_names,
+                &answer_entries,
+                [object::ANSWER_NAMES, object::ANSWER_ENTRIES],
+            )?,
+            control: Arc::new(ControlPage::map(control.fd.as_fd()).map_err(mapping(object::CONTROL))?),
             counters: Arc::new(
-                CounterPages::map(counters.fd.as_fd(), counters.shape).map_err(mapped(names::COUNTERS))?,
+                CounterPages::map(counters.fd.as_fd(), counters.shape).map_err(mapping(object::COUNTERS))?,
             ),
-            tap: Ring::map(tap.fd, tap.shape.elements).map_err(mapped(names::TAP))?,
+            tap: Ring::map(tap.fd, tap.shape.elements).map_err(mapping(object::TAP))?,
             limits,
         })
     }
+}
+
+fn mapping(what: &str) -> impl FnOnce(io::Error) -> FastPathError {
+    move |error| FastPathError::io(&format!("mapping {what}"), error)
 }
 
 /// Returns at most `limit` names from a predecessor's maps.

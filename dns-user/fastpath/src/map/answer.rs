@@ -33,22 +33,46 @@ const TYPE_SOA: u16 = 6;
 /// Bytes of an SOA after its serial (RFC 1035, section 3.3.13).
 const AFTER_SERIAL: usize = 16;
 
-/// Returns the key of the answer to a question of class IN.
-pub(crate) fn key(seed: u64, name: NameRef<'_>, qtype: u16, dnssec_ok: bool, checking_disabled: bool) -> u64 {
-    QueryKey::new(qtype, dnssec_ok, checking_disabled).hash(hash_name(seed, name.as_wire()))
-}
-
-/// A question of class IN, in an owned form, with the flags that decide about its answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AnswerQuestion {
+/// A question of class IN with the flags that decide about its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerQuestion<N = Name> {
     /// Name of the question in lower case.
-    pub name: Name,
+    pub name: N,
     /// Type of the question.
     pub qtype: u16,
     /// DO of the query.
     pub dnssec_ok: bool,
     /// CD of the query.
     pub checking_disabled: bool,
+}
+
+/// A question with a borrowed name.
+pub type AnswerKey<'n> = AnswerQuestion<NameRef<'n>>;
+
+impl<N> AnswerQuestion<N> {
+    fn query_key(&self) -> QueryKey {
+        QueryKey::new(self.qtype, self.dnssec_ok, self.checking_disabled)
+    }
+}
+
+impl AnswerKey<'_> {
+    /// Returns the key of the answer in the index.
+    pub(crate) fn key(&self, seed: u64) -> u64 {
+        self.query_key().hash(hash_name(seed, self.name.as_wire()))
+    }
+}
+
+impl AnswerQuestion {
+    /// Returns the question of a forwarded answer.
+    pub(crate) fn of(answer: &ForwardedAnswer) -> Self {
+        let &ForwardedAnswer { ref name, qtype, dnssec_ok, checking_disabled, .. } = answer;
+        Self { name: name.clone(), qtype, dnssec_ok, checking_disabled }
+    }
+
+    /// Returns the key of the answer in the index.
+    pub(crate) fn key(&self, seed: u64) -> u64 {
+        self.query_key().hash(hash_name(seed, self.name.as_wire()))
+    }
 }
 
 /// A local reply in the forms that clients get. Messages are complete replies to queries with RD, without OPT.
@@ -112,10 +136,10 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
 /// Encodes a local reply as an entry; `None` if userspace must answer it: other RCODEs, too long a
 /// body, or a NUL byte in the name. Forms for which an entry has no room are left out.
 pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) -> Option<Vec<u64>> {
-    let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = question;
+    let name = &question.name;
     let LocalReply { plain, wide, wide_limits, serial, since_ns } = reply;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
-    let copied = RD | if *checking_disabled { CD } else { 0 };
+    let copied = RD | if question.checking_disabled { CD } else { 0 };
     let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
         let forms = messages.iter().map(|message| Form::of(message, body_at));
         let forms: Vec<Form> = forms.collect::<Option<_>>()?;
@@ -156,7 +180,7 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let (number, since_ns) = if serial_at.is_some() { (*serial, *since_ns) } else { (0, 0) };
     let header = Fields {
         name,
-        key: QueryKey::new(*qtype, *dnssec_ok, *checking_disabled),
+        key: question.query_key(),
         since_ns,
         generation: LOCAL,
         number,
@@ -354,7 +378,7 @@ mod tests {
         assert_eq!((header.ttls[0], header.generation, header.since_ns), (6, 3, 5));
         assert_eq!(&rest[..8], b"\x02ok\0\0\0\0\0");
         assert_eq!(&rest[24..40], b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01");
-        assert_eq!(header.hash, key(7, NameRef::from(&answer().name), 1, false, false));
+        assert_eq!(header.hash, AnswerQuestion::of(&answer()).key(7));
     }
 
     #[test]

@@ -60,7 +60,6 @@ impl<W: Words> Index<W> {
         }
     }
 
-    /// Removes the name with this hash whose entry is at `location`.
     pub(crate) fn remove(&mut self, hash: u64, location: Location) {
         if let Some(place) = self.memory.place(hash, location) {
             self.memory.give_back(place, hash);
@@ -73,7 +72,7 @@ impl<W: Words> Index<W> {
 #[derive(Debug)]
 pub(crate) struct IndexMemory<W = MmapRaw> {
     words: W,
-    entries: Arc<EntryMemory<W>>,
+    pub(crate) entries: Arc<EntryMemory<W>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +122,6 @@ impl<W: Words> IndexMemory<W> {
         all.filter(|&place| self.tag(place) != 0)
     }
 
-    /// Returns the slot of the name with this hash whose entry is at `location`.
     fn place(&self, hash: u64, location: Location) -> Option<SlotPosition> {
         let mut places = places(hash, self.pairs());
         places.find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)

@@ -269,8 +269,9 @@ impl AnswerTable {
 
     /// Publishes an answer that was looked up in `generation`, at `now_ns` of `CLOCK_BOOTTIME`.
     pub(crate) fn publish(&mut self, answer: &ForwardedAnswer, generation: u64, now_ns: u64) {
-        let &ForwardedAnswer { qtype, dnssec_ok, checking_disabled, since_ns, lifetime, .. } = answer;
-        let key = answer::key(self.seed, (&answer.name).into(), qtype, dnssec_ok, checking_disabled);
+        let &ForwardedAnswer { since_ns, lifetime, .. } = answer;
+        let renewal = AnswerQuestion::of(answer);
+        let key = renewal.key(self.seed);
         let ends_ns = since_ns.saturating_add(u64::from(lifetime) * 1_000_000_000);
         let room = &self.rooms[Part::Outside as usize];
         if generation != self.generation || room.limit == 0 || ends_ns <= now_ns {
@@ -286,7 +287,6 @@ impl AnswerTable {
             self.schedule(Due { at_ns: ends_ns, key, since_ns, task: Task::Remove });
             return;
         };
-        let renewal = AnswerQuestion { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
         let content = Content::Forwarded { ends_ns, renewal };
         if self.place(key, &words, Part::Outside, since_ns, content).is_none() {
             return self.release(key);
@@ -486,8 +486,7 @@ impl AnswerTable {
         size: Option<u16>,
         now_ns: u64,
     ) {
-        let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = &question;
-        let key = answer::key(self.seed, name.into(), *qtype, *dnssec_ok, *checking_disabled);
+        let key = question.key(self.seed);
         if let Some(Record { content: Content::Local(local), .. }) = self.records.get(&key)
             && (local.size.is_some() || size.is_none())
         {
@@ -633,7 +632,7 @@ mod tests {
 
     use super::*;
     use crate::map::{
-        index::{self, Index, IndexMemory},
+        index::{self, IndexMemory},
         store::EntryMemory,
     };
 
@@ -712,7 +711,7 @@ mod tests {
             let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
             let elements = index::elements((limit + replies) as u32) as usize;
             let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
-            let store = EntryStore::new(Index::new(index.clone()), memory.clone());
+            let store = EntryStore::of(index.clone());
             let grace = GracePeriods::start(|| true).unwrap();
             let filter = Arc::new(LearnFilter::new());
             let mut table =
@@ -728,12 +727,12 @@ mod tests {
         /// Learns the SRV reply of a name as the publisher does, and returns its key.
         fn learn(&mut self, source: &dyn NameSource, name: &str) -> u64 {
             let question = AnswerQuestion {
-                name: name.parse().unwrap(),
+                name: name.parse::<Name>().unwrap(),
                 qtype: 33,
                 dnssec_ok: false,
                 checking_disabled: false,
             };
-            let key = answer::key(7, (&question.name).into(), 33, false, false);
+            let key = question.key(7);
             self.table.learn(source, question, Some(1232), SECOND);
             key
         }
@@ -752,7 +751,7 @@ mod tests {
         /// Offers an answer as the publisher's handle does.
         fn offer(&mut self, number: u32, since_ns: u64, generation: u64) -> u64 {
             let answer = answer_of(number, since_ns);
-            let key = answer::key(7, (&answer.name).into(), 1, false, false);
+            let key = AnswerQuestion::of(&answer).key(7);
             self.filter.note(filter_key(key, generation));
             self.table.publish(&answer, generation, since_ns);
             key
@@ -869,7 +868,7 @@ mod tests {
         let mut bench = Bench::new(100);
         let mut answer = answer_of(1, SECOND);
         answer.message[3] |= 2;
-        let key = answer::key(7, (&answer.name).into(), 1, false, false);
+        let key = AnswerQuestion::of(&answer).key(7);
         bench.filter.note(filter_key(key, 1));
         bench.table.publish(&answer, 1, SECOND);
         assert!(bench.index.get(key).is_none() && !bench.is_wanted(key));

@@ -9,29 +9,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, forwarded::is_answered, name::hash_name};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
+    Admission,
     map::{
-        answer::{self, AnswerQuestion},
+        answer::{AnswerKey, AnswerQuestion},
         control::ControlPage,
         index::IndexMemory,
         layout::{read_header, read_name},
-        store::EntryMemory,
     },
     publish::{
         answers::{AnswerTable, AnswersStatus, HeldReply},
         learn_filter::{ClientAllowance, LearnFilter, QuestionFilter, filter_key},
-        lease::Lease,
-        table::{NameSource, Table, TableStatus},
+        lease::{GracePeriods, Lease},
+        table::{EntryStore, Limits, NameSource, Table, TableStatus},
     },
 };
 use dns_core::{
     config::OnStop,
     name::{Name, NameRef},
+    resolve::Health,
     wire::{ForwardedAnswer, TYPE_ANY},
 };
 use dns_kit::{
@@ -57,7 +58,7 @@ const RECLAIMING: Duration = Duration::from_millis(10);
 /// events and yields the CPU.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// Longest time spent on learning waiting names, unless something more urgent arrives first.
+/// Longest time spent on what waits in one queue, unless something more urgent arrives first.
 const LEARNING: Duration = Duration::from_millis(20);
 
 /// Handle of the publisher. Cheap to clone; calls never block.
@@ -77,10 +78,7 @@ struct Handle {
     allowance: ClientAllowance,
     /// Seed of the hash from which keys are computed.
     seed: u64,
-    /// The index, for reading last-used times.
-    index: Arc<IndexMemory>,
-    /// The entries, for reading last-used times.
-    memory: Arc<EntryMemory>,
+    names: Arc<IndexMemory>,
     /// The page with the programs' settings.
     page: Arc<ControlPage>,
     answers: AnswersHandle,
@@ -92,12 +90,11 @@ impl Handle {
     }
 }
 
-/// The part of [`Handle`] for forwarded answers.
+/// The part of [`Handle`] for forwarded answers and local replies.
 struct AnswersHandle {
     offers: Sender<Offer>,
     filter: Arc<LearnFilter>,
     index: Arc<IndexMemory>,
-    memory: Arc<EntryMemory>,
     /// Whether forwarded answers are kept at all.
     kept: bool,
     /// Questions for local replies to publish; `None` if none are kept.
@@ -247,14 +244,12 @@ impl Publisher {
         }
     }
 
-    /// Returns whether the map holds an answer to this question.
     pub(crate) fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
         self.inner
             .as_ref()
             .is_some_and(|handle| handle.answers.index.get(question.key(handle.seed)).is_some())
     }
 
-    /// Removes the answer to this question, if the map holds one.
     pub(crate) fn remove_answer(&self, question: &AnswerKey<'_>) {
         if self.holds_answer(question)
             && let Some(handle) = &self.inner
@@ -267,8 +262,9 @@ impl Publisher {
     /// or it was never used. Approximate: another question may have the same hash.
     pub(crate) fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
         let handle = self.inner.as_ref()?;
-        let location = handle.answers.index.get(question.key(handle.seed))?;
-        Some(handle.answers.memory.last_used_ns(location)).filter(|&last_used| last_used != 0)
+        let index = &handle.answers.index;
+        let location = index.get(question.key(handle.seed))?;
+        Some(index.entries.last_used_ns(location)).filter(|&last_used| last_used != 0)
     }
 
     /// Removes names that are no longer admitted.
@@ -291,10 +287,11 @@ impl Publisher {
 
     fn header(&self, name: &Name) -> Option<EntryHeader> {
         let handle = self.inner.as_ref()?;
-        let location = handle.index.get(hash_name(handle.seed, name.as_wire()))?;
-        let header = read_header(&handle.memory, location)?;
+        let memory = &handle.names.entries;
+        let location = handle.names.get(hash_name(handle.seed, name.as_wire()))?;
+        let header = read_header(memory, location)?;
         // The entry holds another name if hashes collide, or if its cells were just reused.
-        (read_name(&handle.memory, location)? == *name).then_some(header)
+        (read_name(memory, location)? == *name).then_some(header)
     }
 
     /// Sets whether last-used times are exact, for callers that need the order within one tick of
@@ -343,40 +340,21 @@ impl Publisher {
     }
 }
 
-/// A question of class IN with the flags that decide about its answer.
-#[derive(Clone, Copy, Debug)]
-pub struct AnswerKey<'n> {
-    /// Name of the question in lower case.
-    pub name: NameRef<'n>,
-    /// Type of the question.
-    pub qtype: u16,
-    /// DO of the query.
-    pub dnssec_ok: bool,
-    /// CD of the query.
-    pub checking_disabled: bool,
-}
-
-impl AnswerKey<'_> {
-    fn key(&self, seed: u64) -> u64 {
-        answer::key(seed, self.name, self.qtype, self.dnssec_ok, self.checking_disabled)
-    }
-}
-
-/// The published names, and the state shared between their users and the thread.
-pub(crate) struct Names {
-    pub(crate) table: Table,
-    pub(crate) index: Arc<IndexMemory>,
-    pub(crate) memory: Arc<EntryMemory>,
-    pub(crate) filter: Arc<LearnFilter>,
-}
-
-/// The forwarded answers, and the state shared between their users and the thread.
-pub(crate) struct Answers {
-    pub(crate) table: AnswerTable,
-    pub(crate) index: Arc<IndexMemory>,
-    pub(crate) memory: Arc<EntryMemory>,
-    pub(crate) filter: Arc<LearnFilter>,
-    pub(crate) question_filter: Arc<QuestionFilter>,
+/// Settings and memory of the publisher.
+pub(crate) struct Setting {
+    pub(crate) names: Arc<IndexMemory>,
+    pub(crate) answers: Arc<IndexMemory>,
+    pub(crate) limits: Limits,
+    pub(crate) health: Arc<dyn Health + Send + Sync>,
+    pub(crate) admission: Arc<dyn Admission>,
+    /// Seed of the hash from which keys are computed.
+    pub(crate) seed: u64,
+    pub(crate) lease: Lease,
+    /// Grace periods for the cells of names and of answers.
+    pub(crate) grace: [GracePeriods; 2],
+    /// Names learned by a predecessor, whose programs answer until the map is complete. Without one (`None`) the
+    /// first slice suffices, because userspace answers all other names.
+    pub(crate) earlier: Option<Vec<Name>>,
 }
 
 /// The running thread, stopped by its owner.
@@ -394,75 +372,66 @@ pub(crate) struct PublisherThread {
 }
 
 impl PublisherThread {
-    /// Starts the thread. Names in `earlier`, learned by a predecessor, are learned as soon as a
-    /// snapshot can resolve them. The predecessor's programs answer until the map is complete; without
-    /// one (`None`) the first slice suffices, because userspace answers all other names.
-    pub(crate) fn start(
-        names: Names,
-        answers: Answers,
-        seed: u64,
-        lease: Lease,
-        earlier: Option<Vec<Name>>,
-    ) -> io::Result<Self> {
-        let Names { table, index, memory, filter } = names;
-        let Answers {
-            table: answers,
-            index: answer_index,
-            memory: answer_memory,
-            filter: answer_filter,
-            question_filter,
-        } = answers;
+    /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
+    pub(crate) fn start(setting: Setting) -> io::Result<Self> {
+        let Setting { names, answers, limits, health, admission, seed, lease, grace, earlier } = setting;
+        let [grace, answer_grace] = grace;
+        let filters = [(); 2].map(|()| Arc::new(LearnFilter::new()));
+        let [filter, answer_filter] = filters.clone();
+        let table =
+            Table::new((EntryStore::of(names.clone()), grace), seed, limits, health, admission, filter);
+        let question_filter = Arc::new(QuestionFilter::default());
+        let limits = (limits.answers, limits.replies);
+        let answer_store = (EntryStore::of(answers.clone()), answer_grace);
+        let answer_table =
+            AnswerTable::new(answer_store, seed, limits, answer_filter, question_filter.clone());
+        let [filter, answer_filter] = filters;
         let (offers, offer_events) = bounded(OFFER_QUEUE);
         let (questions, question_events) = bounded(OFFER_QUEUE);
-        let answers_status = Arc::new(Mutex::new(answers.status()));
-        let answers_handle = AnswersHandle {
-            offers,
-            filter: answer_filter,
-            index: answer_index,
-            memory: answer_memory,
-            kept: answers.keeps_forwarded(),
-            questions: answers.keeps_replies().then_some(questions),
-            question_filter,
-        };
         let (control, control_events) = unbounded();
         let (learn, learn_events) = bounded(LEARN_QUEUE);
-        let page = lease.page();
-        let status = Arc::new(Mutex::new(table.status()));
+        let handle = Handle {
+            control,
+            learn,
+            filter,
+            allowance: ClientAllowance::default(),
+            seed,
+            names,
+            page: lease.page(),
+            answers: AnswersHandle {
+                offers,
+                filter: answer_filter,
+                index: answers,
+                kept: answer_table.keeps_forwarded(),
+                questions: answer_table.keeps_replies().then_some(questions),
+                question_filter,
+            },
+        };
         let (installed, installs) = watch::channel(0);
         let (is_attachable, may_attach) = watch::channel(false);
         let worker = Worker {
+            status: Arc::new(Mutex::new(table.status())),
+            answers_status: Arc::new(Mutex::new(answer_table.status())),
             table,
-            answers,
+            answers: answer_table,
             lease,
             control: control_events,
             learn: learn_events,
             offers: offer_events,
             questions: question_events,
-            page: page.clone(),
             renewals: None,
-            status: status.clone(),
-            answers_status: answers_status.clone(),
             installed,
             is_attachable,
-            has_predecessor: earlier.is_some(),
-            earlier: earlier.unwrap_or_default(),
+            earlier,
             flushes: Vec::new(),
             later_flushes: Vec::new(),
             behind_since: None,
             next_behind_since: None,
         };
+        let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let allowance = ClientAllowance::default();
-        let handle =
-            Handle { control, learn, filter, allowance, seed, index, memory, page, answers: answers_handle };
-        Ok(Self {
-            publisher: Publisher { inner: Some(Arc::new(handle)) },
-            status,
-            answers_status,
-            installs,
-            may_attach,
-            thread,
-        })
+        let publisher = Publisher { inner: Some(Arc::new(handle)) };
+        Ok(Self { publisher, status, answers_status, installs, may_attach, thread })
     }
 
     /// Ends the thread after the requests so far. With `Detach` the programs answer nothing
@@ -486,7 +455,6 @@ struct Worker {
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
     questions: Receiver<Question>,
-    page: Arc<ControlPage>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<AnswerQuestion>>,
     /// The table's status, shared with readers.
@@ -496,10 +464,8 @@ struct Worker {
     installed: watch::Sender<u64>,
     /// Whether programs may answer from the map; the lease begins then.
     is_attachable: watch::Sender<bool>,
-    /// Whether a predecessor's programs may answer until the map is complete.
-    has_predecessor: bool,
-    /// Names learned by a predecessor.
-    earlier: Vec<Name>,
+    /// Names learned by a predecessor, whose programs may answer until the map is complete; `None` without one.
+    earlier: Option<Vec<Name>>,
     /// Callers waiting for the current pass.
     flushes: Vec<oneshot::Sender<()>>,
     /// Callers waiting for the following pass.
@@ -545,7 +511,7 @@ impl Worker {
                 },
                 recv(self.learn) -> name => if let Ok(name) = name {
                     self.table.learn(&name);
-                    self.drain_learn();
+                    self.learn_waiting();
                     self.publish_status();
                 },
                 recv(self.offers) -> offer => if let Ok(offer) = offer {
@@ -560,7 +526,7 @@ impl Worker {
                 match self.table.go_on(Instant::now() + SLICE) {
                     true => self.finish_pass(),
                     false => {
-                        if !self.has_predecessor && !*self.is_attachable.borrow() {
+                        if self.earlier.is_none() && !*self.is_attachable.borrow() {
                             self.lease.renew(age(self.behind_since));
                             self.is_attachable.send_replace(true);
                         }
@@ -575,32 +541,26 @@ impl Worker {
 
     /// Publishes the waiting forwarded answers.
     fn publish_answers(&mut self, first: Offer) {
-        let begun = Instant::now();
         let now_ns = BootInstant::now().kernel_ns();
-        let mut next = Some(first);
-        while let Some(Offer { answer, generation }) = next {
-            self.answers.publish(&answer, generation, now_ns);
-            let is_urgent = !self.control.is_empty() || begun.elapsed() > LEARNING;
-            next = if is_urgent { None } else { self.offers.try_recv().ok() };
-        }
+        let Self { answers, control, offers, .. } = self;
+        let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
+        publish(first);
+        take_waiting(offers, control, publish);
         *self.answers_status.lock() = self.answers.status();
     }
 
-    /// Publishes the local replies to waiting questions, until something more urgent arrives.
+    /// Publishes the local replies to waiting questions.
     fn publish_replies(&mut self, first: Question) {
-        let begun = Instant::now();
         let now_ns = BootInstant::now().kernel_ns();
         let source = self.table.answers();
         // The programs look for local replies only while they look for whole answers at all.
         if !self.answers.keeps_forwarded() {
-            self.page.begin_answers();
+            self.lease.page().begin_answers();
         }
-        let mut next = Some(first);
-        while let Some(Question { question, size }) = next {
-            self.answers.learn(&*source, question, size, now_ns);
-            let is_urgent = !self.control.is_empty() || begun.elapsed() > LEARNING;
-            next = if is_urgent { None } else { self.questions.try_recv().ok() };
-        }
+        let Self { answers, control, questions, .. } = self;
+        let mut learn = |Question { question, size }| answers.learn(&*source, question, size, now_ns);
+        learn(first);
+        take_waiting(questions, control, learn);
         *self.answers_status.lock() = self.answers.status();
     }
 
@@ -643,7 +603,6 @@ impl Worker {
                 let older = table.answers();
                 table.install(source.clone(), &mut progress);
                 answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
-                *self.answers_status.lock() = self.answers.status();
                 self.note_installed(begun);
             }
             Event::Refresh(source, domains) => {
@@ -651,28 +610,23 @@ impl Worker {
                 let older = table.answers();
                 table.refresh_within(source.clone(), &domains, &mut progress);
                 answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
-                *self.answers_status.lock() = self.answers.status();
                 if (self.table.is_installing(), self.table.is_outdated()) != had_work {
                     self.note_installed(begun);
                 }
             }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
             Event::Withdraw(names) => table.withdraw(&names),
-            Event::RemoveAnswer(key) => {
-                self.answers.withdraw(key);
-                *self.answers_status.lock() = self.answers.status();
-            }
+            Event::RemoveAnswer(key) => self.answers.withdraw(key),
             Event::BeginAnswers(generation, renewals) => {
                 self.answers.begin(generation);
                 self.renewals = Some(renewals);
-                *self.answers_status.lock() = self.answers.status();
             }
             Event::ListReplies(done) => {
                 // The caller may have stopped waiting.
                 let _ = done.send(self.answers.replies());
             }
             Event::Flush(done) => {
-                self.drain_learn();
+                self.learn_waiting();
                 let waiting =
                     if self.table.is_outdated() { &mut self.later_flushes } else { &mut self.flushes };
                 waiting.push(done);
@@ -699,7 +653,7 @@ impl Worker {
     fn finish_pass(&mut self) {
         let milliseconds = age(self.behind_since).as_millis();
         self.behind_since = self.next_behind_since.take();
-        for name in std::mem::take(&mut self.earlier) {
+        for name in self.earlier.take().into_iter().flatten() {
             self.table.learn(&name);
         }
         let status = self.table.status();
@@ -734,19 +688,25 @@ impl Worker {
         }
     }
 
-    /// Learns the waiting names until something more urgent arrives.
-    fn drain_learn(&mut self) {
-        let until = Instant::now() + LEARNING;
-        while self.control.is_empty() && Instant::now() < until {
-            match self.learn.try_recv() {
-                Ok(name) => self.table.learn(&name),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
-        }
+    fn learn_waiting(&mut self) {
+        let Self { table, control, learn, .. } = self;
+        take_waiting(learn, control, |name| table.learn(&name));
     }
 
     fn publish_status(&self) {
         *self.status.lock() = self.table.status();
+        *self.answers_status.lock() = self.answers.status();
+    }
+}
+
+/// Processes what waits in a queue, until something more urgent arrives.
+fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: impl FnMut(T)) {
+    let until = Instant::now() + LEARNING;
+    while urgent.is_empty()
+        && Instant::now() < until
+        && let Ok(next) = queue.try_recv()
+    {
+        process(next);
     }
 }
 

@@ -8,7 +8,7 @@ use memmap2::MmapRaw;
 
 use crate::{
     map::{
-        index::{Full, Index},
+        index::{Full, Index, IndexMemory},
         store::{CellAllocator, EntryMemory, cells},
         words::Words,
     },
@@ -42,8 +42,11 @@ pub(crate) struct EntryStore<W = MmapRaw> {
 }
 
 impl<W: Words> EntryStore<W> {
-    pub(crate) fn new(index: Index<W>, memory: Arc<EntryMemory<W>>) -> Self {
-        Self { index, allocator: CellAllocator::new(memory.chunks()), memory, written: 0 }
+    /// Returns the store of an index without names.
+    pub(crate) fn of(index: Arc<IndexMemory<W>>) -> Self {
+        let memory = index.entries.clone();
+        let allocator = CellAllocator::new(memory.chunks());
+        Self { index: Index::new(index), allocator, memory, written: 0 }
     }
 
     /// Allocates cells for `size` bytes without touching the reserve.

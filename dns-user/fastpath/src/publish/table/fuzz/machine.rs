@@ -19,7 +19,7 @@ use super::super::{EntryStore, Limits, NameSource, Table};
 use crate::{
     Everything,
     map::{
-        index::{self, Index, IndexMemory},
+        index::{self, IndexMemory},
         layout::{read_header, read_name},
         store::EntryMemory,
     },
@@ -136,7 +136,7 @@ impl Machine {
         let elements = index::elements(u32::try_from(chunks).expect("a few") * CHUNK_CELLS) as usize;
         let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
         let table = Table::new(
-            (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
+            (EntryStore::of(index.clone()), grace),
             SEED,
             Limits { useful, listed: useful, negative, answers: 0, replies: 0 },
             health,

@@ -20,11 +20,7 @@ use dns_common::{
 };
 
 use super::super::{EntryStore, Placed};
-use crate::map::{
-    index::{Index, IndexMemory},
-    store::EntryMemory,
-    words::Words,
-};
+use crate::map::{index::IndexMemory, store::EntryMemory, words::Words};
 
 /// Number of preemptions that loom explores. Faults of such protocols need one or two.
 const PREEMPTIONS: usize = 3;
@@ -100,9 +96,9 @@ fn machine(elements: usize, cells: usize) -> (Publisher, Program) {
     let names = Modelled::new(elements * size_of::<Pair>(), elements * size_of::<Pair>());
     let entries = Modelled::new(CHUNK_SIZE, cells * CELL_SIZE);
     let memory = std::sync::Arc::new(EntryMemory::new(entries.clone()));
-    let index = Index::new(std::sync::Arc::new(IndexMemory::new(names.clone(), memory.clone())));
+    let index = std::sync::Arc::new(IndexMemory::new(names.clone(), memory));
     let rcu = Arc::new(RwLock::new(()));
-    let publisher = Publisher { store: EntryStore::new(index, memory), rcu: rcu.clone() };
+    let publisher = Publisher { store: EntryStore::of(index), rcu: rcu.clone() };
     (publisher, Program { names, entries, rcu })
 }
 
