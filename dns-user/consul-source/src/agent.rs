@@ -62,11 +62,10 @@ pub(crate) struct Agent {
     connections: Connections,
     token: Token,
     /// Limits the rate of requests.
-    rate: Rate,
-    /// Holds back requests while no agent responds.
-    gate: Gate,
+    rate: RateLimit,
+    breaker: CircuitBreaker,
     /// Time of the last response from a server with a leader.
-    contact: Mutex<Option<Instant>>,
+    last_contact: Mutex<Option<Instant>>,
     /// Error of the last request; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     requests: AtomicU64,
@@ -84,9 +83,9 @@ impl Agent {
             current: AtomicUsize::new(0),
             connections: Connections::new(api, names),
             token,
-            rate: Rate::new(api.rate),
-            gate: Gate::default(),
-            contact: Mutex::default(),
+            rate: RateLimit::new(api.rate),
+            breaker: CircuitBreaker::default(),
+            last_contact: Mutex::default(),
             problem: Mutex::default(),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
@@ -94,39 +93,39 @@ impl Agent {
         }
     }
 
-    /// Sends a request once the rate limit and the gate permit it; `wait` is the longest time that
+    /// Sends a request once the rate limit and the circuit breaker permit it; `wait` is the longest time that
     /// the agent may hold it.
     pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
-        let pass = loop {
-            let pass = self.gate.pass().await;
-            // The rate applies after the gate, so that requests waiting during an outage do not
+        let permit = loop {
+            let permit = self.breaker.permit().await;
+            // The rate applies after the breaker, so that requests waiting during an outage do not
             // burst.
-            self.rate.turn().await;
-            if pass.is_trial() || !self.gate.is_closed() {
-                break pass;
+            self.rate.wait().await;
+            if permit.is_trial() || !self.breaker.is_open() {
+                break permit;
             }
         };
         let at = self.current.load(Ordering::Relaxed);
         let address = &self.addresses[at % self.addresses.len()];
         let token = self.token.now().await;
         // The agent adds up to a sixteenth of the wait.
-        let patience = wait.map_or(Duration::ZERO, |wait| wait + wait / 16) + TIMEOUT;
+        let limit = wait.map_or(Duration::ZERO, |wait| wait + wait / 16) + TIMEOUT;
         self.requests.fetch_add(1, Ordering::Relaxed);
-        let answer = self.connections.get(address, path, token.as_deref(), patience).await;
+        let answer = self.connections.get(address, path, token.as_deref(), limit).await;
         let result = match answer {
-            Ok(answer) => self.judge(address, answer),
+            Ok(answer) => self.check_status(address, answer),
             Err(problem) => Err(AgentError::Connection { address: address.clone(), problem }),
         };
         match &result {
-            Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => pass.succeeded(),
-            Err(AgentError::TooMany { .. }) => pass.pause(Duration::from_secs(2)),
+            Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => permit.succeeded(),
+            Err(AgentError::TooMany { .. }) => permit.pause(Duration::from_secs(2)),
             Err(AgentError::Connection { problem, .. }) => {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
                 // The first request to fail switches the agent for all.
                 let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
-                pass.failed(last && problem.is_unreachable());
+                permit.failed(last && problem.is_unreachable());
             }
-            Err(AgentError::Status { .. }) => pass.failed(false),
+            Err(AgentError::Status { .. }) => permit.failed(false),
         }
         match &result {
             Ok(_) => *self.problem.lock() = None,
@@ -138,7 +137,7 @@ impl Agent {
         result
     }
 
-    fn judge(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
+    fn check_status(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
         let address = || address.clone();
         let Answer { status, headers, body } = answer;
         match status {
@@ -147,7 +146,7 @@ impl Agent {
                 if leads {
                     let ago = number(&headers, "x-consul-lastcontact").unwrap_or(0);
                     let now = Instant::now();
-                    *self.contact.lock() = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
+                    *self.last_contact.lock() = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
                 }
                 Ok(Reply { index: number(&headers, "x-consul-index"), body })
             }
@@ -166,7 +165,7 @@ impl Agent {
     }
 
     /// Returns how often the agent was switched.
-    pub(crate) fn turns(&self) -> usize {
+    pub(crate) fn switches(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
 
@@ -174,19 +173,16 @@ impl Agent {
         &self.connections
     }
 
-    /// Returns the time of the last response from a server with a leader.
-    pub(crate) fn contact(&self) -> Option<Instant> {
-        *self.contact.lock()
+    pub(crate) fn last_contact(&self) -> Option<Instant> {
+        *self.last_contact.lock()
     }
 
-    /// Returns the error of the last request, if it failed.
     pub(crate) fn problem(&self) -> Option<String> {
         self.problem.lock().clone()
     }
 
-    /// Returns whether no agent responds.
     pub(crate) fn is_away(&self) -> bool {
-        self.gate.is_closed()
+        self.breaker.is_open()
     }
 
     /// Counts an invalid response as a failure.
@@ -205,39 +201,37 @@ impl Agent {
     }
 }
 
-/// Parses a numeric header; `None` if it is missing or not a number.
 fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
-//----------- Pace -----------------------------------------------------------
+//----------- Rate and pauses ------------------------------------------------
 
 /// First pause after an error.
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause after errors.
-const LONGEST: Duration = Duration::from_secs(60);
-/// Number of rounds after which the gate's pause stops growing. At most 8 s, as a single request is
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Number of trials after which the circuit breaker's pause stops growing. At most 8 s, as a single request is
 /// no load.
-const MOST_ROUNDS: u32 = 4;
+const MAX_TRIALS: u32 = 4;
 /// Consecutive errors after which only a single request at a time is sent.
-const MOST_FAILURES: u32 = 8;
+const MAX_FAILURES: u32 = 8;
 
 /// Limits requests to a steady rate with bursts of 0.1 s.
 #[derive(Debug)]
-pub(crate) struct Rate {
+pub(crate) struct RateLimit {
     interval: Duration,
     /// Time at which the next request is due if none waits.
     next: Mutex<Option<Instant>>,
 }
 
-impl Rate {
+impl RateLimit {
     /// Creates a limit of at least one request per second.
     pub(crate) fn new(per_second: u32) -> Self {
         Self { interval: Duration::from_secs(1) / per_second.max(1), next: Mutex::new(None) }
     }
 
-    /// Waits until the caller may send a request.
-    pub(crate) async fn turn(&self) {
+    pub(crate) async fn wait(&self) {
         let at = {
             let mut next = self.next.lock();
             let now = Instant::now();
@@ -258,35 +252,33 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Resets the pause after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Returns the pause after one more error.
     pub(crate) fn next(&mut self) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        drawn(self.failures)
+        random_pause(self.failures)
     }
 }
 
 /// Returns the pause after this many errors: half to all of a time that doubles with each error.
-fn drawn(failures: u32) -> Duration {
-    let longest = (SHORTEST * 2u32.pow(failures.clamp(1, 7) - 1)).min(LONGEST);
+fn random_pause(failures: u32) -> Duration {
+    let longest = (MIN_PAUSE * 2u32.pow(failures.clamp(1, 7) - 1)).min(MAX_PAUSE);
     longest.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// Closes while no agent responds. Then only one request at a time is sent, with pauses, and all
+/// Opens while no agent responds. Then only one request at a time is sent, with pauses, and all
 /// others wait, so that a returning agent is not flooded.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
-    state: Mutex<GateState>,
+pub(crate) struct CircuitBreaker {
+    state: Mutex<BreakerState>,
     /// Signals a change of the state.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct GateState {
+struct BreakerState {
     /// Consecutive errors of all requests.
     failures: u32,
     /// Time before which no request passes.
@@ -297,15 +289,14 @@ struct GateState {
 
 /// Permission to send a request; takes its outcome.
 #[derive(Debug)]
-pub(crate) struct Pass<'a> {
-    gate: &'a Gate,
+pub(crate) struct Permit<'a> {
+    breaker: &'a CircuitBreaker,
     /// Whether all other requests wait for this one.
-    trial: bool,
+    is_trial: bool,
 }
 
-impl Gate {
-    /// Waits until a request may be sent.
-    pub(crate) async fn pass(&self) -> Pass<'_> {
+impl CircuitBreaker {
+    pub(crate) async fn permit(&self) -> Permit<'_> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -314,13 +305,13 @@ impl Gate {
                 let mut state = self.state.lock();
                 let now = Instant::now();
                 match state.until {
-                    None => return Pass { gate: self, trial: false },
+                    None => return Permit { breaker: self, is_trial: false },
                     Some(until) if until <= now && !state.trying => {
                         state.trying = true;
-                        return Pass { gate: self, trial: true };
+                        return Permit { breaker: self, is_trial: true };
                     }
                     Some(until) if until > now => until - now,
-                    Some(_) => LONGEST,
+                    Some(_) => MAX_PAUSE,
                 }
             };
             // The pause can end without a notification.
@@ -328,36 +319,36 @@ impl Gate {
         }
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.state.lock().until.is_some()
     }
 
     /// Changes the state and wakes all waiting requests.
-    fn change(&self, change: impl FnOnce(&mut GateState)) {
+    fn change(&self, change: impl FnOnce(&mut BreakerState)) {
         change(&mut self.state.lock());
         self.changed.notify_waiters();
     }
 }
 
-impl Pass<'_> {
-    /// Returns whether all other requests wait for this one.
+impl Permit<'_> {
     pub(crate) fn is_trial(&self) -> bool {
-        self.trial
+        self.is_trial
     }
 
     pub(crate) fn succeeded(self) {
-        self.gate.change(|state| *state = GateState { trying: state.trying, ..GateState::default() });
+        self.breaker
+            .change(|state| *state = BreakerState { trying: state.trying, ..BreakerState::default() });
     }
 
-    /// Reports a failure; `hopeless` if no agent could be reached at all.
-    pub(crate) fn failed(self, hopeless: bool) {
-        self.gate.change(|state| {
+    /// Reports a failure; `is_unreachable` if no agent could be reached at all.
+    pub(crate) fn failed(self, is_unreachable: bool) {
+        self.breaker.change(|state| {
             state.failures = state.failures.saturating_add(1);
-            if hopeless || self.trial || state.failures >= MOST_FAILURES {
+            if is_unreachable || self.is_trial || state.failures >= MAX_FAILURES {
                 // Concurrent failures count once.
-                if self.trial || state.until.is_none() {
-                    let rounds = if self.trial { state.failures.min(MOST_ROUNDS) } else { 1 };
-                    state.until = Some(Instant::now() + drawn(rounds));
+                if self.is_trial || state.until.is_none() {
+                    let trials = if self.is_trial { state.failures.min(MAX_TRIALS) } else { 1 };
+                    state.until = Some(Instant::now() + random_pause(trials));
                 }
             }
         });
@@ -365,17 +356,18 @@ impl Pass<'_> {
 
     /// Reports that the agent requested a pause.
     pub(crate) fn pause(self, pause: Duration) {
-        self.gate.change(|state| {
-            let until = Instant::now() + pause.clamp(SHORTEST, LONGEST).mul_f64(1.0 + fastrand::f64() / 4.0);
+        self.breaker.change(|state| {
+            let until =
+                Instant::now() + pause.clamp(MIN_PAUSE, MAX_PAUSE).mul_f64(1.0 + fastrand::f64() / 4.0);
             state.until = Some(state.until.map_or(until, |already| already.max(until)));
         });
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.trial {
-            self.gate.change(|state| state.trying = false);
+        if self.is_trial {
+            self.breaker.change(|state| state.trying = false);
         }
     }
 }
@@ -386,10 +378,10 @@ mod tests {
 
     #[tokio::test]
     async fn requests_go_at_the_rate() {
-        let rate = Rate::new(1000);
+        let rate = RateLimit::new(1000);
         let begun = Instant::now();
         for _ in 0..401 {
-            rate.turn().await;
+            rate.wait().await;
         }
         // The first 0.1 s of requests pass at once.
         let took = begun.elapsed();
@@ -397,24 +389,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_gate_passes_single_trial() {
-        let gate = Gate::default();
-        gate.pass().await.failed(true);
-        assert!(gate.is_closed());
-        let trial = gate.pass().await;
-        assert!(trial.trial);
-        assert!(timeout(SHORTEST * 2, gate.pass()).await.is_err(), "only one at a time");
+    async fn open_breaker_passes_single_trial() {
+        let breaker = CircuitBreaker::default();
+        breaker.permit().await.failed(true);
+        assert!(breaker.is_open());
+        let trial = breaker.permit().await;
+        assert!(trial.is_trial);
+        assert!(timeout(MIN_PAUSE * 2, breaker.permit()).await.is_err(), "only one at a time");
         trial.failed(true);
-        let trial = gate.pass().await;
+        let trial = breaker.permit().await;
         trial.succeeded();
-        assert!(!gate.is_closed() && !gate.pass().await.trial);
+        assert!(!breaker.is_open() && !breaker.permit().await.is_trial);
     }
 
     #[test]
     fn pauses_grow_and_differ() {
         let mut backoff = Backoff::default();
         let pauses: Vec<Duration> = (0..9).map(|_| backoff.next()).collect();
-        assert!(pauses[0] <= SHORTEST && pauses[8] >= LONGEST / 2 && pauses[8] <= LONGEST, "{pauses:?}");
-        assert_ne!(drawn(7), drawn(7));
+        assert!(pauses[0] <= MIN_PAUSE && pauses[8] >= MAX_PAUSE / 2 && pauses[8] <= MAX_PAUSE, "{pauses:?}");
+        assert_ne!(random_pause(7), random_pause(7));
     }
 }

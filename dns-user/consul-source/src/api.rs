@@ -80,7 +80,7 @@ impl Invalid {
     }
 }
 
-/// Returns what an entry calls itself.
+/// Returns the name of an entry, for the log.
 fn name_of(entry: &Value) -> String {
     let text = |path: &str| entry.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty());
     match (text("/Service/ID").or(text("/Service/Service")), text("/Node/Node")) {
@@ -107,13 +107,13 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
 
 /// Data of the agent itself.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Myself {
+pub(crate) struct AgentInfo {
     /// Datacenter in lower case.
     pub(crate) datacenter: String,
     pub(crate) node_name: String,
 }
 
-pub(crate) fn agent(body: &[u8]) -> serde_json::Result<Myself> {
+pub(crate) fn agent(body: &[u8]) -> serde_json::Result<AgentInfo> {
     lenient! {
         struct Whole(config: Config) {}
 
@@ -122,7 +122,7 @@ pub(crate) fn agent(body: &[u8]) -> serde_json::Result<Myself> {
         }
     }
     let Whole { config: Config { datacenter, node_name } } = serde_json::from_slice(body)?;
-    Ok(Myself { datacenter: datacenter.to_ascii_lowercase(), node_name })
+    Ok(AgentInfo { datacenter: datacenter.to_ascii_lowercase(), node_name })
 }
 
 pub(crate) fn datacenters(body: &[u8]) -> serde_json::Result<Vec<String>> {
@@ -388,7 +388,7 @@ impl From<ApiEntry> for Instance {
         let proxy_for = Some(service.proxy.destination_service_name)
             .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
         let tagged = service.tagged_addresses.into_iter();
-        // A named port that is none does not exist.
+        // Named ports above 65535 are dropped.
         let ports = service.ports.into_iter().filter_map(|ApiPort { name, port, default }| {
             Some(NamedPort { name, port: u16::try_from(port).ok()?, default })
         });
@@ -514,19 +514,19 @@ impl From<ApiQuery> for PreparedQuery {
 //
 // The ACL token, read from a file that may change at any time.
 
-/// Time for which a token is used before the file is checked again.
-const FRESH: Duration = Duration::from_secs(1);
+/// Time between two checks of the file.
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Token {
     /// The file; `None` to send requests without a token.
     path: Option<PathBuf>,
     /// Result of the last read.
-    last: Mutex<Last>,
+    last: Mutex<TokenState>,
 }
 
 #[derive(Debug, Default)]
-struct Last {
+struct TokenState {
     /// The token; kept while the file is unreadable.
     token: Option<String>,
     /// Time of the last check of the file.
@@ -536,7 +536,6 @@ struct Last {
 }
 
 impl Token {
-    /// Creates a reader of this file.
     pub(crate) fn new(path: Option<PathBuf>) -> Self {
         Self { path, last: Mutex::default() }
     }
@@ -544,7 +543,7 @@ impl Token {
     pub(crate) async fn now(&self) -> Option<String> {
         let path = self.path.as_deref()?;
         let mut last = self.last.lock().await;
-        if last.at.is_none_or(|at| at.elapsed() >= FRESH) {
+        if last.at.is_none_or(|at| at.elapsed() >= TOKEN_CHECK_INTERVAL) {
             last.at = Some(Instant::now());
             last.read(path).await;
         }
@@ -552,7 +551,7 @@ impl Token {
     }
 }
 
-impl Last {
+impl TokenState {
     async fn read(&mut self, path: &Path) {
         let problem = match tokio::fs::read_to_string(path).await {
             // Other characters are invalid in a header.
@@ -591,8 +590,8 @@ mod tests {
             "Weights": {"Passing": 3, "Warning": 1}, "Proxy": {"Mode": ""}, "Connect": {}},
           "Checks": [{"CheckID": "serfHealth", "Status": "passing", "ServiceID": ""},
             {"CheckID": "up", "Status": "warning", "ServiceID": "web-1"}]}]"#;
-        let told = health(body, None, &mut Invalid::default()).expect("read");
-        let ServiceInstances { instances, virtual_addresses, .. } = told;
+        let parsed = health(body, None, &mut Invalid::default()).expect("read");
+        let ServiceInstances { instances, virtual_addresses, .. } = parsed;
         let [instance] = &instances[..] else { panic!("one instance") };
         assert_eq!((instance.id.as_str(), instance.node.as_str(), instance.port), ("web-1", "n1", 80));
         assert_eq!(instance.weights, Weights { passing: 3, warning: 1 });
@@ -731,7 +730,7 @@ mod token_tests {
         assert_eq!(token.now().await, None);
         for (text, expected) in [("first\n", "first"), ("", "first"), ("second", "second")] {
             std::fs::write(&path, text).expect("written");
-            tokio::time::sleep(FRESH).await;
+            tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
             assert_eq!(token.now().await.as_deref(), Some(expected));
         }
         assert_eq!(Token::new(None).now().await, None);

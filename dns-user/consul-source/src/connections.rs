@@ -166,13 +166,13 @@ impl Connections {
     }
 
     /// Sends a GET request for `path` to an agent. The head of the response must arrive within
-    /// `patience`.
+    /// `limit`.
     pub(crate) async fn get(
         &self,
         address: &ApiAddress,
         path: &str,
         token: Option<&str>,
-        patience: Duration,
+        limit: Duration,
     ) -> Result<Answer, ConnectionError> {
         let lease = self.lease(address).await?;
         // HTTP/2 takes scheme and host from the URL, HTTP/1.1 the host from a header.
@@ -190,7 +190,7 @@ impl Connections {
         let request = request.body(Empty::new())?;
         match lease {
             Lease::Own(mut sender, permit) => {
-                let answer = read(sender.send_request(request), patience).await?;
+                let answer = read(sender.send_request(request), limit).await?;
                 let closes = answer.headers.get("connection").is_some_and(|value| value == "close");
                 if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
                     self.idle().push((address.clone(), sender));
@@ -199,7 +199,7 @@ impl Connections {
                 Ok(answer)
             }
             Lease::Part(mut sender, counted) => {
-                let answer = read(sender.send_request(request), patience).await;
+                let answer = read(sender.send_request(request), limit).await;
                 drop(counted);
                 answer
             }
@@ -317,9 +317,9 @@ where
 
 async fn read(
     sending: impl Future<Output = Result<Response<Incoming>, hyper::Error>>,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<Answer, ConnectionError> {
-    let response = timeout(patience, sending).await.map_err(|_| ConnectionError::Silent(patience))??;
+    let response = timeout(limit, sending).await.map_err(|_| ConnectionError::Silent(limit))??;
     let (head, mut body) = response.into_parts();
     let whole = async {
         let mut bytes = BytesMut::new();
@@ -431,7 +431,6 @@ impl Tls {
     }
 }
 
-/// Reads the certificates in a file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
@@ -443,7 +442,6 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     }
 }
 
-/// Builds the error for an unusable file.
 fn file(path: &Path, problem: impl ToString) -> TlsError {
     TlsError::File { path: path.to_owned(), problem: problem.to_string() }
 }

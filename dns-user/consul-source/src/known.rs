@@ -39,7 +39,7 @@ pub(crate) struct Difference {
     /// New services, and services with changed tags, whose instances must be fetched.
     pub(crate) to_fetch: Vec<Key>,
     /// Services that were removed.
-    pub(crate) gone: Vec<Key>,
+    pub(crate) removed: Vec<Key>,
 }
 
 impl Known {
@@ -79,9 +79,9 @@ impl Known {
             if listed.remove(&*name).is_some_and(|service| service.instances.is_none()) {
                 known.unloaded -= 1;
             }
-            difference.gone.push(key(&name));
+            difference.removed.push(key(&name));
         }
-        if !difference.gone.is_empty() {
+        if !difference.removed.is_empty() {
             gather_nodes(place, known);
         }
         difference
@@ -97,16 +97,16 @@ impl Known {
             .collect();
         let mut all = Difference::default();
         for place in gone {
-            all.gone.extend(self.set_services(&place, BTreeMap::new()).gone);
+            all.removed.extend(self.set_services(&place, BTreeMap::new()).removed);
             self.live.places.remove(&place);
         }
         for (peer, services) in peers {
             let place = peer_of(&peer);
             let services = services.into_iter().map(|name| (name, Vec::new())).collect();
-            let Difference { to_fetch, gone } = self.set_services(&place, services);
+            let Difference { to_fetch, removed } = self.set_services(&place, services);
             self.place(&place).nodes.get_or_insert_default();
             all.to_fetch.extend(to_fetch);
-            all.gone.extend(gone);
+            all.removed.extend(removed);
         }
         all
     }
@@ -142,45 +142,44 @@ impl Known {
 
     /// Sets the gateways and the services bound to them. Returns whether they changed.
     pub(crate) fn set_gateways(&mut self, gateways: Vec<Gateway>) -> bool {
-        let is_news = *self.live.gateways != gateways;
-        if is_news {
+        let changed = *self.live.gateways != gateways;
+        if changed {
             self.live.gateways = Arc::new(gateways);
         }
-        is_news
+        changed
     }
 
     /// Sets the prepared queries of a datacenter. Returns whether they changed.
     pub(crate) fn set_queries(&mut self, datacenter: &str, queries: Vec<PreparedQuery>) -> bool {
-        let is_news = self.live.queries.get(datacenter).is_none_or(|before| **before != queries);
-        if is_news {
+        let changed = self.live.queries.get(datacenter).is_none_or(|before| **before != queries);
+        if changed {
             self.live.queries.insert(datacenter.to_owned(), Arc::new(queries));
         }
-        is_news
+        changed
     }
 
     /// Sets the coordinates of the local datacenter's nodes. Returns whether they changed.
     pub(crate) fn set_node_coordinates(&mut self, nodes: HashMap<String, Coordinate>) -> bool {
-        let is_news = self.live.coordinates.nodes != nodes;
-        if is_news {
+        let changed = self.live.coordinates.nodes != nodes;
+        if changed {
             Arc::make_mut(&mut self.live.coordinates).nodes = nodes;
         }
-        is_news
+        changed
     }
 
     /// Sets the coordinates of each datacenter's servers. Returns whether they changed.
     pub(crate) fn set_server_coordinates(&mut self, servers: BTreeMap<String, Vec<Coordinate>>) -> bool {
-        let is_news = self.live.coordinates.servers != servers;
-        if is_news {
+        let changed = self.live.coordinates.servers != servers;
+        if changed {
             Arc::make_mut(&mut self.live.coordinates).servers = servers;
         }
-        is_news
+        changed
     }
 
     pub(crate) fn queries(&self) -> impl Iterator<Item = &PreparedQuery> {
         self.live.queries.values().flat_map(|queries| queries.iter())
     }
 
-    /// Returns the name of a service as registered.
     pub(crate) fn name_of(&self, (place, service): &Key) -> Option<&str> {
         Some(self.live.places.get(place)?.service(service)?.name.as_str())
     }
@@ -197,7 +196,7 @@ impl Known {
 
     /// Returns whether the instances of all services of a place are loaded, not only of queried
     /// ones: for the local datacenter and for peers.
-    pub(crate) fn is_read_whole(&self, place: &Place) -> bool {
+    pub(crate) fn is_fully_loaded(&self, place: &Place) -> bool {
         match place {
             Place::Datacenter(name) => self.own.as_deref() == Some(&**name),
             Place::Peer(_) => true,
@@ -232,7 +231,7 @@ impl Known {
     }
 
     /// Returns empty registrations, for data that has expired.
-    pub(crate) fn nothing(&self) -> Live {
+    pub(crate) fn empty(&self) -> Live {
         Live::unknown(self.own.as_deref().unwrap_or(DEFAULT_DATACENTER))
     }
 
@@ -291,7 +290,7 @@ pub(crate) enum Demand {
 
 /// Returns a snapshot; an empty one if the data has expired.
 pub(crate) fn view(known: &Known, expired: bool) -> CatalogView {
-    let live = if expired { known.nothing() } else { known.live() };
+    let live = if expired { known.empty() } else { known.live() };
     CatalogView { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }
 }
 
@@ -328,7 +327,7 @@ mod tests {
             "other tags"
         );
         assert!(known.live().is_complete(), "the old instances count until then");
-        assert_eq!(known.set_services(&own(), BTreeMap::new()).gone, std::slice::from_ref(&key));
+        assert_eq!(known.set_services(&own(), BTreeMap::new()).removed, std::slice::from_ref(&key));
         assert!(!known.set_instances(&key, ServiceInstances::default()), "it is gone");
         known.set_services(&own(), named(&["a"]));
         known.set_services(&own(), BTreeMap::new());
@@ -347,7 +346,7 @@ mod tests {
         let loaded = ServiceInstances { nodes: vec![Arc::new(node)], ..ServiceInstances::default() };
         assert!(known.set_instances(&key, loaded));
         assert_eq!(known.live().places[&east].nodes.as_ref().map(|nodes| nodes.len()), Some(1));
-        assert_eq!(known.set_peers(BTreeMap::new()).gone, [key]);
+        assert_eq!(known.set_peers(BTreeMap::new()).removed, [key]);
         assert!(!known.live().places.contains_key(&east));
     }
 }

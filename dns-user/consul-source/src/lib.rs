@@ -8,18 +8,18 @@
 //! * `agent`: the rate of requests, and the pauses after failures; sends a request to the first agent that responds.
 //! * `progress`: the index of blocking queries, and the age of old responses.
 //! * `api`: parses Consul's JSON to registrations.
-//! * `ask`: the topics, and one-time and repeated requests.
+//! * `requests`: the topics, and one-time and repeated requests.
 //! * `known`: all data loaded so far, demands of the resolver, and catalog snapshots.
-//! * `follow`: the schedule of requests.
+//! * `watcher`: the schedule of requests.
 //! * [`Source`]: the handle.
 
 mod agent;
 mod api;
-mod ask;
 mod connections;
-mod follow;
 mod known;
 mod progress;
+mod requests;
+mod watcher;
 
 use std::sync::{
     Arc,
@@ -32,7 +32,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use self::{follow::CatalogWatcher, known::Demand};
+use self::{known::Demand, watcher::CatalogWatcher};
 use dns_consul::{
     Lack,
     catalog::Place,

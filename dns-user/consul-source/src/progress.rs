@@ -165,7 +165,7 @@ pub(crate) struct Tracked {
 /// State of one service.
 #[derive(Debug, Default)]
 pub(crate) enum Phase {
-    /// Waits in `round` for the next fetch, or for a watch.
+    /// Waits in `idle` for the next fetch, or for a watch.
     #[default]
     Idle,
     /// Waits in `queue` for a fetch.

@@ -153,7 +153,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) enum Content {
-    Agent(api::Myself),
+    Agent(api::AgentInfo),
     Datacenters(Vec<String>),
     Nodes(Vec<Arc<Node>>),
     Services(BTreeMap<String, Vec<String>>),
@@ -168,7 +168,6 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Parses the response for a topic.
     fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
         Ok(match topic {
             Topic::Agent => Self::Agent(api::agent(body)?),
@@ -226,7 +225,7 @@ pub(crate) struct QueryOptions {
 
 impl QueryOptions {
     /// Sends one request, starting at the position of `cursor`.
-    async fn ask(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
+    async fn get(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
         // Randomised, in addition to the agent's own jitter, to spread watches that started
         // together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
@@ -259,7 +258,7 @@ fn read(
 }
 
 /// Requests a topic repeatedly until the receiver is dropped.
-pub(crate) async fn keep_asking(
+pub(crate) async fn watch_topic(
     agent: Arc<Agent>,
     topic: Topic,
     mut cursor: Cursor,
@@ -268,16 +267,16 @@ pub(crate) async fn keep_asking(
 ) {
     let mut backoff = Backoff::default();
     let mut quick = 0;
-    let mut turns = agent.turns();
+    let mut switches = agent.switches();
     loop {
-        if turns != agent.turns() {
+        if switches != agent.switches() {
             // Another agent may have a different history.
-            turns = agent.turns();
+            switches = agent.switches();
             cursor.reset();
         }
         let begun = Instant::now();
         let mut invalid = Invalid::default();
-        let content = match options.ask(&agent, &topic, &cursor).await {
+        let content = match options.get(&agent, &topic, &cursor).await {
             Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
             Err(error) => Err(error.into()),
         };
@@ -315,7 +314,7 @@ pub(crate) async fn fetch(
     updates: mpsc::Sender<Update>,
 ) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
-    let content = match options.ask(&agent, &topic, &cursor).await {
+    let content = match options.get(&agent, &topic, &cursor).await {
         // The first response is never unchanged.
         Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
         Err(error) => {

@@ -25,9 +25,9 @@ use crate::{
     agent::{Agent, AgentError},
     api,
     api::{Invalid, Token},
-    ask::{Content, FetchError, QueryOptions, Topic, Update, fetch, keep_asking},
     known::{DEFAULT_DATACENTER, Demand, Difference, Key, Known, view},
     progress::{Cursor, Freshness, Phase, Running, Summary, Tracked},
+    requests::{Content, FetchError, QueryOptions, Topic, Update, fetch, watch_topic},
 };
 use dns_consul::{
     Lack, Missing,
@@ -36,11 +36,11 @@ use dns_consul::{
 };
 use dns_upstream::HostNames;
 
-const FETCHES: usize = 16;
+const MAX_FETCHES: usize = 16;
 /// Connections for nodes, services, gateways and polls.
-const FIXED: usize = 6;
+const OTHER_CONNECTIONS: usize = 6;
 /// Minimum time between two fetches of a service without a watch.
-const LEAST_AGE: Duration = Duration::from_secs(5);
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Time since its last use during which a service keeps its watch.
 const IN_USE: Duration = Duration::from_secs(60);
 /// Time during which changes are combined into one snapshot.
@@ -48,13 +48,22 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Interval of [`CatalogWatcher::tick`].
 const TICK: Duration = Duration::from_millis(500);
 
+/// Position of a new fetch in the queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    /// First.
+    QueryWaits,
+    /// Last.
+    Refresh,
+}
+
 /// The task that keeps the catalog up to date.
 pub(crate) struct CatalogWatcher {
     agent: Arc<Agent>,
     settings: Settings,
     known: Known,
     /// The agent's datacenter, which requests need not name.
-    agents: Option<String>,
+    agent_datacenter: Option<String>,
     updates: mpsc::Sender<Update>,
     /// Running watches, except watches of services.
     watched: HashMap<Topic, Running>,
@@ -70,17 +79,17 @@ pub(crate) struct CatalogWatcher {
     /// Number of fetches in progress.
     fetching: usize,
     /// Services without a watch, least recently fetched first.
-    round: VecDeque<Key>,
+    idle: VecDeque<Key>,
     /// Queried services whose place is not loaded as a whole.
     demanded: HashSet<Key>,
     /// Time of the first change since the last snapshot.
-    dirty: Option<Instant>,
+    changed_since: Option<Instant>,
     /// Earliest time of the next snapshot.
-    earliest: Instant,
+    next_snapshot: Instant,
     expired: bool,
     /// Whether no agent responded at the last tick.
     was_away: bool,
-    shown: watch::Sender<Arc<CatalogView>>,
+    snapshots: watch::Sender<Arc<CatalogView>>,
     status: Arc<Mutex<Status>>,
     watches_all: Arc<AtomicBool>,
     views: u64,
@@ -97,12 +106,12 @@ impl CatalogWatcher {
         let (updates, updated) = mpsc::channel(256);
         let mut known = Known::default();
         known.own.clone_from(&settings.datacenter);
-        let (shown, views) = watch::channel(Arc::new(view(&known, false)));
+        let (snapshots, views) = watch::channel(Arc::new(view(&known, false)));
         let watcher = Self {
             agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
             settings,
             known,
-            agents: None,
+            agent_datacenter: None,
             updates,
             watched: HashMap::new(),
             freshness: HashMap::new(),
@@ -111,13 +120,13 @@ impl CatalogWatcher {
             tracked: HashMap::new(),
             queue: VecDeque::new(),
             fetching: 0,
-            round: VecDeque::new(),
+            idle: VecDeque::new(),
             demanded: HashSet::new(),
-            dirty: None,
-            earliest: Instant::now(),
+            changed_since: None,
+            next_snapshot: Instant::now(),
             expired: false,
             was_away: false,
-            shown,
+            snapshots,
             status,
             watches_all,
             views: 0,
@@ -135,24 +144,24 @@ impl CatalogWatcher {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.dirty.map(|since| (since + GATHER).max(self.earliest));
+            let due = self.changed_since.map(|since| (since + GATHER).max(self.next_snapshot));
             tokio::select! {
                 biased;
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.show(),
-                Some(update) = updated.recv() => self.take(update),
-                Some(demand) = demanded.recv() => self.take_demand(demand),
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.publish_snapshot(),
+                Some(update) = updated.recv() => self.handle_update(update),
+                Some(demand) = demanded.recv() => self.handle_demand(demand),
                 _ = ticks.tick() => self.tick(),
             }
             self.fetch_next();
         }
     }
 
-    fn take(&mut self, update: Update) {
+    fn handle_update(&mut self, update: Update) {
         let Update { topic, cursor, once, content, invalid } = update;
         self.note_outcome(&topic, &content, invalid);
         if let Topic::Health { place, service } = &topic {
             let key = (place.clone(), service.to_ascii_lowercase());
-            return self.take_instances(&key, cursor, once, content);
+            return self.handle_instances(&key, cursor, once, content);
         }
         let content = match content {
             Ok(content) => content,
@@ -161,9 +170,9 @@ impl CatalogWatcher {
                 return self.handle_failure(&topic, &problem);
             }
         };
-        let is_news = match (topic, content) {
-            (_, Content::Agent(api::Myself { datacenter, node_name })) => {
-                self.take_agent(datacenter, node_name)
+        let changed = match (topic, content) {
+            (_, Content::Agent(api::AgentInfo { datacenter, node_name })) => {
+                self.handle_agent(datacenter, node_name)
             }
             (_, Content::Datacenters(names)) => replace(&mut self.known.datacenters, names),
             (Topic::Nodes(datacenter), Content::Unchanged) => self.known.unreachable.remove(&datacenter),
@@ -172,40 +181,40 @@ impl CatalogWatcher {
             }
             (Topic::Services(datacenter), Content::Services(services)) => {
                 let difference = self.known.set_services(&Place::Datacenter(datacenter.into()), services);
-                self.take_difference(difference);
+                self.apply_difference(difference);
                 true
             }
-            (_, Content::Peerings(peers)) => self.take_peers(peers),
+            (_, Content::Peerings(peers)) => self.handle_peers(peers),
             (_, Content::Ingress(gateways)) => self.known.set_gateways(gateways),
             (Topic::Queries(datacenter), Content::Queries(queries)) => {
-                let is_news = self.known.set_queries(&datacenter, queries);
+                let changed = self.known.set_queries(&datacenter, queries);
                 self.watch_coordinates();
-                is_news
+                changed
             }
             (_, Content::NodeCoordinates(nodes)) => self.known.set_node_coordinates(nodes),
             (_, Content::ServerCoordinates(servers)) => self.known.set_server_coordinates(servers),
             // Unchanged; all other content is paired with its topic above.
             _ => false,
         };
-        self.note(is_news);
+        self.schedule_snapshot_if(changed);
     }
 
     /// Processes the agent's own data. Returns whether the catalog changed.
-    fn take_agent(&mut self, datacenter: String, node_name: String) -> bool {
-        let is_news = replace(&mut self.known.node_name, node_name);
-        if self.agents.as_ref() == Some(&datacenter) {
-            return is_news;
+    fn handle_agent(&mut self, datacenter: String, node_name: String) -> bool {
+        let changed = replace(&mut self.known.node_name, node_name);
+        if self.agent_datacenter.as_ref() == Some(&datacenter) {
+            return changed;
         }
-        self.agents = Some(datacenter.clone());
+        self.agent_datacenter = Some(datacenter.clone());
         match &self.known.own {
-            Some(own) if *own == datacenter => is_news,
+            Some(own) if *own == datacenter => changed,
             Some(own) => {
                 tracing::warn!(
                     "Consul: the agent {} is in the datacenter {datacenter}, consul.datacenter is {own}; \
                      names of {own} are requested from it",
                     self.agent.address()
                 );
-                is_news
+                changed
             }
             None => {
                 tracing::info!("Consul: the agent {} is in {datacenter}", self.agent.address());
@@ -262,16 +271,16 @@ impl CatalogWatcher {
     }
 
     /// Processes the list of peers. Returns whether it changed.
-    fn take_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> bool {
+    fn handle_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> bool {
         let difference = self.known.set_peers(peers);
-        let is_news = difference != Difference::default();
-        self.take_difference(difference);
-        is_news
+        let changed = difference != Difference::default();
+        self.apply_difference(difference);
+        changed
     }
 
     /// Processes changes of a service list: forgets removed services, and fetches new ones.
-    fn take_difference(&mut self, difference: Difference) {
-        for key in difference.gone {
+    fn apply_difference(&mut self, difference: Difference) {
+        for key in difference.removed {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
             let is_gone = |topic: &Topic| {
@@ -282,14 +291,13 @@ impl CatalogWatcher {
             self.invalid.retain(|topic, _| !is_gone(topic));
         }
         for key in difference.to_fetch {
-            if self.known.is_read_whole(&key.0) || self.demanded.contains(&key) {
-                self.ask(key, false);
+            if self.known.is_fully_loaded(&key.0) || self.demanded.contains(&key) {
+                self.queue_fetch(key, Priority::Refresh);
             }
         }
     }
 
-    /// Processes the outcome of a request for the instances of a service.
-    fn take_instances(
+    fn handle_instances(
         &mut self,
         key: &Key,
         cursor: Cursor,
@@ -313,8 +321,8 @@ impl CatalogWatcher {
             Ok(Content::Health(instances)) => {
                 tracked.cursor = cursor;
                 tracked.loaded_at = Some(Instant::now());
-                let is_news = self.known.set_instances(key, instances);
-                self.note(is_news);
+                let changed = self.known.set_instances(key, instances);
+                self.schedule_snapshot_if(changed);
             }
             Ok(_) => {
                 tracked.cursor = cursor;
@@ -324,12 +332,12 @@ impl CatalogWatcher {
         }
         let Some(again) = fetched else { return };
         if again || !self.known.has_instances(key) {
-            return self.ask(key.clone(), false);
+            return self.queue_fetch(key.clone(), Priority::Refresh);
         }
-        if self.watch_count() < self.most_watches() {
+        if self.watch_count() < self.max_watches() {
             self.watch_instances(key);
         } else {
-            self.round.push_back(key.clone());
+            self.idle.push_back(key.clone());
         }
     }
 
@@ -362,13 +370,12 @@ impl CatalogWatcher {
         let is_own = self.known.own.as_ref() == Some(datacenter);
         // The agent responds but has no path to that datacenter.
         if !is_own && matches!(problem, FetchError::Agent(AgentError::Status { .. })) {
-            let is_news = self.known.unreachable.insert(datacenter.clone());
-            self.note(is_news);
+            let changed = self.known.unreachable.insert(datacenter.clone());
+            self.schedule_snapshot_if(changed);
         }
     }
 
-    /// Processes a demand of the resolver.
-    fn take_demand(&mut self, demand: Demand) {
+    fn handle_demand(&mut self, demand: Demand) {
         match demand {
             Demand::Queried(key) => self.note_use(&key),
             Demand::Used(keys) => keys.iter().for_each(|key| self.note_use(key)),
@@ -382,10 +389,10 @@ impl CatalogWatcher {
                 match (missing, &place) {
                     (Missing::Service(service), _) => {
                         let key = (place, service);
-                        if !self.known.is_read_whole(&key.0) {
+                        if !self.known.is_fully_loaded(&key.0) {
                             self.demanded.insert(key.clone());
                         }
-                        self.ask(key, true);
+                        self.queue_fetch(key, Priority::QueryWaits);
                     }
                     (Missing::Queries, Place::Datacenter(name)) => {
                         self.watch(Topic::Queries(name.to_string()));
@@ -408,20 +415,20 @@ impl CatalogWatcher {
     /// Starts due fetches and reports changes of the state.
     fn tick(&mut self) {
         let each = self.settings.api.rate as f64 / 10.0 * TICK.as_secs_f64();
-        for _ in 0..(each.ceil() as usize).min(self.round.len()) {
-            let Some(key) = self.round.front() else { break };
+        for _ in 0..(each.ceil() as usize).min(self.idle.len()) {
+            let Some(key) = self.idle.front() else { break };
             let idle = self.tracked.get(key).filter(|tracked| matches!(tracked.phase, Phase::Idle));
             match idle.map(|tracked| tracked.loaded_at) {
                 // All later ones were fetched more recently.
-                Some(Some(at)) if at.elapsed() < LEAST_AGE => break,
+                Some(Some(at)) if at.elapsed() < MIN_FETCH_INTERVAL => break,
                 Some(_) => {
                     let key = key.clone();
-                    self.round.pop_front();
-                    self.ask(key, false);
+                    self.idle.pop_front();
+                    self.queue_fetch(key, Priority::Refresh);
                 }
                 // Deregistered, watched or queued.
                 None => {
-                    self.round.pop_front();
+                    self.idle.pop_front();
                 }
             }
         }
@@ -434,12 +441,12 @@ impl CatalogWatcher {
     fn report_changes(&mut self) {
         let summary = self.summary();
         let expire_after = self.settings.api.expire_after;
-        let expired = self.agent.contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
+        let expired = self.agent.last_contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
             || summary.catalog_age.is_some_and(|age| age > self.settings.max_stale)
             || summary.catalog_failing.zip(expire_after).is_some_and(|(failing, limit)| failing > limit);
         if expired != self.expired {
             self.expired = expired;
-            self.note(true);
+            self.schedule_snapshot_if(true);
             match expired {
                 true => {
                     tracing::warn!("Consul: the catalog has expired; names get SERVFAIL until it is read")
@@ -478,25 +485,24 @@ impl CatalogWatcher {
         Summary::of(&self.freshness, self.settings.stale_after, Instant::now(), catalog)
     }
 
-    /// Schedules a snapshot if there is a change.
-    fn note(&mut self, is_news: bool) {
-        if is_news && self.dirty.is_none() {
-            self.dirty = Some(Instant::now());
+    fn schedule_snapshot_if(&mut self, changed: bool) {
+        if changed && self.changed_since.is_none() {
+            self.changed_since = Some(Instant::now());
         }
     }
 
-    fn show(&mut self) {
+    fn publish_snapshot(&mut self) {
         let begun = Instant::now();
-        self.dirty = None;
-        self.shown.send_replace(Arc::new(view(&self.known, self.expired)));
+        self.changed_since = None;
+        self.snapshots.send_replace(Arc::new(view(&self.known, self.expired)));
         self.views += 1;
         // A large catalog that changes constantly must not use up the CPU.
-        self.earliest = Instant::now() + begun.elapsed() * 4;
+        self.next_snapshot = Instant::now() + begun.elapsed() * 4;
         self.publish_status();
     }
 
     fn publish_status(&self) {
-        let (services, services_told, nodes, instances) = self.known.counts();
+        let (services, services_loaded, nodes, instances) = self.known.counts();
         let [requests, failures, index_resets] = self.agent.counts();
         let Summary { stale, oldest, catalog_failing, .. } = self.summary();
         let (oldest_stale_seconds, stale_problem) =
@@ -505,11 +511,11 @@ impl CatalogWatcher {
             address: self.agent.address().to_string(),
             away: self.was_away,
             unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.stale_after),
-            last_contact_seconds: self.agent.contact().map(|at| at.elapsed().as_secs_f64()),
+            last_contact_seconds: self.agent.last_contact().map(|at| at.elapsed().as_secs_f64()),
             expired: self.expired,
             datacenter: self.known.own.clone(),
             services,
-            services_told,
+            services_told: services_loaded,
             services_watched: self.watch_count(),
             nodes,
             instances,
@@ -534,22 +540,21 @@ impl CatalogWatcher {
 
     fn options(&self) -> QueryOptions {
         let Settings { api, allow_stale, .. } = &self.settings;
-        QueryOptions { own: self.agents.clone(), wait: api.wait, stale: *allow_stale }
+        QueryOptions { own: self.agent_datacenter.clone(), wait: api.wait, stale: *allow_stale }
     }
 
-    /// Starts a watch unless it is running.
     fn watch(&mut self, topic: Topic) {
         if self.watched.contains_key(&topic) {
             return;
         }
-        let asking = keep_asking(
+        let task = watch_topic(
             self.agent.clone(),
             topic.clone(),
             Cursor::default(),
             self.options(),
             self.updates.clone(),
         );
-        self.watched.insert(topic, Running(tokio::spawn(asking).abort_handle()));
+        self.watched.insert(topic, Running(tokio::spawn(task).abort_handle()));
     }
 
     fn watch_own(&mut self, datacenter: &str) {
@@ -568,7 +573,6 @@ impl CatalogWatcher {
         }
     }
 
-    /// Watches the nodes and services of a datacenter.
     fn watch_datacenter(&mut self, datacenter: &str) {
         self.watch(Topic::Nodes(datacenter.to_owned()));
         self.watch(Topic::Services(datacenter.to_owned()));
@@ -578,24 +582,28 @@ impl CatalogWatcher {
         self.tracked.values().filter(|tracked| tracked.is_watched()).count()
     }
 
-    fn most_watches(&self) -> usize {
+    fn max_watches(&self) -> usize {
         match self.agent.connections().multiplexes() {
             true => usize::MAX,
-            false => self.settings.api.max_connections.saturating_sub(FETCHES.min(self.fetches()) + FIXED),
+            false => self
+                .settings
+                .api
+                .max_connections
+                .saturating_sub(MAX_FETCHES.min(self.max_fetches()) + OTHER_CONNECTIONS),
         }
     }
 
-    fn fetches(&self) -> usize {
-        FETCHES.min(self.settings.api.max_connections / 8).max(1)
+    fn max_fetches(&self) -> usize {
+        MAX_FETCHES.min(self.settings.api.max_connections / 8).max(1)
     }
 
     /// Returns whether another watch is possible; ends the least recently used one if necessary.
     fn make_room(&mut self) -> bool {
-        if self.watch_count() < self.most_watches() {
+        if self.watch_count() < self.max_watches() {
             return true;
         }
         let watched = self.tracked.iter().filter(|(_, tracked)| tracked.is_watched());
-        let Some((idlest, queried_at)) =
+        let Some((least_used, queried_at)) =
             watched.map(|(key, tracked)| (key, tracked.queried_at)).min_by_key(|&(_, queried_at)| queried_at)
         else {
             return false;
@@ -603,11 +611,11 @@ impl CatalogWatcher {
         if queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
             return false;
         }
-        let idlest = idlest.clone();
-        if let Some(tracked) = self.tracked.get_mut(&idlest) {
+        let least_used = least_used.clone();
+        if let Some(tracked) = self.tracked.get_mut(&least_used) {
             tracked.phase = Phase::Idle;
         }
-        self.round.push_back(idlest);
+        self.idle.push_back(least_used);
         true
     }
 
@@ -616,12 +624,12 @@ impl CatalogWatcher {
         let Some(topic) = self.topic_of(key) else { return };
         let options = self.options();
         let Some(tracked) = self.tracked.get_mut(key) else { return };
-        let asking = keep_asking(self.agent.clone(), topic, tracked.cursor, options, self.updates.clone());
-        tracked.phase = Phase::Watched(Running(tokio::spawn(asking).abort_handle()));
+        let task = watch_topic(self.agent.clone(), topic, tracked.cursor, options, self.updates.clone());
+        tracked.phase = Phase::Watched(Running(tokio::spawn(task).abort_handle()));
     }
 
-    /// Queues a fetch of a service's instances. Urgent fetches, for which a query waits, go first.
-    fn ask(&mut self, key: Key, urgent: bool) {
+    fn queue_fetch(&mut self, key: Key, priority: Priority) {
+        let urgent = priority == Priority::QueryWaits;
         let tracked = self.tracked.entry(key.clone()).or_default();
         match &mut tracked.phase {
             Phase::Watched(_) => return,
@@ -640,9 +648,8 @@ impl CatalogWatcher {
         }
     }
 
-    /// Starts queued fetches up to the limit.
     fn fetch_next(&mut self) {
-        while self.fetching < self.fetches() {
+        while self.fetching < self.max_fetches() {
             let Some(key) = self.queue.pop_front() else { return };
             let Some(topic) = self.topic_of(&key) else {
                 // Not registered (yet): the service list decides.
