@@ -141,8 +141,8 @@ impl<'a> Cell<'a> {
     }
 
     /// Opens a socket of a container, connected to the server.
-    pub fn socket(&self, number: usize, patience: Duration) -> Result<Socket> {
-        self.containers.run(|| socket(number, patience))?
+    pub fn socket(&self, number: usize, timeout: Duration) -> Result<Socket> {
+        self.containers.run(|| socket(number, timeout))?
     }
 
     /// Calls `work` in the namespace of the containers with a function that opens a socket of a container,
@@ -155,8 +155,8 @@ impl<'a> Cell<'a> {
     }
 
     /// Sends a query from a container, `times` one after the other; returns the number of replies.
-    pub fn ask(&self, number: usize, query: &[u8], times: usize, patience: Duration) -> Result<usize> {
-        let socket = self.socket(number, patience)?;
+    pub fn ask(&self, number: usize, query: &[u8], times: usize, timeout: Duration) -> Result<usize> {
+        let socket = self.socket(number, timeout)?;
         let mut answered = 0;
         for _ in 0..times {
             socket.send(query)?;
@@ -172,10 +172,10 @@ fn addresses(number: usize) -> [Ipv4Addr; 2] {
     [network + 1, network + 2].map(Ipv4Addr::from_bits)
 }
 
-fn socket(number: usize, patience: Duration) -> Result<Socket> {
+fn socket(number: usize, timeout: Duration) -> Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     socket.bind_device(Some(format!("c{number}").as_bytes()))?;
-    socket.set_read_timeout(Some(patience))?;
+    socket.set_read_timeout(Some(timeout))?;
     socket.connect(&SocketAddr::from((SERVER, 53)).into())?;
     Ok(socket)
 }

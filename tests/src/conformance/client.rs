@@ -22,10 +22,10 @@ use super::{
 use crate::client::{ask_raw, receive_tcp};
 
 /// Timeout of plain HTTP, and of sessions with several queries on one connection.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of API requests.
-const API_PATIENCE: Duration = Duration::from_secs(8);
+const API_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub type Ports = BTreeMap<String, u16>;
 /// # Errors
 ///
 /// Fails if the recorded query cannot be encoded.
-pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed> {
+pub fn ask(query: &Query, ports: &Ports, timeout: Duration) -> Result<Observed> {
     let mut id = fastrand::u16(..);
     let message = write_query(query, id)?;
     if let (Some(_), [high, low, ..]) = (&query.raw, &message[..]) {
@@ -61,10 +61,10 @@ pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed>
     let port = *ports.get(port).with_context(|| format!("{port} is missing"))?;
     let server = SocketAddr::new(query.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
     let reply = match query.proto.unwrap_or_default() {
-        Proto::Udp => ask_raw(server, &message, patience),
+        Proto::Udp => ask_raw(server, &message, timeout),
         Proto::Tcp => {
             let length = query.tcp_length.map_or_else(|| u16::try_from(message.len()), Ok)?;
-            ask_tcp(&message, length, server, patience)
+            ask_tcp(&message, length, server, timeout)
         }
     };
     Ok(match reply {
@@ -79,7 +79,7 @@ pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed>
 ///
 /// Fails if a recorded query cannot be encoded or the connection fails.
 pub fn ask_session(queries: &[Query], server: SocketAddr) -> Result<Vec<Observed>> {
-    let mut stream = connect(server, PATIENCE)?;
+    let mut stream = connect(server, TIMEOUT)?;
     let mut bytes = Vec::new();
     let ids = 1000..1000 + u16::try_from(queries.len())?;
     for (query, id) in queries.iter().zip(ids.clone()) {
@@ -125,16 +125,16 @@ fn error_name(error: &io::Error) -> String {
 }
 
 /// Sends and receives one message on a fresh connection.
-fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, patience: Duration) -> io::Result<Vec<u8>> {
-    let mut stream = connect(server, patience)?;
+fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, timeout: Duration) -> io::Result<Vec<u8>> {
+    let mut stream = connect(server, timeout)?;
     stream.write_all(&[&length.to_be_bytes()[..], message].concat())?;
     receive_tcp(&mut stream)
 }
 
-fn connect(server: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&server, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+fn connect(server: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&server, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -168,7 +168,7 @@ pub fn api(
     certificate: Option<&str>,
 ) -> Result<Response> {
     let config = client_config(folder, certificate)?;
-    let stream = match connect(server, API_PATIENCE) {
+    let stream = match connect(server, API_TIMEOUT) {
         Ok(stream) => stream,
         Err(error) => return Ok(Response { error: Some(error_name(&error)), ..Response::default() }),
     };
@@ -184,7 +184,7 @@ pub fn api(
 
 /// Sends a plain GET request.
 pub fn get(server: SocketAddr, path: &str) -> Response {
-    match connect(server, PATIENCE).and_then(|stream| exchange(stream, server, "GET", path)) {
+    match connect(server, TIMEOUT).and_then(|stream| exchange(stream, server, "GET", path)) {
         Ok((status, body)) => Response { status: Some(status), body: Some(body), ..Response::default() },
         Err(error) => Response { error: Some(error_name(&error)), ..Response::default() },
     }

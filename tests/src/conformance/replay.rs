@@ -22,7 +22,7 @@ use crate::server;
 const START: Duration = Duration::from_secs(15);
 
 /// Timeout if a reply is expected.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout if no reply is expected.
 const SILENCE: Duration = Duration::from_millis(600);
@@ -185,11 +185,11 @@ pub(super) struct Asked {
 /// Sends a recorded query.
 pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
     let expects_silence = case.expect.as_ref().is_some_and(|expect| expect.no_response);
-    let default = if expects_silence { SILENCE } else { PATIENCE };
+    let default = if expects_silence { SILENCE } else { TIMEOUT };
     let before = world.upstream_counts();
     let begin = Instant::now();
-    let patience = case.timeout_ms.map_or(default, Duration::from_millis);
-    let observed = client::ask(&case.q, &world.ports, patience)?;
+    let timeout = case.timeout_ms.map_or(default, Duration::from_millis);
+    let observed = client::ask(&case.q, &world.ports, timeout)?;
     let elapsed_ms = u64::try_from(begin.elapsed().as_millis())?;
     thread::sleep(Duration::from_millis(case.count_after_ms));
     Ok(Asked { observed, elapsed_ms, upstream: growth(&before, world.upstream_counts()) })

@@ -17,7 +17,7 @@ use super::{
 /// Time limit for a server's start.
 const START: Duration = Duration::from_secs(3);
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Milliseconds for which a started server must keep running.
 const SETTLE_MS: u64 = 200;
@@ -126,7 +126,7 @@ impl Start {
             found.push("the recording lacks an expectation for some query".to_owned());
         }
         for (query, expected) in self.queries.iter().zip(&expected.answers) {
-            let observed = client::ask(query, &world.ports, PATIENCE)?;
+            let observed = client::ask(query, &world.ports, TIMEOUT)?;
             found.extend(compare(query, expected, &observed, world.source, 0)?);
         }
         Ok(found)

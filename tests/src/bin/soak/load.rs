@@ -33,7 +33,7 @@ pub(crate) const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCAL
 pub(crate) const CLIENTS: usize = 4;
 
 /// Reply timeout of a client, similar to common stub resolvers.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause between two queries of a client.
 const PAUSE: Duration = Duration::from_micros(500);
@@ -368,11 +368,11 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
     }
     let bytes = query.to_vec()?;
     // A refused port means no listener: retry until the timeout, as stub resolvers do.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            bail!("no reply within {PATIENCE:?}");
+            bail!("no reply within {TIMEOUT:?}");
         }
         match client::ask_raw(SERVER, &bytes, left) {
             // The kernel may reuse a port while a late reply to its previous owner is in flight.

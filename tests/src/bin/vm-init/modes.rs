@@ -25,7 +25,7 @@ use whole_system_tests::{
 
 /// Time limit for every step. Both the emulated machine and its host may be busy, so only a step
 /// that never finishes fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Queries per name and interface.
 const QUERIES: u64 = 5;
@@ -86,7 +86,7 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
         // Programs of the previous server were still attached; their replies are not counted here.
         said.push("answered by the interfaces".into());
 
-        server.process().kill(PATIENCE)?;
+        server.process().kill(TIMEOUT)?;
         for (interface, address) in INTERFACES {
             for instances in GROUPS {
                 lab.ask(interface, address, instances).context("when the server was killed")?;
@@ -122,7 +122,7 @@ impl Lab {
         let from = if interface == "lo" { &self.pair.server } else { &self.pair.client };
         let to = SocketAddr::from((address, LISTENS.port()));
         let query = query.to_vec()?;
-        let reply = from.run(|| client::ask_raw(to, &query, PATIENCE))?;
+        let reply = from.run(|| client::ask_raw(to, &query, TIMEOUT))?;
         let reply = reply.with_context(|| format!("no reply over {interface}"))?;
         let found = client::addresses(&Message::from_vec(&reply)?).len();
         ensure!(found == usize::from(instances), "{found} addresses over {interface}, not {instances}");
@@ -151,7 +151,7 @@ impl fmt::Display for Serving {
 /// Returns the status of the fast path once [`INTERFACES`] are settled.
 fn settled(server: &Server) -> Result<Value> {
     let mut last = Value::Null;
-    wait_until("the interfaces to be dealt with", PATIENCE, || {
+    wait_until("the interfaces to be dealt with", TIMEOUT, || {
         // Polling also costs CPU time.
         thread::sleep(Duration::from_millis(200));
         let Ok(status) = status(server) else { return false };
@@ -200,13 +200,13 @@ fn serving(status: &Value) -> Result<Vec<Serving>> {
 /// Queries over each interface and checks that the interface gave all replies.
 fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
     let metrics = || Metrics::read(&lab.pair.server);
-    wait_until("the fast path", PATIENCE, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
+    wait_until("the fast path", TIMEOUT, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
     for ((interface, address), serving) in INTERFACES.into_iter().zip(serving) {
         let label = format!("interface=\"{interface}\"");
         let replies = |metrics: &Metrics| metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label);
         for instances in GROUPS {
             // Listed names are published in the background.
-            wait_until("a name to be published", PATIENCE, || {
+            wait_until("a name to be published", TIMEOUT, || {
                 let before = metrics().map(|metrics| replies(&metrics));
                 let asked = lab.ask(interface, address, instances);
                 let after = metrics().map(|metrics| replies(&metrics));

@@ -16,7 +16,7 @@ use whole_system_tests::{
 };
 
 use crate::{
-    modes::{PATIENCE, status},
+    modes::{TIMEOUT, status},
     set_ups::REQUIRED_VARIABLE,
 };
 
@@ -71,13 +71,13 @@ fn interface_answers() -> Result<String> {
             client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?.to_vec()?;
         let to = SocketAddr::from((ADDRESS, 53));
         let reply =
-            container.run(|| client::ask_raw(to, &query, PATIENCE))?.context("no reply over netkit")?;
+            container.run(|| client::ask_raw(to, &query, TIMEOUT))?.context("no reply over netkit")?;
         let found = client::addresses(&Message::from_vec(&reply)?).len();
         ensure!(found == usize::from(instances), "{found} addresses over netkit, not {instances}");
         Ok(())
     };
     let hits = || -> Result<u64> { Ok(Metrics::read(&host)?.fast_path_replies()) };
-    wait_until("the interface to answer", PATIENCE, || {
+    wait_until("the interface to answer", TIMEOUT, || {
         let before = hits();
         let asked = ask(3).and_then(|()| ask(LARGE));
         asked.is_ok() && matches!((before, hits()), (Ok(before), Ok(after)) if after > before)

@@ -22,7 +22,7 @@ use whole_system_tests::{
 use crate::modes::status;
 
 /// Time limit for every step; the machine is emulated.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Counters of the kernel for packets lost at an interface.
 const LOSSES: [&str; 6] =
@@ -68,14 +68,14 @@ fn try_mode(mode: &str, interfaces: &[String], listener: &TcpListener) -> Result
     let listens = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 53);
     let mut server = Server::start(None, folder, listens, &settings)?;
     let tried = || -> Result<()> {
-        wait_until("the interfaces to be served", PATIENCE, || {
+        wait_until("the interfaces to be served", TIMEOUT, || {
             std::thread::sleep(Duration::from_millis(200));
             let served = |status: &Value| {
                 interfaces.iter().all(|name| hook(status, name).is_some_and(|hook| hook != "none"))
             };
             status(&server).is_ok_and(|status| served(&status))
         })?;
-        wait_until("the fast path", PATIENCE, || {
+        wait_until("the fast path", TIMEOUT, || {
             Metrics::here().is_ok_and(|metrics| metrics.is_fast_path_up())
         })?;
         let before: Vec<_> = interfaces.iter().map(|name| losses(name)).collect::<Result<_>>()?;
@@ -101,7 +101,7 @@ fn try_mode(mode: &str, interfaces: &[String], listener: &TcpListener) -> Result
     };
     let outcome = tried();
     let outcome = outcome.with_context(|| format!("the server's log:\n{}", server.log()));
-    server.process().stop(PATIENCE)?;
+    server.process().stop(TIMEOUT)?;
     outcome
 }
 

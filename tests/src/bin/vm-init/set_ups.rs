@@ -17,7 +17,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::modes::{PATIENCE, status};
+use crate::modes::{TIMEOUT, status};
 
 /// Address of the server, which belongs to no interface shared with the client.
 const ADDRESS: [u8; 4] = [169, 254, 0, 2];
@@ -120,7 +120,7 @@ fn try_one(set_up: &SetUp) -> Result<String> {
 /// Waits until the status says that `srv` is left to userspace for this reason.
 fn wait_for_refusal(server: &Server, why: &str) -> Result<()> {
     let mut last = Value::Null;
-    wait_until("the interface to be refused", PATIENCE, || {
+    wait_until("the interface to be refused", TIMEOUT, || {
         thread::sleep(Duration::from_millis(200));
         let Ok(status) = status(server) else { return false };
         last = status["fast_path"]["interfaces"].clone();
