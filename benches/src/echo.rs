@@ -90,7 +90,6 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
     }
 }
 
-/// Makes the reply to a query.
 fn write_reply(reply: &mut Vec<u8>, query: &[u8], records: &[u8]) {
     reply.clear();
     reply.extend_from_slice(query);

@@ -47,7 +47,6 @@ const MAX_TCP_SIZE: usize = 65_523;
 pub(crate) const SPARE: usize = 7;
 
 impl PendingAnswer {
-    /// Returns an empty authoritative answer.
     pub(crate) fn authoritative(recursion_available: bool) -> Self {
         Self {
             rcode: ResponseCode::NoError,

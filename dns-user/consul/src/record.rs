@@ -230,7 +230,6 @@ impl Answers {
         }
     }
 
-    /// Returns the answers as records with this owner.
     pub(crate) fn into_records(self, owner: Option<&Name>) -> Vec<Record> {
         let record = |ttl, address| Record::address(owner.cloned(), ttl, address);
         match self {

@@ -114,7 +114,6 @@ impl Connection {
         Ok(Self { sender, driver, allowance, generation: tls.generation })
     }
 
-    /// Sends a request and reads its answer.
     async fn ask(&mut self, address: SocketAddr) -> Result<InstanceHealth, CheckError> {
         self.allowance.renew(MAX_RECEIVED);
         self.sender.ready().await?;

@@ -81,7 +81,6 @@ impl HealthMetrics {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Updates the gauge of instances.
     pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
         for (state, count) in ["running", "failing", "unknown", "unchecked"].iter().zip(states.counts()) {
             self.instances.with_label_values(&[*state]).set(count as i64);
@@ -163,12 +162,10 @@ impl CheckFailures {
         self.0.lock().last.insert(ip, failure);
     }
 
-    /// Records the error of the latest failed handshake.
     pub(super) fn record_tls_error(&self, error: &std::io::Error) {
         self.0.lock().tls_error = error.to_string();
     }
 
-    /// Removes an instance that is no longer checked.
     pub(super) fn forget(&self, ip: IpAddr) {
         self.0.lock().last.remove(&ip);
     }

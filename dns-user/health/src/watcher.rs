@@ -174,7 +174,6 @@ impl Work {
         }
     }
 
-    /// Removes all state of an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
         self.watcher.checks.failures.forget(ip);
@@ -324,7 +323,6 @@ impl Heartbeat {
         self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
     }
 
-    /// Returns the time since the last heartbeat.
     pub(super) fn silent_for(&self) -> Duration {
         Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
     }

@@ -25,7 +25,7 @@ const INSTANCES: usize = 1_000;
 /// Measured duration of one turn.
 ///
 /// A shared machine may be slower for seconds at a time (observed: by up to four fifths). Turns
-/// shorter than that spread such disturbances over all subjects, and leave each some undisturbed
+/// shorter than that spread such disturbances over all subjects, and leave each of them some undisturbed
 /// turns. An idle server costs nothing meanwhile. The memory addresses of a subject depend on its
 /// start (observed: up to 15 % between two starts of a reflector), so all restart in each round.
 const TURN: Duration = Duration::from_millis(250);
@@ -36,7 +36,7 @@ const SETTLED: Duration = Duration::from_secs(8);
 /// Rates of all subjects.
 pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
     let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
-    take_turns(plan, subjects, &setting, 0, table)?;
+    measure_alternately(plan, subjects, &setting, 0, table)?;
     if plan.reference.is_none() && plan.wanted.is_empty() {
         let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
         table.put(&label, 0, &[Rounds(vec![quoted::SATURATED]), Rounds::default()]);
@@ -44,10 +44,10 @@ pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) ->
     Ok(())
 }
 
-/// Rates with what is off by default.
+/// Rates with features that are off by default.
 pub(crate) fn extras(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
     let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
-    take_turns(plan, subjects, &setting, 0, table)
+    measure_alternately(plan, subjects, &setting, 0, table)
 }
 
 /// Sizes of the foundation, all of whose names are queried.
@@ -99,14 +99,14 @@ fn by_shape(plan: &Plan, subjects: &[Subject], shapes: &[(usize, usize)], table:
     let orders = orders(plan);
     for (shape, &(size, names)) in shapes.iter().enumerate() {
         let setting = Setting::new(size, Selection::Evenly(names), &orders)?;
-        take_turns(plan, subjects, &setting, shape * orders.len(), table)?;
+        measure_alternately(plan, subjects, &setting, shape * orders.len(), table)?;
     }
     Ok(())
 }
 
 /// Starts all subjects, each in its lab, and saturates their cores alternately, with the queries of
 /// each order; the first one has the point `first`.
-fn take_turns(
+fn measure_alternately(
     plan: &Plan,
     subjects: &[Subject],
     setting: &Setting,
@@ -172,7 +172,6 @@ pub(crate) fn cost(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<
     Ok(())
 }
 
-/// Latency at a fixed rate.
 pub(crate) fn latency(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
     let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::AsListed])?;
     let cell = Cell::start(Lab::plain()?, subject, &setting)?;

@@ -28,9 +28,10 @@ use crate::{
 
 const PORT: &str = "5201";
 
-/// Traffic that passes the programs: streams of bulk TCP, or datagrams of 64 bytes, as many as possible;
+/// Traffic that passes the programs, as much as possible: bulk TCP, or datagrams of 64 bytes;
 /// over the veth pair or within the server's namespace.
 pub(crate) struct Kind {
+    /// TCP streams; `None`: datagrams.
     streams: Option<u32>,
     loopback: bool,
 }
@@ -100,9 +101,9 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
             run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
         }
         let mut values = vec![Rounds::default(); subjects.len()];
-        for turn in 0..3 {
+        for round in 0..3 {
             // Rotate the order, so that no subject is always first or last.
-            for column in (0..subjects.len()).map(|column| (column + turn) % subjects.len()) {
+            for column in (0..subjects.len()).map(|column| (column + round) % subjects.len()) {
                 let start = |mode| start_build(server::program()?, &lab, &foundation, mode);
                 let server = subjects[column].mode().map(start).transpose()?;
                 if server.is_some() {

@@ -285,7 +285,6 @@ impl Zone {
         }
     }
 
-    /// Returns the worst status of instances in answers.
     fn worst_status(&self) -> Status {
         if self.config.dns.only_passing { Status::Passing } else { Status::Warning }
     }

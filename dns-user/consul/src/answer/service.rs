@@ -66,7 +66,7 @@ impl SeenTargets {
 type Seen<T> = HashSet<T, foldhash::fast::RandomState>;
 
 impl Zone {
-    /// Returns the records of the healthy instances that `fit`, in random order.
+    /// Returns the records of the healthy instances for which `is_match` holds, in random order.
     ///
     /// Instances are drawn one by one until the answer is full, so the cost of a small answer does
     /// not depend on the size of the service.
@@ -75,36 +75,36 @@ impl Zone {
         search: &Search<'_>,
         service: &str,
         mut instances: Vec<InstanceId>,
-        fit: impl Fn(InstanceId) -> bool,
+        is_match: impl Fn(InstanceId) -> bool,
         locality: &Locality,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
         let worst = self.worst_status();
         let ttl = self.config.dns.ttl_of(service);
-        let takes_most = search.qtype != TYPE_SRV && instances.len() / 2 < self.most_addresses(search);
+        let takes_most = search.qtype != TYPE_SRV && instances.len() / 2 < self.max_addresses(search);
         if search.qtype == TYPE_A
             && takes_most
             && let Some(group) = self.catalog.common_group(&instances)
             && group.has_only_addresses
             && group.has_distinct_targets
         {
-            instances.retain(|&id| self.catalog.status(id) <= worst && fit(id));
+            instances.retain(|&id| self.catalog.status(id) <= worst && is_match(id));
             return self.shuffled_addresses(search, &instances, ttl, random);
         }
         let seen =
             if takes_most { SeenTargets::new(&self.catalog, &instances) } else { SeenTargets::default() };
-        let mut lots = random.fork();
+        let mut draws = random.fork();
         let mut drawn = 0;
         let shuffled = std::iter::from_fn(move || {
             let left = drawn..instances.len();
             if left.is_empty() {
                 return None;
             }
-            instances.swap(drawn, lots.usize(left));
+            instances.swap(drawn, draws.usize(left));
             drawn += 1;
             Some(instances[drawn - 1])
         });
-        let healthy = shuffled.filter(|&id| self.catalog.status(id) <= worst && fit(id));
+        let healthy = shuffled.filter(|&id| self.catalog.status(id) <= worst && is_match(id));
         self.records_of(search, healthy, seen, ttl, locality.port.as_deref(), random)
     }
 
@@ -138,7 +138,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Found {
         let accept = accept_of(search.qtype);
-        let limit = self.most_addresses(search);
+        let limit = self.max_addresses(search);
         let mut addresses = Vec::with_capacity(seen.capacity().min(limit));
         let mut host = None;
         for id in instances {
@@ -170,7 +170,7 @@ impl Zone {
         Found { answers, soa: true, ..Found::default() }
     }
 
-    fn most_addresses(&self, search: &Search<'_>) -> usize {
+    fn max_addresses(&self, search: &Search<'_>) -> usize {
         match self.config.dns.a_record_limit {
             _ if search.unlimited => search.most,
             0 => search.most,
@@ -180,7 +180,7 @@ impl Zone {
 
     /// Returns the IPv4 addresses of instances with distinct targets, in random order. Does the same
     /// as [`Self::address_records`], at a fraction of the cost: it reads the instances one after the
-    /// other, and shuffles their addresses alone, which fit the processor's first cache.
+    /// other, and shuffles their addresses alone, which fit the L1 cache.
     fn shuffled_addresses(
         &self,
         search: &Search<'_>,
@@ -200,16 +200,16 @@ impl Zone {
                 _ => None,
             }
         }));
-        let drawn = addresses.len().min(self.most_addresses(search));
+        let drawn = addresses.len().min(self.max_addresses(search));
         for place in 0..drawn {
-            let lot = random.usize(place..addresses.len());
-            addresses.swap(place, lot);
+            let other = random.usize(place..addresses.len());
+            addresses.swap(place, other);
         }
         addresses.truncate(drawn);
         Ok(Found { answers: Answers::V4(ttl, addresses), soa: true, ..Found::default() })
     }
 
-    /// Returns a CNAME to `host`, followed by the records of `host`.
+    /// Returns a CNAME to `host` and the records of `host`.
     fn chain(&self, search: &Search<'_>, host: &Name, ttl: u32, random: &mut fastrand::Rng) -> Vec<Record> {
         let mut records = vec![Record { owner: search.owner.cloned(), ttl, data: Data::Cname(host.clone()) }];
         records.extend(self.follow(search, host, Keep::WithTtl(ttl), random));
@@ -500,7 +500,7 @@ mod tests {
             instance
         };
         let distinct = zone(SIZE, (0..SIZE).map(with_health));
-        // Two instances with one address, and one whose address is a host name, need other code.
+        // Two instances with one address, and one whose address is a host name, are no case for `shuffled_addresses`.
         let mut twice = instance(0);
         twice["id"] = json!("second");
         let mut named = instance(1);

@@ -379,7 +379,6 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     Ok(Failover { nearest: 0, targets: datacenters.chain(targets).collect() })
 }
 
-/// Parses a check and its latest status.
 fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
     let states = [
         ("", Status::default()),
@@ -426,7 +425,6 @@ fn texts(reader: &Reader<'_>, name: &'static str) -> Result<Vec<String>, ConfigE
     Ok(reader.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
 }
 
-/// Parses an object with text values.
 fn strings(reader: &Reader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
     let strings = reader.entries().map(|(key, value)| match value {
         Json::Text(text) => Ok((key.to_owned(), text.clone())),

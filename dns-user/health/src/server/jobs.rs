@@ -24,10 +24,10 @@ use dns_core::config::reader::Json;
 const LINKS_FILE: &str = ".bosh/links.json";
 
 /// Minimum time limit of a script.
-const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
+const MIN_TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of scripts that run concurrently.
-const SCRIPTS_AT_ONCE: usize = 16;
+const MAX_RUNNING_SCRIPTS: usize = 16;
 
 /// The state of all jobs of this VM.
 #[derive(Debug)]
@@ -48,12 +48,11 @@ struct Job {
     /// Groups of the job's links.
     groups: BTreeSet<String>,
     /// The script's state; `None` without a script.
-    script: Option<Script>,
+    script: Option<ScriptState>,
 }
 
-/// The latest result of a job's script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Script {
+struct ScriptState {
     /// Whether the latest run reported the job as healthy; `None` before the first run has ended.
     healthy: Option<bool>,
     /// Whether the script is running.
@@ -72,7 +71,6 @@ pub(super) struct Summary {
 }
 
 impl Jobs {
-    /// Creates an empty set of jobs.
     pub(super) fn new(folder: Option<PathBuf>, script: PathBuf, interval: Duration) -> Self {
         Self { folder, script, interval, known: Mutex::default(), ready: watch::Sender::new(false) }
     }
@@ -81,24 +79,24 @@ impl Jobs {
     pub(super) async fn run(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(self.interval.max(Duration::from_millis(10)));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let room = Arc::new(Semaphore::new(SCRIPTS_AT_ONCE));
+        let permits = Arc::new(Semaphore::new(MAX_RUNNING_SCRIPTS));
         let mut scripts = tokio::task::JoinSet::new();
         loop {
             ticks.tick().await;
             while scripts.try_join_next().is_some() {}
             let jobs = self.clone();
             // A panic in the task is a bug and logs its own message; continue.
-            let due = tokio::task::spawn_blocking(move || jobs.due()).await.unwrap_or_default();
+            let due = tokio::task::spawn_blocking(move || jobs.due_scripts()).await.unwrap_or_default();
             if due.is_empty() {
-                self.note_ready();
+                self.set_ready();
             }
             for (name, path) in due {
-                let (jobs, room) = (self.clone(), room.clone());
+                let (jobs, permits) = (self.clone(), permits.clone());
                 scripts.spawn(async move {
                     // The semaphore is never closed.
-                    let _room = room.acquire().await;
-                    let healthy = run_script(&path, jobs.interval.max(SHORTEST_LIMIT)).await;
-                    jobs.note(&name, &path, healthy);
+                    let _permit = permits.acquire().await;
+                    let outcome = run_script(&path, jobs.interval.max(MIN_TIME_LIMIT)).await;
+                    jobs.record(&name, &path, outcome);
                 });
             }
         }
@@ -128,7 +126,7 @@ impl Jobs {
     }
 
     /// Reads the jobs' folder; returns the scripts to run now.
-    fn due(&self) -> Vec<(OsString, PathBuf)> {
+    fn due_scripts(&self) -> Vec<(OsString, PathBuf)> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let found = match find_jobs(folder, &self.script) {
             Ok(found) => found,
@@ -139,7 +137,7 @@ impl Jobs {
         };
         let mut known = self.known.lock();
         let mut due = Vec::new();
-        let mut now = BTreeMap::new();
+        let mut current = BTreeMap::new();
         for (name, mut job) in found {
             if let Some(script) = &mut job.script {
                 if let Some(before) = known.get(&name).and_then(|job| job.script) {
@@ -150,13 +148,13 @@ impl Jobs {
                     due.push((name.clone(), folder.join(&name).join(&self.script)));
                 }
             }
-            now.insert(name, job);
+            current.insert(name, job);
         }
-        *known = now;
+        *known = current;
         due
     }
 
-    fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
+    fn record(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
         let healthy = outcome.is_ok();
         let mut known = self.known.lock();
         // The job or its script may have been removed in the meantime.
@@ -167,16 +165,16 @@ impl Jobs {
                     Err(reason) => tracing::warn!(script = %path.display(), "job is not healthy: {reason}"),
                 }
             }
-            *script = Script { healthy: Some(healthy), running: false };
+            *script = ScriptState { healthy: Some(healthy), running: false };
         }
         let all_ended = known.values().all(|job| job.script.is_none_or(|script| script.healthy.is_some()));
         drop(known);
         if all_ended {
-            self.note_ready();
+            self.set_ready();
         }
     }
 
-    fn note_ready(&self) {
+    fn set_ready(&self) {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
     }
 }
@@ -191,7 +189,8 @@ fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>
         if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
             continue;
         }
-        let script = fs::metadata(path.join(script)).is_ok_and(|data| data.is_file()).then(Script::default);
+        let script =
+            fs::metadata(path.join(script)).is_ok_and(|data| data.is_file()).then(ScriptState::default);
         jobs.insert(entry.file_name(), Job { groups: groups(&path.join(LINKS_FILE)), script });
     }
     Ok(jobs)
