@@ -16,7 +16,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{capture, root, run as run_command};
+use crate::{
+    Profile, SERVER, build, packages,
+    process::{capture, root, run as run_command},
+    toolchain,
+};
 
 /// Memory limit of a run in MiB; a small input that needs more is a finding.
 const MEMORY_LIMIT: u32 = 1024;
@@ -24,12 +28,63 @@ const MEMORY_LIMIT: u32 = 1024;
 /// Time in seconds after which an input counts as a hang.
 const INPUT_TIMEOUT: u32 = 10;
 
+/// Options of `cargo xtask fuzz`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Fuzz {
+    /// Run only targets whose name contains one of these.
+    filters: Vec<String>,
+    /// Duration of each target in seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// Fuzz the BPF programs instead of the targets.
+    #[arg(long, conflicts_with_all = ["filters", "seconds"])]
+    program: bool,
+    /// Compare interfaces with userspace instead; needs root.
+    #[arg(long, conflicts_with_all = ["filters", "seconds", "program"])]
+    interfaces: bool,
+    /// Compare forwarded answers of interfaces with userspace's answers instead.
+    #[arg(long, conflicts_with_all = ["filters", "seconds", "program", "interfaces"])]
+    replies: bool,
+    /// Number of packets: for each BPF program 10,000,000; for interfaces 100,000 whose replies
+    /// are compared; of replies 100,000,000.
+    #[arg(long)]
+    packets: Option<u64>,
+    /// Number of set-ups of interfaces.
+    #[arg(long, default_value_t = 200, requires = "interfaces")]
+    set_ups: u64,
+    /// Seed of the inputs or packets; chosen at random and printed if not given.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl Fuzz {
+    pub(crate) fn run(self) -> Result<()> {
+        let Self { filters, seconds, program, interfaces, replies, packets, set_ups, seed } = self;
+        if interfaces {
+            packages::ensure(packages::TEST)?;
+        }
+        toolchain::ensure()?;
+        if program {
+            return fuzz_programs(packets.unwrap_or(10_000_000), seed);
+        }
+        if interfaces {
+            build(Profile::Release, &[SERVER])?;
+            return compare_servers(packets.unwrap_or(100_000), set_ups, seed);
+        }
+        if replies {
+            return compare_replies(packets.unwrap_or(100_000_000), seed);
+        }
+        let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
+        run_targets(&filters, seconds, seed)
+    }
+}
+
 /// Runs the targets whose names contain one of `filters` (all, if empty) for this many seconds each, one per
 /// core at a time.
 ///
 /// Inputs that reach new code go to `target/fuzz/<target>`, from which the next run continues; the committed
 /// corpus stays unchanged. Inputs that make a target fail are stored there too and named in the error.
-pub(crate) fn run(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()> {
+fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()> {
     let folder = root().canonicalize()?.join("tests/fuzz");
     run_command(
         Command::new("cargo")
@@ -69,13 +124,13 @@ pub(crate) fn run(filters: &[String], seconds: u32, seed: Option<u32>) -> Result
 }
 
 /// Runs `count` random packets through each BPF program and compares the replies with the model.
-pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
+fn fuzz_programs(count: u64, seed: Option<u64>) -> Result<()> {
     random_test("random::random_packets_match_model", &[("PACKETS", count)], seed)
 }
 
 /// Compares the model of the programs with the cache in userspace for `count` random replies of
 /// recursors, then the programs themselves for a thousandth of them.
-pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
+fn compare_replies(count: u64, seed: Option<u64>) -> Result<()> {
     random_test("random_replies::model_replies_equal_userspace", &[("REPLIES", count)], seed)?;
     let replies = ("REPLIES", count.div_ceil(1000));
     random_test("random_replies::random_replies_equal_userspace", &[replies], seed)
@@ -83,7 +138,7 @@ pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
 
 /// Compares the replies to `packets` random packets, in `set_ups` random set-ups, of a server with the
 /// fast path and of one without.
-pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
+fn compare_servers(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
     let numbers = [("PACKETS", packets), ("SETUPS", set_ups)];
     random_test("differential::interfaces_answer_as_userspace", &numbers, seed)
 }

@@ -109,7 +109,6 @@ pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -
 }
 
 impl Kernel {
-    /// Downloads and unpacks the kernel if it is missing.
     fn ensure(&self) -> Result<()> {
         let folder = self.folder();
         if folder.exists() {

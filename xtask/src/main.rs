@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, process::Command as Process};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod arm64;
@@ -98,32 +98,7 @@ enum Command {
     /// and mutated replies of recursors are cached and written for the interface, and the reply to
     /// a random client at a random age must be the same from both. The same seed generates the same
     /// inputs.
-    Fuzz {
-        /// Run only targets whose name contains one of these.
-        filters: Vec<String>,
-        /// Duration of each target in seconds.
-        #[arg(long, default_value_t = 60)]
-        seconds: u32,
-        /// Fuzz the BPF programs instead of the targets.
-        #[arg(long, conflicts_with_all = ["filters", "seconds"])]
-        program: bool,
-        /// Compare interfaces with userspace instead; needs root.
-        #[arg(long, conflicts_with_all = ["filters", "seconds", "program"])]
-        interfaces: bool,
-        /// Compare forwarded answers of interfaces with userspace's answers instead.
-        #[arg(long, conflicts_with_all = ["filters", "seconds", "program", "interfaces"])]
-        replies: bool,
-        /// Number of packets: for each BPF program 10,000,000; for interfaces 100,000 whose replies
-        /// are compared; of replies 100,000,000.
-        #[arg(long)]
-        packets: Option<u64>,
-        /// Number of set-ups of interfaces.
-        #[arg(long, default_value_t = 200, requires = "interfaces")]
-        set_ups: u64,
-        /// Seed of the inputs or packets; chosen at random and printed if not given.
-        #[arg(long)]
-        seed: Option<u64>,
-    },
+    Fuzz(fuzz::Fuzz),
     /// Run the real server under load with random faults.
     ///
     /// A model built from the same files judges every reply. The report contains the seed, the
@@ -180,25 +155,7 @@ fn main() -> Result<()> {
         Command::Dist(dist) => dist.run(),
         Command::Release(arguments) => release::run(arguments),
         Command::Docs => docs::build(),
-        Command::Fuzz { program: true, packets, seed, .. } => {
-            toolchain::ensure()?;
-            fuzz::program(packets.unwrap_or(10_000_000), seed)
-        }
-        Command::Fuzz { interfaces: true, packets, set_ups, seed, .. } => {
-            packages::ensure(packages::TEST)?;
-            toolchain::ensure()?;
-            build(Profile::Release, &[SERVER])?;
-            fuzz::interfaces(packets.unwrap_or(100_000), set_ups, seed)
-        }
-        Command::Fuzz { replies: true, packets, seed, .. } => {
-            toolchain::ensure()?;
-            fuzz::replies(packets.unwrap_or(100_000_000), seed)
-        }
-        Command::Fuzz { filters, seconds, seed, .. } => {
-            toolchain::ensure()?;
-            let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
-            fuzz::run(&filters, seconds, seed)
-        }
+        Command::Fuzz(fuzz) => fuzz.run(),
         Command::Soak { minutes, hours, seed, faults } => {
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;

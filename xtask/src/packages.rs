@@ -105,7 +105,6 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
     apt(&[&["install", "-qq", "--yes", "--no-install-recommends"], &missing[..]].concat())
 }
 
-/// Returns the packages that are not installed.
 fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     if !on_path("dpkg-query") {
         bail!("this is not a Debian system; install the programs of these packages: {}", packages.join(" "));
@@ -191,7 +190,6 @@ impl Lists {
         capture(Command::new("apt-cache").args(&self.options).args(arguments))
     }
 
-    /// Downloads packages (`name` or `name=version`) into `folder`, which is emptied first.
     pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
         make_anew(folder)?;
         let get = || {

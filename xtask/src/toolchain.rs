@@ -182,7 +182,6 @@ fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
     packages::unpack(&downloads, place)
 }
 
-/// Builds bpf-linker into `folder/linker`.
 fn build_linker(folder: &Path) -> Result<()> {
     let llvm = folder.join("llvm");
     fs::create_dir_all(llvm.join("lib"))?;

@@ -20,7 +20,6 @@ use crate::{
     toolchain,
 };
 
-/// Builds all programs of an architecture.
 pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result<Built> {
     let companion = |program| build_companion(release, program, architecture).map(Some);
     Ok(Built {

@@ -22,7 +22,6 @@ use crate::{
 /// Contact in the packages' control files and changelogs.
 const MAINTAINER: &str = "bosh-dns-xdp maintainers <bosh-dns-xdp@users.noreply.github.com>";
 
-/// Writes the packages of an architecture.
 pub(super) fn write(release: &Release, built: &Built) -> Result<()> {
     write_server(release, built)?;
     built.identity.as_deref().map_or(Ok(()), |program| write_identity(release, program))?;
@@ -157,7 +156,6 @@ fn put_files(package: &Path, server: &Path) -> Result<()> {
     docs::put_pages(&below("usr/share/doc/bosh-dns-xdp"))
 }
 
-/// Adds the copyright file.
 fn put_copyright(package: &Path, name: &str) -> Result<()> {
     let text = fs::read_to_string(root().join("deploy/debian/copyright"))?;
     let text = text.replace("/doc/bosh-dns-xdp/", &format!("/doc/{name}/"));
