@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Time limit for the attacher to create its maps, which takes a second on a small machine.
-const LOADING_PATIENCE: Duration = Duration::from_secs(60);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Interval at which to check whether the maps are filled.
 const FILL_ROUND: Duration = Duration::from_millis(10);
@@ -54,7 +54,7 @@ const FILL_ROUND: Duration = Duration::from_millis(10);
 const ROUND: Duration = Duration::from_secs(1);
 
 /// Time limit for the attacher to detach everything: a thousand interfaces take some seconds.
-const STOP_PATIENCE: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection to an attacher: a separate service, a child process, or a thread of this process.
 #[derive(Debug)]
@@ -86,9 +86,9 @@ impl AttacherConnection {
 
     /// Receives the connection that the server's own attacher offers on `standby`
     /// ([`crate::offer_connection`]).
-    pub fn receive(standby: &UnixStream, patience: Duration) -> Result<Self, FastPathError> {
+    pub fn receive(standby: &UnixStream, timeout: Duration) -> Result<Self, FastPathError> {
         let failed = |error| FastPathError::io("waiting for the attacher", error);
-        standby.set_read_timeout(Some(patience)).map_err(failed)?;
+        standby.set_read_timeout(Some(timeout)).map_err(failed)?;
         match receive_descriptors(standby) {
             Ok(descriptors) => {
                 let stream = descriptors.into_iter().next().ok_or(FastPathError::AttacherEnded)?;
@@ -104,17 +104,16 @@ impl AttacherConnection {
         let ReceivedMaps { stream, mut lines, .. } = self.request_maps(listen)?;
         let failed = |error| FastPathError::io("asking the attacher to detach", error);
         send(&stream, &ServerMessage::Stop { detach: true }).map_err(failed)?;
-        stream.set_read_timeout(Some(STOP_PATIENCE)).map_err(failed)?;
+        stream.set_read_timeout(Some(STOP_TIMEOUT)).map_err(failed)?;
         // Its last message is followed by the end of the connection.
         while lines.next::<AttacherMessage>(&stream).is_ok() {}
         Ok(())
     }
 
-    /// Requests maps for a server at these addresses.
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;
         let (refused, failed) = (FastPathError::Refused, FastPathError::NoMaps);
-        stream.set_read_timeout(Some(LOADING_PATIENCE)).map_err(failed)?;
+        stream.set_read_timeout(Some(LOAD_TIMEOUT)).map_err(failed)?;
         send(&stream, &Request { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
         let descriptors = receive_descriptors(&stream).map_err(failed)?;
         let mut lines = Lines::default();
@@ -131,7 +130,7 @@ impl AttacherConnection {
             (Some(names), Some(entries)) => Some(names_in(
                 (names.fd.as_fd(), names.shape),
                 (entries.fd.as_fd(), entries.shape),
-                limits.useful + limits.negative,
+                limits.max_names + limits.negative,
             )
             .inspect_err(
                 |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
@@ -275,7 +274,7 @@ impl Session {
     /// Detaches everything, or leaves it to a successor.
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { messenger, attached: _, ready: _, lost: _, end, thread } = self;
-        *end.lock() = Some(Instant::now() + STOP_PATIENCE);
+        *end.lock() = Some(Instant::now() + STOP_TIMEOUT);
         // Without an attacher nothing changes.
         let _ = messenger.send(&ServerMessage::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
@@ -320,9 +319,9 @@ impl Listener {
                     *self.attached.lock() = attached;
                     self.ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
-                Ok(AttacherMessage::GraceOver(vouched)) => {
+                Ok(AttacherMessage::GraceOver(is_confirmed)) => {
                     // Fails if the publisher has ended and no longer waits.
-                    let _ = self.grace.send(vouched);
+                    let _ = self.grace.send(is_confirmed);
                 }
                 Err(error) if is_nothing_yet(&error) => {
                     if end.is_some_and(|end| Instant::now() > end) {
@@ -462,9 +461,9 @@ impl Lines {
     pub(super) fn next_within<T: DeserializeOwned>(
         &mut self,
         stream: &UnixStream,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<T> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);

@@ -258,8 +258,8 @@ impl FastPathHandle {
 
     /// Returns the number of queries that interfaces have passed to userspace; `None` without a
     /// fast path.
-    pub fn went_up(&self) -> Option<u64> {
-        self.get().map(|fast_path| fast_path.counters.went_up())
+    pub fn passed_to_userspace(&self) -> Option<u64> {
+        self.get().map(|fast_path| fast_path.counters.passed_to_userspace())
     }
 
     /// Returns when an interface last answered for a name, see [`Publisher::last_used_ns`].

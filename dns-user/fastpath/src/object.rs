@@ -42,10 +42,10 @@ const MAX_ARENA: usize = 512 << 20;
 /// configured.
 const MIN_ARENA: usize = 2 << 20;
 
-/// One in this many useful names is reserved for learned names.
+/// One in this many names is reserved for learned names.
 const LEARNED_SHARE: usize = 4;
 
-/// Negative names get one additional entry per this many useful names, at least [`MIN_NEGATIVE`].
+/// Negative names get one additional entry per this many other names, at least [`MIN_NEGATIVE`].
 const NEGATIVE_SHARE: usize = 16;
 
 /// Minimum number of entries for negative names.
@@ -82,7 +82,7 @@ impl Object {
         let chunks = chunks(max_names);
         let answer_chunks = answer_chunks(config);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
-        let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
+        let names = u32::try_from(limits.max_names + limits.negative).unwrap_or(u32::MAX);
         // Every entry takes at least one cell.
         let elements = index::elements(names.min(chunks * CHUNK_CELLS));
         let mut ebpf = EbpfLoader::new()
@@ -147,13 +147,12 @@ fn wait_for_runs() {
     }
 }
 
-/// Returns the number of names of each kind for this `max_names`.
 fn limits(max_names: u32) -> Limits {
-    let useful = max_names.max(1) as usize;
+    let max_names = max_names.max(1) as usize;
     Limits {
-        useful,
-        listed: useful - useful / LEARNED_SHARE,
-        negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE),
+        max_names,
+        max_precomputed: max_names - max_names / LEARNED_SHARE,
+        negative: (max_names / NEGATIVE_SHARE).max(MIN_NEGATIVE),
         answers: 0,
         replies: 0,
     }
@@ -240,11 +239,11 @@ mod tests {
     fn sizes_follow_max_names_within_bounds() {
         assert_eq!(
             limits(65_536),
-            Limits { useful: 65_536, listed: 49_152, negative: 4096, answers: 0, replies: 0 }
+            Limits { max_names: 65_536, max_precomputed: 49_152, negative: 4096, answers: 0, replies: 0 }
         );
         assert_eq!(
             limits(0),
-            Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE, answers: 0, replies: 0 }
+            Limits { max_names: 1, max_precomputed: 1, negative: MIN_NEGATIVE, answers: 0, replies: 0 }
         );
         assert_eq!(chunks(65_536), 9);
         assert_eq!(chunks(1), 2);

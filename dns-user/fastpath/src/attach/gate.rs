@@ -27,7 +27,7 @@ pub const ENOUGH: u32 = 5;
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
 /// Time limit for the arrival of a noticed probe: more than two report intervals of the server.
-const PROBE_PATIENCE: Duration = Duration::from_millis(600);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(600);
 
 /// Number of server reports in which a noticed probe may arrive: a server that was stopped, or
 /// starved of CPU time, reports again before it has read its sockets.
@@ -151,7 +151,7 @@ struct Pending {
 
 impl Pending {
     fn is_overdue(&self, now: Instant, reports: u64) -> bool {
-        now.saturating_duration_since(self.since) >= PROBE_PATIENCE && reports >= self.reports + PROBE_REPORTS
+        now.saturating_duration_since(self.since) >= PROBE_TIMEOUT && reports >= self.reports + PROBE_REPORTS
     }
 }
 
@@ -219,7 +219,7 @@ impl Gate {
         }
         admission.probes = probed.count;
         admission.know(probed.client, now);
-        let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
+        let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_TIMEOUT;
         let has_arrived =
             admission.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
         if !admission.more && !has_arrived {
@@ -366,7 +366,6 @@ impl EndpointAdmission {
         self.known.push(Known { client, seen: now, held: false });
     }
 
-    /// Records a lost probe of this client.
     fn lose(&mut self, client: IpAddr, since: Instant) {
         self.lost.push((client, since));
         self.steady_since = Some(since);

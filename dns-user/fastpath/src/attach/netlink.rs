@@ -260,8 +260,9 @@ impl Socket {
         self.dump((libc::RTM_NEWADDR, libc::RTM_GETADDR), &[0; 8], parse_address)
     }
 
-    /// Returns a consistent list of all objects of a kind, by the types of the kernel's message and of the request. A dump that was interrupted, and so may
-    /// be incomplete, is repeated; after [`DUMP_TRIES`] interruptions it is an error.
+    /// Returns a consistent list of all objects of a kind, by the types of the kernel's message and of
+    /// the request. A dump that was interrupted, and so may be incomplete, is repeated; after
+    /// [`DUMP_TRIES`] interruptions it is an error.
     pub(crate) fn dump<T>(
         &mut self,
         (answer, request): (u16, u16),

@@ -269,7 +269,6 @@ impl KeptMaps {
     }
 }
 
-/// Unpins an object, if it is pinned.
 pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
@@ -351,7 +350,6 @@ impl Level {
     }
 }
 
-/// Returns whether servers pin a map by this name.
 fn is_map_name(name: &str) -> bool {
     let name = name.strip_suffix("-new").unwrap_or(name);
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
@@ -480,7 +478,6 @@ impl Folder {
         bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
     }
 
-    /// Unpins an object, if it is pinned.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(&self.opened, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),

@@ -281,12 +281,12 @@ impl InterfaceReconciler {
             let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
-            let is_told = fds[0].any().unwrap_or(false);
+            let has_commands = fds[0].any().unwrap_or(false);
             if let Some(messages) = &mut self.setting.messages {
                 messages.hand_on();
             }
             self.setting.programs.collect();
-            if is_told && let Some(on_stop) = self.handle_commands(commands) {
+            if has_commands && let Some(on_stop) = self.handle_commands(commands) {
                 return self.finish(on_stop);
             }
             let now = Instant::now();
@@ -294,7 +294,7 @@ impl InterfaceReconciler {
                 self.gather_until = Some(now + pace.wait(now));
             }
             // Commands end the gathering early.
-            if self.gather_until.take_if(|until| is_told || *until <= now).is_some() {
+            if self.gather_until.take_if(|until| has_commands || *until <= now).is_some() {
                 self.events.take();
                 self.gate.disturb(now);
                 self.firewall.routes_changed();

@@ -18,8 +18,8 @@ use super::netlink::{LOOPBACK, Link};
 #[derive(Debug)]
 pub(crate) struct Selection {
     candidates: Candidates,
-    /// Exceptions, by name or glob: these are left to userspace.
-    left_out: Vec<String>,
+    /// Names and glob patterns of interfaces whose queries userspace answers.
+    excluded: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ enum Candidates {
 }
 
 impl Selection {
-    pub(crate) fn new(listed: Option<&[String]>, left_out: &[String], endpoints: &[SocketAddr]) -> Self {
+    pub(crate) fn new(listed: Option<&[String]>, excluded: &[String], endpoints: &[SocketAddr]) -> Self {
         let candidates = match listed {
             Some(names) => {
                 let is_plain = |name: &String| !name.contains(['*', '?', '[', '\\']);
@@ -41,14 +41,14 @@ impl Selection {
             None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => Candidates::Loopback,
             None => Candidates::All,
         };
-        Self { candidates, left_out: left_out.to_vec() }
+        Self { candidates, excluded: excluded.to_vec() }
     }
 
     /// Returns whether the configuration names this interface without a wildcard: it is then served
     /// without waiting for queries.
     pub(super) fn names(&self, link: &Link) -> bool {
         match &self.candidates {
-            Candidates::Listed(plain, _) => plain.contains(&link.name) && !self.leaves_out(link),
+            Candidates::Listed(plain, _) => plain.contains(&link.name) && !self.excludes(link),
             Candidates::Loopback | Candidates::All => false,
         }
     }
@@ -71,11 +71,11 @@ impl Selection {
             Candidates::Loopback => link.layer == LOOPBACK,
             Candidates::All => true,
         };
-        is_candidate && !self.leaves_out(link)
+        is_candidate && !self.excludes(link)
     }
 
-    fn leaves_out(&self, link: &Link) -> bool {
-        is_among(link, &self.left_out)
+    fn excludes(&self, link: &Link) -> bool {
+        is_among(link, &self.excluded)
     }
 }
 

@@ -204,8 +204,8 @@ impl Session<'_> {
                 self.filled.send_replace(1);
             }
             ServerMessage::Grace => {
-                let vouched = bpf::rcu_grace_period().is_ok();
-                send(self.stream, &AttacherMessage::GraceOver(vouched))?;
+                let is_confirmed = bpf::rcu_grace_period().is_ok();
+                send(self.stream, &AttacherMessage::GraceOver(is_confirmed))?;
             }
             ServerMessage::Stop { detach: true } => return Ok(Some(OnStop::Detach)),
             ServerMessage::Stop { detach: false } => return Ok(Some(OnStop::Keep)),

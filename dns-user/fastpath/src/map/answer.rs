@@ -63,13 +63,11 @@ impl AnswerKey<'_> {
 }
 
 impl AnswerQuestion {
-    /// Returns the question of a forwarded answer.
     pub(crate) fn of(answer: &ForwardedAnswer) -> Self {
         let &ForwardedAnswer { ref name, qtype, dnssec_ok, checking_disabled, .. } = answer;
         Self { name: name.clone(), qtype, dnssec_ok, checking_disabled }
     }
 
-    /// Returns the key of the answer in the index.
     pub(crate) fn key(&self, seed: u64) -> u64 {
         self.query_key().hash(hash_name(seed, self.name.as_wire()))
     }

@@ -26,7 +26,6 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Creates totals from the counters of all CPUs.
     pub(crate) fn new(cpus: Vec<CpuCounters>) -> Self {
         Self { cpus }
     }
@@ -127,11 +126,11 @@ impl CounterPages {
 
     /// Returns the number of packets to our endpoints that were passed to userspace. Reads four cache
     /// lines of each CPU, which its programs write.
-    pub(crate) fn went_up(&self) -> u64 {
-        let goes_up =
+    pub(crate) fn passed_to_userspace(&self) -> u64 {
+        let is_passed =
             |outcome: &&Outcome| !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed);
         let of_cpu = |cpu| {
-            let outcomes = Outcome::ALL.iter().filter(goes_up);
+            let outcomes = Outcome::ALL.iter().filter(is_passed);
             outcomes.map(move |&outcome| self.outcome(cpu, outcome).load(Ordering::Relaxed)).sum::<u64>()
         };
         (0..self.cpus).map(of_cpu).sum()
@@ -190,7 +189,7 @@ mod tests {
         {
             pages.outcome(cpu, outcome).store(5, Ordering::Relaxed);
         }
-        assert_eq!(pages.went_up(), 10, "hits and shed queries did not reach userspace");
+        assert_eq!(pages.passed_to_userspace(), 10, "hits and shed queries did not reach userspace");
         assert_eq!(Counters::new(pages.read()).outcome(Outcome::BadEdns), 5);
     }
 

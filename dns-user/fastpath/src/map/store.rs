@@ -101,7 +101,6 @@ impl CellAllocator {
         }
     }
 
-    /// Returns the number of free cells, in runs of any length.
     pub(crate) fn free_cells(&self) -> u32 {
         self.total - self.used - self.quarantined
     }

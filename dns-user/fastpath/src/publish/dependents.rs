@@ -129,7 +129,6 @@ impl Dependents {
         set.keys.contains(&key) && set.members.iter().all(|&ip| self.by_instance.contains(&(ip, number)))
     }
 
-    /// Returns the number of names with a dependency.
     pub(crate) fn names(&self) -> usize {
         self.sets.values().map(|set| set.keys.len()).sum()
     }

@@ -42,7 +42,6 @@ impl Lease {
         Self { control, length_ns, heartbeat_ns: Arc::default() }
     }
 
-    /// Returns the page that holds the deadline, for the other settings on it.
     pub(crate) fn page(&self) -> Arc<ControlPage> {
         self.control.clone()
     }
@@ -110,7 +109,7 @@ pub(crate) struct GracePeriods {
     /// Whether a grace period was begun whose end was not reported yet.
     running: bool,
     /// Whether the kernel confirmed every grace period so far.
-    vouched: bool,
+    confirmed: bool,
 }
 
 impl GracePeriods {
@@ -121,16 +120,16 @@ impl GracePeriods {
         let (report, over) = bounded(1);
         threads::spawn("grace", OnPanic::EndProcess, move || {
             while begun.recv().is_ok() {
-                let vouched = wait();
-                if !vouched {
+                let is_confirmed = wait();
+                if !is_confirmed {
                     thread::sleep(WITHOUT_MEMBARRIER);
                 }
-                if report.send(vouched).is_err() {
+                if report.send(is_confirmed).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Self { begin, over, running: false, vouched: true })
+        Ok(Self { begin, over, running: false, confirmed: true })
     }
 
     /// Begins a grace period unless one is running; returns whether it did.
@@ -162,14 +161,14 @@ impl GracePeriods {
 
     /// Returns whether the kernel confirmed every grace period so far; otherwise the thread waited
     /// for a fixed time instead.
-    pub(crate) fn vouched(&self) -> bool {
-        self.vouched
+    pub(crate) fn are_confirmed(&self) -> bool {
+        self.confirmed
     }
 
     fn note(&mut self, ended: Option<bool>) -> bool {
-        let Some(vouched) = ended else { return false };
+        let Some(is_confirmed) = ended else { return false };
         self.running = false;
-        self.vouched &= vouched;
+        self.confirmed &= is_confirmed;
         true
     }
 }

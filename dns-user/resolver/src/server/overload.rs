@@ -168,7 +168,7 @@ fn queue_fill(socket: RawFd) -> io::Result<f64> {
 impl Shared {
     fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
-        let went_up = || server_state.fast_path.went_up();
+        let went_up = || server_state.fast_path.passed_to_userspace();
         let Some(decision) = self.limiter.lock().report(report, went_up, now) else { return };
         match decision {
             Decision::Nothing => {}

@@ -269,7 +269,6 @@ fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Returns the start of a message about an ipset.
 fn ipset_body(name: &str) -> Vec<u8> {
     let mut body = vec![0; 4];
     push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);

@@ -193,7 +193,6 @@ impl Ruleset {
         false
     }
 
-    /// Returns a set of the chain's table.
     fn set(&self, chain: &Chain, name: &str) -> Option<&Set> {
         self.sets.get(&(chain.family, chain.table.clone(), name.to_owned()))
     }

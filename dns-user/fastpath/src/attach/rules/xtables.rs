@@ -120,7 +120,6 @@ fn excluded_by_modules(modules: &Path, list: usize) -> io::Result<String> {
     ))
 }
 
-/// Reads the tables of both families.
 pub(super) fn read() -> io::Result<Vec<Table>> {
     let mut tables = Vec::new();
     for (number, v6) in [false, true].into_iter().enumerate() {

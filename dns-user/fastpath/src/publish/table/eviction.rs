@@ -13,9 +13,8 @@ use super::{Table, records::Kind};
 const ROUNDS_FOR_ONE: usize = 8;
 
 impl Table {
-    /// Returns whether there is room for a learned name without an eviction.
     pub(super) fn has_room_to_learn(&self) -> bool {
-        self.records.useful() < self.limits.useful && self.store.has_room()
+        self.records.positive_count() < self.limits.max_names && self.store.has_room()
     }
 
     /// Allocates cells for the encoded entry of a name of this kind, evicting other names if
@@ -24,7 +23,7 @@ impl Table {
         let held = self.records.get(key).map(|record| record.kind());
         match kind {
             Kind::Published | Kind::Learned if !matches!(held, Some(Kind::Published | Kind::Learned)) => {
-                while self.records.useful() >= self.limits.useful {
+                while self.records.positive_count() >= self.limits.max_names {
                     let left = if kind == Kind::Published {
                         self.evict(Kind::Learned)
                     } else {

@@ -100,15 +100,17 @@ pub trait NameSource: Any + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Limits {
     /// Maximum number of published and learned names together.
-    pub(crate) useful: usize,
+    #[serde(rename = "useful")]
+    pub(crate) max_names: usize,
     /// Maximum number of forwarded answers, kept in separate maps.
     pub(crate) answers: usize,
     /// Maximum number of local replies that are no address lists, in the same maps.
     pub(crate) replies: usize,
-    /// Maximum number of listed names within `useful`. Further listed names are learned like any
+    /// Maximum number of listed names within `max_names`. Further listed names are learned like any
     /// other name: most names of a huge fleet are never queried, and queried names need room.
-    pub(crate) listed: usize,
-    /// Maximum number of negative names, in addition to `useful`.
+    #[serde(rename = "listed")]
+    pub(crate) max_precomputed: usize,
+    /// Maximum number of negative names, in addition to `max_names`.
     pub(crate) negative: usize,
 }
 
@@ -164,7 +166,7 @@ impl Table {
             filter,
             records: Records::default(),
             dependents: Dependents::default(),
-            exchange: Allowance::new(limits.useful / EXCHANGED_EACH_SECOND, Instant::now()),
+            exchange: Allowance::new(limits.max_names / EXCHANGED_EACH_SECOND, Instant::now()),
             listing: Listing::default(),
             pass: None,
             is_outdated: false,
@@ -226,7 +228,7 @@ impl Table {
             keys.push(key);
         }
         keys.extend(renewed.iter().map(|name| self.key(name)));
-        let limit = self.limits.listed + self.limits.listed / LISTED_BEYOND;
+        let limit = self.limits.max_precomputed + self.limits.max_precomputed / LISTED_BEYOND;
         let mut new = Vec::new();
         for (names, is_new) in [(listed, true), (still_listed, false)] {
             for name in names {
@@ -267,7 +269,7 @@ impl Table {
         let answers = self.answers.clone();
         let mut names = answers.published_names();
         let listed: Vec<(u64, Name)> =
-            names.by_ref().take(self.limits.listed).map(|name| (self.key(&name), name)).collect();
+            names.by_ref().take(self.limits.max_precomputed).map(|name| (self.key(&name), name)).collect();
         self.listing = Listing::new(&listed, names.count());
         let known = self.records.iter().map(|(key, _)| key).collect();
         self.pass = Some(Pass::new(known, listed));
@@ -303,7 +305,6 @@ impl Table {
         self.answers.clone()
     }
 
-    /// Returns whether a pass is running.
     pub(crate) fn is_installing(&self) -> bool {
         self.pass.is_some()
     }
@@ -387,7 +388,6 @@ impl Table {
         }
     }
 
-    /// Resolves a name again, if it is still in the map, and updates it.
     fn refresh_known(&mut self, key: u64) {
         let Some(record) = self.records.get(key) else { return };
         match read_name(&self.store.memory, record.location()) {
@@ -455,12 +455,12 @@ impl Table {
             learned: self.records.count(Kind::Learned),
             negative: self.records.count(Kind::Negative),
             unfitting: self.listing.unfitting(),
-            max_names: self.limits.useful,
+            max_names: self.limits.max_names,
             max_negative: self.limits.negative,
             store: self.store.allocator.fill(),
             evicted: self.evicted,
             written: self.store.written,
-            unvouched: !self.grace.vouched(),
+            grace_unconfirmed: !self.grace.are_confirmed(),
         }
     }
 
@@ -596,9 +596,9 @@ impl Table {
         }
         // An unchanged entry may change its kind without a check for room: a negative name that now
         // exists, or the reverse.
-        let too_many_useful = self.records.useful() > self.limits.useful;
+        let too_many = self.records.positive_count() > self.limits.max_names;
         let too_many_negative = self.records.count(Kind::Negative) > self.limits.negative;
-        if too_many_useful && !self.evict(Kind::Learned) || too_many_negative && !self.evict(Kind::Negative) {
+        if too_many && !self.evict(Kind::Learned) || too_many_negative && !self.evict(Kind::Negative) {
             self.remove(key);
         }
     }

@@ -63,7 +63,6 @@ impl Record {
         self.location
     }
 
-    /// Returns whether the record is of this kind and has this ticket in its queue.
     fn holds(&self, kind: Kind, ticket: u64) -> bool {
         self.kind == kind && self.ticket == ticket
     }
@@ -113,7 +112,7 @@ impl Records {
     }
 
     /// Returns the number of published and learned names.
-    pub(super) fn useful(&self) -> usize {
+    pub(super) fn positive_count(&self) -> usize {
         self.count(Kind::Published) + self.count(Kind::Learned)
     }
 
@@ -136,7 +135,6 @@ impl Records {
         Some(record)
     }
 
-    /// Sets the facets on which the meaning of a name depends.
     pub(super) fn set_facets(&mut self, key: u64, facets: &Facets) {
         let Some(record) = self.by_key.get_mut(&key) else { return };
         if record.facet == SEVERAL {
@@ -152,7 +150,6 @@ impl Records {
         };
     }
 
-    /// Returns the keys of the names with any of these facets.
     pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
         let is_concerned = |(key, record): (&u64, &Record)| match record.facet {
             SEVERAL => {
@@ -286,7 +283,6 @@ impl Listing {
         self.too_large.remove(&key);
     }
 
-    /// Returns the number of missing names, by reason.
     pub(super) fn unfitting(&self) -> UnfittingStatus {
         let mut status = UnfittingStatus { no_room: self.beyond, ..Default::default() };
         for reason in self.unfitting.values() {

@@ -26,7 +26,8 @@ pub struct TableStatus {
     pub written: u64,
     /// Whether the kernel refuses membarrier, which would confirm that no program still reads the
     /// cells of a replaced entry; the publisher then waits for a fixed time instead.
-    pub unvouched: bool,
+    #[serde(rename = "unvouched")]
+    pub grace_unconfirmed: bool,
 }
 
 /// Number of listed names that are not in the map, by reason.

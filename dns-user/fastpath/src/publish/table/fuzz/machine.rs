@@ -125,7 +125,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Returns a table with these limits and `chunks` chunks.
     pub(crate) fn with(
-        useful: usize,
+        max_names: usize,
         negative: usize,
         chunks: usize,
         health: Arc<dyn Health + Send + Sync>,
@@ -138,7 +138,7 @@ impl Machine {
         let table = Table::new(
             (EntryStore::of(index.clone()), grace),
             SEED,
-            Limits { useful, listed: useful, negative, answers: 0, replies: 0 },
+            Limits { max_names, max_precomputed: max_names, negative, answers: 0, replies: 0 },
             health,
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),

@@ -72,9 +72,9 @@ impl Trial {
     /// Returns an empty table with room for all names or for a few.
     fn new(is_roomy: bool) -> Self {
         let health = Arc::new(Failing::default());
-        let (useful, negative) = if is_roomy { (64, 64) } else { (4, 2) };
+        let (max_names, negative) = if is_roomy { (64, 64) } else { (4, 2) };
         let grace = GracePeriods::start(|| true).expect("a thread can be started");
-        let machine = Machine::with(useful, negative, 1, health.clone(), grace);
+        let machine = Machine::with(max_names, negative, 1, health.clone(), grace);
         let valid = vec![Fixed::default()];
         Self { machine, health, valid, is_roomy, withdrawn: Vec::new(), now_ns: 0 }
     }

@@ -21,19 +21,19 @@ use dns_core::resolve::AllRunning;
 
 impl Machine {
     /// Returns a table with these limits and `chunks` chunks.
-    pub(super) fn new(useful: usize, negative: usize, chunks: usize) -> Self {
-        Self::with_health(useful, negative, chunks, Arc::new(AllRunning))
+    pub(super) fn new(max_names: usize, negative: usize, chunks: usize) -> Self {
+        Self::with_health(max_names, negative, chunks, Arc::new(AllRunning))
     }
 
     /// Returns a table with these limits, this source of health and `chunks` chunks.
     pub(super) fn with_health(
-        useful: usize,
+        max_names: usize,
         negative: usize,
         chunks: usize,
         health: Arc<dyn Health + Send + Sync>,
     ) -> Self {
         Self::with(
-            useful,
+            max_names,
             negative,
             chunks,
             health,
@@ -235,7 +235,7 @@ fn more_listed_names_than_fit_are_counted() {
 #[test]
 fn long_list_leaves_room_to_learn() {
     let mut bench = Machine::new(4, 2, 1);
-    bench.table.limits.listed = 3;
+    bench.table.limits.max_precomputed = 3;
     let mut answers = Fixed::default();
     for n in 0..6 {
         answers = answers.with(&format!("n{n}.bosh"), true, &[n]);
