@@ -85,25 +85,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "byteorder" => self.byteorder(&fields),
             "immediate" => self.immediate(&fields),
             "lookup" => self.lookup(&fields),
-            "match" => {
-                let name = fields.text(1);
-                let revision = fields.number(2).unwrap_or(0) as u8;
-                let info = fields.get(3).unwrap_or_default();
-                let meets = match &self.packet {
-                    Some(packet) => matches::meets(&name, revision, info, packet),
-                    None => Meets::Maybe("match"),
-                };
-                self.meets = self.meets.and(meets);
-            }
-            "target" => {
-                let name = fields.text(1);
-                let target = target(&fields, &name, self.packet.as_ref().is_some_and(Packet::is_v6));
-                let meets = self.meets;
-                if let Some(packet) = &mut self.packet {
-                    target.change(meets, packet);
-                }
-                self.decide(target.action(self.packet.as_ref().map(|packet| packet.to)));
-            }
+            "match" => self.extension_match(&fields),
+            "target" => self.extension_target(&fields),
             "limit" | "quota" | "connlimit" => self.meets = self.meets.and(Meets::Rate),
             "numgen" => {
                 // The register held a value of the packet until then.
@@ -117,17 +100,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             }
             "objref" => self.object(&fields),
             "reject" => self.decide(Action::Drop),
-            "nat" => {
-                // `NFT_NAT_DNAT`.
-                if fields.number(1) != Some(1) {
-                    self.decide(Action::Translate);
-                } else {
-                    let stays = self.packet.as_ref().map(|packet| packet.to);
-                    let stays =
-                        stays.is_some_and(|to| self.nat_target(&fields).is_some_and(|target| target == to));
-                    self.decide(if stays { Action::Accept } else { Action::Divert });
-                }
-            }
+            "nat" => self.nat(&fields),
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
             "queue" => self.decide(Action::Unknown("queue")),
             "notrack" => {
@@ -186,6 +159,39 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     fn get(&self, at: usize, length: usize) -> Option<Vec<u8>> {
         let is_known = |&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value);
         self.registers.get(at..at + length)?.iter().map(is_known).collect()
+    }
+
+    /// A match of xtables.
+    fn extension_match(&mut self, fields: &Fields<'_>) {
+        let name = fields.text(1);
+        let revision = fields.number(2).unwrap_or(0) as u8;
+        let info = fields.get(3).unwrap_or_default();
+        let meets = match &self.packet {
+            Some(packet) => matches::meets(&name, revision, info, packet),
+            None => Meets::Maybe("match"),
+        };
+        self.meets = self.meets.and(meets);
+    }
+
+    /// A target of xtables.
+    fn extension_target(&mut self, fields: &Fields<'_>) {
+        let name = fields.text(1);
+        let target = target(fields, &name, self.packet.as_ref().is_some_and(Packet::is_v6));
+        let meets = self.meets;
+        if let Some(packet) = &mut self.packet {
+            target.change(meets, packet);
+        }
+        self.decide(target.action(self.packet.as_ref().map(|packet| packet.to)));
+    }
+
+    fn nat(&mut self, fields: &Fields<'_>) {
+        // `NFT_NAT_DNAT`.
+        if fields.number(1) != Some(1) {
+            return self.decide(Action::Translate);
+        }
+        let to = self.packet.as_ref().map(|packet| packet.to);
+        let stays = to.is_some() && self.nat_target(fields) == to;
+        self.decide(if stays { Action::Accept } else { Action::Divert });
     }
 
     fn meta(&mut self, fields: &Fields<'_>) {
@@ -503,7 +509,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets = self.meets.and(meets);
     }
 
-    /// Returns the destination of `nat`, if it is known.
     fn nat_target(&self, fields: &Fields<'_>) -> Option<SocketAddr> {
         let to = self.packet.as_ref()?.to;
         let ip = match (fields.register(3), to.ip()) {
