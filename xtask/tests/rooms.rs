@@ -13,9 +13,6 @@ use std::{
 
 /// Known cycles: a crate, a folder of it, and the modules in its cycles. The list only shrinks.
 const KNOWN: &[(&str, &str, &[&str])] = &[
-    ("dns-user/fastpath", "", &["attach", "programs"]),
-    ("dns-user/fastpath", "publish", &["answers", "publisher", "table"]),
-    ("dns-user/fastpath", "publish::table", &["entry_store", "records"]),
     ("dns-user/resolver", "ops", &["api", "metrics", "readiness", "service_status", "status"]),
     ("dns-user/resolver", "server", &["metrics", "service", "tcp"]),
     ("dns-user/upstream", "", &["forward", "host_names", "recursor"]),

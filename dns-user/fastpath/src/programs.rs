@@ -23,7 +23,6 @@ use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{
-    attach::attachment::{Filters, Hook},
     bpf,
     mailbox::{self, Ended, Notifier},
     observe::MessagesMap,
@@ -54,13 +53,6 @@ impl Program {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
-        }
-    }
-
-    pub(crate) const fn of(hook: Hook) -> Self {
-        match hook {
-            Hook::Native => Self::Xdp,
-            Hook::Tcx | Hook::Clsact => Self::Tc,
         }
     }
 }
@@ -127,7 +119,6 @@ impl ProgramStatuses {
         self.programs.lock().clone()
     }
 
-    /// Records the new state of a program.
     fn note(&self, status: ProgramStatus) {
         let mut all = self.programs.lock();
         match all.iter_mut().find(|known| known.name == status.name) {
@@ -152,8 +143,6 @@ pub(crate) enum Missing {
 
 /// The programs, as used by the attaching thread.
 pub(crate) struct Programs {
-    /// Our filters, for interfaces with clsact.
-    pub(crate) filters: Filters,
     /// Requested programs, with the result of loading each.
     ordered: BTreeMap<Program, Ordered>,
     /// Requests to the loading thread, which ends when this is dropped.
@@ -175,7 +164,6 @@ impl Programs {
     pub(super) fn start(
         ebpf: Ebpf,
         messages: Option<MessagesMap>,
-        filters: Filters,
         statuses: ProgramStatuses,
         keeps_answers: bool,
     ) -> io::Result<Self> {
@@ -195,7 +183,7 @@ impl Programs {
                 memory::forget_start();
             }
         })?;
-        Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
+        Ok(Self { ordered: BTreeMap::new(), orders, results: Some(results) })
     }
 
     /// Requests a program unless it was requested before.
@@ -305,7 +293,6 @@ impl LoadProblem {
     }
 }
 
-/// Returns the last non-empty lines of a verifier's log.
 fn last_lines(log: &str) -> Vec<String> {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(VERIFIER_LINES)..].iter().map(|&line| line.to_owned()).collect()

@@ -53,6 +53,7 @@ fn occupant(id: Option<u32>) -> String {
 /// Resources needed to attach a program.
 pub(crate) struct AttachContext<'a> {
     pub(crate) programs: &'a mut Programs,
+    pub(crate) filters: &'a Filters,
     /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<&'a Pins>,
     /// A predecessor's links, to be taken over.
@@ -92,7 +93,6 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches to a hook of an interface, for this reason.
     pub(super) fn make(
         hook: Hook,
         interface: &Link,
@@ -107,17 +107,17 @@ impl Attachment {
         Ok(Self { ifindex: interface.ifindex, hook, handle, pin, why })
     }
 
-    pub(crate) fn state(&self, programs: &Programs, netlink: &mut Socket) -> AttachState {
+    pub(crate) fn state(&self, programs: &Programs, filters: &Filters, netlink: &mut Socket) -> AttachState {
         let program = match &self.handle {
             HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
                 Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
                 _ => None,
             },
             HookHandle::Filter(Filter { priority, .. }) => {
-                let filters = netlink.filters(self.ifindex).unwrap_or_default();
-                let filter = filters.into_iter().find(|filter| filter.priority == *priority);
+                let found = netlink.filters(self.ifindex).unwrap_or_default();
+                let filter = found.into_iter().find(|filter| filter.priority == *priority);
                 // Another program may have been put in our place, which is no takeover.
-                filter.filter(|filter| programs.filters.are(&filter.name)).map(|filter| filter.program)
+                filter.filter(|filter| filters.are(&filter.name)).map(|filter| filter.program)
             }
         };
         match program {
@@ -128,8 +128,8 @@ impl Attachment {
     }
 
     /// Detaches the program, unless a successor has replaced it.
-    pub(crate) fn detach(self, programs: &Programs, netlink: &mut Socket) {
-        let state = self.state(programs, netlink);
+    pub(crate) fn detach(self, programs: &Programs, filters: &Filters, netlink: &mut Socket) {
+        let state = self.state(programs, filters, netlink);
         let Self { ifindex, hook: _, handle, pin, why: _ } = self;
         if state == AttachState::TakenOver {
             return;
@@ -174,9 +174,8 @@ fn attach(
     link: &Link,
     context: &mut AttachContext<'_>,
 ) -> Result<(HookHandle, Option<PathBuf>), HookError> {
-    let AttachContext { programs, pins: _, predecessor, netlink, settled } = context;
-    let filters = programs.filters.clone();
-    let program = programs.get(Program::of(hook))?;
+    let AttachContext { programs, filters, pins: _, predecessor, netlink, settled } = context;
+    let program = programs.get(hook.program())?;
     let Some(kind) = hook.link_kind() else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));
@@ -436,6 +435,13 @@ impl Hook {
             Self::Native => "native",
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
+        }
+    }
+
+    pub(crate) const fn program(self) -> Program {
+        match self {
+            Self::Native => Program::Xdp,
+            Self::Tcx | Self::Clsact => Program::Tc,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
         attachment::{AttachContext, Attachment, ClsactError, Hook, HookError},
         netlink::{ETHERNET, LOOPBACK, Link},
     },
-    programs::{Missing, Program, Programs},
+    programs::{Missing, Programs},
 };
 
 /// Hooks to try on an interface, best first, and the reason.
@@ -22,7 +22,7 @@ impl Plan {
     /// Requests the best hook's programs in advance.
     pub(crate) fn order(&self, programs: &mut Programs) {
         if let Some(&hook) = self.hooks.first() {
-            programs.order(Program::of(hook));
+            programs.order(hook.program());
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use self::report::InterfacesStatus;
 use super::{
-    attachment::{self, AttachContext, AttachState, Attachment, Hook, IngressSlot},
+    attachment::{self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot},
     choice::{self, NotServed, TcOrder},
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
@@ -71,6 +71,7 @@ pub(crate) struct Setting {
     pub(crate) selection: Selection,
     pub(crate) mode: HookMode,
     pub(crate) programs: Programs,
+    pub(crate) filters: Filters,
     /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<Pins>,
     /// Listen addresses of the server; wildcards expand to the local addresses.
@@ -577,7 +578,7 @@ impl InterfaceReconciler {
         }
         let is_settled = self.is_settled(link, now);
         let Self { setting, netlink, .. } = self;
-        match setting.programs.filters.slot(link.ifindex, netlink) {
+        match setting.filters.slot(link.ifindex, netlink) {
             Ok(IngressSlot::Clsact) => TcOrder::Clsact,
             Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
             Ok(IngressSlot::Free | IngressSlot::Foreign) | Err(_) => TcOrder::Tcx,
@@ -599,7 +600,7 @@ impl InterfaceReconciler {
                 let interface = links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
                 tracing::info!(interface, why, "fast path detached; queries are answered in userspace");
             }
-            rtnl.run(None, || on.attachment.detach(&setting.programs, netlink));
+            rtnl.run(None, || on.attachment.detach(&setting.programs, &setting.filters, netlink));
         }
     }
 
@@ -664,7 +665,7 @@ impl InterfaceReconciler {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
         let Self { setting, netlink, attached, taken_over, .. } = self;
-        attached.retain(|_, on| match on.attachment.state(&setting.programs, netlink) {
+        attached.retain(|_, on| match on.attachment.state(&setting.programs, &setting.filters, netlink) {
             AttachState::Ours => true,
             // The pin stays: another server may have pinned its own link there; otherwise ours will
             // replace it.
@@ -691,7 +692,7 @@ impl InterfaceReconciler {
 
     fn remove_earlier_filter(&mut self, ifindex: u32) {
         let Self { setting, netlink, .. } = self;
-        if let Err(error) = setting.programs.filters.remove(ifindex, netlink) {
+        if let Err(error) = setting.filters.remove(ifindex, netlink) {
             tracing::warn!(%error, ifindex, "cannot remove a filter of the previous server: it may answer until its lease expires");
         }
     }
@@ -718,7 +719,7 @@ impl InterfaceReconciler {
                     self.remove_earlier_filter(ifindex);
                 }
                 for (_, on) in std::mem::take(&mut self.attached) {
-                    on.attachment.detach(&self.setting.programs, &mut self.netlink);
+                    on.attachment.detach(&self.setting.programs, &self.setting.filters, &mut self.netlink);
                 }
             }
         }
@@ -726,6 +727,6 @@ impl InterfaceReconciler {
 }
 
 fn context<'a>(setting: &'a mut Setting, netlink: &'a mut Socket, settled: bool) -> AttachContext<'a> {
-    let Setting { programs, pins, predecessor, .. } = setting;
-    AttachContext { programs, pins: pins.as_ref(), predecessor, netlink, settled }
+    let Setting { programs, filters, pins, predecessor, .. } = setting;
+    AttachContext { programs, filters, pins: pins.as_ref(), predecessor, netlink, settled }
 }

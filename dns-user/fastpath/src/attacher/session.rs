@@ -235,6 +235,8 @@ impl Session<'_> {
 /// Maps of one server, with programs that are not attached yet.
 struct Loaded {
     programs: Programs,
+    /// Our filters, for interfaces with clsact.
+    filters: Filters,
     statuses: ProgramStatuses,
     maps: [(&'static str, OwnedFd); KEPT_MAPS],
     tap: OwnedFd,
@@ -258,13 +260,13 @@ impl Loaded {
         let programs = Programs::start(
             ebpf,
             messages.as_ref().map(Messages::map),
-            Filters::of(authority.main),
             statuses.clone(),
             limits.answers + limits.replies > 0,
         )
         .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
         Ok(Self {
             programs,
+            filters: Filters::of(authority.main),
             statuses,
             maps: kept_maps,
             tap,
@@ -346,6 +348,7 @@ impl Prepared {
         let Self { loaded, pins, predecessor } = self;
         let Loaded {
             programs,
+            filters,
             statuses,
             maps,
             tap: _,
@@ -362,6 +365,7 @@ impl Prepared {
             selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
             mode: config.mode,
             programs,
+            filters,
             pins: pins.clone(),
             listen: endpoints.to_vec(),
             scope,
@@ -390,7 +394,6 @@ struct Installed {
 }
 
 impl Installed {
-    /// Returns the state of interfaces and programs.
     fn status(&self) -> AttacherStatus {
         AttacherStatus {
             interfaces: self.interfaces.status.borrow().clone(),

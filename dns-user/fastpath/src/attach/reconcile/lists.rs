@@ -73,7 +73,7 @@ impl InterfaceReconciler {
         let Self { setting, netlink, links, earlier_filters, .. } = self;
         for link in links.iter() {
             // An error means that the interface is gone.
-            if setting.programs.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
+            if setting.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
                 earlier_filters.insert(link.ifindex);
             }
         }
@@ -116,8 +116,8 @@ impl InterfaceReconciler {
     }
 }
 
-/// Returns the number of datagrams dropped so far by full receive queues of UDP sockets, in the calling thread's network namespace, for both
-/// families (`RcvbufErrors`; 0 on a kernel without the file).
+/// Returns the number of datagrams dropped so far by full receive queues of UDP sockets in the calling
+/// thread's network namespace (`RcvbufErrors`; 0 on a kernel without the file).
 pub(super) fn lost_to_queues() -> u64 {
     let v4 = fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
