@@ -14,21 +14,21 @@ use std::{
 /// The most lines of each crate. Numbers only fall: a change that removes code lowers them.
 const BUDGETS: [(&str, usize); 20] = [
     // The echo behind a socket, the floor of userspace; hot and cold names, CPU and PSS of reloads.
-    ("benches", 3_510),
+    ("benches", 3_480),
     ("benches/demo", 390),
     ("benches/programs", 120),
     ("benches/programs/ebpf", 520),
-    ("dns-common", 940),
-    ("dns-ebpf", 3_290),
-    ("dns-user/consul", 5_440),
-    ("dns-user/consul-source", 2_790),
+    ("dns-common", 930),
+    ("dns-ebpf", 3_280),
+    ("dns-user/consul", 5_360),
+    ("dns-user/consul-source", 2_750),
     // Reading only the rows of records.json that changed: outline, edits, indexes that share the rest.
     ("dns-user/core", 8_110),
     ("dns-user/dnstap", 720),
     // The list of local replies, each client's allowance, the wait for a slow server, programs loaded early, and
     // attaches that wait for other network configuration.
-    ("dns-user/fastpath", 15_410),
-    ("dns-user/health", 2_700),
+    ("dns-user/fastpath", 14_000),
+    ("dns-user/health", 2_630),
     // The queue of due identities and the file of appended changes of members.
     ("dns-user/identity", 6_610),
     // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
@@ -38,7 +38,7 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/resolver", 14_950),
     ("dns-user/sync", 6_000),
     ("dns-user/upstream", 6_100),
-    ("xtask", 1_980),
+    ("xtask", 1_950),
 ];
 
 /// The most lines of a file.
