@@ -8,10 +8,10 @@ use std::{
     env, io, mem,
     net::{SocketAddr, SocketAddrV4},
     os::fd::AsRawFd as _,
+    ptr,
 };
 
 use anyhow::Result;
-use dns_kit::mmsg::{self, Incoming, ReceiveMetadata};
 use socket2::{Domain, Socket, Type};
 use whole_system_tests::{cpu::on_cpu, process::Kept};
 
@@ -69,35 +69,57 @@ pub fn open(address: SocketAddrV4) -> io::Result<Socket> {
 /// Returns every query with this number of answers. Queries have a question and nothing behind it.
 pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
     let records = RECORD.repeat(answers.into());
-    let mut incoming = Incoming::<BATCH, SIZE>::new(ReceiveMetadata::Peers);
-    let mut replies = vec![Vec::new(); BATCH];
-    // SAFETY: all-zero bytes are valid slices and headers: integers and raw pointers.
-    let (slice, header): (libc::iovec, libc::mmsghdr) = unsafe { mem::zeroed() };
-    let (mut slices, mut headers) = (vec![slice; BATCH], vec![header; BATCH]);
+    let mut buffers = vec![[0_u8; SIZE]; BATCH];
+    // SAFETY: all-zero bytes are valid addresses, slices and headers: integers and raw pointers.
+    let (peer, header): (libc::sockaddr_storage, libc::mmsghdr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mut peers = vec![peer; BATCH];
+    let mut slices: Vec<libc::iovec> = buffers
+        .iter_mut()
+        .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: SIZE })
+        .collect();
+    let mut headers = vec![header; BATCH];
+    for ((header, peer), slice) in headers.iter_mut().zip(&mut peers).zip(&mut slices) {
+        header.msg_hdr.msg_name = (&raw mut *peer).cast();
+        header.msg_hdr.msg_iov = &raw mut *slice;
+        header.msg_hdr.msg_iovlen = 1;
+    }
+    let mut used = BATCH;
     loop {
-        let count = incoming.receive(socket.as_raw_fd(), libc::MSG_WAITFORONE)?;
-        for (reply, query) in replies.iter_mut().zip(incoming.datagrams(count)) {
-            write_reply(reply, query.bytes, &records);
+        for (header, slice) in headers.iter_mut().zip(&mut slices).take(used) {
+            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            slice.iov_len = SIZE;
         }
-        for (at, reply) in replies.iter_mut().enumerate().take(count) {
-            slices[at] = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
-            let header = incoming.reply_header(at);
-            headers[at].msg_hdr = libc::msghdr { msg_iov: &raw mut slices[at], msg_iovlen: 1, ..header };
+        // SAFETY: the headers point to `peers`, `slices` and, by these, to `buffers`, with their lengths.
+        // The vectors outlive the loop and are never resized, and nothing else uses them during a call.
+        let count = unsafe {
+            let flags = libc::MSG_WAITFORONE;
+            libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), BATCH as u32, flags, ptr::null_mut())
+        };
+        used = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        for (at, header) in headers.iter().enumerate().take(used) {
+            slices[at].iov_len = reply(&mut buffers[at], header.msg_len as usize, &records);
         }
-        // SAFETY: the headers point to `slices`, by these to `replies`, and to the addresses in `incoming`, which
-        // all stay until the next round.
-        unsafe { mmsg::send(socket.as_raw_fd(), &mut headers[..count]) };
+        let mut sent = 0;
+        while sent < used {
+            let rest = &mut headers[sent..used];
+            // SAFETY: as above; the lengths are those of the queries' addresses and of the replies.
+            let count =
+                unsafe { libc::sendmmsg(socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, 0) };
+            sent += usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        }
     }
 }
 
-fn write_reply(reply: &mut Vec<u8>, query: &[u8], records: &[u8]) {
-    reply.clear();
-    reply.extend_from_slice(query);
-    if query.len() >= HEADER_LEN && query.len() + records.len() <= SIZE {
-        // QR.
-        reply[2] |= 0x80;
-        let answers = (records.len() / RECORD.len()) as u16;
-        reply[6..8].copy_from_slice(&answers.to_be_bytes());
-        reply.extend_from_slice(records);
+/// Makes a reply of the query in `buffer`; returns its length.
+fn reply(buffer: &mut [u8; SIZE], query_len: usize, records: &[u8]) -> usize {
+    let end = query_len + records.len();
+    if query_len < HEADER_LEN || end > SIZE {
+        return query_len;
     }
+    // QR.
+    buffer[2] |= 0x80;
+    let answers = (records.len() / RECORD.len()) as u16;
+    buffer[6..8].copy_from_slice(&answers.to_be_bytes());
+    buffer[query_len..end].copy_from_slice(records);
+    end
 }
