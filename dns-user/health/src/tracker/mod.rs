@@ -155,7 +155,7 @@ impl Tracker {
         }
     }
 
-    /// Does the same as [`Self::asked`] for a name that was tracked; `false` if it no longer is, so that it
+    /// Does the same as [`Self::track`] for a name that was tracked; `false` if it no longer is, so that it
     /// must be looked up.
     #[inline]
     pub fn touch(&self, tracked: &Tracked) -> bool {
@@ -175,7 +175,7 @@ impl Tracker {
 
     /// Waits until all instances of the name have been checked once, for at most
     /// `synchronous_check_timeout`. Serves y1 queries; returns immediately if all are checked.
-    /// Records the use as [`Self::asked`] does.
+    /// Records the use as [`Self::track`] does.
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
         self.track(name, resolution);
         if !resolution.checks.tracked

@@ -281,7 +281,7 @@ pub(super) struct Stripe {
     exclusive: bool,
     /// Requests by transport, address family and type.
     requests: [AtomicU64; REQUESTS],
-    /// Responses by [`By`] and RCODE.
+    /// Responses by [`Responder`] and RCODE.
     responses: [AtomicU64; Responder::ALL.len() * 16],
     dnssec_ok: AtomicU64,
     /// Times to reply, in nanoseconds.
