@@ -218,6 +218,8 @@ fn disabled_fast_path_ends_service_answers() -> Result<()> {
 fn attacher_lost_while_loading_degrades() -> Result<()> {
     /// Attempts to end the attacher while the kernel verifies a program, which takes about a second.
     const ATTEMPTS: usize = 10;
+    /// Longest wait for that verification.
+    const ATTEMPT: Duration = Duration::from_secs(5);
     requires!(namespaces, bpf);
     let (pair, _bpffs, server) = Parts::start_server("lost")?;
     let program = server.folder.path().join("bosh-dns-xdp");
@@ -232,11 +234,15 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
         let before = sessions(&server);
         let mut attacher = start_attacher(&pair, &server, &program)?;
         wait_until("maps", REUNION, || sessions(&server) > before)?;
+        // On a busy machine, the attacher asks the kernel some time after it has handed over the maps.
+        let is_loading = || {
+            let state = status().unwrap_or_default();
+            let programs = state["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
+            programs.iter().any(|program| program["state"] == "loading")
+        };
+        let was_loading = wait_until("a program to be loaded", ATTEMPT, is_loading).is_ok();
         attacher.kill(PATIENCE)?;
-        let is_loading = |program: &Value| program["state"] == "loading";
-        let state = status()?;
-        let programs = state["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
-        if !programs.iter().any(is_loading) {
+        if !(was_loading && is_loading()) {
             continue;
         }
         return wait_until("the loss to be reported", REUNION, || {
