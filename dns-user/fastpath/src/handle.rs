@@ -39,7 +39,7 @@ struct Inner {
     /// The current fast path, if any, followed by its predecessor while the predecessor's programs
     /// may still answer.
     members: ArcSwap<Vec<Member>>,
-    /// Counters of the fast paths before those in `members`. Locked while `members` changes.
+    /// Counters of earlier fast paths, which have left `members`. Locked while `members` changes.
     ended: Mutex<Counters>,
     /// The setting for later publishers.
     exact_last_used: AtomicBool,

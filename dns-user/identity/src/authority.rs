@@ -351,7 +351,7 @@ fn unknown_critical(certificate: &Certificate) -> impl Iterator<Item = ObjectIde
     critical.map(|extension| extension.extn_id).filter(|oid| !KNOWN.contains(oid))
 }
 
-/// Returns whether `certificate` is that of `key`.
+/// Returns whether `certificate` contains the public key of `key`.
 pub fn certifies(certificate: &Certificate, key: &PrivateKey) -> bool {
     let certified = certificate.tbs_certificate().subject_public_key_info().to_der();
     certified.is_ok_and(|info| info == key.public_key_info())

@@ -56,9 +56,7 @@ impl Kind for Counter {
     const TYPE: MetricType = MetricType::COUNTER;
 
     fn set(metric: &mut Metric, value: u64) {
-        let mut counter = proto::Counter::default();
-        counter.set_value(value as f64);
-        metric.set_counter(counter);
+        SecondsCounter::set(metric, value as f64);
     }
 }
 

@@ -104,8 +104,17 @@ impl Responder {
         (Self::None, ""),
     ];
 
+    const IN_ORDER: () = {
+        let mut number = 0;
+        while number < Self::ALL.len() {
+            assert!(Self::ALL[number].0 as usize == number);
+            number += 1;
+        }
+    };
+
     /// Returns the value of the label `plugin`, also shown in the request log.
     pub(super) const fn label(self) -> &'static str {
+        const { Self::IN_ORDER };
         Self::ALL[self as usize].1
     }
 }

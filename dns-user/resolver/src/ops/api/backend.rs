@@ -189,7 +189,7 @@ impl Backend {
         })
     }
 
-    /// Says which part answers a name: `handler` is the domain of its handler; `is_of_records`: it is the reverse name
+    /// Describes the part that answers a name: `handler` is the domain of its handler; `is_of_records`: it is the reverse name
     /// of an address in the records.
     fn answered_by(&self, name: &Name, route: &Route, handler: &Name, is_of_records: bool) -> String {
         let answered_by = match route {
