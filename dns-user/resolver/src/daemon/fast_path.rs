@@ -485,7 +485,7 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
             }
             tap.count_name(&event, weight);
             if tap.is_wanted() {
-                tap.publish(TapLine::from_event(&event, age, weight));
+                tap.publish(TapLine::from_event(&event, age, weight), age);
             }
         }
         TapItem::Lost(number) => {

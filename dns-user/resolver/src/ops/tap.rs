@@ -13,7 +13,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use hickory_proto::rr::RecordType;
@@ -200,8 +200,8 @@ struct Shared {
     every: AtomicU32,
     /// The same value for the fast path's feeder, which waits for changes.
     wanted: watch::Sender<u32>,
-    /// Channel to all viewers.
-    lines: broadcast::Sender<Arc<TapLine>>,
+    /// Channel to all viewers: each line with the time of its query.
+    lines: broadcast::Sender<Arc<(Instant, TapLine)>>,
     /// Sampling rates of the viewers, by viewer number.
     sampling: Mutex<BTreeMap<u64, u32>>,
     /// The names that interfaces answer most; empty unless they are counted.
@@ -253,14 +253,15 @@ impl Tap {
     #[cold]
     fn offer(&self, request: &Request<'_>, every: u32) {
         if fastrand::u32(..every) == 0 {
-            self.publish(TapLine::from_request(request, every));
+            self.publish(TapLine::from_request(request, every), Duration::ZERO);
         }
     }
 
-    /// Sends a line to all viewers.
-    pub fn publish(&self, line: TapLine) {
+    /// Sends the line of a query seen `age` ago to all viewers that had subscribed by then.
+    pub fn publish(&self, line: TapLine, age: Duration) {
+        let now = Instant::now();
         // Fails only if the last viewer has just disconnected.
-        let _ = self.shared.lines.send(Arc::new(line));
+        let _ = self.shared.lines.send(Arc::new((now.checked_sub(age).unwrap_or(now), line)));
     }
 
     /// Returns the sampling rate, followed by the fast path's feeder: one query in this many; 0
@@ -307,10 +308,11 @@ impl Tap {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let every = every.max(1);
         let lines = self.shared.lines.subscribe();
+        let since = Instant::now();
         self.change_sampling(|sampling| {
             sampling.insert(number, every);
         });
-        TapView { tap: self.clone(), number, every, lines }
+        TapView { tap: self.clone(), number, every, since, lines }
     }
 
     /// Updates the viewers and the resulting sampling rate.
@@ -332,7 +334,9 @@ pub struct TapView {
     number: u64,
     /// Number of queries that a line represents.
     every: u32,
-    lines: broadcast::Receiver<Arc<TapLine>>,
+    /// Queries seen earlier, which interfaces sampled for another viewer, are not shown.
+    since: Instant,
+    lines: broadcast::Receiver<Arc<(Instant, TapLine)>>,
 }
 
 /// An item received by a viewer.
@@ -349,11 +353,13 @@ impl TapView {
     pub async fn next(&mut self) -> Option<TapItem> {
         loop {
             match self.lines.recv().await {
-                Ok(line) => {
+                Ok(seen) if seen.0 < self.since => {}
+                Ok(seen) => {
+                    let line = &seen.1;
                     // Another viewer may sample more densely: thin its lines at random.
                     let weight = line.weight.max(self.every);
                     if fastrand::u32(..weight) < line.weight {
-                        return Some(TapItem::Line(TapLine { weight, ..TapLine::clone(&line) }));
+                        return Some(TapItem::Line(TapLine { weight, ..line.clone() }));
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(lost)) => return Some(TapItem::Lost(lost)),
@@ -449,6 +455,19 @@ mod tests {
         assert_eq!(line.rcode.as_deref(), Some("NXDOMAIN"));
         drop(view);
         assert_eq!(*tap.wanted().borrow(), 0);
+    }
+
+    #[tokio::test]
+    async fn earlier_queries_are_not_shown() {
+        let tap = Tap::new();
+        let name = Name::from_text("a.bosh").unwrap();
+        let mut view = tap.subscribe(1);
+        let line = TapLine::from_request(&request(&name), 1);
+        // An interface saw it before the viewer came, and its buffer is read late.
+        tap.publish(line.clone(), Duration::from_secs(1));
+        assert!(futures_util::FutureExt::now_or_never(view.next()).is_none());
+        tap.publish(line.clone(), Duration::ZERO);
+        assert_eq!(view.next().await, Some(TapItem::Line(line)));
     }
 
     #[tokio::test]

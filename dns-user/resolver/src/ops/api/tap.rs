@@ -207,7 +207,7 @@ mod tests {
             (TapPath::Fast, 10.1),
             (TapPath::Fast, 9.9),
         ] {
-            tap.publish(line(path, time));
+            tap.publish(line(path, time), Duration::ZERO);
         }
         let mut times = Vec::new();
         for _ in 0..4 {
