@@ -1,5 +1,4 @@
-//! The publisher's fleet names: addresses from records.json, health from a real server that checks
-//! real instances.
+//! The publisher's fleet names: addresses and health from a real server that checks real instances.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
@@ -149,37 +148,50 @@ fn server_health_decides_after_hold() {
     fleet.says(instance(1), Says::state("running"));
     wait_until("only the healthy one", LIMIT, || publisher.addresses() == BTreeSet::from([instance(1)]))
         .unwrap();
-    // Without the server, the last known health remains in use; without records, the last records.
+    // Without valid records, the server's last ones remain in use.
+    let length = server.log_length().unwrap();
     fs::write(path.join("records.json"), "{").unwrap();
-    let (addresses, problem) = publisher.read();
-    assert_eq!(addresses, BTreeSet::from([instance(1)]));
-    assert!(problem.unwrap().contains("records.json"));
+    wait_until("the complaint", LIMIT, || server.log_after(length).contains("records.json")).unwrap();
+    assert_eq!(publisher.read(), (BTreeSet::from([instance(1)]), None));
     fs::write(path.join("records.json"), records()).unwrap();
+    // Without the alias there is no name; without targets, its published records stay.
+    let held = ["router.example.org 0 A ", "router.example.org 0 AAAA "];
+    let aliases = path.join("aliases/aliases.json");
+    let alias = fs::read(&aliases).unwrap();
+    fs::remove_file(&aliases).unwrap();
+    wait_until("the end of the name", LIMIT, || publisher.wishes() == held).unwrap();
+    fs::write(&aliases, alias).unwrap();
+    let one = BTreeSet::from([instance(1)]);
+    wait_until("the name again", LIMIT, || publisher.addresses() == one).unwrap();
+    // Without the server, its last answers remain in use, and a new process changes no records.
     server.process().stop(LIMIT).unwrap();
     let (addresses, problem) = publisher.read();
-    assert_eq!(addresses, BTreeSet::from([instance(1)]));
+    assert_eq!(addresses, one);
     assert!(problem.unwrap().contains("control.sock"));
-    // Removing the alias file removes the name; without targets, its published records stay.
-    fs::remove_file(path.join("aliases/aliases.json")).unwrap();
-    let (addresses, problem) = publisher.read();
-    assert_eq!(addresses, BTreeSet::new());
-    assert_eq!(publisher.wishes(), ["router.example.org 0 A ", "router.example.org 0 AAAA "]);
-    assert!(problem.is_some());
+    let mut publisher = start();
+    assert_eq!(publisher.wishes(), held);
+    assert!(publisher.read().1.unwrap().contains("control.sock"));
 }
 
-/// Sends a message of external-dns; returns whether it was accepted.
-fn post_records(webhook: SocketAddr, changes: &serde_json::Value) -> bool {
+/// Sends a message of external-dns; returns the response if it was accepted.
+fn post(webhook: SocketAddr, path: &str, message: &serde_json::Value) -> Option<Vec<u8>> {
     let header = "Content-Type: application/external.dns.webhook+json;version=1";
     let mut curl = Command::new("curl");
-    curl.args(["--silent", "--fail", "--header", header, "--data"]).arg(changes.to_string());
-    curl.arg(format!("http://{webhook}/records")).status().unwrap().success()
+    curl.args(["--silent", "--fail", "--header", header, "--data"]).arg(message.to_string());
+    let output = curl.arg(format!("http://{webhook}{path}")).output().unwrap();
+    output.status.success().then_some(output.stdout)
+}
+
+fn post_records(webhook: SocketAddr, changes: &serde_json::Value) -> bool {
+    post(webhook, "/records", changes).is_some()
 }
 
 #[test]
 fn names_of_external_dns_are_answered() {
     let folder = server::folder(&records(), Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#)).unwrap();
     let path = folder.path().to_owned();
-    let server = Server::start(None, folder, free_address(), &json!({"xdp": {"enabled": false}})).unwrap();
+    let extra = json!({"xdp": {"enabled": false}, "control": {"socket": path.join("control.sock")}});
+    let server = Server::start(None, folder, free_address(), &extra).unwrap();
     let own = tempfile::tempdir().unwrap();
     let webhook = free_address();
     let config = json!({
@@ -213,6 +225,13 @@ fn names_of_external_dns_are_answered() {
     wait_until("the name", LIMIT, || answers("web.apps.internal.") == one("192.0.2.1")).unwrap();
     assert_eq!(answers("x.w.apps.internal."), one("192.0.2.3"));
     assert_eq!(answers("router.apps.internal."), (0..3).map(instance).collect());
+    // Only names of the fleet may be the target of an alias.
+    let foreign = set("lb.apps.internal", "CNAME", "lb.example.net");
+    assert!(!post_records(webhook, &json!({"create": [foreign]})));
+    let wanted = json!([web, foreign, set("r.apps.internal", "CNAME", "router.cf.internal")]);
+    let adjusted: serde_json::Value =
+        serde_json::from_slice(&post(webhook, "/adjustendpoints", &wanted).unwrap()).unwrap();
+    assert_eq!(adjusted, json!([wanted[0], wanted[2]]));
     let changed = json!({"updateOld": [web], "updateNew": [set("web.apps.internal", "A", "192.0.2.2")]});
     assert!(post_records(webhook, &changed));
     wait_until("the change", LIMIT, || answers("web.apps.internal.") == one("192.0.2.2")).unwrap();

@@ -63,6 +63,7 @@ pub(crate) async fn exchange(
         .uri(path)
         .header("host", "localhost")
         .header("connection", "close")
+        .header("content-type", "application/json")
         .body(Full::new(body))
         .map_err(|error| failed(error.to_string()))?;
     let response = http_client::exchange(stream, request, limits).await?;

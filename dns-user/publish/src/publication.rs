@@ -5,11 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use dns_core::name::Name as FleetDomain;
-
 use crate::{
     documents::{Content, Document, DocumentId, Kind, Scan},
-    fleet::{FleetName, FleetNames, ResolveError},
+    fleet::{FleetName, FleetNames, FleetQuery, ResolveError},
     plan::Desired,
     record::{Labels, Name, Record, RecordType, Target as RecordTarget},
     update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
@@ -247,11 +245,11 @@ impl Target {
 }
 
 /// Returns the fleet names that documents refer to.
-pub(crate) fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetDomain> {
+pub(crate) fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetQuery> {
     let mut found = BTreeSet::new();
     for document in documents {
         if let Some(Content::Fleet(names)) = &document.content {
-            found.extend(names.names.iter().map(|name| name.internal.clone()));
+            found.extend(names.names.iter().map(|name| (name.internal.clone(), name.hold)));
         }
     }
     found
@@ -260,6 +258,8 @@ pub(crate) fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>)
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use dns_core::resolve::NoAddresses;
 
     use super::*;
     use crate::documents::Folder;
@@ -285,7 +285,7 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
             "router.internal" => {
                 Ok(vec![Record::parse(name.external.as_str(), RecordType::A, ["10.0.0.1"]).unwrap()])
             }
-            _ => Err(ResolveError::NoInstance(name.internal.clone())),
+            _ => Err(ResolveError::Unresolved(name.internal.clone(), NoAddresses::NoInstance)),
         })
     }
 

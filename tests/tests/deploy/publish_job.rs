@@ -92,7 +92,9 @@ fn publish_properties_become_configuration() {
     assert!(
         files[0]["monit"].contains("bosh_dns_publish_ctl start") && files[1]["monit"].contains("bpm start")
     );
-    for path in ["\"/var/vcap/store/p\"", "\"/var/vcap/store/names\"", "\"/var/vcap/instance\""] {
+    for path in
+        ["\"/var/vcap/store/p\"", "\"/var/vcap/store/names\"", "\"/var/vcap/data/bosh-dns-xdp/control\""]
+    {
         assert!(files[1]["config/bpm.yml"].contains(path), "{path}");
     }
     assert!(!files[0]["config/bpm.yml"].contains("unrestricted_volumes"));

@@ -1,4 +1,4 @@
-//! Fleet names published by the packaged units: the publisher learns health through the server's control
+//! Fleet names published by the packaged units: the publisher learns addresses and health through the server's control
 //! socket, which the server opens for its group.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
@@ -128,14 +128,15 @@ fn packaged_publisher_learns_health() {
     fleet.says(instance(0), Says::state("running"));
     comes("the return", &all);
     let journal = machine.journal("bosh-dns-publish");
-    assert!(!journal.contains("the fleet's health is unknown"), "{journal}");
+    assert!(!journal.contains("the fleet's addresses and health are unknown"), "{journal}");
 
     // Members of another group cannot use the socket: the publisher reports that, and publishes the known
     // data.
     configure(json!({"group": "bosh-dns-xdp"}));
     wait_until("the complaint", PATIENCE, || {
         let journal = machine.journal("bosh-dns-publish");
-        journal.contains("the fleet's health is unknown") && journal.contains("ermission denied")
+        journal.contains("the fleet's addresses and health are unknown")
+            && journal.contains("ermission denied")
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-publish")));
     assert_eq!(published(&machine), all);

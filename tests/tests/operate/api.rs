@@ -136,11 +136,12 @@ fn users_cannot_lock_operators_out() -> Result<()> {
 }
 
 /// Every route of the API: path, method, and whether it is reserved for administrators.
-const ROUTES: [(&str, &str, bool); 9] = [
+const ROUTES: [(&str, &str, bool); 10] = [
     ("/instances", "GET", false),
     ("/local-groups", "GET", false),
     ("/status", "GET", false),
     ("/resolve?name=web.alias", "GET", false),
+    ("/addresses", "POST", false),
     ("/log", "GET", true),
     ("/log", "POST", true),
     ("/reload", "POST", true),
@@ -160,7 +161,8 @@ fn routes_check_client_role() -> Result<()> {
     let ca = certificates.join("ca.crt").display().to_string();
     let resolve = format!("api.bosh-dns:{API_PORT}:127.0.0.1");
     for (path, method, reserved) in ROUTES {
-        let body = ["-X", method, "-H", "content-type: application/json", "-d", "{}"];
+        let message = if path == "/addresses" { "[]" } else { "{}" };
+        let body = ["-X", method, "-H", "content-type: application/json", "-d", message];
         let more = if method == "POST" { &body[..] } else { &[] };
         // No certificate, and one of another CA.
         let url = format!("https://api.bosh-dns:{API_PORT}{path}");

@@ -3,10 +3,12 @@
 //! Both paths answer from a [`Resolution`]: the userspace server and, through the publisher, the
 //! BPF program.
 
+mod addresses;
 mod explain;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+pub use addresses::{AddressQuery, FleetAddresses, NoAddresses, addresses};
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 use smallvec::SmallVec;
 

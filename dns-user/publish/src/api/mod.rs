@@ -44,7 +44,7 @@ pub(crate) use self::state::{ApiState, Confirmation, Confirmed, Overview, Provid
 use crate::{
     api::resources::refusal,
     documents::Kind,
-    fleet::{AliasWriter, WriteError},
+    fleet::{AliasWriter, KnownTargets, ServerClient, WriteError, known_targets},
     update_record::ListOwner,
     webhook::{Changes, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
@@ -310,16 +310,21 @@ pub(crate) async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, acce
     server.run(routes, std::future::pending()).await;
 }
 
-type Shared = Arc<Mutex<AliasWriter>>;
+struct Webhook {
+    writer: Mutex<AliasWriter>,
+    server: ServerClient,
+}
 
-pub(crate) fn webhook_routes(writer: AliasWriter) -> Router {
+type Shared = Arc<Webhook>;
+
+pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Router {
     Router::new()
         .route("/", get(negotiate))
         .route("/records", get(list).post(apply))
         .route("/adjustendpoints", post(adjust))
         .layer(middleware::from_fn(check_media_types))
         .route("/healthz", get(async || "OK\n"))
-        .with_state(Arc::new(Mutex::new(writer)))
+        .with_state(Arc::new(Webhook { writer: Mutex::new(writer), server }))
 }
 
 async fn check_media_types(request: Request, next: Next) -> Response {
@@ -345,35 +350,41 @@ fn refuse_media_type(headers: &HeaderMap) -> Option<Response> {
     Some(refusal(code, &reason))
 }
 
-async fn negotiate(State(writer): State<Shared>) -> Response {
-    let mut response = reply(writer.lock().domains());
+async fn negotiate(State(webhook): State<Shared>) -> Response {
+    let mut response = reply(webhook.writer.lock().domains());
     // external-dns before 0.15 requires it.
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
     response
 }
 
-async fn list(State(writer): State<Shared>) -> Response {
-    blocking(move || writer.lock().list().map_or_else(|error| failed(&error), |records| reply(&records)))
-        .await
+async fn list(State(webhook): State<Shared>) -> Response {
+    let listed =
+        move || webhook.writer.lock().list().map_or_else(|error| failed(&error), |records| reply(&records));
+    blocking(listed).await
 }
 
-async fn adjust(State(writer): State<Shared>, body: Body) -> Response {
+async fn adjust(State(webhook): State<Shared>, body: Body) -> Response {
     let endpoints: Vec<Endpoint> = match read_message(body).await {
         Ok(endpoints) => endpoints,
         Err(refused) => return refused,
     };
-    let adjusted = move || {
-        writer.lock().adjust(&endpoints).map_or_else(|error| failed(&error), |records| reply(&records))
-    };
-    blocking(adjusted).await
+    match webhook.known_targets(&endpoints).await {
+        Ok(known) => blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await,
+        Err(error) => failed(&error),
+    }
 }
 
-async fn apply(State(writer): State<Shared>, body: Body) -> Response {
+async fn apply(State(webhook): State<Shared>, body: Body) -> Response {
     let changes: Changes = match read_message(body).await {
         Ok(changes) => changes,
         Err(refused) => return refused,
     };
-    blocking(move || match writer.lock().apply(&changes) {
+    let added: Vec<Endpoint> = changes.create.iter().chain(&changes.update_new).cloned().collect();
+    let known = match webhook.known_targets(&added).await {
+        Ok(known) => known,
+        Err(error) => return failed(&error),
+    };
+    blocking(move || match webhook.writer.lock().apply(&changes, &known) {
         Ok(records) => {
             tracing::info!(records, "external-dns changed names of the fleet");
             StatusCode::NO_CONTENT.into_response()
@@ -381,6 +392,14 @@ async fn apply(State(writer): State<Shared>, body: Body) -> Response {
         Err(error) => failed(&error),
     })
     .await
+}
+
+impl Webhook {
+    /// Asks the server which targets of CNAMEs are names of the fleet, if it may know some.
+    async fn known_targets(&self, endpoints: &[Endpoint]) -> Result<KnownTargets, WriteError> {
+        let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints))?;
+        known_targets(&self.server, targets).await
+    }
 }
 
 async fn read_message<T: DeserializeOwned>(body: Body) -> Result<T, Response> {
@@ -399,7 +418,7 @@ fn reply(body: &impl Serialize) -> Response {
 fn failed(error: &WriteError) -> Response {
     let code = match error {
         WriteError::Unfit { .. } => StatusCode::BAD_REQUEST,
-        WriteError::Conflict(_) => StatusCode::SERVICE_UNAVAILABLE,
+        WriteError::Conflict(_) | WriteError::Server(_) => StatusCode::SERVICE_UNAVAILABLE,
         WriteError::File { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     };
     tracing::warn!(%error, "a request of external-dns failed");

@@ -312,7 +312,7 @@ pub(super) fn is_document_file(path: &Path) -> bool {
     !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
 }
 
-/// Reports changes of the documents and the fleet's files.
+/// Reports changes of the documents.
 ///
 /// Events are only a hint: everything is also read at an interval, so a lost event only causes a
 /// delay.
@@ -323,14 +323,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches folders of documents, and the folders in which other files lie.
-    pub(crate) fn start(documents: &[PathBuf], others: &[PathBuf]) -> Self {
+    /// Watches folders of documents, and the folders in which single files lie.
+    pub(crate) fn start(documents: &[PathBuf]) -> Self {
         let (sender, events) = mpsc::channel(1);
-        let watched: Vec<PathBuf> = others.to_vec();
         let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
-        let concerns = move |path: &Path| {
-            is_document_file(path) || watched.iter().chain(&single).any(|file| file == path)
-        };
+        let concerns = move |path: &Path| is_document_file(path) || single.iter().any(|file| file == path);
         let handler = move |event: notify::Result<notify::Event>| {
             let is_of_interest = match event {
                 Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
@@ -344,7 +341,7 @@ impl Watch {
         };
         let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
             let mut folders: Vec<&Path> = Vec::new();
-            for path in documents.iter().chain(others) {
+            for path in documents {
                 let folder = match path.parent() {
                     _ if path.is_dir() => path.as_path(),
                     Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -267,10 +267,10 @@ fn list_names_owner() {
 async fn change_wakes_the_watch() {
     let folder = tempfile::tempdir().unwrap();
     let other = tempfile::tempdir().unwrap();
-    let records = other.path().join("records.json");
-    fs::write(&records, "{}").unwrap();
-    let mut watch = Watch::start(&[folder.path().to_owned()], std::slice::from_ref(&records));
-    for path in [folder.path().join("new.yml"), records] {
+    let single = other.path().join("single");
+    fs::write(&single, "{}").unwrap();
+    let mut watch = Watch::start(&[folder.path().to_owned(), single.clone()]);
+    for path in [folder.path().join("new.yml"), single] {
         fs::write(path, "{}").unwrap();
         tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap();
     }

@@ -1,8 +1,8 @@
 //! Fleet names published under external names, as `FleetName` documents list them.
 //!
-//! Addresses come from [`dns_core::resolve`] on `records.json`, as in the server's own answers.
-//! Health comes from the running server; an address is withdrawn only after it has been unhealthy
-//! for the hold time, and health never empties a record set.
+//! The running server returns the addresses of a name and their health, and keeps its instances
+//! checked. An address is withdrawn only after it has been unhealthy for the hold time, and health
+//! never empties a record set.
 //!
 //! In the other direction, an external-dns writes names of the fleet: [`AliasWriter`].
 
@@ -10,29 +10,22 @@ mod writer;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{anyhow, bail};
-use bytes::Bytes;
 use dns_core::{
-    catalog::{AliasFiles, Records, Snapshot},
     config::{Config as ServerConfig, values::parse_duration},
     name::Name as FleetDomain,
-    resolve::{AllRunning, Existence, Health, HealthState, Resolution},
+    resolve::{AddressQuery, FleetAddresses, NoAddresses},
 };
-use dns_kit::{
-    files::{FileStamp, bounded, glob::glob, load_config},
-    http_client::Limits,
-};
+use dns_kit::{files::load_config, http_client::Limits};
 use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
-use tokio::net::UdpSocket;
 
-pub(crate) use self::writer::{AliasWriter, WriteError};
+pub(crate) use self::writer::{AliasWriter, KnownTargets, WriteError, known_targets};
 use crate::{
     control::exchange,
     endpoint::{LONGEST_TTL, read_name},
@@ -163,17 +156,9 @@ pub(crate) struct HealthHistory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Resolved {
-    /// One set per address family with addresses.
-    pub records: Vec<Record>,
-    /// Time at which the next unhealthy address reaches its hold time.
-    pub next_change: Option<Instant>,
-}
-
 impl HealthHistory {
     /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
-    pub(crate) fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
+    fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
         let known = self.unhealthy.entry(name.clone()).or_default();
         known.retain(|address, _| unhealthy.contains(address));
         for address in unhealthy {
@@ -181,8 +166,25 @@ impl HealthHistory {
         }
     }
 
+    /// Returns the addresses of a name that have been unhealthy for the hold time, and the time at which
+    /// the next one will have been.
+    fn withdrawn(
+        &self,
+        name: &FleetDomain,
+        hold: Duration,
+        now: Instant,
+    ) -> (BTreeSet<IpAddr>, Option<Instant>) {
+        let unhealthy = self.unhealthy.get(name).into_iter().flatten();
+        let ends = unhealthy.map(|(address, since)| (*address, *since + hold));
+        let (over, pending): (Vec<_>, Vec<_>) = ends.partition(|(_, end)| *end <= now);
+        (
+            over.into_iter().map(|(address, _)| address).collect(),
+            pending.into_iter().map(|(_, end)| end).min(),
+        )
+    }
+
     /// Returns the state to save for the next process.
-    pub(crate) fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
+    fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
         let since = |since: &Instant| {
             let elapsed = now.saturating_duration_since(*since).as_millis();
@@ -211,7 +213,7 @@ impl HealthHistory {
     }
 
     /// Removes names that are no longer published.
-    pub(crate) fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
+    fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
         self.unhealthy.retain(|name, _| names.contains(name));
     }
 }
@@ -234,91 +236,30 @@ fn milliseconds(wall: SystemTime) -> u64 {
     u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Health of a name's instances, unhealthy only after the hold time.
-struct HeldHealth<'a> {
-    unhealthy: Option<&'a BTreeMap<IpAddr, Instant>>,
-    hold: Duration,
-    now: Instant,
-}
-
-impl Health for HeldHealth<'_> {
-    fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
-        let since = self.unhealthy.and_then(|unhealthy| unhealthy.get(&ip));
-        match since {
-            Some(since) if self.now.saturating_duration_since(*since) >= self.hold => HealthState::Failing,
-            _ => HealthState::Running,
-        }
-    }
-}
-
-/// The reason why a fleet name has no addresses.
+/// The reason why the records of a fleet name stay unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResolveError {
-    #[error("{0} is not a name of the fleet; correct it, or add the alias to the server")]
-    Foreign(FleetDomain),
-    #[error("{0} matches no instance; correct the name")]
-    NoInstance(FleetDomain),
-    #[error("{0} is not a valid query; see docs/architecture.md")]
-    Malformed(FleetDomain),
-    #[error("{0} has no addresses: its instances have none, or its filter excludes all")]
-    NoAddresses(FleetDomain),
+    #[error("{0} {1}")]
+    Unresolved(FleetDomain, NoAddresses),
     #[error("no server is configured; set `server` to the DNS server's config.json")]
     NoServer,
-    #[error("{}", .0.as_deref().unwrap_or("the fleet's records cannot be read"))]
-    NoRecords(Option<String>),
+    #[error("{}", .0.as_deref().unwrap_or("the server has not answered yet"))]
+    NoAnswer(Option<String>),
 }
 
-/// Resolves a mapping. If health would remove every address, all addresses are published.
-pub(crate) fn resolve(
-    name: &FleetName,
-    snapshot: &Snapshot,
-    history: &HealthHistory,
-    now: Instant,
-) -> Result<Resolved, ResolveError> {
-    let FleetName { external, internal, ttl, hold } = name;
-    let unhealthy = history.unhealthy.get(internal);
-    let held = HeldHealth { unhealthy, hold: *hold, now };
-    let find = |health: &dyn Health| dns_core::resolve::resolve(snapshot, health, internal);
-    let mut found = find(&held).ok_or_else(|| ResolveError::Foreign(internal.clone()))?;
-    match found.existence {
-        Existence::Found => {}
-        Existence::NoSuchName => return Err(ResolveError::NoInstance(internal.clone())),
-        Existence::Malformed => return Err(ResolveError::Malformed(internal.clone())),
-    }
-    if found.v4.is_empty() && found.v6.is_empty() {
-        // The same name was resolved above.
-        found = find(&AllRunning).unwrap_or(found);
-    }
-    let Resolution { existence: _, v4, v6, checks: _ } = found;
-    let record = |record_type, addresses: Vec<String>| {
-        let targets = addresses.iter().filter_map(|address| Target::parse(record_type, address).ok());
-        let record = Record { ttl: *ttl, ..Record::new(external.clone(), record_type, targets) };
-        (!record.targets.is_empty()).then_some(record)
-    };
-    let v4 = record(RecordType::A, v4.iter().map(ToString::to_string).collect());
-    let v6 = record(RecordType::AAAA, v6.iter().map(ToString::to_string).collect());
-    let records: Vec<_> = v4.into_iter().chain(v6).collect();
-    if records.is_empty() {
-        return Err(ResolveError::NoAddresses(internal.clone()));
-    }
-    let ends = unhealthy.into_iter().flatten().map(|(_, since)| *since + *hold);
-    Ok(Resolved { records, next_change: ends.filter(|end| *end > now).min() })
-}
-
-/// Limits of a response: an explanation of a group of 10,000 instances takes about 2 MB.
+/// Limits of a response: the addresses of a group of 10,000 instances take about 200 KB.
 const LIMITS: Limits = Limits { time: Duration::from_secs(5), body: 64 << 20 };
 
+/// Maximum number of names in a request.
+const MAX_NAMES: usize = 1_000;
+
 /// A client of the server's control socket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ServerClient {
     socket: PathBuf,
-    /// DNS address of the server. The server checks the health of instances whose names are
-    /// queried, so a query keeps a name's instances checked.
-    dns: Option<SocketAddr>,
-    queries: Option<UdpSocket>,
 }
 
-/// Failure to get the health of a name. The known state stays in use.
+/// Failure to get the addresses of names. The last known state stays in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", socket.display())]
 pub(crate) struct ServerError {
@@ -326,191 +267,126 @@ pub(crate) struct ServerError {
     reason: String,
 }
 
-#[derive(Debug, Deserialize)]
-struct Explanation {
-    targets: Vec<ExplainedTarget>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ExplainedTarget {
-    matches: Vec<ExplainedMatch>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ExplainedMatch {
-    ip: Option<IpAddr>,
-    health: String,
-}
+/// The answer for a name.
+type Answer = Result<FleetAddresses, NoAddresses>;
 
 impl ServerClient {
-    /// Creates a client of a control socket, which keeps names checked by queries to `dns`.
-    pub(crate) fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
-        Self { socket, dns, queries: None }
-    }
-
-    /// Returns the addresses of a name's unhealthy instances.
-    pub(crate) async fn unhealthy_addresses(
-        &mut self,
-        name: &FleetDomain,
-    ) -> Result<BTreeSet<IpAddr>, ServerError> {
-        self.keep_checked(name).await;
-        let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
-        let answer = self.explain(name).await.map_err(|error| failed(error.to_string()))?;
-        let Explanation { targets } = serde_json::from_slice(&answer)
-            .map_err(|error| failed(format!("cannot parse the response: {error}")))?;
-        let unhealthy = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
-            // `unchecked` does not mean unhealthy: nothing is known.
-            matches!(found.health.as_str(), "failing" | "unknown").then_some(found.ip?)
-        });
-        Ok(unhealthy.collect())
-    }
-
-    async fn explain(&self, name: &FleetDomain) -> anyhow::Result<Bytes> {
-        let name: String = url::form_urlencoded::byte_serialize(name.to_string().as_bytes()).collect();
-        let path = format!("/resolve?name={name}");
-        match exchange(&self.socket, Method::GET, &path, Bytes::new(), LIMITS).await? {
-            (StatusCode::OK, body) => Ok(body),
-            (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
-        }
-    }
-
-    /// Sends a DNS query for the name to the server; the answer is ignored.
-    async fn keep_checked(&mut self, name: &FleetDomain) {
-        let Some(dns) = self.dns else { return };
-        if self.queries.is_none() {
-            let local = if dns.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            self.queries = UdpSocket::bind(local).await.ok();
-        }
-        let Some(socket) = &self.queries else { return };
-        let mut reply = [0; 512];
-        while socket.try_recv(&mut reply).is_ok() {}
-        // Header with id, RD and one question (RFC 1035, section 4.1.1); type A, class IN.
-        let mut query = vec![0x5a, 0x5a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        query.extend_from_slice(name.as_wire());
-        query.extend_from_slice(&[0, 1, 0, 1]);
-        if let Err(error) = socket.send_to(&query, dns).await {
-            tracing::debug!(%dns, %error, "query to the server failed; its health checks may lapse");
-        }
-    }
-}
-
-/// Follows the files; the last valid state of each stays in use.
-#[derive(Debug)]
-pub(crate) struct FleetFiles {
-    records: PathBuf,
-    /// Glob pattern of the alias files; empty for none.
-    aliases: String,
-    /// Stamps of the files at the last refresh.
-    stamps: Vec<(PathBuf, Option<FileStamp>)>,
-    good_records: Option<Vec<u8>>,
-    good_aliases: AliasFiles,
-    snapshot: Option<Arc<Snapshot>>,
-    problem: Option<SourceError>,
-}
-
-/// Failure to read the fleet's files. The last valid state stays in use.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {reason}", file.display())]
-pub(crate) struct SourceError {
-    file: PathBuf,
-    reason: String,
-}
-
-impl FleetFiles {
-    /// Follows the files in a server's `config.json`; also returns that configuration.
+    /// Reads a server's `config.json`.
     pub(crate) fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
         let config = load_config(path).map_err(anyhow::Error::msg)?.config;
-        let records = config.records_file.clone().ok_or_else(|| {
-            anyhow!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
+        let socket = config.control.as_ref().map(|control| control.socket.clone()).ok_or_else(|| {
+            anyhow!("{}: \"control.socket\" is empty; fleet names need the server's socket", path.display())
         })?;
-        Ok((Self::new(records, config.alias_files_glob.clone()), config))
+        Ok((Self { socket }, config))
     }
 
-    /// Follows `records.json` and the alias files that match a glob pattern.
-    pub(crate) fn new(records: PathBuf, aliases: String) -> Self {
-        Self {
-            records,
-            aliases,
-            stamps: Vec::new(),
-            good_records: None,
-            good_aliases: AliasFiles::default(),
-            snapshot: None,
-            problem: None,
+    /// Returns the answer for each name.
+    pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> Result<Vec<Answer>, ServerError> {
+        let mut answers = Vec::with_capacity(queries.len());
+        for part in queries.chunks(MAX_NAMES) {
+            let found = self
+                .exchange(part)
+                .await
+                .map_err(|error| ServerError { socket: self.socket.clone(), reason: error.to_string() })?;
+            answers.extend(found);
         }
+        Ok(answers)
     }
 
-    /// Reads changed files. Returns the latest valid state, if any, and the problem of the current
-    /// files.
-    pub(crate) fn refresh(&mut self) -> (Option<Arc<Snapshot>>, Option<SourceError>) {
-        let files = self.files();
-        let stamps: Vec<_> = files.iter().map(|path| (path.clone(), FileStamp::of(path))).collect();
-        if stamps != self.stamps || self.problem.is_some() {
-            self.stamps = stamps;
-            self.problem = self.read(&files[1..]).err();
-        }
-        (self.snapshot.clone(), self.problem.clone())
-    }
-
-    /// Returns `records.json`, followed by the alias files in order of precedence.
-    pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let mut files = vec![self.records.clone()];
-        // A malformed pattern matches no file; the server reports it.
-        files.extend(glob(&self.aliases).unwrap_or_default());
-        files
-    }
-
-    fn read(&mut self, alias_files: &[PathBuf]) -> Result<(), SourceError> {
-        let records = read_file(&self.records);
-        let mut contents = Vec::new();
-        let mut problem = None;
-        for path in alias_files {
-            match read_file(path) {
-                Ok(bytes) => contents.push((path.display().to_string(), bytes)),
-                Err(error) => problem = Some(error),
-            }
-        }
-        if problem.is_none() {
-            let files = contents.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice()));
-            match AliasFiles::parse(files) {
-                Ok((aliases, _)) => self.good_aliases = aliases,
-                Err(error) => {
-                    problem =
-                        Some(SourceError { file: PathBuf::from(&self.aliases), reason: error.to_string() });
+    async fn exchange(&self, queries: &[AddressQuery]) -> anyhow::Result<Vec<Answer>> {
+        let body = serde_json::to_vec(queries)?.into();
+        let answers: Vec<Answer> =
+            match exchange(&self.socket, Method::POST, "/addresses", body, LIMITS).await? {
+                (StatusCode::OK, body) => serde_json::from_slice(&body).map_err(|error| {
+                    anyhow!("cannot parse the response: {error}; update server and publisher")
+                })?,
+                (StatusCode::NOT_FOUND, _) => {
+                    bail!("the server is older than the publisher and cannot name addresses; update it")
                 }
-            }
+                (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
+            };
+        if answers.len() != queries.len() {
+            bail!("{} answers for {} names; update server and publisher", answers.len(), queries.len());
         }
-        let refused = |reason: String| SourceError { file: self.records.clone(), reason };
-        match records.and_then(|bytes| match Records::parse(&bytes) {
-            Ok(parsed) => Ok((bytes, parsed)),
-            Err(error) => Err(refused(error.to_string())),
-        }) {
-            Ok((bytes, (records, _))) => {
-                self.good_records = Some(bytes);
-                self.snapshot = Some(Arc::new(Snapshot::build(records, &self.good_aliases).0));
-            }
-            Err(error) => {
-                problem = Some(error);
-                // New aliases apply to the last valid records, which were parsed successfully
-                // before.
-                let good = self.good_records.as_deref().and_then(|bytes| Records::parse(bytes).ok());
-                if let Some((records, _)) = good {
-                    self.snapshot = Some(Arc::new(Snapshot::build(records, &self.good_aliases).0));
-                }
-            }
-        }
-        problem.map_or(Ok(()), Err)
+        Ok(answers)
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
-    bounded::read(path)
-        .map_err(|error| SourceError { file: path.to_owned(), reason: format!("cannot be read: {error}") })
+/// The names of the fleet that documents publish, with the last answers of the server.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    server: ServerClient,
+    history: HealthHistory,
+    answers: BTreeMap<FleetQuery, Answer>,
+}
+
+/// A name, and its hold time.
+pub(crate) type FleetQuery = (FleetDomain, Duration);
+
+impl Fleet {
+    pub(crate) fn new(server: ServerClient, history: HealthHistory) -> Self {
+        Self { server, history, answers: BTreeMap::new() }
+    }
+
+    /// Asks the server for the addresses of these names, and forgets others.
+    pub(crate) async fn ask(&mut self, names: &BTreeSet<FleetQuery>) -> Result<(), ServerError> {
+        let now = Instant::now();
+        let domains = names.iter().map(|(name, _)| name.clone()).collect();
+        self.history.keep(&domains);
+        self.answers.retain(|name, _| names.contains(name));
+        let query = |(name, hold): &FleetQuery| AddressQuery {
+            name: name.to_string(),
+            withdrawn: self.history.withdrawn(name, *hold, now).0,
+        };
+        let queries: Vec<_> = names.iter().map(query).collect();
+        let answers = self.server.ask(&queries).await?;
+        for ((name, hold), answer) in names.iter().zip(answers) {
+            self.observe(name, *hold, answer, now);
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self, name: &FleetDomain, hold: Duration, answer: Answer, now: Instant) {
+        if let Ok(found) = &answer {
+            self.history.observe(name, &found.unhealthy, now);
+        }
+        self.answers.insert((name.clone(), hold), answer);
+    }
+
+    /// Returns the health to save for the next process.
+    pub(crate) fn health(&self) -> SavedHealth {
+        self.history.save(Instant::now(), SystemTime::now())
+    }
+
+    /// Returns the time at which the next unhealthy address reaches its hold time.
+    pub(crate) fn next_change(&self, now: Instant) -> Option<Instant> {
+        self.answers.keys().filter_map(|(name, hold)| self.history.withdrawn(name, *hold, now).1).min()
+    }
+
+    /// Returns the records of a mapping, one set per address family. Without an answer, `problem` is the
+    /// reason.
+    pub(crate) fn records(
+        &self,
+        name: &FleetName,
+        problem: Option<&str>,
+    ) -> Result<Vec<Record>, ResolveError> {
+        let FleetName { external, internal, ttl, hold } = name;
+        let answer = self.answers.get(&(internal.clone(), *hold));
+        let answer = answer.ok_or_else(|| ResolveError::NoAnswer(problem.map(str::to_owned)))?;
+        let found = answer.as_ref().map_err(|reason| ResolveError::Unresolved(internal.clone(), *reason))?;
+        let record = |record_type, is_of_type: fn(&IpAddr) -> bool| {
+            let addresses = found.addresses.iter().filter(|address| is_of_type(address));
+            let targets =
+                addresses.filter_map(|address| Target::parse(record_type, &address.to_string()).ok());
+            Record { ttl: *ttl, ..Record::new(external.clone(), record_type, targets) }
+        };
+        let sets = [record(RecordType::A, IpAddr::is_ipv4), record(RecordType::AAAA, IpAddr::is_ipv6)];
+        Ok(sets.into_iter().filter(|record| !record.targets.is_empty()).collect())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use dns_core::catalog::{AliasFiles, Records};
-
     use super::*;
     use crate::{
         record::Name,
@@ -539,20 +415,6 @@ mod tests {
         assert_eq!(lines, [4, 5, 6, 7, 8], "{problems:?}");
     }
 
-    /// Two instances of group `router`, on addresses 10.0.0.1 and 10.0.0.2, and one of `db`.
-    fn snapshot() -> Snapshot {
-        let records = br#"{
-            "record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "group_ids", "az_id"],
-            "record_infos": [
-                ["r1", "router", "default", "cf", "10.0.0.1", "bosh", ["1"], "1"],
-                ["r2", "router", "default", "cf", "10.0.0.2", "bosh", ["1"], "1"],
-                ["d1", "db", "default", "cf", "fd00::1", "bosh", ["2"], "1"]
-            ],
-            "records": []
-        }"#;
-        Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default()).0
-    }
-
     fn mapping(internal: &str) -> FleetName {
         FleetName {
             external: Name::parse("x.example.org").unwrap(),
@@ -562,86 +424,78 @@ mod tests {
         }
     }
 
-    fn unhealthy(addresses: &[&str]) -> BTreeSet<IpAddr> {
+    fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
         addresses.iter().map(|address| address.parse().unwrap()).collect()
-    }
-
-    fn shown(resolved: Result<Resolved, ResolveError>) -> Vec<String> {
-        resolved.unwrap().records.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn address_leaves_after_hold() {
-        let (snapshot, name) = (snapshot(), mapping("q-s0.q-g1.bosh"));
+        let (name, hold) = (FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(), Duration::from_secs(30));
         let mut history = HealthHistory::default();
         let begin = Instant::now();
-        let both = ["x.example.org 60 A 10.0.0.1,10.0.0.2"];
-        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
-        let first = resolve(&name, &snapshot, &history, begin).unwrap();
-        assert_eq!(first.next_change, Some(begin + name.hold));
-        assert_eq!(shown(Ok(first)), both);
+        let unhealthy = set(&["10.0.0.1"]);
+        history.observe(&name, &unhealthy, begin);
+        assert_eq!(history.withdrawn(&name, hold, begin), (set(&[]), Some(begin + hold)));
         let almost = begin + Duration::from_millis(29_999);
-        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), almost);
-        assert_eq!(shown(resolve(&name, &snapshot, &history, almost)), both);
-        let after = begin + name.hold;
-        assert_eq!(shown(resolve(&name, &snapshot, &history, after)), ["x.example.org 60 A 10.0.0.2"]);
+        history.observe(&name, &unhealthy, almost);
+        assert_eq!(history.withdrawn(&name, hold, almost), (set(&[]), Some(begin + hold)));
+        let after = begin + hold;
+        assert_eq!(history.withdrawn(&name, hold, after), (unhealthy.clone(), None));
         // Recovery takes effect at once, and a relapse must last for the hold time again.
-        history.observe(&name.internal, &unhealthy(&[]), after);
-        assert_eq!(shown(resolve(&name, &snapshot, &history, after)), both);
-        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), after);
-        assert_eq!(shown(resolve(&name, &snapshot, &history, after + Duration::from_secs(1))), both);
+        history.observe(&name, &set(&[]), after);
+        assert_eq!(history.withdrawn(&name, hold, after), (set(&[]), None));
+        history.observe(&name, &unhealthy, after);
+        let later = after + Duration::from_secs(1);
+        assert_eq!(history.withdrawn(&name, hold, later), (set(&[]), Some(after + hold)));
     }
 
     #[test]
     fn illness_outlives_a_restart() {
-        let (snapshot, name) = (snapshot(), mapping("q-s0.q-g1.bosh"));
+        let (name, hold) = (FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(), Duration::from_secs(30));
         let mut history = HealthHistory::default();
         let (begin, wall) = (Instant::now(), SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
-        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
+        let unhealthy = set(&["10.0.0.1"]);
+        history.observe(&name, &unhealthy, begin);
         let saved = history.save(begin + Duration::from_secs(20), wall);
         assert!(saved.is_like(&saved) && !saved.is_like(&SavedHealth::default()));
         let text = serde_json::to_string(&saved).unwrap();
         let saved: SavedHealth = serde_json::from_str(&text).unwrap();
         let later = Instant::now() + Duration::from_secs(3600);
         let history = HealthHistory::restore(&saved, later, wall + Duration::from_secs(9));
-        assert!(shown(resolve(&name, &snapshot, &history, later))[0].contains("10.0.0.1"));
+        assert_eq!(history.withdrawn(&name, hold, later).0, set(&[]));
         let history = HealthHistory::restore(&saved, later, wall + Duration::from_secs(10));
-        assert!(!shown(resolve(&name, &snapshot, &history, later))[0].contains("10.0.0.1"));
+        assert_eq!(history.withdrawn(&name, hold, later).0, unhealthy);
     }
 
     #[test]
-    fn health_never_empties_a_set() {
-        let snapshot = snapshot();
-        let begin = Instant::now();
-        for query in ["q-s0.q-g1.bosh", "q-s3.q-g1.bosh", "q-s0.router.default.cf.bosh"] {
-            let name = mapping(query);
-            let mut history = HealthHistory::default();
-            history.observe(&name.internal, &unhealthy(&["10.0.0.1", "10.0.0.2"]), begin);
-            let later = begin + Duration::from_secs(3600);
-            assert_eq!(
-                shown(resolve(&name, &snapshot, &history, later)),
-                ["x.example.org 60 A 10.0.0.1,10.0.0.2"]
-            );
-        }
-    }
-
-    #[test]
-    fn addresses_divide_by_family() {
-        let name = mapping("q-s4.q-g2.bosh");
-        let found = resolve(&name, &snapshot(), &HealthHistory::default(), Instant::now());
-        assert_eq!(shown(found), ["x.example.org 60 AAAA fd00::1"]);
-    }
-
-    #[test]
-    fn unknown_names_are_errors() {
-        for (query, reason) in [
-            ("q-s0.q-g9.bosh", "matches no instance"),
-            ("router.cf.internal", "not a name of the fleet"),
-            ("q-zz.q-g1.bosh", "not a valid query"),
-        ] {
-            let error =
-                resolve(&mapping(query), &snapshot(), &HealthHistory::default(), Instant::now()).unwrap_err();
-            assert!(error.to_string().contains(reason), "{query}: {error}");
-        }
+    fn last_answer_stays_without_a_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = ServerClient { socket: folder.path().join("control.sock") };
+        let mut fleet = Fleet::new(server, HealthHistory::default());
+        let (name, begin) = (mapping("q-s4.q-g2.bosh"), Instant::now());
+        let records = |fleet: &Fleet, name: &FleetName| {
+            let found = fleet.records(name, Some("the reason"));
+            found.map(|records| records.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(records(&fleet, &name).unwrap_err().to_string(), "the reason");
+        let answer = FleetAddresses {
+            addresses: set(&["fd00::1", "10.0.0.2", "10.0.0.1"]),
+            unhealthy: set(&["10.0.0.1"]),
+        };
+        fleet.observe(&name.internal, name.hold, Ok(answer), begin);
+        let (other, foreign) = (mapping("a.cf.internal"), NoAddresses::Foreign);
+        fleet.observe(&other.internal, other.hold, Err(foreign), begin);
+        let names = [&name, &other].map(|name| (name.internal.clone(), name.hold));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(fleet.ask(&names.clone().into())).unwrap_err().to_string();
+        assert!(error.contains("control.sock: "), "{error}");
+        let expected = ["x.example.org 60 A 10.0.0.1,10.0.0.2", "x.example.org 60 AAAA fd00::1"];
+        assert_eq!(records(&fleet, &name).unwrap(), expected);
+        assert_eq!(fleet.next_change(begin), Some(begin + name.hold));
+        assert!(records(&fleet, &other).unwrap_err().to_string().contains("not a name of the fleet"));
+        // A name that is no longer published is forgotten.
+        runtime.block_on(fleet.ask(&BTreeSet::from([names[1].clone()]))).unwrap_err();
+        assert!(matches!(fleet.records(&name, None), Err(ResolveError::NoAnswer(None))));
+        assert_eq!(fleet.next_change(begin), None);
     }
 }

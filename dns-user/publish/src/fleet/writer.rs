@@ -6,22 +6,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use anyhow::{anyhow, bail};
 use dns_core::{
-    catalog::{AliasFiles, Snapshot},
-    config::values,
+    catalog::AliasFiles,
+    config::{Config as ServerConfig, values},
     name::Name as FleetDomain,
-    resolve::{AllRunning, resolve},
+    resolve::{AddressQuery, NoAddresses},
 };
 use dns_kit::files::{
     atomic::{self, Attributes},
     bounded,
+    glob::glob,
 };
 
-use super::FleetFiles;
+use super::{ServerClient, ServerError};
 use crate::{
     config::WebhookConfig,
     record::{DomainFilter, Key, Name, Record, RecordType, Target},
@@ -36,8 +38,8 @@ pub(crate) struct AliasWriter {
     filter: DomainFilter,
     alias_file: PathBuf,
     state_file: PathBuf,
-    /// The server's records and aliases, in which targets of a CNAME are looked up.
-    files: FleetFiles,
+    /// Glob pattern of the server's alias files.
+    alias_files: String,
     /// `None` until the state file was read.
     records: Option<Records>,
     /// Names left out by the last adjustment, to log a change only.
@@ -53,15 +55,35 @@ pub(crate) enum WriteError {
     Conflict(Name),
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+/// Names of the fleet that are targets of CNAMEs.
+pub(crate) type KnownTargets = BTreeSet<FleetDomain>;
+
+/// Returns which of these names are names of the fleet.
+pub(crate) async fn known_targets(
+    server: &ServerClient,
+    targets: KnownTargets,
+) -> Result<KnownTargets, WriteError> {
+    let query = |target: &FleetDomain| AddressQuery { name: target.to_string(), withdrawn: BTreeSet::new() };
+    let answers = server.ask(&targets.iter().map(query).collect::<Vec<_>>()).await?;
+    let known = targets.into_iter().zip(answers).filter(|(_, answer)| *answer != Err(NoAddresses::Foreign));
+    Ok(known.map(|(target, _)| target).collect())
 }
 
 impl AliasWriter {
-    /// Prepares the writer of `config.alias_file`, which the server with this `config.json` reads.
-    pub(crate) fn new(config: &WebhookConfig, server: &Path, state_file: PathBuf) -> anyhow::Result<Self> {
+    /// Prepares the writer of `config.alias_file`, which the server with this `config.json` reads. Also
+    /// returns the client of that server.
+    pub(crate) fn new(
+        config: &WebhookConfig,
+        server: &Path,
+        state_file: PathBuf,
+    ) -> anyhow::Result<(Self, ServerClient)> {
         let WebhookConfig { address: _, domains, alias_file } = config;
-        let (files, server_config) = FleetFiles::of_server(server)?;
-        let pattern = &server_config.alias_files_glob;
-        if !is_matched(pattern, alias_file) {
+        let (client, ServerConfig { alias_files_glob: pattern, .. }) = ServerClient::of_server(server)?;
+        if !is_matched(&pattern, alias_file) {
             bail!(
                 "webhook.alias_file: {} does not match alias_files_glob {pattern:?} of {}; choose a file that \
                  matches",
@@ -70,15 +92,16 @@ impl AliasWriter {
             );
         }
         let filter = domains.filter().map_err(|error| anyhow!("webhook: {error}"))?;
-        Ok(Self {
+        let writer = Self {
             domains: domains.clone(),
             filter,
             alias_file: alias_file.clone(),
             state_file,
-            files,
+            alias_files: pattern,
             records: None,
             refused: BTreeSet::new(),
-        })
+        };
+        Ok((writer, client))
     }
 
     pub(crate) fn domains(&self) -> &Domains {
@@ -93,10 +116,23 @@ impl AliasWriter {
         Ok(listed)
     }
 
+    /// Returns the targets of CNAMEs that only the server may know.
+    pub(crate) fn other_targets(&mut self, endpoints: &[Endpoint]) -> Result<KnownTargets, WriteError> {
+        let records = self.load()?;
+        let of_message = endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
+        let names: BTreeSet<Name> =
+            of_message.chain(records.into_values().map(|record| record.name)).collect();
+        let targets = endpoints.iter().filter(|endpoint| endpoint.record_type != "TXT");
+        let targets = targets.flat_map(|endpoint| &endpoint.targets).filter(|target| {
+            target.parse::<IpAddr>().is_err()
+                && !Name::parse(target).is_ok_and(|target| names.contains(&target))
+        });
+        Ok(targets.filter_map(|target| FleetDomain::from_text(target).ok()).collect())
+    }
+
     /// Returns wanted endpoints in the form in which they will be listed, without names that cannot
     /// be aliases.
-    pub(crate) fn adjust(&mut self, endpoints: &[Endpoint]) -> Result<Vec<Endpoint>, WriteError> {
-        let snapshot = self.snapshot()?;
+    pub(crate) fn adjust(&mut self, endpoints: &[Endpoint], known: &KnownTargets) -> Vec<Endpoint> {
         let names: BTreeSet<Name> =
             endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok()).collect();
         let mut adjusted = Vec::new();
@@ -105,7 +141,7 @@ impl AliasWriter {
             let record = endpoint.record().map_err(|error| error.to_string()).and_then(|record| {
                 let is_text = record.record_type == RecordType::TXT;
                 let reason = if is_text { Err("an alias has no text".to_owned()) } else { Ok(()) };
-                reason.and_then(|()| self.check_alias(&record, &names, &snapshot)).map(|()| record)
+                reason.and_then(|()| self.check_alias(&record, &names, known)).map(|()| record)
             });
             match record {
                 Ok(record) => adjusted
@@ -124,11 +160,11 @@ impl AliasWriter {
             }
             self.refused = names;
         }
-        Ok(adjusted)
+        adjusted
     }
 
     /// Applies the changes of a message, all or none. Returns the number of record sets that changed.
-    pub(crate) fn apply(&mut self, changes: &Changes) -> Result<usize, WriteError> {
+    pub(crate) fn apply(&mut self, changes: &Changes, known: &KnownTargets) -> Result<usize, WriteError> {
         let mut records = self.load()?;
         let Changes { create, update_old, update_new, delete } = changes;
         for record in read(delete)?.into_iter().chain(read(update_old)?) {
@@ -138,9 +174,8 @@ impl AliasWriter {
         let added: Vec<Record> = read(create)?.into_iter().chain(read(update_new)?).map(plain).collect();
         let names: BTreeSet<Name> =
             records.values().chain(&added).map(|record| record.name.clone()).collect();
-        let snapshot = self.snapshot()?;
         for record in added {
-            self.check_alias(&record, &names, &snapshot)
+            self.check_alias(&record, &names, known)
                 .map_err(|reason| WriteError::Unfit { name: record.name.to_string(), reason })?;
             let name = record.name.clone();
             if records.insert(record.key(), record).is_some() {
@@ -185,22 +220,12 @@ impl AliasWriter {
         written.map(drop).map_err(|error| unusable(&self.alias_file, &error.cause))
     }
 
-    fn snapshot(&mut self) -> Result<std::sync::Arc<Snapshot>, WriteError> {
-        match self.files.refresh() {
-            (Some(snapshot), _) => Ok(snapshot),
-            (None, problem) => Err(WriteError::File {
-                path: self.files.files().swap_remove(0),
-                reason: problem.map_or_else(String::new, |problem| problem.to_string()),
-            }),
-        }
-    }
-
     /// Returns the reason why a record cannot be an alias. `names` are the names after the change.
     fn check_alias(
         &self,
         record: &Record,
         names: &BTreeSet<Name>,
-        snapshot: &Snapshot,
+        known: &KnownTargets,
     ) -> Result<(), String> {
         let Record { name, record_type, set_identifier, targets, .. } = record;
         if *record_type == RecordType::TXT {
@@ -228,13 +253,9 @@ impl AliasWriter {
         let is_known = |target: &Target| {
             let target = target.as_str();
             Name::parse(target).is_ok_and(|target| names.contains(&target))
-                || FleetDomain::from_text(target)
-                    .is_ok_and(|target| resolve(snapshot, &AllRunning, &target).is_some())
+                || FleetDomain::from_text(target).is_ok_and(|target| known.contains(&target))
         };
-        match (
-            record_type,
-            targets.iter().find(|target| target.as_str().parse::<std::net::IpAddr>().is_err()),
-        ) {
+        match (record_type, targets.iter().find(|target| target.as_str().parse::<IpAddr>().is_err())) {
             (_, Some(target)) if !is_known(target) => {
                 Err(format!("its target {target} is not a name of the fleet; use an address"))
             }
@@ -256,7 +277,9 @@ impl AliasWriter {
         let text = alias_text(records);
         let ours = self.alias_file.display().to_string();
         let mut files: Vec<(String, Vec<u8>)> = vec![(ours.clone(), text)];
-        for path in self.files.files().into_iter().skip(1).filter(|path| *path != self.alias_file) {
+        // A malformed pattern matches no file; the server reports it.
+        let paths = glob(&self.alias_files).unwrap_or_default();
+        for path in paths.into_iter().filter(|path| *path != self.alias_file) {
             // The server leaves an unreadable file out as well.
             files.extend(bounded::read(&path).ok().map(|bytes| (path.display().to_string(), bytes)));
         }
@@ -338,15 +361,11 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let path = |name: &str| folder.path().join(name);
-            let records = r#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
-                "record_infos": [["r1", "router", "default", "cf", "10.0.0.1", "bosh"]], "records": []}"#;
-            fs::write(path("records.json"), records).unwrap();
             fs::create_dir(path("aliases")).unwrap();
             fs::write(path("aliases/own.json"), r#"{"router.internal": ["*.router.default.cf.bosh"]}"#)
                 .unwrap();
             let config = json!({
-                "port": 53, "records_file": path("records.json"),
-                "alias_files_glob": path("aliases/*.json"),
+                "port": 53, "alias_files_glob": path("aliases/*.json"),
             });
             fs::write(path("config.json"), config.to_string()).unwrap();
             Self { folder }
@@ -366,7 +385,8 @@ mod tests {
                 },
                 alias_file: self.path(alias_file),
             };
-            AliasWriter::new(&config, &self.path("config.json"), self.path("webhook.json"))
+            let opened = AliasWriter::new(&config, &self.path("config.json"), self.path("webhook.json"));
+            opened.map(|(writer, _)| writer)
         }
 
         fn open(&self) -> AliasWriter {
@@ -380,6 +400,11 @@ mod tests {
 
     fn endpoint(name: &str, record_type: &str, targets: &[&str]) -> Value {
         json!({"dnsName": name, "recordType": record_type, "targets": targets, "recordTTL": 60})
+    }
+
+    /// The names of the fleet that the server knows.
+    fn known() -> KnownTargets {
+        [FleetDomain::from_text("router.internal").unwrap()].into()
     }
 
     fn changes(member: &str, endpoints: &[Value]) -> Changes {
@@ -397,7 +422,7 @@ mod tests {
             endpoint("alias.apps.internal", "CNAME", &["router.internal"]),
             endpoint("a-web.apps.internal", "TXT", &["\"heritage=external-dns,external-dns/owner=k8s\""]),
         ];
-        assert_eq!(writer.apply(&changes("create", &created)).unwrap(), 5);
+        assert_eq!(writer.apply(&changes("create", &created), &known()).unwrap(), 5);
         let expected = json!({
             "_.w.apps.internal": ["192.0.2.3"],
             "alias.apps.internal": ["router.internal"],
@@ -414,8 +439,11 @@ mod tests {
             "{listed}"
         );
         assert_eq!(lab.aliases(), expected);
-        assert!(matches!(writer.apply(&changes("create", &created[..1])), Err(WriteError::Conflict(_))));
-        writer.apply(&changes("delete", &created[1..])).unwrap();
+        assert!(matches!(
+            writer.apply(&changes("create", &created[..1]), &known()),
+            Err(WriteError::Conflict(_))
+        ));
+        writer.apply(&changes("delete", &created[1..]), &known()).unwrap();
         assert_eq!(lab.aliases(), json!({"web.apps.internal": ["192.0.2.1", "192.0.2.2"]}));
         fs::write(lab.path("webhook.json"), "[").unwrap();
         assert!(lab.open().list().unwrap_err().to_string().contains("webhook.json: "));
@@ -427,7 +455,7 @@ mod tests {
         let lab = Lab::new();
         let mut writer = lab.open();
         let good = endpoint("web.apps.internal", "A", &["192.0.2.1"]);
-        writer.apply(&changes("create", std::slice::from_ref(&good))).unwrap();
+        writer.apply(&changes("create", std::slice::from_ref(&good)), &known()).unwrap();
         let before = lab.aliases();
         let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
         identified["setIdentifier"] = "blue".into();
@@ -443,12 +471,12 @@ mod tests {
             (endpoint("x.apps.internal", "A", &["192.0.2.300"]), "not a name of the fleet"),
             (identified, "set identifier"),
         ] {
-            let error = writer.apply(&changes("create", &[endpoint])).unwrap_err();
+            let error = writer.apply(&changes("create", &[endpoint]), &known()).unwrap_err();
             assert!(matches!(error, WriteError::Unfit { .. }), "{error:?}");
             assert!(error.to_string().contains(reason), "{error}");
         }
         let stale = endpoint("web.apps.internal", "A", &["192.0.2.9"]);
-        let stale = writer.apply(&changes("delete", &[stale])).unwrap_err();
+        let stale = writer.apply(&changes("delete", &[stale]), &known()).unwrap_err();
         assert!(matches!(stale, WriteError::Conflict(_)), "{stale:?}");
         assert_eq!(lab.aliases(), before);
         let mut wanted = good.clone();
@@ -460,7 +488,7 @@ mod tests {
             endpoint("x.example.org", "A", &["192.0.2.1"]),
         ];
         let all: Vec<Endpoint> = serde_json::from_value(json!(all)).unwrap();
-        let adjusted = serde_json::to_value(writer.adjust(&all).unwrap()).unwrap();
+        let adjusted = serde_json::to_value(writer.adjust(&all, &known())).unwrap();
         let expected = json!([{"dnsName": "web.apps.internal", "recordType": "A", "targets": ["192.0.2.1"],
             "labels": {"resource": "service/default/web"}}]);
         assert_eq!(adjusted, expected);

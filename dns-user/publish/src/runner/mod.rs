@@ -36,7 +36,7 @@ use crate::{
     config::{ApiConfig, Config, WebhookConfig},
     documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
     engine::{Engine, Report},
-    fleet::AliasWriter,
+    fleet::{AliasWriter, ServerClient},
     guard::Refusal,
     metrics::Metrics,
     plan::Reason,
@@ -60,7 +60,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     listen(&config, &api_state).await?;
     let shared = Arc::new(Shared { api_state: api_state.clone(), results: RoundResults::default(), options });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
-    let mut watch = Watch::start(&documents, &sources.fleet_files());
+    let mut watch = Watch::start(&documents);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -127,7 +127,8 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot serve external-dns's webhook protocol at {address}"))?;
-        let routes = api::webhook_routes(alias_writer(config, webhook)?);
+        let (writer, server) = alias_writer(config, webhook)?;
+        let routes = api::webhook_routes(writer, server);
         let server = Server::new("the webhook", Listener::Plain(listener));
         tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
     }
@@ -142,7 +143,10 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
 }
 
 /// Prepares the writer of the fleet names that external-dns sends.
-pub(crate) fn alias_writer(config: &Config, webhook: &WebhookConfig) -> anyhow::Result<AliasWriter> {
+pub(crate) fn alias_writer(
+    config: &Config,
+    webhook: &WebhookConfig,
+) -> anyhow::Result<(AliasWriter, ServerClient)> {
     // The configuration was refused without a server.
     let server = config.server.as_deref().unwrap_or(Path::new("config.json"));
     AliasWriter::new(webhook, server, config.store.with_file_name("webhook.json"))

@@ -3,12 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
-
-use dns_core::config::Config as ServerConfig;
 
 use super::{
     LaunchOptions,
@@ -17,13 +14,13 @@ use super::{
 use crate::{
     config::Config,
     documents::{Folder, Scan},
-    fleet::{FleetFiles, HealthHistory, ResolveError, SavedHealth, ServerClient, resolve},
+    fleet::{Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     publication::{Publication, fleet_names, publish},
     store::write_json,
 };
 
-/// Interval of health queries.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval at which the server is asked.
+const FLEET_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum interval between scans of all files, in case an event was lost.
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
@@ -32,19 +29,15 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Sources {
     folder: Folder,
-    fleet: Option<Fleet>,
+    fleet: Option<FollowedFleet>,
     options: LaunchOptions,
-    /// Whether the health state is saved for the next process.
-    saves_health: bool,
 }
 
 #[derive(Debug)]
-struct Fleet {
-    files: FleetFiles,
-    /// `None` if the server has no control socket.
-    server: Option<ServerClient>,
-    history: HealthHistory,
-    health_file: PathBuf,
+struct FollowedFleet {
+    fleet: Fleet,
+    /// File of the health saved for the next process; `None` in a command.
+    health_file: Option<PathBuf>,
     saved: SavedHealth,
     /// The last problem logged.
     problem: Option<String>,
@@ -52,7 +45,10 @@ struct Fleet {
 
 /// Reads documents and fleet once, for a command.
 pub async fn read_once(config: &Config) -> anyhow::Result<State> {
-    let mut sources = Sources { saves_health: false, ..Sources::new(config)? };
+    let mut sources = Sources::new(config)?;
+    if let Some(fleet) = &mut sources.fleet {
+        fleet.health_file = None;
+    }
     Ok(sources.read().await)
 }
 
@@ -65,27 +61,22 @@ pub struct State {
     pub publication: Publication,
     /// Time at which the sources may change without an event.
     pub next: Instant,
-    /// Failure to read the fleet's files or health; the last known state is in use.
+    /// Failure to ask the server; its last answers are in use.
     pub fleet_problem: Option<String>,
 }
 
 impl Sources {
     /// Prepares the sources that a configuration names.
     ///
-    /// An unreadable configuration of the server is an error, because fleet names cannot be
-    /// resolved without it.
+    /// An unreadable configuration of the server is an error, because fleet names have no addresses
+    /// without it.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
+        let fleet = config.server.as_deref().map(|path| FollowedFleet::new(path, config)).transpose()?;
         let options = LaunchOptions::of(config)?;
         let mut paths = config.documents.clone();
         // Without it the API was never used.
         paths.extend(config.store.is_dir().then(|| config.store.clone()));
-        Ok(Self { folder: Folder::new(paths), fleet, options, saves_health: true })
-    }
-
-    /// Returns the files of the fleet to watch.
-    pub fn fleet_files(&self) -> Vec<PathBuf> {
-        self.fleet.as_ref().map(|fleet| fleet.files.files()).unwrap_or_default()
+        Ok(Self { folder: Folder::new(paths), fleet, options })
     }
 
     /// Reads all changed sources.
@@ -101,83 +92,47 @@ impl Sources {
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
         let names = fleet_names(&scan.documents);
-        let Some(fleet) = &mut self.fleet else {
+        let Some(followed) = &mut self.fleet else {
             let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
             return State { scan, publication, next, fleet_problem: None };
         };
         let mut problem = None;
-        let mut snapshot = None;
         if !names.is_empty() {
-            next = next.min(now + HEALTH_INTERVAL);
-            let (found, unreadable) = tokio::task::block_in_place(|| fleet.files.refresh());
-            snapshot = found;
-            problem = unreadable.map(|error| error.to_string());
-            fleet.history.keep(&names);
-            if let Some(server) = &mut fleet.server {
-                for name in &names {
-                    match server.unhealthy_addresses(name).await {
-                        Ok(unhealthy) => fleet.history.observe(name, &unhealthy, now),
-                        Err(error) => {
-                            problem = Some(format!("the fleet's health is unknown: {error}"));
-                            break;
-                        }
-                    }
-                }
-            }
-            if self.saves_health {
-                fleet.save(now);
-            }
+            let asked = followed.fleet.ask(&names).await;
+            problem =
+                asked.err().map(|error| format!("the fleet's addresses and health are unknown: {error}"));
+            next = next.min(now + FLEET_INTERVAL).min(followed.fleet.next_change(now).unwrap_or(next));
+            followed.save();
         }
-        fleet.log(problem.as_deref());
-        let changes = std::cell::Cell::new(next);
-        let publication = publish(&scan, &|name| {
-            let snapshot = snapshot.as_deref().ok_or_else(|| ResolveError::NoRecords(problem.clone()))?;
-            let resolved = resolve(name, snapshot, &fleet.history, now)?;
-            changes.set(resolved.next_change.unwrap_or(next).min(changes.get()));
-            Ok(resolved.records)
-        });
-        State { scan, publication, next: changes.get(), fleet_problem: problem }
+        followed.log(problem.as_deref());
+        let publication = publish(&scan, &|name| followed.fleet.records(name, problem.as_deref()));
+        State { scan, publication, next, fleet_problem: problem }
     }
 }
 
-impl Fleet {
+impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
-        let (files, ServerConfig { listen, control, .. }) = FleetFiles::of_server(path)?;
-        let dns = SocketAddr::new(
-            if listen.ip().is_unspecified() { loopback(listen) } else { listen.ip() },
-            listen.port(),
-        );
-        let server = control.map(|control| ServerClient::new(control.socket, Some(dns)));
-        if server.is_none() {
-            tracing::warn!(
-                file = %path.display(),
-                "the server has no control socket: addresses are published regardless of health; set \"control\""
-            );
-        }
+        let (server, _) = ServerClient::of_server(path)?;
         let health_file = config.store.with_file_name("health.json");
         let saved = fs::read(&health_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let saved: SavedHealth = saved.unwrap_or_default();
-        Ok(Self {
-            files,
-            server,
-            history: HealthHistory::restore(&saved, Instant::now(), SystemTime::now()),
-            health_file,
-            saved,
-            problem: None,
-        })
+        let history = HealthHistory::restore(&saved, Instant::now(), SystemTime::now());
+        let fleet = Fleet::new(server, history);
+        Ok(Self { fleet, health_file: Some(health_file), saved, problem: None })
     }
 
     /// Saves the time since which instances have been unhealthy, so that a restart does not restart
     /// their hold time.
-    fn save(&mut self, now: Instant) {
-        let current = self.history.save(now, SystemTime::now());
+    fn save(&mut self) {
+        let Some(file) = &self.health_file else { return };
+        let current = self.fleet.health();
         if current.is_like(&self.saved) {
             return;
         }
-        match write_json(&self.health_file, &current) {
+        match write_json(file, &current) {
             Ok(()) => self.saved = current,
             Err(error) => tracing::warn!(
-                file = %self.health_file.display(), %error,
+                file = %file.display(), %error,
                 "cannot save health state: after a restart unhealthy addresses are published again for their hold time"
             ),
         }
@@ -187,17 +142,10 @@ impl Fleet {
         if self.problem.as_deref() != problem {
             match problem {
                 Some(problem) => tracing::warn!("{problem}; the last known state stays in use"),
-                None => tracing::info!("records and health of the fleet are available again"),
+                None => tracing::info!("addresses and health of the fleet are available again"),
             }
             self.problem = problem.map(str::to_owned);
         }
-    }
-}
-
-fn loopback(listen: SocketAddr) -> std::net::IpAddr {
-    match listen {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
     }
 }
 

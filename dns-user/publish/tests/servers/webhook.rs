@@ -346,10 +346,9 @@ async fn external_dns_serves_other_providers() {
 fn fleet_writer() -> (Publisher, String) {
     let publisher = Publisher::new();
     std::fs::create_dir(publisher.path("aliases")).unwrap();
-    publisher.write("records.json", r#"{"record_keys": [], "record_infos": [], "records": []}"#);
     let aliases = publisher.path("aliases/*.json");
-    let server =
-        json!({"port": 53, "records_file": publisher.path("records.json"), "alias_files_glob": aliases});
+    let control = json!({"socket": publisher.path("server.sock")});
+    let server = json!({"port": 53, "alias_files_glob": aliases, "control": control});
     publisher.write("config.json", &server.to_string());
     let address = test_support::free_address();
     let alias_file = publisher.path("aliases/external-dns.json");
@@ -385,16 +384,19 @@ async fn fleet_names_are_written_by_the_protocol() {
     desired.records[3] = record("n3.example.org", RecordType::CNAME, "n4.example.org");
     desired.records[5].targets = record("x", RecordType::A, "203.0.113.9").targets;
     desired.records.remove(7);
-    desired.records.push(record("elsewhere.example.org", RecordType::CNAME, "lb.example.net"));
     // The domain filter that the writer receives excludes it.
     desired.records.push(record("a.closed.example.org", RecordType::A, "192.0.2.1"));
-    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last two are left out");
+    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last one is left out");
     assert_eq!(
         (&aliases()["n3.example.org"], &aliases()["n5.example.org"], aliases().get("n7.example.org")),
         (&json!(["n4.example.org"]), &json!(["203.0.113.9"]), None)
     );
     assert_eq!(publish(&mut writer, &wish([])).await.applied(), 249);
     assert_eq!(aliases(), json!({}));
+    // Only the running server knows other targets.
+    let foreign = wish([record("elsewhere.example.org", RecordType::CNAME, "lb.example.net")]);
+    let refused = writer.prepare(&foreign).await.unwrap_err().to_string();
+    assert!(refused.contains("503") && refused.contains("server.sock"), "{refused}");
     // An unwritable alias file is an error until it can be repaired.
     std::fs::remove_dir_all(publisher.path("aliases")).unwrap();
     assert!(writer.list().await.err().unwrap().to_string().contains("500"));
@@ -443,9 +445,6 @@ fn webhook_refuses_other_messages() {
         assert!(said.starts_with(&format!("HTTP/1.1 {expected}")), "{arguments:?} {path}: {said}");
     }
     running.stop();
-    publisher.write(
-        "config.json",
-        "{\"port\": 53, \"alias_files_glob\": \"/other/*.json\", \"records_file\": \"r\"}",
-    );
+    publisher.write("config.json", "{\"port\": 53, \"alias_files_glob\": \"/other/*.json\"}");
     assert!(publisher.expect(1, "check").errors.contains("does not match alias_files_glob"));
 }

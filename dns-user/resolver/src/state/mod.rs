@@ -229,6 +229,13 @@ impl ServerState {
         is_known
     }
 
+    /// Keeps the instances of a name of the fleet checked, as a query for the name does.
+    pub(crate) fn keep_checked(&self, state: &State, name: &Name) {
+        if state.is_local(name) {
+            self.track(name, &resolve_local(&state.snapshot, &*self.health, name));
+        }
+    }
+
     fn track(&self, name: &Name, resolution: &Resolution) {
         if let Some(tracker) = &self.tracker
             && resolution.checks.tracked

@@ -1,8 +1,9 @@
-//! `/instances`: the instances of the records with their health; and `/local-groups`.
+//! `/instances`: the instances of the records with their health; `/local-groups`; and `/addresses`.
 
 use std::{borrow::Cow, convert::Infallible, sync::Arc};
 
 use axum::{
+    Json,
     body::{Body, Bytes},
     extract::{Query, State},
     http::header,
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Backend, NameRefused, backend::parse, json_lines, refused};
 use dns_core::{
     catalog::{Instance, Snapshot},
-    resolve::{self, Existence},
+    resolve::{self, AddressQuery, Existence},
 };
 
 /// Size from which the lines collected so far are sent: with another line still below the 16 KiB in which the
@@ -104,6 +105,27 @@ fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
         index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
         health_state: state.unwrap_or("unknown").into(),
     }
+}
+
+/// Handles `/addresses`: the addresses of names for publication in zones of other servers.
+pub(super) async fn addresses(
+    State(backend): State<Arc<Backend>>,
+    Json(queries): Json<Vec<AddressQuery>>,
+) -> Response {
+    let server_state = &backend.server_state;
+    let mut found = Vec::with_capacity(queries.len());
+    for AddressQuery { name, withdrawn } in queries {
+        let name = match parse(&name) {
+            Ok(name) => name,
+            Err(reason) => return refused(reason),
+        };
+        let state = server_state.state_full();
+        server_state.keep_checked(&state, &name);
+        found.push(resolve::addresses(&state.snapshot, &*server_state.health, &name, &withdrawn));
+        // The names of a fleet take time.
+        tokio::task::yield_now().await;
+    }
+    Json(found).into_response()
 }
 
 pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {

@@ -7,6 +7,7 @@
 //! | `/local-groups` | any | JSON lines: the VM as a whole, then each link of each job |
 //! | `/status` | GET | a JSON object ([`crate::ops::status::Status`]) |
 //! | `/resolve?name=NAME[&type=TYPE]` | GET | a JSON object: resolution of the name, step by step |
+//! | `/addresses` | POST | for each [`dns_core::resolve::AddressQuery`] of a list its `Ok` or `Err`; keeps the names' instances checked |
 //! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | endless JSON lines, one per query |
 //! | `/log` | GET, POST | log levels; POST changes them |
 //! | `/reload` | POST | reloads every file, as SIGHUP does |
@@ -23,6 +24,7 @@ use std::{future::Future, io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
+    extract::DefaultBodyLimit,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, get, post},
@@ -44,6 +46,9 @@ use dns_kit::{
     tls::RotatingTls,
     unix_socket::{Access, ControlSocket},
 };
+
+/// Maximum size of the queries for addresses: 1,000 names, of which 300,000 addresses are withdrawn.
+const MAX_QUERIES: usize = 8 << 20;
 
 /// A bound API socket.
 pub struct ApiServer {
@@ -144,6 +149,7 @@ fn routes(backend: Arc<Backend>) -> Router {
         .route("/local-groups", any(instances::local_groups))
         .route("/status", get(control::status))
         .route("/resolve", get(control::resolve))
+        .route("/addresses", post(instances::addresses).layer(DefaultBodyLimit::max(MAX_QUERIES)))
         .route("/tap", get(tap::tap))
         .route("/log", get(control::levels).post(control::change_levels))
         .route("/reload", post(control::reload))

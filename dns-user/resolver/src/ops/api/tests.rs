@@ -26,7 +26,7 @@ use crate::{
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     config::{Config, TlsFiles},
-    resolve::AllRunning,
+    resolve::{AddressQuery, AllRunning, FleetAddresses, NoAddresses},
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::logs::Request;
@@ -172,6 +172,22 @@ async fn instances_match_bosh_dns() {
     assert_eq!(api.ask("GET", "/instances?address=bad.bosh", "").await.0, 422);
     assert_eq!(api.ask("GET", "/instances/", "").await.0, 404);
     assert_eq!(api.ask("GET", "/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn addresses_come_by_name() {
+    let api = Running::start().await;
+    let query =
+        |name: &str| AddressQuery { name: name.to_owned(), withdrawn: ["10.0.0.1".parse().unwrap()].into() };
+    let queries = ["i.g.n.d.bosh", "q-s0.q-g1.bosh", "example.org"].map(query);
+    let (status, text) = api.ask("POST", "/addresses", &serde_json::to_string(&queries).unwrap()).await;
+    assert_eq!(status, 200, "{text}");
+    let found: Vec<Result<FleetAddresses, NoAddresses>> = serde_json::from_str(&text).unwrap();
+    let one = FleetAddresses { addresses: ["10.0.0.1".parse().unwrap()].into(), ..FleetAddresses::default() };
+    assert_eq!(found, [Ok(one), Err(NoAddresses::NoInstance), Err(NoAddresses::Foreign)]);
+    let (status, text) = api.ask("POST", "/addresses", r#"[{"name": "a..b", "withdrawn": []}]"#).await;
+    assert_eq!((status, text.contains("is not a domain name")), (422, true), "{text}");
+    assert_eq!(api.ask("GET", "/addresses", "").await.0, 405);
 }
 
 #[tokio::test]
