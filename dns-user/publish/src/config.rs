@@ -88,19 +88,6 @@ impl Default for Config {
     }
 }
 
-const MEMBERS: [&str; 10] = [
-    "documents",
-    "server",
-    "store",
-    "control",
-    "api",
-    "webhook",
-    "metrics",
-    "managed_record_types",
-    "txt_encryption_key_file",
-    "provider_settings",
-];
-
 impl Config {
     /// Reads a configuration file.
     pub fn load(path: &Path) -> Result<Self, Vec<Problem>> {
@@ -147,7 +134,7 @@ impl Config {
                 self.socket = socket;
             }
             self.group = control.optional("group").and_then(|group| group.filled_text().map(str::to_owned));
-            control.finish(&["socket", "group"]);
+            control.finish();
         }
         self.api = fields.optional("api").and_then(|api| read_api(&api));
         if let Some(webhook) = fields.optional("webhook") {
@@ -158,7 +145,7 @@ impl Config {
         }
         if let Some(mut metrics) = fields.optional("metrics").and_then(|metrics| metrics.fields()) {
             self.metrics = metrics.required("address").and_then(|address| read_address(&address));
-            metrics.finish(&["address"]);
+            metrics.finish();
         }
         if let Some(list) = fields.optional("managed_record_types") {
             self.managed = list.items().into_iter().flatten().filter_map(|item| read_type(&item)).collect();
@@ -174,7 +161,7 @@ impl Config {
                     .insert(name.to_owned(), settings.into_iter().filter_map(text).collect());
             }
         }
-        fields.finish(&MEMBERS);
+        fields.finish();
         Some(())
     }
 }
@@ -182,14 +169,14 @@ impl Config {
 fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     let mut fields = reader.fields()?;
     let address = fields.required("address").and_then(|address| read_address(&address));
-    let mut file = |name: &str| fields.required(name).and_then(|path| read_path(&path));
+    let mut file = |name: &'static str| fields.required(name).and_then(|path| read_path(&path));
     let (certificate, private_key, ca) =
         (file("certificate_file"), file("private_key_file"), file("ca_file"));
     let clients = fields.optional("clients").and_then(|clients| {
         let names = clients.items()?.filter_map(|name| name.filled_text().map(str::to_owned));
         Some(names.collect())
     });
-    fields.finish(&["address", "certificate_file", "private_key_file", "ca_file", "clients"]);
+    fields.finish();
     let tls = TlsFiles { certificate: certificate?, private_key: private_key?, ca: ca? };
     Some(ApiConfig { address: address?, tls, clients })
 }
@@ -204,13 +191,13 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
         }
         found
     });
-    let mut names = |member: &str| -> Vec<String> {
+    let mut names = |member: &'static str| -> Vec<String> {
         let list = fields.optional(member);
         let items = list.into_iter().filter_map(|list| list.items()).flatten();
         items.filter_map(|item| Some(crate::endpoint::read_name(&item)?.to_string())).collect()
     };
     let [include, exclude] = ["domains", "exclude_domains"].map(&mut names);
-    let mut text = |member: &str| {
+    let mut text = |member: &'static str| {
         fields.optional(member).and_then(|text| text.filled_text().map(str::to_owned)).unwrap_or_default()
     };
     let [regex_include, regex_exclude] = ["regex_domain_filter", "regex_domain_exclusion"].map(&mut text);
@@ -222,14 +209,7 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
             .problem("no domain is named", "name the domains that external-dns may write to in \"domains\"");
     }
     let alias_file = fields.required("alias_file").and_then(|path| read_path(&path));
-    fields.finish(&[
-        "address",
-        "domains",
-        "exclude_domains",
-        "regex_domain_filter",
-        "regex_domain_exclusion",
-        "alias_file",
-    ]);
+    fields.finish();
     Some(WebhookConfig { address: address?, domains, alias_file: alias_file? })
 }
 

@@ -341,7 +341,7 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
             // No collection contains these kinds.
             Kind::Endpoint | Kind::Fleet => None,
         };
-        fields.finish(&["metadata", "spec"]);
+        fields.finish();
         found
     });
     let problems = problems.into_vec();

@@ -306,7 +306,7 @@ fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option
 
 fn finish(mut fields: Fields<'_>) {
     drop(fields.optional("spec"));
-    fields.finish(&["apiVersion", "kind", "metadata", "spec"]);
+    fields.finish();
 }
 
 /// Parses a list; in a file, the owner is part of `spec`, because there is no path as in the API.
@@ -329,7 +329,7 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
     let id = DocumentId::of_list(&owner);
     let list = RecordList::read_open(&mut root.fields()?).map(|(list, mut spec)| {
         drop((spec.optional("logicalCloud"), spec.optional("cluster")));
-        spec.finish(&["kv", "logicalCloud", "cluster"]);
+        spec.finish();
         list
     });
     Some((id, list.map(|list| Content::List(owner, list))))

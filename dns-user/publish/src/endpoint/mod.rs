@@ -31,9 +31,6 @@ pub struct Endpoints {
     pub is_unreadable: bool,
 }
 
-const MEMBERS: [&str; 7] =
-    ["dnsName", "recordTTL", "recordType", "targets", "setIdentifier", "labels", "providerSpecific"];
-
 /// Parses `spec.endpoints`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let mut found = Endpoints::default();
@@ -52,7 +49,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
             None => found.is_unreadable = true,
         }
     }
-    fields.finish(&["endpoints"]);
+    fields.finish();
     found
 }
 
@@ -67,7 +64,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     let labels = read_labels(fields.optional("labels"));
     let properties = fields.optional("providerSpecific").map(|list| read_properties(&list));
     let targets: Option<Vec<_>> = fields.required("targets").and_then(|list| Some(list.items()?.collect()));
-    fields.finish(&MEMBERS);
+    fields.finish();
 
     // external-dns defaults to A.
     let record_type = record_type.unwrap_or(Some(RecordType::A));
@@ -137,7 +134,7 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
         let Some(mut fields) = item.fields() else { continue };
         let name = fields.required("name").and_then(|name| name.filled_text());
         let value = fields.required("value").and_then(|value| value.text());
-        fields.finish(&["name", "value"]);
+        fields.finish();
         if let (Some(name), Some(value)) = (name, value) {
             properties.insert(name.to_owned(), value.to_owned());
         }

@@ -59,8 +59,6 @@ pub struct FleetNames {
     pub is_unreadable: bool,
 }
 
-const MEMBERS: [&str; 6] = ["name", "alias", "group", "query", "ttl", "hold"];
-
 /// Parses `spec.names`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let mut found = FleetNames::default();
@@ -78,7 +76,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
             },
         }
     }
-    fields.finish(&["names"]);
+    fields.finish();
     found
 }
 
@@ -88,7 +86,7 @@ fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name
     let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
     let ttl = fields.optional("ttl").and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
     let hold = fields.optional("hold").map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
-    fields.finish(&MEMBERS);
+    fields.finish();
     let mut given = sources.into_iter().filter_map(|(member, reader)| Some((member, reader?)));
     let internal = match (given.next(), given.next()) {
         (Some((member, reader)), None) => read_internal(member, &reader),

@@ -94,6 +94,8 @@ pub struct Reader<'a> {
 pub struct Fields<'a> {
     map: Reader<'a>,
     rest: Vec<&'a Member>,
+    /// Names that were asked for.
+    known: Vec<&'static str>,
 }
 
 impl<'a> Reader<'a> {
@@ -188,7 +190,7 @@ impl<'a> Reader<'a> {
     /// Returns the members of a map; reports any other type.
     pub fn fields(&self) -> Option<Fields<'a>> {
         let Value::Map(members) = &self.node.value else { return self.expected("a map") };
-        Some(Fields { map: self.clone(), rest: members.iter().collect() })
+        Some(Fields { map: self.clone(), rest: members.iter().collect(), known: Vec::new() })
     }
 
     /// Reports an unexpected value.
@@ -225,7 +227,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Takes a member; null counts as absent.
-    pub fn optional(&mut self, name: &str) -> Option<Reader<'a>> {
+    pub fn optional(&mut self, name: &'static str) -> Option<Reader<'a>> {
+        self.known.push(name);
         let index = self.rest.iter().position(|member| member.name == name)?;
         let member = self.rest.remove(index);
         let reader = self.reader(member);
@@ -233,7 +236,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Takes a member; reports its absence.
-    pub fn required(&mut self, name: &str) -> Option<Reader<'a>> {
+    pub fn required(&mut self, name: &'static str) -> Option<Reader<'a>> {
         let found = self.optional(name);
         if found.is_none() {
             self.map.problem(format!("member {name:?} is missing"), format!("add {name:?}"));
@@ -247,10 +250,10 @@ impl<'a> Fields<'a> {
         rest.into_iter().map(|member| (member.name.as_str(), self.reader(member))).collect()
     }
 
-    /// Reports remaining members as unknown. `known` lists the allowed ones for the remedy.
-    pub fn finish(mut self, known: &[&str]) {
+    /// Reports remaining members as unknown; the remedy names those that were asked for.
+    pub fn finish(mut self) {
         for (name, reader) in self.others() {
-            reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, known));
+            reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, &self.known));
         }
     }
 
@@ -700,7 +703,8 @@ mod tests {
         let found = problems_of("{\n  \"ttl\": 9999999999,\n  \"tll\": true\n}\n", |root| {
             let mut fields = root.fields().unwrap();
             fields.required("ttl").unwrap().integer(0..=i32::MAX.cast_unsigned());
-            fields.finish(&["ttl", "dnsName"]);
+            fields.optional("dnsName");
+            fields.finish();
         });
         assert_eq!(
             found,

@@ -65,8 +65,6 @@ pub struct IntentOutcome {
     pub problems: Vec<String>,
 }
 
-const MEMBERS: [&str; 6] = ["app", "externalName", "publicDomain", "localDomain", "ttl", "placements"];
-
 impl Intent {
     /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
@@ -95,7 +93,7 @@ impl Intent {
         let ttl = spec.optional("ttl").and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
         let placements = spec.optional("placements").and_then(|list| list.items());
         let placements = placements.into_iter().flatten().filter_map(|item| Placement::read(&item)).collect();
-        spec.finish(&MEMBERS);
+        spec.finish();
         let intent = Self {
             metadata: metadata?,
             app: app?,
@@ -240,7 +238,7 @@ impl Placement {
         let clusters = fields.required("clusters").and_then(|list| list.items());
         let clusters =
             clusters.into_iter().flatten().filter_map(|item| ClusterAddresses::read(&item)).collect();
-        fields.finish(&["logicalCloud", "clusters"]);
+        fields.finish();
         Some(Self { logical_cloud: logical_cloud?, clusters })
     }
 
@@ -267,7 +265,7 @@ impl ClusterAddresses {
         };
         let public = addresses(fields.optional("publicAddresses"));
         let local = addresses(fields.optional("localAddresses"));
-        fields.finish(&["cluster", "publicAddresses", "localAddresses"]);
+        fields.finish();
         Some(Self { cluster: cluster?, public, local })
     }
 }
@@ -297,7 +295,7 @@ impl RecordList {
         let (list, spec) = Self::read_open(fields)?;
         let before = spec.map().problems().count();
         let problems = spec.map().problems();
-        spec.finish(&["kv"]);
+        spec.finish();
         (problems.count() == before).then_some(list)
     }
 

@@ -151,7 +151,7 @@ impl UpdateRecord {
         let parameters = spec.optional("external-dns-parameters");
         let parameters = parameters.map(|parameters| Parameters::read(&parameters, provider));
         let selector = spec.optional("selector").and_then(|selector| Selector::read(&selector));
-        spec.finish(&["provider", "external-dns-parameters", "selector"]);
+        spec.finish();
         let record = Self {
             metadata: metadata?,
             provider: provider?,
@@ -287,7 +287,7 @@ impl Metadata {
         let name = fields.required("name").and_then(|name| read_identifier(&name));
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
         let description = text(fields.optional("description"));
-        let mut user_data = |lower: &str, camel: &str| {
+        let mut user_data = |lower: &'static str, camel: &'static str| {
             let (one, other) = (fields.optional(lower), fields.optional(camel));
             if let (Some(_), Some(other)) = (&one, &other) {
                 other.problem(format!("{lower} is also set"), format!("keep one of {lower} and {camel}"));

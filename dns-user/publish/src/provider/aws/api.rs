@@ -339,14 +339,8 @@ const MAX_DEPTH: usize = 32;
 /// Defect of an XML document.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum XmlError {
-    #[error("elements are nested too deeply")]
-    Depth,
-    #[error("an element is closed twice")]
-    ClosedTwice,
-    #[error("it is truncated")]
-    Truncated,
-    #[error("it has no element")]
-    Empty,
+    #[error("{0}")]
+    Structure(&'static str),
     #[error("unknown entity {0}")]
     Entity(String),
     #[error(transparent)]
