@@ -11,7 +11,7 @@ use crate::{
     guard::{self, RecentDeletions, Refusal, Scale, UndoneChanges},
     ownership::{OwnershipError, Registry, View, remove_collisions},
     plan::{self, Action, Desired, NameChange, Note, Plan, Reason, Rules},
-    provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
+    provider::{Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
     record::{Key, Name, Record, RecordType, Target},
 };
 
@@ -291,7 +291,7 @@ impl Engine {
         listing: &[ZoneListing],
         planned: &Planned,
         confirmed: Option<usize>,
-        isolate: bool,
+        on_conflict: OnConflict,
         progress: Progress<'_>,
     ) -> Report {
         let mut report = Report { notes: planned.notes.clone(), rounds: 1, ..Report::default() };
@@ -310,7 +310,7 @@ impl Engine {
                             None => Cow::Borrowed(&of_zone.plan),
                             Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
                         };
-                        let batch = Batch { zone: zone.id.clone(), isolate, transactions: Vec::new() };
+                        let batch = Batch { zone: zone.id.clone(), on_conflict, transactions: Vec::new() };
                         let deleted = self.apply_zone(view, &plan, batch, progress, &mut result).await;
                         if confirmed.is_none() {
                             self.deletions.add(&zone.id, deleted, SystemTime::now());
@@ -431,7 +431,8 @@ impl Engine {
         loop {
             round += 1;
             let planned = self.plan(&listing, desired);
-            let mut report = self.apply(&listing, &planned, confirmed, round > 1, progress).await;
+            let on_conflict = if round > 1 { OnConflict::Isolate } else { OnConflict::ListAgain };
+            let mut report = self.apply(&listing, &planned, confirmed, on_conflict, progress).await;
             let has_conflict = report.zones.iter().any(|zone| zone.conflicts > 0);
             for zone in &mut report.zones {
                 let sum = applied.entry(zone.id.clone()).or_default();

@@ -13,6 +13,7 @@ use crate::{
     config::Config,
     engine::{Planned, ZonePlan},
     plan::{self, Action},
+    provider::OnConflict,
     publication::Target,
     record::{Name, Record},
     runner::{LaunchOptions, ProviderState},
@@ -200,7 +201,7 @@ impl OwnershipChange<'_> {
         if is_dry || planned.is_empty() {
             return Ok(failures);
         }
-        let report = engine.apply(&listing, &planned, confirmed, true, &|_| {}).await;
+        let report = engine.apply(&listing, &planned, confirmed, OnConflict::Isolate, &|_| {}).await;
         print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
         let ProviderState { general, names, .. } =
             ProviderState::of_report(&report, &ProviderState::default());

@@ -101,11 +101,20 @@ pub enum Visibility {
 pub struct Batch {
     /// Id of the zone that contains all names.
     pub zone: String,
-    /// Whether transactions that share a message with a conflicting one are retried in smaller
-    /// groups. Otherwise all of them count as conflicts, and the next listing decides.
-    pub isolate: bool,
+    /// Treatment of transactions that share a message with a conflicting one.
+    pub on_conflict: OnConflict,
     /// Transactions, each applied as a whole or not at all.
     pub transactions: Vec<Transaction>,
+}
+
+/// Treatment of transactions that share a message with one in conflict with another writer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// All of them count as conflicts, and the next listing decides.
+    #[default]
+    ListAgain,
+    /// They are retried in smaller groups.
+    Isolate,
 }
 
 /// Changes of one name and its owner records, applied atomically.
@@ -199,20 +208,20 @@ const QUICK: Duration = Duration::from_secs(1);
 /// Sends all transactions; one that the provider cannot express has its error in place of its form.
 ///
 /// A refused group is halved until its failing transactions are isolated; a group in conflict with
-/// another writer is halved only if `isolate` is set. If the server is unreachable, or after too
+/// another writer is halved only with [`OnConflict::Isolate`]. If the server is unreachable, or after too
 /// many refusals, the rest fails with the last error.
 ///
 /// One message is sent first, and more at once only while all are applied.
 async fn send_groups<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: Vec<Result<Sender::Item, ProviderError>>,
-    isolate: bool,
+    on_conflict: OnConflict,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut items = Vec::with_capacity(transactions.len());
     let unfit = transactions.into_iter().map(|item| item.map(|item| items.push(item)).err());
     let unfit: Vec<Option<ProviderError>> = unfit.collect();
-    let mut sent = send_all(sender, &items, isolate, progress).await.into_iter();
+    let mut sent = send_all(sender, &items, on_conflict, progress).await.into_iter();
     let result = |unfit: Option<ProviderError>| match unfit {
         Some(error) => TransactionResult::Failed(error),
         // Every item has a result.
@@ -224,7 +233,7 @@ async fn send_groups<Sender: GroupSender>(
 async fn send_all<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: &[Sender::Item],
-    isolate: bool,
+    on_conflict: OnConflict,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut results: Vec<Option<TransactionResult>> = vec![None; transactions.len()];
@@ -262,7 +271,7 @@ async fn send_all<Sender: GroupSender>(
             refusals += usize::from(result != TransactionResult::Applied);
             let is_divided = match result {
                 TransactionResult::Applied => false,
-                TransactionResult::Conflict => isolate,
+                TransactionResult::Conflict => on_conflict == OnConflict::Isolate,
                 TransactionResult::Failed(_) => true,
             };
             if is_broken || refusals > MAX_REFUSALS {
@@ -485,7 +494,7 @@ mod tests {
         /// Sends 20 items; returns the results as letters.
         async fn take_all(&mut self) -> String {
             let items: Vec<u8> = (0..20).collect();
-            let results = send_all(self, &items, false, &|_| {}).await;
+            let results = send_all(self, &items, OnConflict::ListAgain, &|_| {}).await;
             let letter = |result: &TransactionResult| match result {
                 TransactionResult::Applied => 'A',
                 TransactionResult::Conflict => 'C',

@@ -215,7 +215,7 @@ impl Webhook {
             }
         }
         let items = current.iter().cloned().map(Ok).collect();
-        let sent = send_groups(self, items, batch.isolate, progress).await;
+        let sent = send_groups(self, items, batch.on_conflict, progress).await;
         let after = match self.records().await {
             Ok((records, _)) => by_key(records),
             Err(error) => {

@@ -8,7 +8,7 @@ use dns_publish::{
     ownership::Registry,
     plan::{Desired, Rules},
     provider::{
-        Parameters,
+        OnConflict, Parameters,
         coredns::{CoreDns, Settings},
     },
     record::{Record, RecordType},
@@ -179,7 +179,7 @@ async fn stale_revision_is_refused() {
             _ => etcd.ctl(&["del", &key]),
         };
         let before = etcd.keys();
-        let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+        let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
         assert_eq!((report.applied(), report.zones[0].conflicts), (0, 1), "{change}");
         assert_eq!(etcd.keys(), before);
     }

@@ -9,7 +9,7 @@ use std::{
 use dns_publish::{
     engine::Report,
     plan::Desired,
-    provider::rfc2136::Server as ServerAddress,
+    provider::{OnConflict, rfc2136::Server as ServerAddress},
     record::{Name, Record, RecordType},
 };
 
@@ -195,7 +195,7 @@ async fn foreign_addition_is_not_overwritten() {
         let after = wish([record("api.example.org", RecordType::A, "192.0.2.2")]);
         let planned = engine.plan(&listing, &after);
         server.nsupdate("zone example.org.\nupdate add api.example.org. 60 A 192.0.2.9\n");
-        let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+        let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
         assert_eq!((report.applied(), report.zones[0].conflicts), (0, 1));
         assert_eq!(server.ask("api.example.org", RecordType::A), (0, 2), "nothing changed");
         // The next listing sees the addition to our own record and replaces the set.
@@ -233,7 +233,7 @@ async fn zone_ownership_transfers_both_ways() {
     let ours = ours.iter().filter(|record| record.labels.owner() == "me");
     let mut planned = engine.plan(&listing, &desired);
     planned.zones[0].plan = dns_publish::plan::transfer(ours, "k8s");
-    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+    let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
     assert!(report.is_complete() && report.applied() == 2, "{report:?}");
     let text = server.transfer("example.org");
     assert_eq!(text.matches("external-dns/owner=k8s").count(), 2, "{text}");

@@ -8,7 +8,7 @@ use dns_publish::{
     ownership::Registry,
     plan::{Desired, Rules},
     provider::{
-        Parameters,
+        OnConflict, Parameters,
         aws::{Aws, Settings},
     },
     record::{Name, Record, RecordType},
@@ -131,7 +131,7 @@ async fn foreign_change_is_a_conflict() {
         sets.insert(key, set);
         sets.clone()
     });
-    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+    let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
     assert_eq!((report.applied(), report.zones[0].conflicts), (0, 3), "a batch is one transaction");
     assert_eq!(double.with(|state| state.zones[0].3.clone()), changed);
     // In the next round only the changed name is sent separately.

@@ -17,7 +17,7 @@ use dns_publish::{
     ownership::Registry,
     plan::{Desired, Rules},
     provider::{
-        Parameters,
+        OnConflict, Parameters,
         webhook::{Settings, Webhook},
     },
     record::RecordType,
@@ -221,7 +221,7 @@ async fn failures_are_temporary_or_isolated() {
         let key = ("n2.example.org".to_owned(), "A".to_owned());
         peer.sets.get_mut(&key).unwrap()["targets"] = json!(["192.0.2.66"]);
     });
-    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+    let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
     assert_eq!(report.zones.iter().map(|zone| zone.conflicts).sum::<usize>(), 1, "{report:?}");
 }
 

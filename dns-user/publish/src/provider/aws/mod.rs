@@ -316,7 +316,7 @@ impl Aws {
         };
         let changes = batch.transactions.iter().map(convert).collect();
         let mut sender = Sender { aws: self, zone: &batch.zone };
-        Outcome { results: send_groups(&mut sender, changes, batch.isolate, progress).await }
+        Outcome { results: send_groups(&mut sender, changes, batch.on_conflict, progress).await }
     }
 }
 

@@ -160,7 +160,7 @@ impl CoreDns {
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
         let converted = order.iter().map(|place| self.convert(&batch.transactions[*place])).collect();
-        let sent = send_groups(&mut self.etcd, converted, batch.isolate, progress).await;
+        let sent = send_groups(&mut self.etcd, converted, batch.on_conflict, progress).await;
         let mut results = vec![TransactionResult::Conflict; order.len()];
         for (place, result) in order.into_iter().zip(sent) {
             results[place] = result;

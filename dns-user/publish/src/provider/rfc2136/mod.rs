@@ -190,7 +190,7 @@ impl Rfc2136 {
         let encoded = batch.transactions.iter().map(encode).collect();
         self.texts.insert(zone.clone(), listed);
         let mut sender = Sender { provider: self, zone, connection: None };
-        Outcome { results: send_groups(&mut sender, encoded, batch.isolate, progress).await }
+        Outcome { results: send_groups(&mut sender, encoded, batch.on_conflict, progress).await }
     }
 }
 
