@@ -9,7 +9,6 @@ use http_body_util::Full;
 use hyper::{Method, Request, StatusCode};
 use tokio::net::UnixStream;
 
-/// Timeout of a response.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
@@ -48,7 +47,6 @@ pub(crate) async fn call_within(
     })
 }
 
-/// Sends a request to a server's socket and returns status and body.
 pub(crate) async fn exchange(
     socket: &Path,
     method: Method,

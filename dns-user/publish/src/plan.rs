@@ -74,7 +74,6 @@ impl Rules {
         !self.owner.is_empty() && record.labels.owner() == self.owner
     }
 
-    /// Returns whether a wanted record may replace this one.
     fn may_replace(&self, record: &Record) -> bool {
         self.owns(record)
             || self
@@ -429,7 +428,6 @@ impl Plan {
         kept
     }
 
-    /// Adds a note on a record.
     pub(crate) fn note(&mut self, record: &Record, reason: Reason) {
         let note = Note { name: record.name.clone(), record_type: record.record_type, reason };
         self.notes.push(note);

@@ -60,7 +60,6 @@ impl Target {
     }
 }
 
-/// Computes the wanted records of every provider.
 pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
     let all: Vec<&Document> = scan.documents.iter().collect();

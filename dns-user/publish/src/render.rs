@@ -12,7 +12,6 @@ use crate::{
     update_record::{PROVIDER_LABEL, Provider, Setting, UpdateRecord},
 };
 
-/// Default image of the Deployments.
 pub(crate) const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.22.0";
 
 /// Arguments that the publisher applies itself if external-dns only serves the provider.

@@ -6,7 +6,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::record::{DomainFilter, NameError, Record, RecordError, RecordType, Target};
 
-/// Media type of the protocol.
 pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
 
 /// Maximum size of a message in octets.

@@ -52,13 +52,10 @@ use crate::{
 /// Maximum size of a request body in octets.
 const MAX_BODY: usize = 1 << 20;
 
-/// Timeout of receiving the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Values of the placeholders in a path.
 type PathParams = BTreeMap<String, String>;
 
-/// Builds the scope of a request from its path.
 type ScopeOf = fn(&PathParams) -> Scope;
 
 /// Collections: their paths and scopes. `openapi.json` describes them.
@@ -217,7 +214,6 @@ async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
     StatusCode::ACCEPTED.into_response()
 }
 
-/// Body of a request to `/confirm`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ConfirmRequest {

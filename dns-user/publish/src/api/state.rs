@@ -38,7 +38,6 @@ pub(crate) struct Confirmation {
     pub reply: oneshot::Sender<Confirmed>,
 }
 
-/// Result of a confirmed round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confirmed {
     /// Number of changed names.
@@ -152,7 +151,6 @@ impl ApiState {
         self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
     }
 
-    /// Makes the next round start soon.
     pub(crate) fn wake(&self) {
         self.change.notify_one();
     }

@@ -74,7 +74,6 @@ pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
     failed.map(|(zone, error)| format!("zone {}: {error}", zone.id)).collect()
 }
 
-/// Returns whether a wanted record is held back.
 fn holds_back(planned: &Planned, target: &Target) -> bool {
     planned.notes().any(|note| target.origins.contains_key(&note.name))
 }
@@ -359,7 +358,6 @@ pub(super) fn plan_text(
     shown
 }
 
-/// Formats the plan of one provider as JSON.
 fn plan_json(planned: &Planned, failures: &[String]) -> Value {
     let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
     let actions: Vec<(&str, Value)> = actions

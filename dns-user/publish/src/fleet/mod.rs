@@ -181,7 +181,6 @@ impl HealthHistory {
         )
     }
 
-    /// Returns the state to save for the next process.
     fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
         let since = |since: &Instant| {
@@ -248,7 +247,6 @@ pub(crate) enum ResolveError {
 /// Limits of a response: the addresses of a group of 10,000 instances take about 200 KB.
 const LIMITS: Limits = Limits { time: Duration::from_secs(5), body: 64 << 20 };
 
-/// Maximum number of names in a request.
 const MAX_NAMES: usize = 1_000;
 
 /// A client of the server's control socket.
@@ -265,7 +263,6 @@ pub(crate) struct ServerError {
     reason: String,
 }
 
-/// The answer for a name.
 type Answer = Result<FleetAddresses, NoAddresses>;
 
 impl ServerClient {
@@ -278,7 +275,6 @@ impl ServerClient {
         Ok((Self { socket }, config))
     }
 
-    /// Returns the answer for each name.
     pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> Result<Vec<Answer>, ServerError> {
         let mut answers = Vec::with_capacity(queries.len());
         for part in queries.chunks(MAX_NAMES) {
@@ -318,7 +314,6 @@ pub(crate) struct Fleet {
     answers: BTreeMap<FleetQuery, Answer>,
 }
 
-/// A name, and its hold time.
 pub(crate) type FleetQuery = (FleetDomain, Duration);
 
 impl Fleet {
@@ -351,7 +346,6 @@ impl Fleet {
         self.answers.insert((name.clone(), hold), answer);
     }
 
-    /// Returns the health to save for the next process.
     pub(crate) fn health(&self) -> SavedHealth {
         self.history.save(Instant::now(), SystemTime::now())
     }

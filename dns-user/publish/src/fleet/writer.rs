@@ -46,7 +46,6 @@ pub(crate) struct AliasWriter {
     refused: BTreeSet<String>,
 }
 
-/// Reason why a request fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
     #[error("{name}: {reason}")]

@@ -345,7 +345,6 @@ fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
 /// Maximum size of a response in octets.
 const MAX_BODY: usize = 256 << 20;
 
-/// A client that reuses connections.
 struct Http {
     client: HttpClient,
     limits: Limits,

@@ -22,7 +22,6 @@ use crate::{
     webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
 
-/// Maximum number of names in one message.
 const MAX_NAMES: usize = 100;
 
 /// Settings of one peer.

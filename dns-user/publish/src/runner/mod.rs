@@ -45,7 +45,6 @@ use crate::{
     store::Store,
 };
 
-/// Maximum wait at shutdown for rounds in progress.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time within which events are combined.

@@ -19,7 +19,6 @@ use crate::{
     store::write_json,
 };
 
-/// Interval at which the server is asked.
 const FLEET_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum interval between scans of all files, in case an event was lost.

@@ -193,7 +193,6 @@ impl<'a> Reader<'a> {
         Some(Fields { map: self.clone(), rest: members.iter().collect(), known: Vec::new() })
     }
 
-    /// Reports an unexpected value.
     fn expected<T>(&self, wanted: &str) -> Option<T> {
         self.problem(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"));
         None
@@ -327,7 +326,6 @@ pub struct Member {
     pub node: Node,
 }
 
-/// One document of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Document<'a> {
     /// First line in the file, from 1.
@@ -368,7 +366,6 @@ pub(crate) fn parse(document: Document<'_>, problems: &Problems) -> Option<Node>
     parse_json(document.text, document.line).or_else(|| parse_yaml(document, problems))
 }
 
-/// Parses one document with the parser of YAML.
 fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
     // Without aliases, every event takes an octet of the text; a file may have 100,000 endpoints.
     let most = document.text.len().max(1_000);

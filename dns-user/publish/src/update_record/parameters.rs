@@ -305,7 +305,6 @@ impl Setting {
 }
 
 impl Kind {
-    /// Parses a value of this type.
     fn read(self, value: &Reader<'_>) -> Option<Setting> {
         if let Value::Text(text) = value.value()
             && text.len() > MAX_TEXT

@@ -41,7 +41,6 @@ const LONG_PAUSE: Duration = Duration::from_mins(1);
 
 const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T[hour][minute][second]Z");
 
-/// Client of Route 53.
 pub(super) struct Api {
     pub(super) settings: Settings,
     http: Http,
@@ -49,7 +48,6 @@ pub(super) struct Api {
     temporary: Option<(Credentials, SystemTime)>,
 }
 
-/// Error of a call to Route 53.
 #[derive(Debug)]
 pub(super) enum CallError {
     /// The change conflicts with the current state of the zone.
@@ -164,7 +162,6 @@ impl Api {
 /// Time before the expiration of temporary credentials at which they are renewed.
 const RENEWAL: Duration = Duration::from_mins(5);
 
-/// Content type of requests to the token service.
 const FORM: &str = "application/x-www-form-urlencoded";
 
 /// Lifetime of a metadata service token in seconds.
@@ -336,7 +333,6 @@ impl Api {
 
 const MAX_DEPTH: usize = 32;
 
-/// Defect of an XML document.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum XmlError {
     #[error("{0}")]
@@ -487,7 +483,6 @@ struct Scope<'a> {
     service: &'a str,
 }
 
-/// A request to be signed.
 struct Unsigned<'a> {
     method: &'a str,
     path: &'a str,

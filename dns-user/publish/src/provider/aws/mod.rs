@@ -26,10 +26,8 @@ use super::{
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
-/// Number of zones in one request for tags.
 const TAGS_PER_CALL: usize = 10;
 
-/// Number of sets in one page of a listing.
 const PAGE: &str = "300";
 
 /// Settings of one account.

@@ -16,7 +16,6 @@ use crate::{
     record::{Name, RecordType, Target},
 };
 
-/// Octets of a key.
 pub(super) type EtcdKey = Vec<u8>;
 
 /// Maximum number of keys in one response of a listing.
@@ -25,7 +24,6 @@ const PAGE: usize = 4_000;
 /// Maximum number of restarts of a listing because etcd compacted its revision.
 const MAX_COMPACTIONS: usize = 5;
 
-/// Client of one cluster.
 pub(super) struct Etcd {
     urls: Vec<String>,
     user: Option<(String, String)>,

@@ -247,7 +247,6 @@ impl CoreDns {
         Ok(())
     }
 
-    /// Returns keys and values for a new set.
     fn services(&self, record: &Record) -> Result<Vec<(EtcdKey, Service)>, ProviderError> {
         if !HELD.contains(&record.record_type) {
             let reason = format!("CoreDNS's etcd format has no records of type {}", record.record_type);

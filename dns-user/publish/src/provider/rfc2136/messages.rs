@@ -154,7 +154,6 @@ impl Transfer {
     }
 }
 
-/// Reads the serial number from the data of an SOA.
 fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
     let mut reader = Reader::at(message, data);
     reader.name()?;
@@ -168,7 +167,6 @@ const MAX_MESSAGE: usize = 64_000;
 /// Maximum size of header and zone section in octets.
 const MAX_HEAD: usize = HEADER + Name::MAX_WIRE + 4;
 
-/// Default TTL of new records.
 pub(super) const DEFAULT_TTL: u32 = 60;
 
 pub(super) struct Encoded {
@@ -223,7 +221,6 @@ impl Encoded {
         self.prerequisites.octets.len() + self.updates.octets.len()
     }
 
-    /// Returns whether the transaction fits into a message.
     pub(super) fn fits(&self) -> bool {
         self.len() <= MAX_MESSAGE - MAX_HEAD
     }

@@ -140,7 +140,6 @@ pub(super) struct Verifier<'a> {
     unsigned: usize,
 }
 
-/// Defect of a signed response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TsigError {
     #[error(transparent)]
@@ -296,7 +295,6 @@ fn algorithm_name(algorithm: Algorithm) -> Vec<u8> {
     name
 }
 
-/// An HMAC in progress.
 enum MacState {
     Sha1(Hmac<sha1::Sha1>),
     Sha224(Hmac<sha2::Sha224>),

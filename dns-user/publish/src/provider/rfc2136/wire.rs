@@ -11,9 +11,7 @@ pub(super) const CLASS_IN: u16 = 1;
 pub(super) const CLASS_NONE: u16 = 254;
 /// Class ANY: a set is deleted (RFC 2136, section 2.5.2).
 pub(super) const CLASS_ANY: u16 = 255;
-/// Type of a query for a whole zone.
 pub(super) const TYPE_AXFR: u16 = 252;
-/// Type of a message signature.
 pub(super) const TYPE_TSIG: u16 = 250;
 pub(super) const UPDATE: u16 = 5;
 /// Pointer to the name in the question or zone section, which follows the header.
@@ -21,7 +19,6 @@ const ZONE_POINTER: [u8; 2] = [0xc0, HEADER as u8];
 /// Maximum length of a string within TXT data.
 const MAX_STRING: usize = 255;
 
-/// Defect of a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct WireError(pub(super) &'static str);
@@ -179,7 +176,6 @@ pub(super) struct Reader<'a> {
     at: usize,
 }
 
-/// Header fields of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) id: u16,
@@ -215,7 +211,6 @@ impl<'a> Reader<'a> {
         Self { message, at: 0 }
     }
 
-    /// Creates a reader at another offset of the message.
     pub(super) fn at(message: &'a [u8], at: usize) -> Self {
         Self { message, at }
     }
@@ -284,7 +279,6 @@ impl<'a> Reader<'a> {
         Name::from_labels(&labels).map_err(|_| WireError("a malformed name"))
     }
 
-    /// Reads a question and returns its name and type.
     pub(super) fn question(&mut self) -> Result<(Name, u16), WireError> {
         let name = self.name()?;
         let record_type = self.u16()?;
@@ -362,7 +356,6 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
     Target::parse(record.record_type, &text).map_err(|_| WireError("malformed data"))
 }
 
-/// Groups records into sets.
 #[derive(Debug, Default)]
 pub(super) struct Sets {
     index: HashMap<(Name, RecordType), usize>,
