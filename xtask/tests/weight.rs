@@ -36,7 +36,7 @@ const BUDGETS: [(&str, usize); 20] = [
     // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
     ("dns-user/kit", 4_760),
     ("dns-user/load", 640),
-    ("dns-user/publish", 13_940),
+    ("dns-user/publish", 13_840),
     ("dns-user/resolver", 14_970),
     ("dns-user/sync", 6_000),
     ("dns-user/upstream", 6_100),

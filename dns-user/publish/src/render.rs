@@ -10,6 +10,7 @@ use crate::{
     publication::{Publication, Target},
     record::{Labels, Record},
     update_record::{PROVIDER_LABEL, Provider, Setting, UpdateRecord},
+    webhook::Endpoint,
 };
 
 pub(crate) const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.22.0";
@@ -157,7 +158,9 @@ fn endpoints(target: &Target) -> Vec<Value> {
                 let mut record = record.clone();
                 // external-dns sets the resource itself.
                 record.labels.0.remove(Labels::RESOURCE);
-                endpoint::to_json(&record)
+                // Texts have no quotes here.
+                let targets = record.targets.iter().map(ToString::to_string).collect();
+                json!(Endpoint { targets, ..Endpoint::of(&record) })
             })
             .collect();
         json!({

@@ -6,8 +6,6 @@ use std::{
     fmt,
 };
 
-use serde_json::{Value, json};
-
 use crate::{
     record::{Key, Name, Record, RecordType, Target},
     text::{Fields, Reader},
@@ -140,30 +138,6 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
         }
     }
     properties
-}
-
-/// Formats a record set as an entry of `spec.endpoints`.
-pub(crate) fn to_json(record: &Record) -> Value {
-    let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
-    let mut entry = json!({
-        "dnsName": name.as_str(),
-        "recordType": record_type.to_string(),
-        "targets": targets.iter().map(Target::as_str).collect::<Vec<_>>(),
-    });
-    if let Some(ttl) = ttl {
-        entry["recordTTL"] = (*ttl).into();
-    }
-    if !set_identifier.is_empty() {
-        entry["setIdentifier"] = set_identifier.as_str().into();
-    }
-    if !labels.0.is_empty() {
-        entry["labels"] = json!(labels.0);
-    }
-    if !properties.is_empty() {
-        let property = |(name, value): (&String, &String)| json!({ "name": name, "value": value });
-        entry["providerSpecific"] = properties.iter().map(property).collect();
-    }
-    entry
 }
 
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -313,7 +287,7 @@ mod tests {
         let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["abc.123.com 180 A 1.2.3.4,5.6.7.8", "*.example.org 0 CNAME abc.123.com set=eu"]);
         assert_eq!(found.records[1].properties["aws/region"], "eu-west-1");
-        assert_eq!(to_json(&found.records[0])["recordTTL"], 180);
+        assert_eq!(found.records[0].ttl, Some(180));
     }
 
     #[test]

@@ -52,8 +52,6 @@ pub struct ClusterAddresses {
 pub struct Binding {
     /// Name of the DNS Update Record.
     pub update_record: String,
-    /// Name of the endpoint document, derived from the intent.
-    pub document: String,
     /// Record sets to publish there.
     pub records: Vec<Record>,
 }
@@ -163,15 +161,7 @@ impl Intent {
             // Without a domain there is no binding.
             let Some(domain) = domain else { continue };
             match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
-                Ok(records) => outcome.bindings.push(Binding {
-                    document: format!(
-                        "{}-{}",
-                        self.metadata.name,
-                        if is_public { "public" } else { "local" }
-                    ),
-                    update_record,
-                    records,
-                }),
+                Ok(records) => outcome.bindings.push(Binding { update_record, records }),
                 Err(problem) => outcome.problems.push(problem),
             }
         }

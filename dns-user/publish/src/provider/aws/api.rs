@@ -345,6 +345,8 @@ pub(super) enum XmlError {
     Encoding(#[from] quick_xml::encoding::EncodingError),
 }
 
+const CLOSED_TWICE: XmlError = XmlError::Structure("an element is closed twice");
+
 /// An element without attributes: either text or children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Element {
@@ -369,7 +371,7 @@ impl Element {
             match reader.read_event()? {
                 Event::Start(start) => {
                     if open.len() > MAX_DEPTH {
-                        return Err(XmlError::Depth);
+                        return Err(XmlError::Structure("elements are nested too deeply"));
                     }
                     let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
                     open.push(Self { name, ..Self::default() });
@@ -379,7 +381,7 @@ impl Element {
                     innermost(&mut open)?.children.push(Self { name, ..Self::default() });
                 }
                 Event::End(_) => {
-                    let mut closed = open.pop().ok_or(XmlError::ClosedTwice)?;
+                    let mut closed = open.pop().ok_or(CLOSED_TWICE)?;
                     if !closed.children.is_empty() {
                         // Text between children is indentation.
                         closed.text.clear();
@@ -397,8 +399,8 @@ impl Element {
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
-        let [root] = &mut open[..] else { return Err(XmlError::Truncated) };
-        root.children.pop().ok_or(XmlError::Empty)
+        let [root] = &mut open[..] else { return Err(XmlError::Structure("it is truncated")) };
+        root.children.pop().ok_or(XmlError::Structure("it has no element"))
     }
 
     pub(super) fn child(&self, name: &str) -> Option<&Self> {
@@ -441,7 +443,7 @@ impl Element {
 }
 
 fn innermost(open: &mut [Element]) -> Result<&mut Element, XmlError> {
-    open.last_mut().ok_or(XmlError::ClosedTwice)
+    open.last_mut().ok_or(CLOSED_TWICE)
 }
 
 /// Returns the character for `&name;` or `&#number;`.
