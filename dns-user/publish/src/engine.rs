@@ -10,7 +10,7 @@ use std::{
 use crate::{
     guard::{self, RecentDeletions, Refusal, Scale, UndoneChanges},
     ownership::{OwnershipError, Registry, View, remove_collisions},
-    plan::{self, Action, Desired, NameChange, Note, Plan, Reason, Rules},
+    plan::{self, Action, Desired, NameChange, Note, Plan, PlanRules, Reason},
     provider::{Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
     record::{Key, Name, Record, RecordType, Target},
 };
@@ -28,7 +28,7 @@ pub struct Engine {
     /// Format of owner records.
     pub registry: Registry,
     /// Rules that turn wanted records into changes.
-    pub rules: Rules,
+    pub rules: PlanRules,
     /// Unconfirmed deletions of the last hour, which the caller keeps for the next process.
     pub deletions: RecentDeletions,
     undone: UndoneChanges,
@@ -167,7 +167,7 @@ impl Report {
 
 impl Engine {
     /// Creates an engine without a history.
-    pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: Rules) -> Self {
+    pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: PlanRules) -> Self {
         let deletions = RecentDeletions::default();
         Self { provider, registry, rules, deletions, undone: UndoneChanges::default() }
     }

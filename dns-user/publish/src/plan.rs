@@ -39,7 +39,7 @@ pub struct UnknownPolicy(String);
 
 /// Rules of a plan.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct PlanRules {
     /// Kinds of changes to make.
     pub policy: Policy,
     /// Owner label of this publisher. If empty, records are only created.
@@ -56,7 +56,7 @@ pub struct Rules {
     pub creates_pointers: bool,
 }
 
-impl Rules {
+impl PlanRules {
     /// Returns the default rules for an owner: policy `sync`, types A, AAAA and CNAME, every name.
     pub fn of(owner: &str) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Desired {
 }
 
 /// Plans the changes from `current` to `desired`.
-pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
+pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
     let redirections = Redirections::of(current);
@@ -251,7 +251,7 @@ impl<'a> Redirections<'a> {
 }
 
 /// Plans one row. All its actions are applied in one transaction.
-fn plan_row(rules: &Rules, row: &Row<'_>, context: &NameContext<'_>, plan: &mut Plan) -> Vec<Action> {
+fn plan_row(rules: &PlanRules, row: &Row<'_>, context: &NameContext<'_>, plan: &mut Plan) -> Vec<Action> {
     let NameContext { unmanaged, desired, redirections } = context;
     let mut creates = Vec::new();
     let mut updates = Vec::new();
@@ -310,7 +310,7 @@ fn plan_row(rules: &Rules, row: &Row<'_>, context: &NameContext<'_>, plan: &mut 
 
 /// Returns the reason, if any, why nothing can be created beside the remaining records.
 fn obstacle(
-    rules: &Rules,
+    rules: &PlanRules,
     row: &Row<'_>,
     unmanaged: &BTreeSet<RecordType>,
     creates: &[Record],
@@ -336,7 +336,7 @@ fn obstacle(
 
 /// Returns the wanted record with its new labels: the old ones, our owner, and the resource that
 /// wants it.
-fn owned_by(rules: &Rules, mut wanted: Record, before: Option<&Record>) -> Record {
+fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> Record {
     let mut labels = before.map(|before| before.labels.clone()).unwrap_or_default();
     labels.0.extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
     wanted.labels = labels;

@@ -82,7 +82,7 @@ struct Selection {
 
 impl Selection {
     /// Returns the selected targets; an unknown name is an error.
-    fn of<'a>(&self, read: &'a runner::State) -> anyhow::Result<Vec<&'a Target>> {
+    fn of<'a>(&self, read: &'a runner::SourceState) -> anyhow::Result<Vec<&'a Target>> {
         let targets = &read.publication.targets;
         for name in &self.providers {
             if !targets.keys().any(|target| is_named(target, name)) {
@@ -212,7 +212,7 @@ fn complain(problem: &str) {
 }
 
 /// Reads the sources once and reports their problems. Returns whether there are any.
-async fn read_sources(config: &Config) -> anyhow::Result<(runner::State, bool)> {
+async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, bool)> {
     let read = runner::read_once(config).await?;
     let mut problems: Vec<String> = read.scan.problems().map(ToString::to_string).collect();
     let of_documents = read.publication.problems.iter();

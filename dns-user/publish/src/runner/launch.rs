@@ -14,7 +14,7 @@ use crate::{
     engine::Engine,
     guard::RecentDeletions,
     ownership::{Cipher, Mapper, Registry},
-    plan::{Policy, Rules},
+    plan::{PlanRules, Policy},
     provider::{self, Parameters, ProviderError},
     publication::{DefaultTargets, Publication, Target},
     record::{self, DomainFilter, Name, RecordError, RecordType},
@@ -176,7 +176,7 @@ struct Claim {
     servers: BTreeSet<String>,
     zones: Vec<Name>,
     registry: [String; 3],
-    rules: Rules,
+    rules: PlanRules,
 }
 
 impl Claim {
@@ -327,7 +327,7 @@ fn parameters(
     Parameters(all)
 }
 
-fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, ProviderError> {
+fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, ProviderError> {
     let owner = match parameters.text("registry") {
         // Without ownership, records are only created.
         Some("noop") => "",
@@ -352,7 +352,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Prov
         managed.remove(&excluded);
     }
     let min_ttl = parameters.duration("min-ttl", Duration::ZERO)?;
-    Ok(Rules {
+    Ok(PlanRules {
         policy: parameters
             .text("policy")
             .unwrap_or("sync")

@@ -29,7 +29,7 @@ use self::report::shortened;
 pub use self::{
     launch::{LaunchOptions, launch, options_problems},
     report::{ProviderState, statuses},
-    sources::{Sources, State, read_once},
+    sources::{SourceState, Sources, read_once},
 };
 use crate::{
     api::{self, Access, ApiState, Confirmation, Confirmed},
@@ -64,7 +64,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut workers = Workers::default();
-    let mut status = Status::default();
+    let mut status = StatusWriter::default();
     let mut is_started = false;
     loop {
         let state = sources.read().await;
@@ -213,14 +213,14 @@ impl Workers {
 
 /// Writes status files, and keeps the last status of every document.
 #[derive(Default)]
-struct Status {
+struct StatusWriter {
     known: BTreeMap<DocumentId, DocumentStatus>,
     unwritable: BTreeMap<PathBuf, String>,
     is_restored: bool,
 }
 
-impl Status {
-    fn write(&mut self, shared: &Shared, state: &State) {
+impl StatusWriter {
+    fn write(&mut self, shared: &Shared, state: &SourceState) {
         if !self.is_restored {
             let files = state.scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
             self.known =
@@ -285,7 +285,7 @@ fn missing(
 }
 
 /// Exposes the sources in metrics.
-fn expose(api_state: &ApiState, state: &State) {
+fn expose(api_state: &ApiState, state: &SourceState) {
     let metrics = &api_state.metrics;
     let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
     let counts = Metrics::count_types(records);

@@ -43,7 +43,7 @@ struct FollowedFleet {
 }
 
 /// Reads documents and fleet once, for a command.
-pub async fn read_once(config: &Config) -> anyhow::Result<State> {
+pub async fn read_once(config: &Config) -> anyhow::Result<SourceState> {
     let mut sources = Sources::new(config)?;
     if let Some(fleet) = &mut sources.fleet {
         fleet.health_file = None;
@@ -53,7 +53,7 @@ pub async fn read_once(config: &Config) -> anyhow::Result<State> {
 
 /// State of all sources.
 #[derive(Debug)]
-pub struct State {
+pub struct SourceState {
     /// Documents of the folder.
     pub scan: Scan,
     /// Wanted records of every provider.
@@ -79,21 +79,21 @@ impl Sources {
     }
 
     /// Reads all changed sources.
-    pub async fn read(&mut self) -> State {
+    pub async fn read(&mut self) -> SourceState {
         let mut state = self.read_all().await;
         fill_targets(&mut state.publication, &self.options);
         mark_rivals(&mut state.publication, &self.options);
         state
     }
 
-    async fn read_all(&mut self) -> State {
+    async fn read_all(&mut self) -> SourceState {
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
         let names = fleet_names(&scan.documents);
         let Some(followed) = &mut self.fleet else {
             let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
-            return State { scan, publication, next, fleet_problem: None };
+            return SourceState { scan, publication, next, fleet_problem: None };
         };
         let mut problem = None;
         if !names.is_empty() {
@@ -105,7 +105,7 @@ impl Sources {
         }
         followed.log(problem.as_deref());
         let publication = publish(&scan, &|name| followed.fleet.records(name, problem.as_deref()));
-        State { scan, publication, next, fleet_problem: problem }
+        SourceState { scan, publication, next, fleet_problem: problem }
     }
 }
 

@@ -10,7 +10,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use dns_publish::{
     guard::{self, Scale},
     ownership::{self, Cipher, Mapper},
-    plan::{self, Action, Desired, NameChange, Plan, Policy, Rules},
+    plan::{self, Action, Desired, NameChange, Plan, PlanRules, Policy},
     record::{DomainFilter, Labels, Name, Record, RecordType, Target},
 };
 use serde::Deserialize;
@@ -172,12 +172,12 @@ impl PlanCase {
         let filter =
             DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
                 .unwrap();
-        let rules = Rules {
+        let rules = PlanRules {
             policy: self.policy.parse::<Policy>().unwrap(),
             managed: types(&self.types).difference(&types(&self.exclude_types)).copied().collect(),
             domains: filter,
             migrate_from: self.migrate_from.clone(),
-            ..Rules::of(&self.owner)
+            ..PlanRules::of(&self.owner)
         };
         let current: Vec<Record> = self.current.iter().filter_map(RecordCase::record).collect();
         let records: Vec<Record> = self.desired.iter().filter_map(RecordCase::record).collect();

@@ -13,7 +13,7 @@ use std::{
 use dns_publish::{
     engine::Engine,
     ownership::{self, Mapper, Registry},
-    plan::{Desired, Reason, Rules},
+    plan::{Desired, PlanRules, Reason},
     provider::{
         Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility,
         Zone,
@@ -187,7 +187,7 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
     let real = Rfc2136::new(Settings::from_parameters(&parameters).unwrap());
     let sent = Sent::default();
     let provider = Box::new(InMemory { real, zones: models, sent: sent.clone(), fault });
-    let mut rules = Rules::of("me");
+    let mut rules = PlanRules::of("me");
     rules.managed.extend([
         RecordType::SRV,
         RecordType::MX,
@@ -316,7 +316,7 @@ fn engine() -> Engine {
     let real = Rfc2136::new(Settings::from_parameters(&Parameters(parameters.into())).unwrap());
     let zones = [("example.org".to_owned(), ZoneModel::default())].into();
     let provider = Box::new(InMemory { real, zones, sent: Sent::default(), fault: Fault::Nothing });
-    Engine::new(provider, Registry::default(), Rules::of("me"))
+    Engine::new(provider, Registry::default(), PlanRules::of("me"))
 }
 
 #[tokio::test]

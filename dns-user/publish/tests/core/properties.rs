@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use dns_publish::{
     guard::{self, Scale},
     ownership::{self, Cipher, Mapper, Registry},
-    plan::{self, Desired, Plan, Rules},
+    plan::{self, Desired, Plan, PlanRules},
     record::{Labels, Name, Record, RecordType, Target},
 };
 use proptest::prelude::*;
@@ -109,7 +109,7 @@ fn build(registry: &Registry, records: &[(Record, Holder)], old_form: bool) -> Z
 /// Plans and applies once; returns the plan.
 fn run(registry: &Registry, zone: &mut ZoneModel, desired: &Desired) -> Plan {
     let view = registry.read(&apex(), zone.records());
-    let plan = plan::plan(&Rules::of(OWNER), &view.records, desired);
+    let plan = plan::plan(&PlanRules::of(OWNER), &view.records, desired);
     for change in &plan.changes {
         let transaction = registry.transaction(&view, change).unwrap();
         zone.apply(&transaction).unwrap_or_else(|step| panic!("{}: {step}", change.name));
@@ -231,7 +231,7 @@ fn guard_limits_deletions() {
         .collect();
     let keep = |kept: usize| {
         let desired = Desired { records: records[..kept].to_vec(), ..Desired::default() };
-        plan::plan(&Rules::of(OWNER), &records, &desired)
+        plan::plan(&PlanRules::of(OWNER), &records, &desired)
     };
     let scale = |wanted| Scale { owned: 300, wanted, recent: 0 };
     assert!(guard::check(&keep(270), scale(270), None).is_ok(), "30 of 300 are 10 %");
@@ -248,7 +248,7 @@ fn unreadable_document_keeps_records() {
     let mut record = Record::parse("api.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
     record.labels = Labels::of(OWNER, "document/broken");
     let desired = Desired { held: ["document/broken".to_owned()].into(), ..Desired::default() };
-    let plan = plan::plan(&Rules::of(OWNER), &[record], &desired);
+    let plan = plan::plan(&PlanRules::of(OWNER), &[record], &desired);
     assert!(plan.is_empty());
     assert_eq!(plan.notes.len(), 1);
 }

@@ -6,7 +6,7 @@ use test_support::free_address;
 use dns_publish::{
     engine::{Engine, Report},
     ownership::Registry,
-    plan::{Desired, Rules},
+    plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
         coredns::{CoreDns, Settings},
@@ -93,7 +93,7 @@ const PATIENT: [&str; 4] = ["--dial-timeout", "60s", "--command-timeout", "60s"]
 
 fn engine(parameters: &Parameters) -> Engine {
     let provider = CoreDns::new(Settings::from_parameters(parameters).unwrap()).unwrap();
-    Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
+    Engine::new(Box::new(provider), Registry::default(), PlanRules::of("me"))
 }
 
 async fn publish(engine: &mut Engine, desired: &Desired) -> Report {

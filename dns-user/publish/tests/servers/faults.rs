@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dns_publish::{engine::Report, provider::rfc2136::Key};
+use dns_publish::{engine::Report, provider::rfc2136::TsigKey};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -92,7 +92,7 @@ async fn wrong_key_is_named() {
             ("stranger", crate::name_server::SECRET, "does not know the key stranger"),
         ] {
             let mut settings = server.settings();
-            settings.key = Some(Key::new(name, "hmac-sha256".parse().unwrap(), secret).unwrap());
+            settings.key = Some(TsigKey::new(name, "hmac-sha256".parse().unwrap(), secret).unwrap());
             let report = engine(settings).reconcile(&names(1), None, &quiet).await.unwrap();
             let text = failure(&report);
             assert!(text.contains(expected), "{program:?}: {text}");

@@ -13,7 +13,7 @@ use test_support::free_address;
 use dns_publish::{
     engine::Engine,
     ownership::Registry,
-    plan::{Desired, Rules},
+    plan::{Desired, PlanRules},
     provider::{
         Parameters, TlsFiles,
         rfc2136::{Rfc2136, Settings},
@@ -160,7 +160,7 @@ impl NameServer {
 }
 
 pub(crate) fn engine(settings: Settings) -> Engine {
-    Engine::new(Box::new(Rfc2136::new(settings)), Registry::default(), Rules::of("me"))
+    Engine::new(Box::new(Rfc2136::new(settings)), Registry::default(), PlanRules::of("me"))
 }
 
 /// Returns `count` wanted names of example.org.

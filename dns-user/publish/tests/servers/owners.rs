@@ -8,7 +8,7 @@ use std::{
 
 use dns_publish::{
     engine::Engine,
-    plan::{Desired, Reason, Rules},
+    plan::{Desired, PlanRules, Reason},
     record::{Record, RecordType},
 };
 use serde_json::json;
@@ -277,7 +277,7 @@ async fn minimum_applies_without_a_ttl() {
     let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
     let mut of_provider = engine(settings);
     let mut of_rules = server.engine();
-    of_rules.rules = Rules { min_ttl: 600, ..Rules::of("you") };
+    of_rules.rules = PlanRules { min_ttl: 600, ..PlanRules::of("you") };
     for applied in [1, 0] {
         assert_eq!(of_provider.reconcile(&wish([bare("a")]), None, &quiet).await.unwrap().applied(), applied);
         assert_eq!(of_rules.reconcile(&wish([bare("b")]), None, &quiet).await.unwrap().applied(), applied);

@@ -6,7 +6,7 @@ use test_support::free_address;
 use dns_publish::{
     engine::{Engine, Report},
     ownership::Registry,
-    plan::{Desired, Rules},
+    plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
         aws::{Aws, Settings},
@@ -36,7 +36,7 @@ fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
 }
 
 fn engine(settings: Settings) -> Engine {
-    Engine::new(Box::new(Aws::new(settings).unwrap()), Registry::default(), Rules::of("me"))
+    Engine::new(Box::new(Aws::new(settings).unwrap()), Registry::default(), PlanRules::of("me"))
 }
 
 async fn publish(engine: &mut Engine, desired: &Desired) -> Report {

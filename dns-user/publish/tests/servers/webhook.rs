@@ -15,7 +15,7 @@ use axum::{
 use dns_publish::{
     engine::{Engine, Report},
     ownership::Registry,
-    plan::{Desired, Rules},
+    plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
         webhook::{Settings, Webhook},
@@ -84,7 +84,7 @@ impl Double {
 fn engine(url: &str) -> Engine {
     let parameters = Parameters([("webhook-provider-url".to_owned(), url.to_owned())].into());
     let provider = Webhook::new(Settings::from_parameters(&parameters).unwrap()).unwrap();
-    Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
+    Engine::new(Box::new(provider), Registry::default(), PlanRules::of("me"))
 }
 
 fn reply(body: &Value) -> Response {

@@ -15,8 +15,8 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Settings,
-    tsig::{Key, TsigError},
-    wire::{Reader, WireError},
+    tsig::{TsigError, TsigKey},
+    wire::{MessageReader, WireError},
 };
 use crate::provider::ProviderError;
 
@@ -125,7 +125,7 @@ impl Connection {
     pub(super) async fn ask<E: From<ConnectionError>>(
         &mut self,
         mut message: Vec<u8>,
-        key: Option<&Key>,
+        key: Option<&TsigKey>,
         mut take: impl FnMut(&[u8]) -> Result<bool, E>,
     ) -> Result<(), E> {
         let mut verifier = key.map(|key| key.sign(&mut message, self.now()));
@@ -151,18 +151,18 @@ impl Connection {
     pub(super) async fn ask_all(
         &mut self,
         messages: impl Iterator<Item = Vec<u8>>,
-        key: Option<&Key>,
+        key: Option<&TsigKey>,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), ConnectionError>,
     ) -> Result<(), ConnectionError> {
         let mut waiting = Vec::new();
         for mut message in messages {
-            let id = Reader::new(&message).header()?.id;
+            let id = MessageReader::new(&message).header()?.id;
             waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())))));
             self.send(&message).await?;
         }
         for _ in 0..waiting.len() {
             let mut response = self.receive().await?;
-            let id = Reader::new(&response).header()?.id;
+            let id = MessageReader::new(&response).header()?.id;
             let asked = waiting.iter().position(|one| one.as_ref().is_some_and(|(asked, _)| *asked == id));
             let number = asked.ok_or(WireError("a response to a different message"))?;
             if let Some((_, Some(mut verifier))) = waiting[number].take() {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::wire::{
-    CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, Reader, Records, Sets, TYPE_AXFR, UPDATE, WireError,
-    decode, encode,
+    CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, MessageReader, Records, Sets, TYPE_AXFR, UPDATE,
+    WireError, decode, encode,
 };
 use crate::{
     provider::{Step, Transaction},
@@ -77,7 +77,7 @@ impl Transfer {
     /// Processes the next message, without its signature. Returns whether it was the last one.
     pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
         self.left = self.left.checked_sub(message.len()).ok_or(TransferError::TooLarge)?;
-        let mut reader = Reader::new(message);
+        let mut reader = MessageReader::new(message);
         let header = reader.header()?;
         if header.id != self.id || !header.is_response() {
             return Err(TransferError::OtherQuestion);
@@ -155,7 +155,7 @@ impl Transfer {
 }
 
 fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
-    let mut reader = Reader::at(message, data);
+    let mut reader = MessageReader::at(message, data);
     reader.name()?;
     reader.name()?;
     reader.u32()

@@ -19,13 +19,13 @@ use futures_util::future::BoxFuture;
 
 pub use self::{
     connection::Server,
-    tsig::{Algorithm, Key},
+    tsig::{Algorithm, TsigKey},
 };
 use self::{
     connection::{Connection, ConnectionError},
     messages::{Encoded, ListedTexts, Transfer, TransferError, Transferred},
     tsig::TsigError,
-    wire::{Message, Reader, TYPE_AXFR, WireError},
+    wire::{Message, MessageReader, TYPE_AXFR, WireError},
 };
 use super::{
     Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
@@ -53,7 +53,7 @@ pub struct Settings {
     /// Zones to publish to.
     pub zones: Vec<Name>,
     /// Key for signing messages; `None` to send them unsigned.
-    pub key: Option<Key>,
+    pub key: Option<TsigKey>,
     /// Minimum TTL of published records in seconds.
     pub min_ttl: u32,
     /// Certificates for DNS over TLS.
@@ -92,7 +92,7 @@ impl Settings {
         } else {
             let algorithm = parameters.text("rfc2136-tsig-secret-alg").unwrap_or("hmac-sha256").parse()?;
             let name = parameters.required("rfc2136-tsig-keyname")?;
-            Some(Key::new(name, algorithm, parameters.required("rfc2136-tsig-secret")?)?)
+            Some(TsigKey::new(name, algorithm, parameters.required("rfc2136-tsig-secret")?)?)
         };
         let min_ttl = parameters.duration("rfc2136-min-ttl", Duration::ZERO)?.as_secs();
         Ok(Self {
@@ -270,7 +270,7 @@ impl Sender<'_> {
         let messages =
             messages.map(|(group, number)| messages::message(first.wrapping_add(number), zone, group));
         let take = |number: usize, message: &[u8]| {
-            let header = Reader::new(message).header()?;
+            let header = MessageReader::new(message).header()?;
             if !header.is_response() {
                 return Err(ConnectionError::Wire(WireError("no response")));
             }

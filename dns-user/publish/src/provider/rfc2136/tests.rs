@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::{
-    Algorithm, Key,
+    Algorithm, TsigKey,
     messages::{self, Encoded, Transfer, TransferError},
     tsig::TsigError,
-    wire::{CLASS_IN, Message, Reader, Records, Sets, TYPE_AXFR, decode, encode},
+    wire::{CLASS_IN, Message, MessageReader, Records, Sets, TYPE_AXFR, decode, encode},
 };
 use crate::{
     provider::{Step, Transaction},
@@ -21,8 +21,8 @@ fn apex() -> Name {
     Name::parse("example.org").unwrap()
 }
 
-fn key() -> Key {
-    Key::new("publisher", Algorithm::Sha256, "c2VjcmV0").unwrap()
+fn key() -> TsigKey {
+    TsigKey::new("publisher", Algorithm::Sha256, "c2VjcmV0").unwrap()
 }
 
 /// Builds a response with records of the zone; `None` means its SOA.
@@ -102,7 +102,7 @@ fn overlong_data_are_refused() {
         let mut message = message.finish();
         let place = message.len() - data.len() - 2;
         message[place..place + 2].copy_from_slice(&length.to_be_bytes());
-        let mut reader = Reader::new(&message);
+        let mut reader = MessageReader::new(&message);
         reader.header().unwrap();
         reader.question().unwrap();
         decode(&message, &reader.record().unwrap())
@@ -172,13 +172,13 @@ proptest! {
         let data = encode(RecordType::TXT, &target).unwrap();
         let mut section = Records::default();
         section.push(&apex(), &apex(), RecordType::TXT, CLASS_IN, 60, &data).unwrap();
-        let mut reader = Reader::new(&section.octets);
+        let mut reader = MessageReader::new(&section.octets);
         // The name points to the question, which this section lacks.
         prop_assert!(reader.name().is_err());
         let mut message = Message::new(1, 0, &apex(), RecordType::TXT.0);
         message.append(1, section.count, &section.octets);
         let message = message.finish();
-        let mut reader = Reader::new(&message);
+        let mut reader = MessageReader::new(&message);
         reader.header().unwrap();
         reader.question().unwrap();
         let record = reader.record().unwrap();

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 
-use super::wire::{CLASS_ANY, HEADER, Reader, TYPE_TSIG, WireError, push_name};
+use super::wire::{CLASS_ANY, HEADER, MessageReader, TYPE_TSIG, WireError, push_name};
 use crate::{provider::ProviderError, record::Name};
 
 /// Allowed clock difference in seconds (RFC 8945, section 10).
@@ -62,19 +62,19 @@ impl FromStr for Algorithm {
 
 /// A TSIG key; `Debug` omits the secret.
 #[derive(Clone)]
-pub struct Key {
+pub struct TsigKey {
     name: Name,
     algorithm: Algorithm,
     secret: Vec<u8>,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for TsigKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({}, {})", self.name, self.algorithm.name())
+        write!(f, "TsigKey({}, {})", self.name, self.algorithm.name())
     }
 }
 
-impl Key {
+impl TsigKey {
     /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
         let name = Name::parse(name)
@@ -133,7 +133,7 @@ impl Key {
 
 /// Verifies the responses to one request, in order.
 pub(super) struct Verifier<'a> {
-    key: &'a Key,
+    key: &'a TsigKey,
     /// Covers the last signature and all messages since.
     mac: MacState,
     is_first: bool,
@@ -238,7 +238,7 @@ struct Signature {
 impl Signature {
     /// Parses the signature of a message; `None` if it is unsigned.
     fn find(message: &[u8]) -> Result<Option<Self>, WireError> {
-        let mut reader = Reader::new(message);
+        let mut reader = MessageReader::new(message);
         let header = reader.header()?;
         if header.counts[3] == 0 {
             return Ok(None);
@@ -257,7 +257,7 @@ impl Signature {
         if reader.position() != message.len() || last.start < HEADER {
             return Err(WireError("octets after the signature"));
         }
-        let mut data = Reader::at(message, last.data.start);
+        let mut data = MessageReader::at(message, last.data.start);
         let algorithm = data.name()?;
         let time = u64::from(data.u16()?) << 32 | u64::from(data.u32()?);
         let fudge = data.u16()?;
@@ -318,7 +318,7 @@ macro_rules! on_mac {
 
 impl MacState {
     #[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
-    fn new(key: &Key) -> Self {
+    fn new(key: &TsigKey) -> Self {
         const ANY_LENGTH: &str = "HMAC takes keys of every length";
         let secret = &key.secret;
         match key.algorithm {

@@ -171,7 +171,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
 
 /// Cursor over the bytes of a message.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reader<'a> {
+pub(super) struct MessageReader<'a> {
     message: &'a [u8],
     at: usize,
 }
@@ -206,7 +206,7 @@ pub(super) struct RawRecord {
     pub(super) data: std::ops::Range<usize>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> MessageReader<'a> {
     pub(super) fn new(message: &'a [u8]) -> Self {
         Self { message, at: 0 }
     }
@@ -306,7 +306,7 @@ impl<'a> Reader<'a> {
 /// Decodes record data, whose names may be compressed.
 pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireError> {
     let data = &message[record.data.clone()];
-    let mut reader = Reader::at(message, record.data.start);
+    let mut reader = MessageReader::at(message, record.data.start);
     let text = match record.record_type {
         RecordType::A => {
             let octets: [u8; 4] = data.try_into().map_err(|_| WireError("an address of another length"))?;
