@@ -304,11 +304,6 @@ impl Target {
         value
     }
 
-    /// Parses `"one" "two"` to the octets of its strings; `None` if a quote is not closed.
-    pub(crate) fn quoted(text: &str) -> Option<Vec<Vec<u8>>> {
-        quoted_strings(text)
-    }
-
     /// Returns the normalised text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -330,8 +325,8 @@ fn text_value(text: &str) -> Option<String> {
     Some(Target::text(&quoted_strings(trimmed)?.concat()).0.into())
 }
 
-/// Parses `"one" "two"` to the octets of its strings.
-fn quoted_strings(text: &str) -> Option<Vec<Vec<u8>>> {
+/// Parses `"one" "two"` to the octets of its strings; `None` if a quote is not closed.
+pub(crate) fn quoted_strings(text: &str) -> Option<Vec<Vec<u8>>> {
     let mut strings = Vec::new();
     let mut octets = text.bytes();
     loop {

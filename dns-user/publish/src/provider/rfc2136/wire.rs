@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use crate::record::{Name, Record, RecordType, Target};
+use crate::record::{Name, Record, RecordType, Target, quoted_strings};
 
 /// Size of a message header in octets.
 pub(super) const HEADER: usize = 12;
@@ -107,6 +107,14 @@ fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
     octets.extend(ZONE_POINTER);
 }
 
+fn push_numbers(octets: &mut Vec<u8>, numbers: &str) -> Result<(), WireError> {
+    for number in numbers.split_ascii_whitespace() {
+        let number: u16 = number.parse().map_err(|_| WireError("data with a malformed number"))?;
+        octets.extend(number.to_be_bytes());
+    }
+    Ok(())
+}
+
 pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>, WireError> {
     let text = target.as_str();
     let mut data = Vec::new();
@@ -132,21 +140,15 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
         }
         RecordType::MX | RecordType::SRV => {
             let (numbers, host) = text.rsplit_once(' ').ok_or(WireError("data without a host"))?;
-            for number in numbers.split(' ') {
-                let number: u16 = number.parse().map_err(|_| WireError("data with a malformed number"))?;
-                data.extend(number.to_be_bytes());
-            }
+            push_numbers(&mut data, numbers)?;
             push_name(&mut data, &name(host)?);
         }
         RecordType::NAPTR => {
             let (head, replacement) = text.rsplit_once(' ').ok_or(WireError("data without a replacement"))?;
             let (numbers, strings) = head.split_once('"').ok_or(WireError("data without strings"))?;
-            for number in numbers.split_ascii_whitespace() {
-                let number: u16 = number.parse().map_err(|_| WireError("data with a malformed number"))?;
-                data.extend(number.to_be_bytes());
-            }
+            push_numbers(&mut data, numbers)?;
             let strings = format!("\"{strings}");
-            let strings = Target::quoted(&strings).ok_or(WireError("data with an open quote"))?;
+            let strings = quoted_strings(&strings).ok_or(WireError("data with an open quote"))?;
             for string in strings {
                 let length =
                     u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
