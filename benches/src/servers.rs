@@ -74,10 +74,10 @@ impl Peer {
     pub fn start(self, lab: &Lab, entries: &[Entry]) -> Result<RunningPeer> {
         let folder = TempDir::with_prefix("bdx-peer-")?;
         self.write_names(folder.path(), entries)?;
-        let (program, arguments, config) = self.configuration(folder.path())?;
+        let (program, arguments, config) = self.configuration(folder.path(), lab.endpoint().ip())?;
         let process = spawn(lab, folder.path(), program, arguments, &config)?;
         let (name, _) = entries.first().context("no names")?;
-        wait_for_answer(&lab.client, (SERVER_ADDRESS, 53).into(), name)
+        wait_for_answer(&lab.client, lab.endpoint(), name)
             .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
         let running = RunningPeer { process, peer: self, folder };
         for process in running.processes() {
@@ -103,15 +103,16 @@ impl Peer {
         }
     }
 
-    /// Returns the program, its arguments and the text of its configuration.
-    fn configuration(self, folder: &Path) -> Result<(&'static str, Vec<String>, String)> {
+    /// Returns the program, its arguments and the text of its configuration; unbound and dnsmasq listen at
+    /// [`SERVER_ADDRESS`] only.
+    fn configuration(self, folder: &Path, address: IpAddr) -> Result<(&'static str, Vec<String>, String)> {
         let here = folder.display();
         let file = format!("{here}/config");
         let mut text = String::new();
         let zone = |zone: &str| zone_file(folder, zone).display().to_string();
         let (program, arguments) = match self {
             Self::Nsd => {
-                text.push_str(&nsd(&format!("  ip-address: {SERVER_ADDRESS}\n  round-robin: yes\n"), folder));
+                text.push_str(&nsd(&format!("  ip-address: {address}\n  round-robin: yes\n"), folder));
                 for name in ZONES {
                     write!(text, "zone:\n  name: \"{name}\"\n  zonefile: \"{}\"\n", zone(name))?;
                 }
@@ -126,7 +127,7 @@ impl Peer {
                 };
                 write!(
                     text,
-                    "server:\n    rundir: \"{here}\"\n    listen: [ {SERVER_ADDRESS}@53 ]\n    udp-workers: 1\n\
+                    "server:\n    rundir: \"{here}\"\n    listen: [ {address}@53 ]\n    udp-workers: 1\n\
                      \x20   tcp-workers: 1\n    background-workers: 1\n    answer-rotation: on\n{xdp}\
                      database:\n    storage: \"{here}\"\ntemplate:\n  - id: default\n    storage: \"{here}\"\n\
                      \x20   zonefile-load: whole\n    journal-content: none\nzone:\n"

@@ -32,7 +32,7 @@ fn queries_match_stub_resolvers() -> Result<()> {
     let foundation = Foundation::generate(50)?;
     let lab = Lab::split()?;
     let lines = lines(&foundation);
-    let frames = Frames::of_lines(&lab, &lines)?;
+    let frames = Frames::of_lines(&lab, &lines, None)?;
     assert!(frames.0.len() > usize::from(PORTS), "each port is used");
     let [server, client] = lab.hardware_addresses()?;
     for (number, (frame, line)) in frames.0.iter().zip(&lines).enumerate() {
@@ -60,7 +60,7 @@ fn queries_keep_order_and_rate() -> Result<()> {
     /// ms, which fills the ring (observed on a busy machine).
     const RATE: u32 = 2_000;
     let lab = Lab::split()?;
-    let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?))?;
+    let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?), None)?;
     let wire = lab.server.run(|| -> Result<Socket> {
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(ETH_P_IP))))?;
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -109,19 +109,22 @@ fn queries_are_answered_and_counted() -> Result<()> {
     /// Queries per second: the ring's 256 slots bridge 50 ms without CPU.
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
-    for mode in ["tc", "native", "off"] {
-        let lab = Lab::split()?;
+    // The second load of each mode is by IPv6 and with EDNS.
+    for (mode, edns) in
+        ["tc", "native", "off"].into_iter().flat_map(|mode| [(mode, None), (mode, Some(1232))])
+    {
+        let lab = if edns.is_some() { Lab::split()?.over_ipv6()? } else { Lab::split()? };
         let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
         let extra = json!({
             "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
             "metrics": {"enabled": true},
         });
-        let address = SocketAddr::from((SERVER_ADDRESS, 53));
+        let address = lab.endpoint();
         let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
         if mode != "off" {
             metrics::wait_for_fast_path(&lab.server)?;
         }
-        let frames = Frames::of_lines(&lab, &lines(&foundation))?;
+        let frames = Frames::of_lines(&lab, &lines(&foundation), edns)?;
         let mut generator = Generator::new(&lab, &frames)?;
         // The generator's program on the client's end passes replies to other sockets.
         lab.client.run(|| answered_right(&foundation, &frames, address))??;
@@ -168,7 +171,7 @@ fn error_replies_are_counted_separately() -> Result<()> {
     let address = SocketAddr::from((SERVER_ADDRESS, 53));
     let extra = json!({"xdp": {"mode": "off"}});
     let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
-    let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()])?;
+    let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()], None)?;
     let mut generator = Generator::new(&lab, &frames)?;
     generator.during(Load::Rate { rate: 100, burst: 1 }, |counter| {
         wait_until("a reply", Duration::from_secs(5), || counter.read().is_ok_and(|counts| counts.other > 0))
@@ -185,7 +188,8 @@ fn lines(foundation: &Foundation) -> Vec<String> {
 /// Sends each frame's message from a socket and compares the answer with the foundation.
 fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) -> Result<()> {
     for (frame, (name, expected)) in frames.0.iter().zip(foundation.entries(usize::MAX)) {
-        let reply = client::ask_raw(server, &frame[HEADERS_LEN..], Duration::from_secs(5))?;
+        let headers_len = HEADERS_LEN + if server.is_ipv6() { 20 } else { 0 };
+        let reply = client::ask_raw(server, &frame[headers_len..], Duration::from_secs(5))?;
         let reply = Message::from_vec(&reply)?;
         ensure!(reply.metadata.message_type == MessageType::Response, "{name}");
         ensure!(reply.metadata.response_code == ResponseCode::NoError, "{name}");

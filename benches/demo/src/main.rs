@@ -313,7 +313,7 @@ fn measure_load(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Res
     let timed = load.run(&lab.client_launcher())?;
     let lines: Vec<String> = fs::read_to_string(queries)?.lines().map(str::to_owned).collect();
     let processes = [server.pid()];
-    let seen = Loaded::new(lab, &processes, &lines)?.saturate(duration / 4)?;
+    let seen = Loaded::new(lab, &processes, &lines, None)?.saturate(duration / 4)?;
     let after = Metrics::read(&lab.server)?;
     Ok(Figures {
         best: seen.answered.median(),

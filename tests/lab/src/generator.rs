@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::SocketAddrV4,
+    net::SocketAddr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
@@ -20,7 +20,7 @@ use hickory_proto::rr::RecordType;
 use crate::{
     checksum, client,
     cpu::stay_on,
-    lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS},
+    lab::{self, CLIENT_CPU, CLIENT_INTERFACE, Lab},
 };
 
 /// Frames that the kernel prepares and reuses: the maximum, so that few are prepared again
@@ -38,7 +38,7 @@ const RUNS: u32 = 1_000_000;
 /// Length of an Ethernet header.
 const ETHERNET_LEN: usize = 14;
 
-/// Length of all headers before the message.
+/// Length of all headers before the message, over IPv4.
 pub const HEADERS_LEN: usize = ETHERNET_LEN + 20 + 8;
 
 /// Rate of the queries.
@@ -61,15 +61,17 @@ pub enum Load {
 pub struct Frames(pub Vec<Vec<u8>>);
 
 impl Frames {
-    /// Builds queries from lines of `name type`, from the lab's client to its server.
-    pub fn of_lines(lab: &Lab, lines: &[String]) -> Result<Self> {
+    /// Builds queries from lines of `name type`, from the lab's client to its server; with `edns`, they have an OPT
+    /// of that size.
+    pub fn of_lines(lab: &Lab, lines: &[String], edns: Option<u16>) -> Result<Self> {
         let hardware = lab.hardware_addresses()?;
         let frame = |(number, line): (usize, &String)| {
             let (name, record_type) = line.trim().split_once(' ').context("no type after the name")?;
-            let message = message(number as u16, name, record_type.parse()?)?;
-            ensure!(HEADERS_LEN + message.len() <= MAX_FRAME_LEN, "{name}: too long for the generator");
-            let from = SocketAddrV4::new(CLIENT_ADDRESS, FIRST_PORT + number as u16 % PORTS);
-            Ok(checksum::udp_frame(hardware, from, SocketAddrV4::new(SERVER_ADDRESS, 53), &message))
+            let message = message(number as u16, name, record_type.parse()?, edns)?;
+            let from = SocketAddr::from((lab.client_address(), FIRST_PORT + number as u16 % PORTS));
+            let frame = checksum::udp_frame(hardware, from, lab.endpoint(), &message);
+            ensure!(frame.len() <= MAX_FRAME_LEN, "{name}: too long for the generator");
+            Ok(frame)
         };
         Ok(Self(lines.iter().enumerate().map(frame).collect::<Result<_>>()?))
     }
@@ -205,8 +207,8 @@ fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 }
 
 /// Returns a query as stub resolvers send it.
-fn message(id: u16, name: &str, record_type: RecordType) -> Result<Vec<u8>> {
-    let mut message = client::query(name, record_type, None)?;
+fn message(id: u16, name: &str, record_type: RecordType, edns: Option<u16>) -> Result<Vec<u8>> {
+    let mut message = client::query(name, record_type, edns)?;
     message.metadata.id = id;
     Ok(message.to_vec()?)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read as _, Seek as _},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     process::Command,
 };
 
@@ -29,6 +29,10 @@ pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 /// Source address of the load.
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
+/// The same with IPv6, see [`Lab::over_ipv6`].
+const SERVER_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+const CLIENT_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+
 /// Interface on the server's side. Short: a NAPI thread's name holds 15 bytes.
 pub const SERVER_INTERFACE: &str = "bdxs";
 
@@ -44,6 +48,8 @@ pub struct Lab {
     pub client: Namespace,
     /// Whether packets are processed on the receiver's CPU.
     pub split: bool,
+    /// Addresses of server and client.
+    addresses: [IpAddr; 2],
 }
 
 impl Lab {
@@ -56,7 +62,7 @@ impl Lab {
             (SERVER_INTERFACE, &["169.254.0.2/24"]),
             (CLIENT_INTERFACE, &["169.254.0.1/24"]),
         )?;
-        let lab = Self { server, client, split: false };
+        let lab = Self::of(server, client);
         lab.introduce()?;
         Ok(lab)
     }
@@ -78,11 +84,37 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Sets permanent neighbour entries on both sides, because the generator sends no ARP.
+    /// Returns the lab of two namespaces, however they are joined.
+    pub fn of(server: Namespace, client: Namespace) -> Self {
+        Self { server, client, split: false, addresses: [SERVER_ADDRESS.into(), CLIENT_ADDRESS.into()] }
+    }
+
+    /// Makes server and client use IPv6, with addresses beside those of IPv4.
+    pub fn over_ipv6(mut self) -> Result<Self> {
+        self.addresses = [SERVER_ADDRESS_V6.into(), CLIENT_ADDRESS_V6.into()];
+        for ((namespace, interface), address) in self.ends().into_iter().zip(self.addresses) {
+            namespace.ip(&["addr", "add", &format!("{address}/64"), "dev", interface, "nodad"])?;
+        }
+        self.introduce()?;
+        Ok(self)
+    }
+
+    /// Returns the endpoint of the server.
+    pub fn endpoint(&self) -> SocketAddr {
+        (self.addresses[0], 53).into()
+    }
+
+    /// Returns the source address of the load.
+    pub fn client_address(&self) -> IpAddr {
+        self.addresses[1]
+    }
+
+    /// Sets permanent neighbour entries on both sides, because the generator sends neither ARP nor neighbour
+    /// discovery.
     fn introduce(&self) -> Result<()> {
         let [server, client] = self.ends();
         for ((near, interface), (far, other), address) in
-            [(client, server, SERVER_ADDRESS), (server, client, CLIENT_ADDRESS)]
+            [(client, server, self.addresses[0]), (server, client, self.addresses[1])]
         {
             let hardware = hardware_address(far, other)?;
             run(near

@@ -102,9 +102,9 @@ impl Offered {
 }
 
 impl<'a> Loaded<'a> {
-    /// Prepares to query these lines of `name type`, in this order.
-    pub fn new(lab: &'a Lab, processes: &'a [u32], lines: &[String]) -> Result<Self> {
-        let generator = Generator::new(lab, &Frames::of_lines(lab, lines)?)?;
+    /// Prepares to query these lines of `name type`, in this order; with `edns`, with an OPT of that size.
+    pub fn new(lab: &'a Lab, processes: &'a [u32], lines: &[String], edns: Option<u16>) -> Result<Self> {
+        let generator = Generator::new(lab, &Frames::of_lines(lab, lines, edns)?)?;
         Ok(Self { lab, processes, generator, best: None })
     }
 

@@ -144,20 +144,16 @@ fn is_due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
 /// Counts a reply to one of our ports.
 #[inline(always)]
 fn reply(context: &XdpContext) -> Option<()> {
-    /// Bytes of Ethernet, IPv4 and UDP headers and the first four of DNS.
-    const HEAD_LEN: usize = 14 + 20 + 8 + 4;
     let data = context.data();
-    if data + HEAD_LEN > context.data_end() {
+    if data + 14 > context.data_end() {
         return None;
     }
-    // SAFETY: inside the head that was compared with the packet's end.
-    let [ethertype, ip, from, to] = [12, 22, 34, 36].map(|at| u16::from_be(unsafe { load(data + at) }));
-    let is_ours = ethertype == 0x0800 && ip & 0xff == 17 && from == 53 && to.wrapping_sub(FIRST_PORT) < PORTS;
-    if !is_ours {
-        return None;
-    }
-    // SAFETY: as above.
-    let rcode = unsafe { load::<u8>(data + 45) } & 0x0f;
+    // SAFETY: inside the header that was compared with the packet's end.
+    let rcode = match u16::from_be(unsafe { load(data + 12) }) {
+        0x0800 => rcode::<23, 34>(context)?,
+        0x86dd => rcode::<20, 54>(context)?,
+        _ => return None,
+    };
     let counts = COUNTS.get_ptr_mut(0)?;
     // SAFETY: the element lives as long as the program.
     unsafe {
@@ -168,6 +164,21 @@ fn reply(context: &XdpContext) -> Option<()> {
         }
     }
     Some(())
+}
+
+/// Returns the RCODE of a reply to one of our ports, by the places of the protocol number and the UDP header.
+#[inline(always)]
+fn rcode<const PROTOCOL: usize, const UDP: usize>(context: &XdpContext) -> Option<u8> {
+    let data = context.data();
+    // The UDP header and the first four bytes of DNS.
+    if data + UDP + 8 + 4 > context.data_end() {
+        return None;
+    }
+    // SAFETY (all): inside the head that was compared with the packet's end.
+    let protocol: u8 = unsafe { load(data + PROTOCOL) };
+    let [from, to] = [UDP, UDP + 2].map(|at| u16::from_be(unsafe { load(data + at) }));
+    let is_ours = protocol == 17 && from == 53 && to.wrapping_sub(FIRST_PORT) < PORTS;
+    is_ours.then(|| unsafe { load::<u8>(data + UDP + 8 + 3) } & 0x0f)
 }
 
 /// Unreachable: nothing here can panic, but `no_std` requires a handler.

@@ -112,7 +112,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
 
 /// Returns the namespaces of a host and its containers.
 fn cell_namespaces() -> Result<Lab> {
-    Ok(Lab { server: Namespace::new("cell")?, client: Namespace::new("apps")?, split: false })
+    Ok(Lab::of(Namespace::new("cell")?, Namespace::new("apps")?))
 }
 
 /// Starts this server on every interface of the host.

@@ -162,7 +162,7 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         }
         let hot: Vec<String> = (0..HOT_NAMES).map(|number| format!("hot-{number}.{ZONE} A\n")).collect();
         for (point, lines) in [&fleet, &hot].into_iter().enumerate() {
-            let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines)?;
+            let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines, None)?;
             let seen = cell.fill(&mut loaded, plan.duration)?;
             if seen.is_saturated() {
                 table.put(forwarder.label(), point, &[Rounds::default(), seen.cpu]);

@@ -77,7 +77,7 @@ const MAIN: [&str; 5] = [
 ];
 
 /// The parts in the order of measuring.
-static PARTS: [Part; 11] = [
+static PARTS: [Part; 12] = [
     Part {
         name: "saturated",
         about: "1,000 instances; group names, aliases and long forms at random, A, no EDNS. A generator in the \
@@ -109,6 +109,25 @@ static PARTS: [Part; 11] = [
             plan.with_reference(&plan.pick(&few, &[&few[..], &more].concat()))
         },
         measure: Measure::Together(one_core::saturated),
+    },
+    Part {
+        name: "forms",
+        about: "The same load over IPv6, with EDNS (an OPT of 1,232 bytes), and while records.json is replaced five \
+                times per second, each time with another address of one of 1,000 instances; the CPU time of \
+                reading and publishing it counts.",
+        axis: "load",
+        points: one_core::points_of_forms,
+        ordered: false,
+        quantities: &[
+            ("Queries per second of one saturated core by form of the load", "queries/s"),
+            ("By form of the load: CPU utilisation of that core", "%"),
+            ("By form of the load: records.json read", "reloads/s"),
+        ],
+        subjects: |_| {
+            let ours = ["tc", "native", "off"].map(Subject::Ours);
+            ours.into_iter().chain([Peer::KnotXdp, Peer::Knot, Peer::Nsd].map(Subject::Peer)).collect()
+        },
+        measure: Measure::Together(one_core::forms),
     },
     Part {
         name: "scale",

@@ -4,20 +4,28 @@
 //! finds the next packet. All subjects are in the same regime, and the cost of wake-ups does not
 //! distort the cost of a query.
 
-use std::{thread, time::Duration};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use bosh_dns_xdp_benches::{
     figures::quoted,
+    foundation::Foundation,
     generator::Load,
-    lab::Lab,
+    lab::{CLIENT_CPU, Lab},
     report::{Rounds, number},
 };
+use whole_system_tests::{cpu::on_cpu, metrics::Metrics};
 
 use crate::{
     Plan,
     part::{Order, Selection, Setting, Table},
-    subject::{Cell, Subject},
+    subject::{Cell, Running, Subject},
 };
 
 /// Size of the foundation for the comparison of subjects.
@@ -48,6 +56,86 @@ pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) ->
 pub(crate) fn extras(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
     let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
     measure_alternately(plan, subjects, &setting, 0, table)
+}
+
+/// Forms of a load: the label, and what differs from the load of the comparison of subjects.
+const FORMS: [(&str, Form); 4] = [
+    ("IPv4", Form::Usual),
+    ("IPv6", Form::Ipv6),
+    ("EDNS", Form::Edns),
+    ("five changes of records/s", Form::Changes),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Usual,
+    Ipv6,
+    /// An OPT of the size that resolvers have used since 2020.
+    Edns,
+    /// One of all instances changes its address each time.
+    Changes,
+}
+
+pub(crate) fn points_of_forms(_: &Plan) -> Vec<String> {
+    FORMS.map(|(label, _)| label.to_owned()).to_vec()
+}
+
+/// Rates by form of the load.
+pub(crate) fn forms(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
+    for (point, (_, form)) in FORMS.into_iter().enumerate() {
+        let mut setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
+        let mut subjects = subjects.to_vec();
+        match form {
+            Form::Usual => {}
+            Form::Ipv6 => setting.lab = || Lab::split()?.over_ipv6(),
+            Form::Edns => setting.queries.iter_mut().for_each(|queries| queries.edns = Some(1232)),
+            Form::Changes => {
+                let mut changed = Foundation::generate(INSTANCES)?;
+                changed.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;
+                setting.changes = vec![changed.records, setting.foundation.records.clone()];
+                subjects.retain(|subject| subject.mode().is_some());
+            }
+        }
+        measure_alternately(plan, &subjects, &setting, point, table)?;
+    }
+    Ok(())
+}
+
+/// Replaces the server's records.json while `work` runs; also returns how many were read per second.
+fn while_changing<T>(
+    cell: &Cell<'_>,
+    changes: &[Vec<u8>],
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(T, Rounds)> {
+    /// Pause between two changes.
+    const BETWEEN: Duration = Duration::from_millis(200);
+    if changes.is_empty() {
+        return Ok((work()?, Rounds::default()));
+    }
+    let Running::Server(server) = &cell.running else { bail!("peers have no records.json") };
+    let file = server.folder.path().join("records.json");
+    let next = file.with_extension("next");
+    let read = || -> Result<u64> {
+        Ok(Metrics::read(&cell.lab.server)?.sum("bosh_dns_xdp_reloads_total", "kind=\"records\""))
+    };
+    let (before, started, is_over) = (read()?, Instant::now(), AtomicBool::new(false));
+    let change = || -> Result<()> {
+        for records in changes.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+            fs::write(&next, records)?;
+            fs::rename(&next, &file)?;
+            thread::sleep(BETWEEN);
+        }
+        Ok(())
+    };
+    let seen = thread::scope(|scope| {
+        let changing = scope.spawn(|| on_cpu(CLIENT_CPU, change));
+        let seen = work();
+        is_over.store(true, Ordering::Relaxed);
+        changing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        seen
+    });
+    let rate = (read()? - before) as f64 / started.elapsed().as_secs_f64();
+    Ok((seen?, Rounds(vec![rate])))
 }
 
 /// Sizes of the foundation, all of whose names are queried.
@@ -113,7 +201,7 @@ fn measure_alternately(
     first: usize,
     table: &mut Table,
 ) -> Result<()> {
-    let start = |subject| Cell::start(Lab::split()?, subject, setting);
+    let start = |subject| Cell::start((setting.lab)()?, subject, setting);
     let cells = subjects.iter().map(start).collect::<Result<Vec<_>>>()?;
     if setting.is_few {
         for cell in &cells {
@@ -123,13 +211,14 @@ fn measure_alternately(
         thread::sleep(SETTLED);
     }
     for (order, queries) in setting.queries.iter().enumerate() {
-        let loaded = cells
-            .iter()
-            .map(|cell| Ok((cell, cell.loaded(queries)?, [Rounds::default(), Rounds::default()])));
+        let loaded =
+            cells.iter().map(|cell| Ok((cell, cell.loaded(queries)?, [const { Rounds(Vec::new()) }; 3])));
         let mut loaded = loaded.collect::<Result<Vec<_>>>()?;
         for _ in 0..plan.turns {
-            for (cell, loaded, [rates, busy]) in &mut loaded {
-                let seen = cell.fill(loaded, TURN)?;
+            for (cell, loaded, [rates, busy, reloads]) in &mut loaded {
+                let (seen, read) = while_changing(cell, &setting.changes, || cell.fill(loaded, TURN))
+                    .with_context(|| cell.subject.label())?;
+                reloads.0.extend(read.0);
                 // A core that slept between packets is in another regime.
                 if seen.is_saturated() {
                     rates.0.extend(seen.per_core().0);

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     is_wanted,
+    lab::Lab,
     report::{Bar, Data, Figure, Rounds, Sweep, number},
     yardstick::MAX_ANSWERS,
 };
@@ -108,6 +109,10 @@ pub(crate) struct Setting {
     pub(crate) queries: Vec<Queries>,
     /// Whether few of many names are queried.
     pub(crate) is_few: bool,
+    /// How server and client are joined.
+    pub(crate) lab: fn() -> Result<Lab>,
+    /// Contents of records.json that replace each other under load; none: it stays as it is.
+    pub(crate) changes: Vec<Vec<u8>>,
 }
 
 /// The names of a foundation that are queried.
@@ -138,7 +143,8 @@ impl Setting {
         let queries = orders.iter().map(|&order| Queries::write(ordered(&lines, order)));
         let queries = queries.collect::<Result<_>>()?;
         let is_few = matches!(selection, Selection::Evenly(count) if count < instances);
-        Ok(Self { foundation, answers: mean.min(MAX_ANSWERS), queries, is_few })
+        let answers = mean.min(MAX_ANSWERS);
+        Ok(Self { foundation, answers, queries, is_few, lab: Lab::split, changes: Vec::new() })
     }
 
     /// Returns the queries of the first order.
@@ -152,6 +158,8 @@ pub(crate) struct Queries {
     pub(crate) lines: Vec<String>,
     /// The same lines in a file, for dnsperf.
     pub(crate) path: PathBuf,
+    /// UDP payload size of queries with EDNS; not for dnsperf.
+    pub(crate) edns: Option<u16>,
     /// Removes the file when dropped.
     _folder: TempDir,
 }
@@ -161,7 +169,7 @@ impl Queries {
         let folder = TempDir::with_prefix("bdx-queries-")?;
         let path = folder.path().join("queries");
         fs::write(&path, lines.concat()).with_context(|| path.display().to_string())?;
-        Ok(Self { lines, path, _folder: folder })
+        Ok(Self { lines, path, edns: None, _folder: folder })
     }
 }
 

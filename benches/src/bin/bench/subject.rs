@@ -8,7 +8,7 @@ use bosh_dns_xdp_benches::{
     dnsperf::{self, percentile},
     echo,
     foundation::Foundation,
-    lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    lab::{CLIENT_INTERFACE, Lab, SERVER_CPU, SERVER_INTERFACE},
     load::Loaded,
     report::Rounds,
     servers::{Forwarder, Peer, Reference},
@@ -190,7 +190,7 @@ impl<'a> Cell<'a> {
     /// Returns the in-kernel load, which measures throughput and cost. Drop it before
     /// [`Self::client`].
     pub(crate) fn loaded(&self, queries: &Queries) -> Result<Loaded<'_>> {
-        Loaded::new(&self.lab, &self.processes, &queries.lines)
+        Loaded::new(&self.lab, &self.processes, &queries.lines, queries.edns)
     }
 
     /// Measures a full core for `duration`.
@@ -264,6 +264,6 @@ pub(crate) fn start_configured(
     if let Some(dnstap) = extra.get_mut("dnstap") {
         dnstap["file"] = json!(folder.path().join("queries.tap"));
     }
-    let listen = (SERVER_ADDRESS, 53).into();
+    let listen = lab.endpoint();
     on_cpu(SERVER_CPU, || Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {}))
 }
