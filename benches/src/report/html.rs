@@ -25,6 +25,11 @@ pub(super) fn page(report: &Report) -> Result<String> {
     for (key, value) in &report.facts {
         write!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(key), escape(value))?;
     }
+    page.push_str("</table><table>");
+    for row in report.targets() {
+        let cells: String = row.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        write!(page, "<tr>{cells}</tr>")?;
+    }
     page.push_str("</table>");
     for (number, figure) in report.figures.iter().enumerate() {
         if let Some(heading) = report.heading(number) {

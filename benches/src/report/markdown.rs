@@ -10,6 +10,11 @@ pub(super) fn tables(report: &Report) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "- {key}: {value}");
     }
+    for (number, row) in report.targets().iter().enumerate() {
+        let rule = if number == 0 { "\n|---|---:|---|---|" } else { "" };
+        let start = if number == 0 { "\n" } else { "" };
+        let _ = writeln!(text, "{start}| {} |{rule}", row.join(" | "));
+    }
     for (number, figure) in report.figures.iter().enumerate() {
         if let Some(heading) = report.heading(number) {
             let _ = writeln!(text, "\n# {heading}");

@@ -6,6 +6,9 @@ pub use test_lab::figures::{Rounds, number};
 mod html;
 mod markdown;
 mod plot;
+mod targets;
+
+pub use targets::titles;
 
 /// The results of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -127,6 +130,15 @@ impl Report {
         let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
         self.figures.sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
         self.main = self.figures.iter().filter(|figure| place(figure).is_some()).count();
+    }
+
+    /// Returns the targets that this run measured: the head, and for each target its text, the measured median, the
+    /// bound, and whether it was met.
+    fn targets(&self) -> Vec<[String; 4]> {
+        let rows = targets::rows(self);
+        let head =
+            (!rows.is_empty()).then(|| ["target", "measured (median)", "wanted", ""].map(str::to_owned));
+        head.into_iter().chain(rows).collect()
     }
 
     /// Returns the heading before the figure with this number, if there is one.

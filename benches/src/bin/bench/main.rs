@@ -24,7 +24,7 @@ use bosh_dns_xdp_benches::{
     echo,
     figures::quoted,
     is_wanted, lab,
-    report::{Report, number},
+    report::{Report, number, titles},
     servers::{Forwarder, Peer},
     yardstick::Hook,
 };
@@ -69,9 +69,9 @@ impl Plan {
 
 /// Titles of the figures in the summary.
 const MAIN: [&str; 5] = [
-    "Queries per second of one saturated core",
+    titles::SATURATED,
     "Latency at 20,000 queries/s, p99",
-    "Saturated core by names and order of queries",
+    titles::SCALE,
     "Throughput of other traffic with the fast path",
     "A cell of containers: latency, p99",
 ];
@@ -207,7 +207,7 @@ static PARTS: [Part; 12] = [
         points: |_| forwarding::KINDS.map(str::to_owned).to_vec(),
         ordered: false,
         quantities: &[
-            ("CPU per forwarded query", "µs"),
+            (titles::FORWARDED, "µs"),
             ("Latency of forwarded queries at 2,000/s, p50", "µs"),
             ("Latency of forwarded queries at 2,000/s, p99", "µs"),
             ("Highest rate of forwarded queries", "queries/s"),
@@ -269,9 +269,9 @@ static PARTS: [Part; 12] = [
         points: |plan| life::sizes(plan).into_iter().map(|size| number(size as f64)).collect(),
         ordered: true,
         quantities: &[
-            ("Start-up by size (target with the fast path: 50)", "ms"),
-            ("Resident memory of the server by size (target at 10,000: 35)", "MiB"),
-            ("Memory of server and attacher by size, PSS (target at 10,000: 30)", "MiB"),
+            (titles::START, "ms"),
+            (titles::RSS, "MiB"),
+            (titles::PSS, "MiB"),
             ("Memory of the BPF maps by size", "MiB"),
         ],
         subjects: |_| vec![Subject::Ours("tc"), Subject::Ours("off")],
@@ -288,13 +288,10 @@ static PARTS: [Part; 12] = [
         points: |_| life::RELOAD_SIZES.map(|size| number(size as f64)).to_vec(),
         ordered: true,
         quantities: &[
-            ("From new records to the first new answer, hot name (target: 3 at 10,000, 10 at 100,000)", "ms"),
-            (
-                "From new records to the first new answer, cold name (target: 3 at 10,000, 10 at 100,000)",
-                "ms",
-            ),
+            (titles::HOT, "ms"),
+            (titles::COLD, "ms"),
             ("Slowest query during that reload", "ms"),
-            ("CPU time of a reload (target: 10)", "ms"),
+            (titles::RELOAD_CPU, "ms"),
         ],
         subjects: |_| vec![Subject::Ours("tc"), Subject::Peer(Peer::Knot), Subject::Peer(Peer::Nsd)],
         measure: Measure::Each(life::reload),
@@ -474,6 +471,22 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     Ok(report)
 }
 
+/// Debian's packages of the peers.
+const PEERS: [&str; 5] = ["knot", "nsd", "unbound", "dnsmasq-base", "knot-resolver"];
+
+/// Returns the kernel's remedies for defects of this processor.
+fn mitigations() -> String {
+    let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities").into_iter().flatten().flatten();
+    let line = |file: fs::DirEntry| {
+        let text = fs::read_to_string(file.path()).ok()?;
+        let name = file.file_name().to_string_lossy().into_owned();
+        (!text.starts_with("Not affected")).then(|| format!("{name}: {}", text.trim()))
+    };
+    let mut lines: Vec<String> = files.filter_map(line).collect();
+    lines.sort();
+    lines.join("; ")
+}
+
 /// Returns the facts of the run: commands, machine and time.
 fn facts(arguments: &Arguments) -> Vec<(String, String)> {
     let output = |program: &str, words: &[&str]| {
@@ -485,6 +498,17 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
     let mut facts = vec![
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
+        ("mitigations", mitigations()),
+        (
+            "peers",
+            output(
+                "dpkg-query",
+                &["--show", "--showformat", "${Package} ${Version}; "]
+                    .into_iter()
+                    .chain(PEERS)
+                    .collect::<Vec<_>>(),
+            ),
+        ),
         ("command", format!("cargo xtask bench {}", words.join(" "))),
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
         (
