@@ -26,7 +26,6 @@ pub(crate) fn cargo_home() -> Option<PathBuf> {
     home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
 }
 
-/// Returns cargo's metadata of the workspace in `folder`.
 pub(crate) fn cargo_metadata(folder: &Path, arguments: &[&str]) -> Result<Value> {
     let mut command = Command::new("cargo");
     command.args(["metadata", "--format-version", "1", "--locked"]).args(arguments).current_dir(folder);

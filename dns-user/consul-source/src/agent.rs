@@ -37,14 +37,8 @@ pub(crate) enum AgentError {
     Forbidden { address: ApiAddress },
     #[error("{address}: not found (404)")]
     NotFound { address: ApiAddress },
-    /// Any other status than 200.
     #[error("{address}: status {status}: {text}")]
-    Status {
-        address: ApiAddress,
-        status: StatusCode,
-        /// Beginning of the body.
-        text: String,
-    },
+    Status { address: ApiAddress, status: StatusCode, text: String },
 }
 
 #[derive(Debug)]
@@ -61,7 +55,6 @@ pub(crate) struct Agent {
     current: AtomicUsize,
     connections: Connections,
     token: Token,
-    /// Limits the rate of requests.
     rate: RateLimit,
     breaker: CircuitBreaker,
     /// Time of the last response from a server with a leader.
@@ -164,7 +157,6 @@ impl Agent {
         &self.addresses[self.current.load(Ordering::Relaxed) % self.addresses.len()]
     }
 
-    /// Returns how often the agent was switched.
     pub(crate) fn switches(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }

@@ -344,17 +344,10 @@ async fn read(
 /// Reason why TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
-    /// A file is unusable.
     #[error("{}: {problem}", path.display())]
-    File {
-        path: PathBuf,
-        /// Defect of the file.
-        problem: String,
-    },
-    /// Certificate and key do not match, or no system CA certificate is readable.
+    File { path: PathBuf, problem: String },
     #[error("{0}")]
     Unusable(String),
-    /// The host cannot appear in a certificate.
     #[error("{0:?} is not a name that a certificate can contain")]
     Name(String),
 }

@@ -28,7 +28,6 @@ pub(crate) struct Known {
     pub(crate) own: Option<String>,
     pub(crate) node_name: String,
     pub(crate) datacenters: Vec<String>,
-    /// Datacenters that are unreachable.
     pub(crate) unreachable: HashSet<String>,
     live: Live,
 }
@@ -277,7 +276,6 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
     set_nodes(known, nodes);
 }
 
-/// A demand of the resolver.
 #[derive(Debug)]
 pub(crate) enum Demand {
     /// A query waits for this missing part.

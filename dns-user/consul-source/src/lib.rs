@@ -43,7 +43,6 @@ use dns_upstream::HostNames;
 /// A live source; dropping it ends its tasks.
 #[derive(Debug)]
 pub struct Source {
-    /// Demands of the resolver.
     demands: mpsc::Sender<Demand>,
     views: watch::Receiver<Arc<CatalogView>>,
     status: Arc<Mutex<Status>>,

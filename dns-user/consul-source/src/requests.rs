@@ -196,7 +196,6 @@ pub(crate) struct Update {
     pub(crate) cursor: Cursor,
     /// Whether it was a single fetch.
     pub(crate) once: bool,
-    /// The content or the error.
     pub(crate) content: Result<Content, FetchError>,
     /// Entries dropped from the response.
     pub(crate) invalid: Invalid,
@@ -205,7 +204,6 @@ pub(crate) struct Update {
 /// Reason why a request gave no content.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
-    /// No agent gave a successful response.
     #[error(transparent)]
     Agent(#[from] AgentError),
     #[error("{0} cannot be read: {1}")]
@@ -217,7 +215,6 @@ pub(crate) enum FetchError {
 pub(crate) struct QueryOptions {
     /// The agent's datacenter, which requests need not name.
     pub(crate) own: Option<String>,
-    /// Longest wait of a blocking query.
     pub(crate) wait: Duration,
     /// Whether any Consul server may answer, not only the leader.
     pub(crate) stale: bool,

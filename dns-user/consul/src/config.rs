@@ -330,7 +330,6 @@ impl Visibility {
         Self { nodes: vec!["*".to_owned()], services: vec!["*".to_owned()] }
     }
 
-    /// Returns whether the node with this name is readable.
     pub(crate) fn node(&self, name: &str) -> bool {
         contains(&self.nodes, name)
     }

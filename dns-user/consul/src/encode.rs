@@ -30,7 +30,6 @@ pub(crate) struct Reply<'a> {
     pub(crate) name: &'a Name,
     /// Flags and RCODE, except flags copied from the query.
     pub(crate) flags: u16,
-    /// Whether names are compressed.
     pub(crate) compress: bool,
     pub(crate) answers: Section<'a>,
     pub(crate) authority: &'a [Record],
@@ -92,7 +91,6 @@ pub(crate) fn owner_of_answers(question: &[u8], compress: bool) -> &[u8] {
     if compress && question.len() > 1 { &POINTER } else { question }
 }
 
-/// Returns TYPE, CLASS, TTL and RDLENGTH.
 fn fixed(kind: u16, ttl: u32, length: u8) -> [u8; 10] {
     let ([kind_high, kind_low], [class_high, class_low]) = (kind.to_be_bytes(), CLASS_IN.to_be_bytes());
     let [a, b, c, d] = ttl.to_be_bytes();
@@ -261,7 +259,6 @@ impl<'a> Writer<'a> {
 /// Option code of the client subnet.
 const CLIENT_SUBNET: u16 = 8;
 
-/// Client subnet of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientSubnet<'a> {
     /// Address with the bits after the prefix cleared.

@@ -58,7 +58,6 @@ impl PendingAnswer {
         }
     }
 
-    /// Fills in the result of a search.
     pub(crate) fn fill(&mut self, found: Result<Found, Failure>, soa: impl FnOnce() -> Record) {
         match found {
             Ok(Found { answers, additional, soa: with_soa, for_client }) => {
@@ -151,7 +150,6 @@ struct Page<'a> {
     /// The question's name in lower case.
     name: &'a Name,
     compress: bool,
-    /// Options of the OPT record.
     options: &'a [u8],
 }
 

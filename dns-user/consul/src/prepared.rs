@@ -18,7 +18,6 @@ use crate::{
 pub(crate) struct Executed {
     /// Instances in answer order.
     pub(crate) instances: Vec<InstanceId>,
-    /// TTL of the records.
     pub(crate) ttl: u32,
 }
 
@@ -108,7 +107,6 @@ impl Zone {
         places
     }
 
-    /// Returns the prepared query for this name, with templates filled in.
     fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
         let here: Vec<&PreparedQuery> = self.catalog.queries(stored).collect();
         if let Some(query) = here.iter().find(|query| query.id.eq_ignore_ascii_case(name)) {
@@ -139,7 +137,6 @@ impl Zone {
         instances
     }
 
-    /// Returns whether an instance passes all filters of a query.
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
         let worst = if query.only_passing { Status::Passing } else { Status::Warning };

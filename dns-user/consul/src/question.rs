@@ -28,7 +28,6 @@ pub(crate) enum Question {
     Ingress { service: String, locality: Locality },
     /// `<service>.virtual`: the virtual address of a service.
     Virtual {
-        /// Name of the service.
         service: String,
         /// Peer that the service was imported from.
         peer: Option<String>,
@@ -55,7 +54,6 @@ pub(crate) struct Locality {
     pub(crate) datacenter: Option<String>,
     /// Peer that the service was imported from.
     pub(crate) peer: Option<String>,
-    /// Name of a port.
     pub(crate) port: Option<String>,
 }
 

@@ -118,7 +118,6 @@ pub(super) struct ProgramInfo {
     pub(super) id: u32,
     /// The program's name, at most 15 bytes.
     pub(super) name: String,
-    /// UID of the user that loaded the program.
     pub(super) uid: u32,
 }
 

@@ -199,7 +199,6 @@ pub(crate) struct Pending {
     messenger: Messenger,
     stream: UnixStream,
     lines: Lines,
-    /// Sends the end of each grace period.
     grace: Sender<bool>,
 }
 
@@ -247,7 +246,6 @@ impl Pending {
 /// A session with the attacher, which attaches programs on our behalf.
 pub(crate) struct Session {
     messenger: Messenger,
-    /// The last state reported by the attacher.
     pub(crate) attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     pub(crate) ready: watch::Receiver<bool>,
@@ -255,7 +253,6 @@ pub(crate) struct Session {
     pub(crate) lost: watch::Receiver<bool>,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
-    /// The thread that reads from the attacher.
     thread: JoinHandle<()>,
 }
 
@@ -288,15 +285,12 @@ struct Listener {
     messenger: Messenger,
     stream: UnixStream,
     lines: Lines,
-    /// Sends the end of each grace period.
     grace: Sender<bool>,
-    /// The last state reported by the attacher.
     attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Sender<bool>,
     /// Becomes true when the maps hold enough to answer from.
     may_attach: watch::Receiver<bool>,
-    /// Whether the attacher was notified of it.
     is_notified: bool,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
@@ -381,10 +375,7 @@ pub(super) enum ServerMessage {
     Grace,
     /// Ends the session. If the connection ends without it, the server has died and its programs
     /// stay.
-    Stop {
-        /// Whether to detach everything.
-        detach: bool,
-    },
+    Stop { detach: bool },
 }
 
 /// Messages from the attacher after its response.

@@ -152,53 +152,33 @@ impl NameSource for Snapshot {
 
 /// The reason why there is no fast path. The server then answers from userspace.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum FastPathError {
-    /// `xdp.enabled` is false, or `xdp.mode` is `off`.
     #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
     Off,
-    /// The server has no listen address, so there is no endpoint to serve.
     #[error("the server has no listen address")]
     NoEndpoints,
-    /// The process lacks the capabilities to load BPF programs; holds the kernel's error.
     #[error(
         "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, \
          and in a container a seccomp profile that allows bpf(2) ({0})"
     )]
     NotPermitted(String),
-    /// The kernel refused the maps of the BPF object; holds the cause.
     #[error("the kernel rejected the maps of the BPF object: {0}")]
     Load(String),
-    /// The embedded object lacks this part because it was built from other sources.
     #[error("the embedded BPF object has no {0}")]
     Incomplete(&'static str),
-    /// Connecting to the attacher failed.
     #[error("cannot connect to the attacher at {}: {error}", socket.display())]
-    NoAttacher {
-        /// Path of the unix socket on which the attacher should listen.
-        socket: PathBuf,
-        /// The error of connect(2).
-        error: io::Error,
-    },
-    /// The server's own attacher was killed, and its successor has not started yet.
+    NoAttacher { socket: PathBuf, error: io::Error },
     #[error("the attacher was killed and is being started again")]
     AttacherRestarts,
-    /// The server's own attacher has ended for good.
     #[error("the attacher has ended; restart the server to attach programs again")]
     AttacherEnded,
-    /// The connection to the attacher ended before it had sent the maps.
     #[error("the attacher has sent no maps: {0}")]
     NoMaps(io::Error),
-    /// The attacher refused to load programs; holds its reason.
     #[error("the attacher refused to load programs: {0}")]
     Refused(String),
-    /// A system call failed.
     #[error("{what}: {error}")]
-    Io {
-        /// The operation that failed.
-        what: String,
-        /// The error reported by the kernel.
-        error: io::Error,
-    },
+    Io { what: String, error: io::Error },
 }
 
 impl FastPathError {

@@ -14,7 +14,6 @@ pub(super) struct Sender<T> {
     /// Declared before `wake`, and so dropped first: the receiver, woken by the end of `wake`,
     /// finds the channel closed.
     messages: mpsc::Sender<T>,
-    /// Notified of each message.
     wake: Notifier,
 }
 

@@ -147,7 +147,6 @@ pub(crate) struct Ring {
     reader: MmapRaw,
     /// The writer's position, and the data from `page` on; read-only.
     written: MmapRaw,
-    /// Page size in bytes.
     page: usize,
     /// Size of the data in bytes, a power of two.
     size: usize,

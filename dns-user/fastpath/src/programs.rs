@@ -266,7 +266,6 @@ impl LoadProblem {
         }
     }
 
-    /// Describes the kernel's error for the program of this name.
     fn of(name: &str, error: &ProgramError) -> Self {
         let (code, verifier) = match error {
             ProgramError::LoadError { io_error, verifier_log } => {
@@ -316,7 +315,6 @@ struct Loader {
     /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
-    /// Whether the programs that answer from forwarded answers are loaded.
     keeps_answers: bool,
 }
 

@@ -56,13 +56,10 @@ pub(super) enum CheckError {
     /// The connection broke, or the response was not HTTP.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
-    /// Any status except 200.
     #[error("status {0}")]
     Status(StatusCode),
-    /// The body is too long.
     #[error("report exceeds {MAX_REPORT} bytes")]
     TooLong,
-    /// The body is not a valid report.
     #[error("answer: {0}")]
     Answer(#[from] ReportError),
 }
@@ -241,15 +238,12 @@ pub struct Report {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReportError {
-    /// The body is not JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The body is JSON with another structure.
     #[error("is {0}, not an object")]
     NoObject(&'static str),
     #[error("group_state is {0}, not an object")]
     NoGroups(&'static str),
-    /// The body contains more groups than any instance has.
     #[error("group_state has more than {MAX_GROUPS} groups")]
     TooManyGroups,
     #[error("a state is {0}, not text")]

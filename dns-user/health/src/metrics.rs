@@ -24,14 +24,12 @@ pub struct HealthMetrics {
     /// Durations of checks in seconds.
     seconds: Histogram,
     pub(super) in_flight: IntGauge,
-    /// Number of tracked names.
     pub(super) tracked_names: IntGauge,
     instances: IntGaugeVec,
     /// 1 while no instance can be checked.
     pub(super) blind: IntGauge,
 }
 
-/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Running,
@@ -100,7 +98,6 @@ impl CheckResult {
         Self::Timeout,
     ];
 
-    /// Returns the result of a check that was answered.
     pub(super) fn of(state: HealthState) -> Self {
         match state {
             HealthState::Running => Self::Running,

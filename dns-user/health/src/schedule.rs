@@ -68,7 +68,6 @@ pub(super) struct Schedule {
     lanes: Lanes,
     /// Phase of the next instance, in 2⁻³² of the interval.
     next_phase: u32,
-    /// Number of the next ticket.
     next_ticket: u64,
     targets: HashMap<IpAddr, Target>,
     /// Instances never checked for which a query waits. May contain instances that have since left

@@ -64,19 +64,16 @@ enum Watch {
 
 /// Reasons why health checks cannot start.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum HealthError {
-    /// `health.enabled` is set without certificates.
     #[error(
         "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or disable it"
     )]
     NoCertificates,
-    /// The certificates cannot be used.
     #[error("health: {0}")]
     Tls(#[from] TlsError),
-    /// The metrics could not be created.
     #[error("health: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The thread could not be started.
     #[error("health: cannot start a thread: {0}")]
     Thread(std::io::Error),
 }

@@ -26,7 +26,6 @@ pub struct HealthStates {
     changing: Mutex<()>,
     /// Number of the latest change of each part of the instances ([`InstanceSet`]), written before `changes`.
     changed: [AtomicU64; InstanceSet::PARTS],
-    /// Number of changes.
     changes: AtomicU64,
 }
 

@@ -184,7 +184,6 @@ pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u
     signature::UnparsedPublicKey::new(algorithm, key).verify(message, signature).is_ok()
 }
 
-/// Returns label and DER of the first private key block.
 fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
     let mut rest = text;
     loop {

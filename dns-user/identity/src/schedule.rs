@@ -126,7 +126,6 @@ impl Schedule {
     }
 }
 
-/// Returns the delay after a number of attempts.
 fn delay(attempts: u32) -> Duration {
     FIRST_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(LONGEST_DELAY)
 }

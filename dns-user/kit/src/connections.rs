@@ -58,7 +58,6 @@ impl Drop for OwnConnection {
 #[derive(Debug)]
 pub struct Connections {
     limit: usize,
-    /// Maximum number of connections of one client.
     limit_per_client: usize,
     own: OwnConnections,
     /// Start of the clock for `Entry::active`.

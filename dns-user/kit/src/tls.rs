@@ -270,7 +270,6 @@ impl RotatingTls {
 }
 
 impl TlsMaterial {
-    /// Loads and validates a set of files.
     fn load(server_name: AcceptedName, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
         let TlsFiles { certificate, private_key, ca } = files;
         let chain = read_certificates(certificate, "a certificate (and its chain)")?;

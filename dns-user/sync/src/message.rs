@@ -168,7 +168,6 @@ struct SignedArgument<'a> {
     signed_url: &'a str,
     multi_digest: &'a str,
     version: u64,
-    /// Headers that the store requires.
     #[serde(skip_serializing_if = "Map::is_empty")]
     blobstore_headers: &'a Map<String, Value>,
 }

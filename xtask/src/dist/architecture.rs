@@ -55,7 +55,6 @@ impl Architecture {
         }
     }
 
-    /// Returns cargo for this target.
     pub(super) fn cargo(self) -> Result<Command> {
         match self {
             Self::Amd64 => Ok(Command::new("cargo")),

@@ -79,7 +79,6 @@ fn pack(release: &Release, contents: &Path, folder: &Path, name: &str) -> Result
     archive::sha256(&archive)
 }
 
-/// Returns all files below a folder.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

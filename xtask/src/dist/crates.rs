@@ -22,9 +22,7 @@ const WITHOUT_TEXT: &str = "The packages of these crates contain no licence text
                             licence stated above; its standard text is at https://spdx.org/licenses.";
 
 struct Crate {
-    /// cargo's description of the package.
     package: Value,
-    /// Programs that link it.
     programs: BTreeSet<&'static str>,
 }
 
@@ -154,7 +152,6 @@ fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut BT
     }
 }
 
-/// Returns a list; empty if the value is not one.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }

@@ -134,7 +134,6 @@ impl Dist {
     }
 }
 
-/// The architectures of a release.
 pub(crate) const BOTH: [Architecture; 2] = [Architecture::Amd64, Architecture::Arm64];
 
 /// Builds and packs all artifacts with exactly this version, if one is given; returns their folder. Programs that were
@@ -176,7 +175,6 @@ pub(crate) fn build(
     Ok(release.out)
 }
 
-/// Returns the given programs, and the image's.
 fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::Programs>)> {
     let Programs { binary, publisher, identity, load, sync, image, arm64_programs } = programs;
     let mut images = Vec::new();

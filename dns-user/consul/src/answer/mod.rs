@@ -81,11 +81,9 @@ pub(crate) struct Search<'a> {
     /// Owner of the answer's records; `None` for the name as the client wrote it.
     pub(crate) owner: Option<&'a Name>,
     pub(crate) qtype: u16,
-    /// Domain of generated names.
     pub(crate) domain: &'a Name,
     /// Client address, for `near: "_ip"`.
     pub(crate) client: Option<IpAddr>,
-    /// Whether recursors are configured.
     pub(crate) recursion: bool,
     /// Maximum number of usable answers.
     pub(crate) most: usize,

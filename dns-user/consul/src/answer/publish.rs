@@ -38,7 +38,6 @@ pub struct Publishable {
 const RECORD: usize = 10;
 /// Size of an OPT record without options.
 const OPT: usize = 11;
-/// Size of a compression pointer.
 const POINTER: usize = 2;
 
 impl Zone {

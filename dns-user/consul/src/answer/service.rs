@@ -209,7 +209,6 @@ impl Zone {
         Ok(Found { answers: Answers::V4(ttl, addresses), soa: true, ..Found::default() })
     }
 
-    /// Returns a CNAME to `host` and the records of `host`.
     fn chain(&self, search: &Search<'_>, host: &Name, ttl: u32, random: &mut fastrand::Rng) -> Vec<Record> {
         let mut records = vec![Record { owner: search.owner.cloned(), ttl, data: Data::Cname(host.clone()) }];
         records.extend(self.follow(search, host, Keep::WithTtl(ttl), random));
@@ -287,7 +286,6 @@ impl Target {
     }
 }
 
-/// Identity of a target.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum Identity {
     Ip(IpAddr),

@@ -313,7 +313,6 @@ impl Catalog {
         self.live.as_ref().is_some_and(|live| live.lacks_queries(datacenter))
     }
 
-    /// Returns the instance with this id, with its node.
     pub(crate) fn member(&self, id: InstanceId) -> &Member {
         &self.groups[id.group as usize].members[id.index as usize]
     }
@@ -345,7 +344,6 @@ impl Catalog {
         }
     }
 
-    /// Returns the group that contains all of `ids`.
     pub(crate) fn common_group(&self, ids: &[InstanceId]) -> Option<&Group> {
         let first = ids.first()?;
         let is_common = ids.iter().all(|id| id.group == first.group);

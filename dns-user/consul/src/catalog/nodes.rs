@@ -31,7 +31,6 @@ pub(super) struct Nodes {
     by_id: BTreeMap<Key, NodeId>,
     /// Names above nodes whose names contain dots.
     above: HashSet<Key, foldhash::fast::RandomState>,
-    /// Peers with nodes.
     peers: HashSet<Box<str>, foldhash::fast::RandomState>,
     /// First node at each address in the local datacenter.
     addresses: HashMap<IpAddr, NodeId, foldhash::fast::RandomState>,

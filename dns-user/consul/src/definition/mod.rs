@@ -129,7 +129,6 @@ impl Definitions {
     }
 }
 
-/// Contents of one file.
 struct OneFile {
     registrations: Registrations,
     /// Checks beside services, with the id of their service.

@@ -30,7 +30,6 @@ pub(crate) enum HookError {
     Occupied { hook: Hook, occupant: String },
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
-    /// The driver supports XDP, but not with the interface's current configuration.
     #[error("native: the driver refuses XDP with the current MTU, LRO or queues: {0}")]
     DriverRefuses(io::Error),
     #[error("tcx: needs kernel 6.6")]
@@ -86,7 +85,6 @@ pub(crate) struct Attachment {
     ifindex: u32,
     pub(crate) hook: Hook,
     handle: HookHandle,
-    /// The link's pin.
     pin: Option<PathBuf>,
     /// The reason for the hook.
     pub(crate) why: String,
@@ -238,7 +236,6 @@ const WITH_QDISC: &str = " qdisc";
 /// The reason why our filter cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClsactError {
-    /// Foreign filters occupy every priority available to ours.
     #[error("clsact: foreign filters occupy every priority available to the server")]
     NoPriority,
     /// Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
@@ -247,7 +244,6 @@ pub(crate) enum ClsactError {
          excludes ours"
     )]
     OtherQdisc(String),
-    /// No qdisc may be added yet.
     #[error(
         "before Linux 6.6 a clsact qdisc is added {} s after the interface's last change, because a CNI plugin may still add \"ingress\"",
         QUIET.as_secs()
@@ -268,7 +264,6 @@ pub(crate) enum IngressSlot {
     Foreign,
 }
 
-/// Creator of a filter's qdisc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QdiscOwner {
     /// A server at the same address. The qdisc goes with the filter.
@@ -276,7 +271,6 @@ enum QdiscOwner {
     Others,
 }
 
-/// A filter of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
     pub(super) priority: u16,
@@ -353,7 +347,6 @@ impl Filters {
         Ok(place.map(|Place { priority, qdisc, .. }| Filter { priority, qdisc }))
     }
 
-    /// Returns whether an interface has our filter, whichever process set it.
     pub(crate) fn is_on(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
         Ok(self.find(ifindex, netlink)?.is_some())
     }
@@ -407,7 +400,6 @@ impl Filters {
     }
 }
 
-/// A priority for our filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     priority: u16,

@@ -40,7 +40,6 @@ pub(crate) enum NotServed {
     NoEthernet,
     #[error("xdp.mode is off")]
     Off,
-    /// Every hook refused the program; holds the reasons.
     #[error("{0}")]
     Hooks(String),
 }
@@ -55,7 +54,6 @@ pub(crate) enum TcOrder {
     Clsact,
 }
 
-/// Returns the hooks for an interface in this mode.
 pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, NotServed> {
     if !matches!(link.layer, ETHERNET | LOOPBACK) {
         return Err(NotServed::NoEthernet);

@@ -27,7 +27,6 @@ pub(super) struct Firewall {
     /// The policies as read last.
     policies: Vec<Policy>,
     read: Option<Instant>,
-    /// Whether routes may have changed since then.
     routes_changed: bool,
     /// Cached answers, by interface, endpoint and client.
     known: BTreeMap<(u32, SocketAddr, IpAddr), Option<String>>,

@@ -54,7 +54,6 @@ const MOST_KNOWN: usize = 8;
 /// How long an open admission must stay undisturbed until its probes become rare.
 const PROVEN_AFTER: Duration = Duration::from_secs(60);
 
-/// Interval between probes at a proven admission.
 pub(super) const PROVEN_PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of clients in an [`Arrival`].
@@ -317,7 +316,6 @@ impl Gate {
         }
     }
 
-    /// Returns the interfaces with an open admission.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = u32> {
         self.admissions.iter().filter(|(_, admission)| admission.open).map(|(&(ifindex, _), _)| ifindex)
     }

@@ -87,7 +87,6 @@ pub(crate) struct Link {
     /// The Ethernet address; zeros without one, as for `lo`.
     pub(crate) address: [u8; 6],
     pub(crate) master: Option<u32>,
-    /// Id of the attached XDP program.
     pub(crate) xdp_program: Option<u32>,
     /// Whether this is a tunnel with per-packet keys (collect_md, "external").
     pub(crate) collects_metadata: bool,
@@ -312,7 +311,6 @@ impl Socket {
         }
     }
 
-    /// Removes the clsact qdisc with all its filters.
     pub(crate) fn remove_clsact(&mut self, ifindex: u32) -> io::Result<()> {
         let body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         self.request(libc::RTM_DELQDISC, ACK, &body, |_, _| {})
@@ -391,7 +389,6 @@ impl Socket {
         }
     }
 
-    /// Sends a request and passes the messages of the reply to `on_message`.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -475,7 +472,6 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// The messages in a datagram.
 struct Messages<'a>(&'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
@@ -524,7 +520,6 @@ pub(crate) fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
     push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
 }
 
-/// Returns the bytes of an address in network order.
 pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -658,7 +653,6 @@ fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
     Some(FilterInfo { priority: (info >> 16) as u16, program, name })
 }
 
-/// Returns a string without its optional NUL.
 pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }

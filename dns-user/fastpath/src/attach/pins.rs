@@ -59,7 +59,6 @@ pub(crate) struct PinnedLink {
     pub(crate) ifindex: u32,
     pub(crate) kind: LinkKind,
     pub(crate) fd: OwnedFd,
-    /// Path of its pin.
     pub(crate) path: PathBuf,
 }
 
@@ -123,7 +122,6 @@ impl Pins {
         Ok(self.links().join(name))
     }
 
-    /// Unpins the links of a removed interface.
     pub(crate) fn unpin_links(&self, ifindex: u32) {
         for kind in [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx] {
             let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
@@ -293,7 +291,6 @@ fn open_if_there(path: &Path) -> io::Result<Option<Folder>> {
     }
 }
 
-/// Ensures that `path` is a folder on a bpffs.
 pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
     /// The conventional mount point of bpffs; only the kernel can create this folder.
     const CUSTOMARY: &str = "/sys/fs/bpf";
@@ -389,7 +386,6 @@ fn open_itself(path: &Path) -> io::Result<OwnedFd> {
 /// Flags of `openat` for a handle to the object itself, even if it is a symbolic link.
 const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// Returns the name of a hook as used in pins.
 fn kind_name(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::XdpNative => "native",
@@ -450,7 +446,6 @@ impl Folder {
         }
     }
 
-    /// Returns the names of the entries that are valid UTF-8.
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.place(""))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
@@ -521,7 +516,6 @@ fn by_descriptor(opened: BorrowedFd<'_>, name: &str) -> PathBuf {
     if name.is_empty() { path } else { path.join(name) }
 }
 
-/// Adds the file's path to an error.
 pub(super) fn in_file(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

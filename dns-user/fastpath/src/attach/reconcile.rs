@@ -192,13 +192,11 @@ struct InterfaceReconciler {
     /// The served endpoints with their slots.
     endpoints: Vec<(SocketAddr, usize)>,
     local: Vec<LocalAddress>,
-    /// Attached programs by interface index.
     attached: BTreeMap<u32, OnInterface>,
     /// Interfaces to which attaching failed.
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
-    /// Interfaces that wait for a program, and since when.
     waiting_since: BTreeMap<u32, Instant>,
     /// Interfaces with a clsact filter of a predecessor that was not taken over yet.
     earlier_filters: BTreeSet<u32>,
@@ -223,11 +221,9 @@ struct InterfaceReconciler {
     unseen: watch::Receiver<InterfacesStatus>,
     /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
-    /// Whether a successor has taken over.
     taken_over: bool,
 }
 
-/// A program on an interface.
 struct OnInterface {
     attachment: Attachment,
     /// Number of replies so far, and the time of the last increase.

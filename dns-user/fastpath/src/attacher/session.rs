@@ -149,7 +149,6 @@ struct Session<'a> {
     filled: watch::Sender<u64>,
     /// The last state sent to the server, with the time.
     reported: Option<(AttacherStatus, Instant)>,
-    /// Reads the attacher's configuration.
     read: &'a ReadAuthority,
     /// The last configuration that could be read.
     authority: Authority,
@@ -244,7 +243,6 @@ struct Loaded {
     counters: Arc<CounterPages>,
     messages: Option<Messages>,
     limits: Limits,
-    /// Notified when a state changes.
     changed: Notifier,
     notifications: Notifications,
 }
@@ -332,7 +330,6 @@ struct Prepared {
     loaded: Loaded,
     /// The folder of pins; `None` without pinning.
     pins: Option<Pins>,
-    /// Links left by a predecessor.
     predecessor: Vec<PinnedLink>,
 }
 

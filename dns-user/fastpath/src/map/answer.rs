@@ -56,7 +56,6 @@ impl<N> AnswerQuestion<N> {
 }
 
 impl AnswerKey<'_> {
-    /// Returns the key of the answer in the index.
     pub(crate) fn key(&self, seed: u64) -> u64 {
         self.query_key().hash(hash_name(seed, self.name.as_wire()))
     }

@@ -67,7 +67,6 @@ impl Counters {
         self.sum(|cpu| cpu.interface_hits[slot % INTERFACES])
     }
 
-    /// Adds the counters of other programs.
     pub(crate) fn join(mut self, others: Self) -> Self {
         self.cpus.extend(others.cpus);
         self
@@ -109,7 +108,6 @@ impl CounterPages {
         Ok(Self { map: map_shared(map, cpus * size_of::<CpuCounters>())?, cpus })
     }
 
-    /// Returns the counters of each CPU since load.
     pub(crate) fn read(&self) -> Vec<CpuCounters> {
         const WORDS: usize = size_of::<CpuCounters>() / size_of::<u64>();
         // Word by word: a volatile read of the whole element is compiled to thousands of instructions.
@@ -141,7 +139,6 @@ impl CounterPages {
         self.counter(cpu, at)
     }
 
-    /// Returns the number of replies by the interface in a slot, on all CPUs.
     pub(crate) fn interface(&self, slot: usize) -> u64 {
         (0..self.cpus).map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed)).sum()
     }

@@ -19,7 +19,6 @@ use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::W
 /// would receive a 25th name (Poisson).
 const NAMES_PER_PAIR: u32 = 12;
 
-/// Returns the number of elements of the `NAMES` map for `names` names.
 pub(crate) fn elements(names: u32) -> u32 {
     // The largest table follows the root and all smaller tables, which together have the same
     // length.
@@ -114,7 +113,6 @@ impl<W: Words> IndexMemory<W> {
         self.taken(self.pairs()).map(|place| self.location(place))
     }
 
-    /// Returns the slots in use of the table of `pairs` pairs.
     fn taken(&self, pairs: u32) -> impl Iterator<Item = SlotPosition> {
         let first = 2 * pairs as usize;
         let all = (first..2 * first)

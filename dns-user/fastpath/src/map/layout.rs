@@ -104,7 +104,6 @@ impl Encoded {
         self.words[0] = last_used_ns;
     }
 
-    /// Returns the size of the entry in bytes.
     pub(crate) fn size(&self) -> usize {
         self.words.len() * 8
     }

@@ -49,7 +49,6 @@ pub(crate) struct Served {
 pub(crate) struct Probed {
     /// Number of probes passed to userspace.
     pub(crate) count: u64,
-    /// Client of the last probe.
     pub(crate) client: IpAddr,
 }
 
@@ -164,7 +163,6 @@ impl ScopePage {
 
     //----------- Interfaces ---------------------------------------------------
 
-    /// Returns the slot of an interface.
     pub(crate) fn interface(&self, ifindex: u32) -> Option<usize> {
         let number = |slot: usize| self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         tries(ifindex).find(|&slot| number(slot).load(Ordering::Relaxed) == ifindex)
@@ -247,7 +245,6 @@ impl ScopePage {
         self.word(at + offset_of!(Probe, due_ns)).store(due, Ordering::Relaxed);
     }
 
-    /// Returns the programs' record of the probes of an interface.
     pub(crate) fn probed(&self, ifindex: u32, endpoint: usize) -> Option<Probed> {
         let at = interface_offset(self.interface(ifindex)?)
             + offset_of!(Interface, probes)

@@ -272,7 +272,6 @@ impl<W: Words> EntryMemory<W> {
         (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
     }
 
-    /// Returns when the programs last used the entry at `location`.
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
         self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
     }

@@ -211,7 +211,6 @@ pub(crate) struct AnswerTable {
     questions: Arc<QuestionFilter>,
     /// Local replies withdrawn by a change, to be computed again.
     later: VecDeque<(u64, Local)>,
-    /// The last seed of a local reply.
     last_seed: u64,
     generation: u64,
     unfitting: u64,

@@ -86,7 +86,6 @@ impl Dependents {
         }
     }
 
-    /// Returns the keys of the names that depend on any of these instances, without duplicates.
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
         let numbers: BTreeSet<SetNumber> = instances
             .iter()

@@ -95,7 +95,6 @@ struct AnswersHandle {
     offers: Sender<Offer>,
     filter: Arc<LearnFilter>,
     index: Arc<IndexMemory>,
-    /// Whether forwarded answers are kept at all.
     kept: bool,
     /// Questions for local replies to publish; `None` if none are kept.
     questions: Option<Sender<Question>>,
@@ -129,7 +128,6 @@ enum Event {
     /// All forwarded answers of earlier generations are void; renewals are requested through the
     /// sender.
     BeginAnswers(u64, mpsc::Sender<AnswerQuestion>),
-    /// Return all local replies.
     ListReplies(oneshot::Sender<Vec<HeldReply>>),
     /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
@@ -340,7 +338,6 @@ impl Publisher {
     }
 }
 
-/// Settings and memory of the publisher.
 pub(crate) struct Setting {
     pub(crate) names: Arc<IndexMemory>,
     pub(crate) answers: Arc<IndexMemory>,
@@ -360,7 +357,6 @@ pub(crate) struct Setting {
 /// The running thread, stopped by its owner.
 pub(crate) struct PublisherThread {
     pub(crate) publisher: Publisher,
-    /// The table's status after the latest event.
     pub(crate) status: Arc<Mutex<TableStatus>>,
     /// The status of the forwarded answers after the latest event.
     pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
@@ -457,7 +453,6 @@ struct Worker {
     questions: Receiver<Question>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<AnswerQuestion>>,
-    /// The table's status, shared with readers.
     status: Arc<Mutex<TableStatus>>,
     answers_status: Arc<Mutex<AnswersStatus>>,
     /// Number of snapshots installed.
@@ -539,7 +534,6 @@ impl Worker {
         }
     }
 
-    /// Publishes the waiting forwarded answers.
     fn publish_answers(&mut self, first: Offer) {
         let now_ns = BootInstant::now().kernel_ns();
         let Self { answers, control, offers, .. } = self;
@@ -549,7 +543,6 @@ impl Worker {
         *self.answers_status.lock() = self.answers.status();
     }
 
-    /// Publishes the local replies to waiting questions.
     fn publish_replies(&mut self, first: Question) {
         let now_ns = BootInstant::now().kernel_ns();
         let source = self.table.answers();

@@ -45,7 +45,6 @@ pub(super) struct Jobs {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Job {
-    /// Groups of the job's links.
     groups: BTreeSet<String>,
     /// The script's state; `None` without a script.
     script: Option<ScriptState>,
@@ -55,7 +54,6 @@ struct Job {
 struct ScriptState {
     /// Whether the latest run reported the job as healthy; `None` before the first run has ended.
     healthy: Option<bool>,
-    /// Whether the script is running.
     running: bool,
 }
 
@@ -234,16 +232,12 @@ fn groups(path: &Path) -> BTreeSet<String> {
 /// Reasons why a job is not healthy.
 #[derive(Debug, thiserror::Error)]
 enum ScriptError {
-    /// The script cannot be started.
     #[error("cannot be run: {0}")]
     Start(io::Error),
-    /// Waiting for the script failed.
     #[error(transparent)]
     Wait(#[from] io::Error),
-    /// The script exited with a status other than 0.
     #[error("{0}")]
     Status(ExitStatus),
-    /// The script exceeded its time limit.
     #[error("it did not exit within {0:?}")]
     TooLong(Duration),
 }

@@ -71,18 +71,12 @@ struct Vm {
 
 /// Reasons why the health server cannot start.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum HealthServerError {
-    /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address is unavailable.
     #[error("cannot listen on {address}: {error}; stop the other health server or change the port")]
-    Listen {
-        /// The configured listen address.
-        address: SocketAddr,
-        /// The error of `bind` or `listen`.
-        error: io::Error,
-    },
+    Listen { address: SocketAddr, error: io::Error },
 }
 
 impl HealthServer {

@@ -45,7 +45,6 @@ pub struct Limits {
 /// names within a tick matters. A new name costs a few map changes under a briefly held lock.
 pub struct Tracker {
     limits: Limits,
-    /// States of the instances.
     states: Arc<HealthStates>,
     /// Tracked names. Locked only for single look-ups and changes, and last.
     names: RwLock<HashMap<Name, Arc<Tracked>>>,
@@ -55,7 +54,6 @@ pub struct Tracker {
     is_exact: AtomicBool,
     /// The fast path, whose answers count as uses as well.
     fast_path: FastPathHandle,
-    /// Channel to the watcher's thread.
     commands: mpsc::UnboundedSender<WatcherCommand>,
     /// Number of commands not carried out yet.
     queued: AtomicUsize,
@@ -202,7 +200,6 @@ impl Tracker {
         self.names().contains_key(name)
     }
 
-    /// Returns the interval between calls of [`Self::expire`].
     pub(super) fn expire_interval(&self) -> Duration {
         let ttl = self.limits.ttl.unwrap_or(Duration::MAX);
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(60))
@@ -406,7 +403,6 @@ impl Tracker {
         self.queued.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Locks the tracked names for reading.
     fn names(&self) -> RwLockReadGuard<'_, HashMap<Name, Arc<Tracked>>> {
         self.names.read()
     }
@@ -560,7 +556,6 @@ impl Registry {
         self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
     }
 
-    /// Returns the number of tracked instances.
     fn instance_count(&self) -> usize {
         self.instances.len()
     }
@@ -572,14 +567,12 @@ impl FirstChecks {
         Self { left: AtomicUsize::new(count), done: Notify::new() }
     }
 
-    /// Counts one check as done.
     fn one_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.notify_waiters();
         }
     }
 
-    /// Returns whether all checks have ended.
     fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }

@@ -103,7 +103,6 @@ struct Agent {
     status: Arc<Mutex<AgentStatus>>,
 }
 
-/// A pair that the agent renews.
 struct ManagedPair {
     folder: IdentityFolder,
     schedule: Schedule,

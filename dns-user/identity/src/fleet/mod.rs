@@ -202,7 +202,6 @@ struct Credentials {
     roots: String,
 }
 
-/// Proof of a caller's identity.
 enum Proof {
     /// The instance's own pair.
     Pair(Pair),
@@ -281,7 +280,6 @@ fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
 
 //----------- Rotation -------------------------------------------------------
 
-/// Options of `rotate-ca`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("direction").required(true).args(["ca", "back", "resume"]))]
 pub(crate) struct RotateOptions {

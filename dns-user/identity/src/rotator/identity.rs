@@ -164,11 +164,9 @@ const BUNDLE: &str = "ca.crt";
 
 pub(super) struct Contents<'a> {
     pub(super) pair: &'a Pair,
-    /// Pair for container-to-container traffic.
     pub(super) second: Option<&'a Pair>,
     pub(super) bundle: &'a str,
     pub(super) container: &'a Container,
-    /// Whether to write Envoy's files.
     pub(super) envoy: bool,
 }
 

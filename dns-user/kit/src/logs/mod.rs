@@ -43,7 +43,6 @@ pub struct Logs {
 
 /// State shared by all handles.
 struct Shared {
-    /// Handle that replaces the subscriber's filter.
     filter: reload::Handle<Targets, Registry>,
     /// Current levels, from which the filter is built.
     levels: Mutex<Levels>,

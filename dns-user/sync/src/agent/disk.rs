@@ -225,7 +225,6 @@ fn stamp_of(facts: &fs::Metadata) -> Option<Stamp> {
     Some((facts.modified().ok()?, facts.ino(), facts.len()))
 }
 
-/// Writes the hosts file as configured.
 fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), DiskError> {
     /// Maximum size of a hosts file that a block is added to, in bytes.
     const LONGEST: u64 = 64 << 20;
@@ -309,7 +308,6 @@ fn with_hosts_block<'a>(
     Ok(text)
 }
 
-/// Appends a line for each record.
 fn add_hosts_lines<'a>(text: &mut String, records: impl Iterator<Item = (&'a str, &'a str)>) {
     for (address, name) in records {
         // Writing to a String cannot fail.

@@ -55,7 +55,6 @@ pub(super) struct Settings {
     pub(super) links_good_for: Duration,
 }
 
-/// Inputs of one step.
 pub(super) struct StepInput<'a> {
     /// Milliseconds since 1970, monotonic.
     pub(super) ms: u64,

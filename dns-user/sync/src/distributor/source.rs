@@ -37,7 +37,6 @@ pub(crate) struct InventoryOptions {
 pub(crate) enum SourceError {
     #[error(transparent)]
     File(#[from] FileError),
-    /// The files' content is not a valid inventory.
     #[error("{}: {cause}", path.display())]
     Inventory { path: PathBuf, cause: InventoryError },
     #[error(transparent)]
@@ -116,7 +115,6 @@ impl InventoryOptions {
         })
     }
 
-    /// Returns the identity of the inventory's files.
     pub(crate) fn stamps(&self) -> Stamps {
         let paths = file::files(self.path()).unwrap_or_else(|_| vec![self.path().to_owned()]);
         stamps(paths)
@@ -134,7 +132,6 @@ pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
 /// Decides when changed files are complete: after they have been unchanged for a while. Pure.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
-    /// The last read stamps.
     read: Option<Stamps>,
     /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,

@@ -73,11 +73,7 @@ pub(crate) enum StateError {
     #[error("{} is in use by another publisher; stop it, or use another folder", .0.display())]
     Locked(PathBuf),
     #[error("{}: {problem}; ids must not be assigned twice: restore the file from a backup", path.display())]
-    Content {
-        path: PathBuf,
-        /// The parser's message.
-        problem: String,
-    },
+    Content { path: PathBuf, problem: String },
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
     /// A higher version could not be represented exactly as a JSON number.

@@ -33,7 +33,6 @@ pub(crate) struct RawInventory {
 }
 
 impl RawInventory {
-    /// Returns the instances of all groups.
     pub(crate) fn instances(&self) -> impl Iterator<Item = &RawInstance> {
         self.deployments
             .iter()
@@ -175,11 +174,7 @@ pub(crate) enum FileError {
     #[error("{}: {cause}", path.display())]
     Io { path: PathBuf, cause: io::Error },
     #[error("{}: {problem}", path.display())]
-    Content {
-        path: PathBuf,
-        /// Position and cause of the mistake.
-        problem: ContentError,
-    },
+    Content { path: PathBuf, problem: ContentError },
 }
 
 #[derive(Debug, thiserror::Error)]

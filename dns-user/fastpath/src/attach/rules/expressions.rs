@@ -161,7 +161,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.registers.get(at..at + length)?.iter().map(is_known).collect()
     }
 
-    /// A match of xtables.
     fn extension_match(&mut self, fields: &Fields<'_>) {
         let name = fields.text(1);
         let revision = fields.number(2).unwrap_or(0) as u8;
@@ -173,7 +172,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets = self.meets.and(meets);
     }
 
-    /// A target of xtables.
     fn extension_target(&mut self, fields: &Fields<'_>) {
         let name = fields.text(1);
         let target = target(fields, &name, self.packet.as_ref().is_some_and(Packet::is_v6));

@@ -58,9 +58,16 @@ struct IpSet {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Question {
     /// Whether an ipset matches.
-    IpSet { index: u16, parts: Vec<Part> },
-    /// Whether a set of nftables has an element.
-    NftElement { family: u8, table: String, set: String, key: Vec<u8> },
+    IpSet {
+        index: u16,
+        parts: Vec<Part>,
+    },
+    NftElement {
+        family: u8,
+        table: String,
+        set: String,
+        key: Vec<u8>,
+    },
 }
 
 /// Source or destination of a packet.

@@ -11,7 +11,6 @@ use super::{
 const ESTABLISHED: u16 = 1 << 1;
 const NEW: u16 = 1 << 3;
 
-/// How a match is evaluated.
 enum Evaluation {
     /// It never holds for a plain UDP datagram.
     Never,
@@ -365,7 +364,6 @@ fn set(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
     Some(Meets::known(is_member != (flags & INVERT != 0)))
 }
 
-/// A target with its parameters.
 pub(super) struct Target<'a> {
     pub(super) name: &'a str,
     pub(super) revision: u8,
@@ -457,7 +455,6 @@ impl Target<'_> {
         })
     }
 
-    /// Returns the destination of DNAT or REDIRECT.
     fn new_target(&self) -> Option<NewTarget> {
         NewTarget::read(self.name, self.revision, self.info, self.v6)
     }
@@ -475,7 +472,6 @@ struct NewTarget {
 }
 
 impl NewTarget {
-    /// Parses the target's data.
     fn read(name: &str, revision: u8, info: &[u8], v6: bool) -> Option<Self> {
         let is_redirect = name == "REDIRECT";
         // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range; ports in network order.

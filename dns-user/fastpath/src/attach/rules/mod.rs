@@ -116,8 +116,6 @@ impl Rules {
         Ok(Self { legacy: xtables::read()?, nft, generation })
     }
 
-    /// Returns the objection to answering this client's queries for the endpoint on the interface,
-    /// if there is one.
     pub(crate) fn objection(
         &self,
         device: &Device,
@@ -142,7 +140,6 @@ impl Rules {
         })
     }
 
-    /// Like [`Self::objection`], for `lo`.
     fn objection_on_lo(
         &self,
         lo: &Device,
@@ -197,7 +194,6 @@ impl Rules {
         ends
     }
 
-    /// Returns the possible fates of a packet on its way out.
     fn way_out(&self, packet: &mut Packet, nat: Nat) -> Ends {
         let ends = self.at_hook(OUTPUT, packet, nat);
         let ends = ends.then(self.at_hook(POSTROUTING, packet, nat));

@@ -48,7 +48,6 @@ struct Chain {
     rules: Vec<Vec<Expression>>,
 }
 
-/// The hook of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Base {
     /// `NF_INET_*`, or 0 and 1 for ingress and egress of netdev.
@@ -56,9 +55,7 @@ struct Base {
     /// Chains run in ascending order.
     priority: i32,
     devices: Vec<String>,
-    /// Whether the policy is drop.
     drops: bool,
-    /// Whether it is of type nat.
     is_nat: bool,
 }
 

@@ -43,7 +43,6 @@ pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
     Attributes(list).filter_map(|(_, value)| read(value)).collect()
 }
 
-/// Returns the value in `NFTA_DATA_VALUE`.
 pub(super) fn value(data: &[u8]) -> Vec<u8> {
     Fields(data).get(1).unwrap_or_default().to_vec()
 }
@@ -132,7 +131,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Splits a message into family and attributes.
 pub(super) fn split(message: &[u8]) -> Option<(u8, Fields<'_>)> {
     let (header, attributes) = message.split_first_chunk::<4>()?;
     Some((header[0], Fields(attributes)))
@@ -150,7 +148,6 @@ pub(super) struct Set {
     pub(super) elements: Vec<Element>,
 }
 
-/// An element of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Element {
     /// The key, or the first key of a range.
@@ -171,7 +168,6 @@ pub(super) struct Element {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found<'a> {
     Nothing,
-    /// The data and the verdict of an element.
     Element(&'a [u8], Option<&'a Verdict>),
     /// Unknown: any element, or none.
     Unknown,

@@ -118,7 +118,6 @@ impl Ends {
     }
 }
 
-/// The chains of one table.
 pub(super) trait Chains {
     /// Returns the actions of a rule on the packet of this walk, in order: a rule may hold several
     /// conditions, each with a separate action.
@@ -350,7 +349,6 @@ impl Packet {
         }
     }
 
-    /// Returns a local query of `client` on its way out through `lo`.
     pub(super) fn local_query(lo: &Device, client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
         let query = Self::query(lo, client, endpoint, facts);
         Self { input: None, output: Some(lo.clone()), from_us: true, ..query }

@@ -43,7 +43,6 @@ const ENTRIES_AT: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     name: &'static str,
-    /// Whether this is an ip6tables table.
     v6: bool,
     /// Start of each hook's chain, in bytes; `None` if the table has no chain there.
     hooks: [Option<usize>; 5],
@@ -131,7 +130,6 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// Returns the possible fates of a packet in the tables at a hook.
 pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
     let v6 = packet.is_v6();
     let is_passed = |table: &&Table| nat == Nat::Applies || table.name != "nat";
@@ -319,7 +317,6 @@ impl Layout {
     };
 }
 
-/// An entry, which is a rule.
 struct Entry<'a> {
     /// Offset in the table.
     at: usize,
@@ -348,7 +345,6 @@ impl<'a> Entry<'a> {
         (self.target_name().is_empty() && to != self.at + self.length).then_some(to)
     }
 
-    /// Returns whether a rule may match UDP.
     fn may_be_udp(&self) -> bool {
         let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
         match u16_at(self.bytes, self.layout.protocol) {

@@ -32,7 +32,6 @@ pub(crate) struct Placed {
     pub(crate) size: usize,
 }
 
-/// The store of entries and its index.
 pub(crate) struct EntryStore<W = MmapRaw> {
     index: Index<W>,
     pub(crate) memory: Arc<EntryMemory<W>>,

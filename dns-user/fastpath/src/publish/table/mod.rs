@@ -135,14 +135,12 @@ pub(crate) struct Table {
     dependents: Dependents,
     /// Limits how fast learned names are exchanged.
     exchange: Allowance,
-    /// The snapshot's list.
     listing: Listing,
     /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
     /// Whether newer answers have arrived since the current pass began.
     is_outdated: bool,
     evicted: u64,
-    /// Buffer of the encoder.
     encoded: Encoded,
 }
 
@@ -263,7 +261,6 @@ impl Table {
         }
     }
 
-    /// Begins a pass that updates all names.
     fn begin_pass(&mut self) {
         self.is_outdated = false;
         let answers = self.answers.clone();
@@ -300,7 +297,6 @@ impl Table {
         self.refresh_all(keys, progress);
     }
 
-    /// Returns the answers installed last.
     pub(crate) fn answers(&self) -> Arc<dyn NameSource> {
         self.answers.clone()
     }

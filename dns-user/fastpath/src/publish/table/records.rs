@@ -81,7 +81,6 @@ impl Record {
 /// The names in the map, and their order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    /// The names by key.
     by_key: HashMap<u64, Record>,
     /// Number of names by kind: published, learned, negative.
     counts: [usize; 3],
@@ -111,7 +110,6 @@ impl Records {
         self.counts[kind as usize]
     }
 
-    /// Returns the number of published and learned names.
     pub(super) fn positive_count(&self) -> usize {
         self.count(Kind::Published) + self.count(Kind::Learned)
     }
@@ -306,7 +304,6 @@ pub(super) struct Pass {
     listed: VecDeque<(u64, Name)>,
 }
 
-/// One step of a pass.
 pub(super) enum Step {
     /// Update a name already in the map.
     Reconsider(u64),
