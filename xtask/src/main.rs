@@ -40,8 +40,7 @@ enum Command {
         #[arg(long)]
         debug: bool,
     },
-    /// Run the real server on a generated foundation between two network namespaces and show its
-    /// behaviour.
+    /// Run the real server on a generated foundation between two network namespaces and show its behaviour.
     #[command(disable_help_flag = true)]
     Demo {
         /// Further arguments of the demo: `--help` lists them.
@@ -59,16 +58,14 @@ enum Command {
     },
     /// Test the BPF programs and the real server on another kernel, in a virtual machine.
     ///
-    /// Runs all packet fixtures at every hook, then the server in each mode. Prints a line per
-    /// mode: how the programs were loaded (verified instructions, time), which hooks serve `lo` and
-    /// a veth, whether they answer, also after kill -9, and whether a new server takes over. The
-    /// machine is emulated: a run takes a minute or two, and times are several times higher than on
-    /// hardware.
+    /// Runs all packet fixtures at every hook, then the server in each mode. Prints a line per mode: how the
+    /// programs were loaded (verified instructions, time), which hooks serve `lo` and a veth, whether they
+    /// answer, also after kill -9, and whether a new server takes over. The machine is emulated: a run takes
+    /// a minute or two, and times are several times higher than on hardware.
     KernelTest {
         /// Kernel image, an x86-64 bzImage.
         image: PathBuf,
-        /// Folder that contains the kernel's modules (veth, sch_ingress, cls_bpf), unless they are
-        /// built in.
+        /// Folder that contains the kernel's modules (veth, sch_ingress, cls_bpf), unless they are built in.
         modules: Option<PathBuf>,
     },
     /// Build all programs for arm64 from this x86-64 machine, or test them there.
@@ -90,14 +87,13 @@ enum Command {
     /// Run the fuzz targets from their corpora, the BPF programs against their model, or a server with
     /// the fast path against one without.
     ///
-    /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program, random
-    /// and mutated packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and
-    /// every reply is compared with the model in tests/tests/packets/model.rs. With --interfaces,
-    /// random packets reach two servers in random set-ups (paths, addresses, MTU, packet filter
-    /// rules), and the one with the fast path must answer exactly as the other. With --replies, random
-    /// and mutated replies of recursors are cached and written for the interface, and the reply to
-    /// a random client at a random age must be the same from both. The same seed generates the same
-    /// inputs.
+    /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program, random and mutated
+    /// packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and every reply is compared
+    /// with the model in tests/tests/packets/model.rs. With --interfaces, random packets reach two servers in
+    /// random set-ups (paths, addresses, MTU, packet filter rules), and the one with the fast path must
+    /// answer exactly as the other. With --replies, random and mutated replies of recursors are cached and
+    /// written for the interface, and the reply to a random client at a random age must be the same from
+    /// both. The same seed generates the same inputs.
     Fuzz(fuzz::Fuzz),
     /// Run the real server under load with random faults.
     ///

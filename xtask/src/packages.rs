@@ -15,8 +15,7 @@ use crate::process::{capture, on_path, root, run};
 /// Packages for `cargo xtask demo`: namespaces, dig, load, and a recursor to forward to.
 pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
 
-/// Packages for the tests: the demo's, real peers, Prometheus, and virtual machines with other
-/// kernels.
+/// Packages for the tests: the demo's, real peers, Prometheus, and virtual machines with other kernels.
 pub(crate) const TEST: &[&str] = &[
     "bind9",
     "bind9-dnsutils",
@@ -282,8 +281,7 @@ pub(crate) fn moto_search_path() -> Result<OsString> {
     std::env::join_paths(folders).context("PATH has a folder with a colon")
 }
 
-/// Packages in addition to the essential ones: an init system, and dig, which the package
-/// recommends.
+/// Packages in addition to the essential ones: an init system, and dig, which the package recommends.
 const DEBIAN_INCLUDED: &str = "bind9-dnsutils,dbus,iproute2,libgcc-s1,procps,systemd,systemd-sysv";
 
 /// Packages stored in the root's `/var/cache/resolvers` for installation by tests. They conflict,

@@ -91,8 +91,7 @@ impl Agent {
     pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
         let permit = loop {
             let permit = self.breaker.permit().await;
-            // The rate applies after the breaker, so that requests waiting during an outage do not
-            // burst.
+            // The rate applies after the breaker, so that requests waiting during an outage do not burst.
             self.rate.wait().await;
             if permit.is_trial() || !self.breaker.is_open() {
                 break permit;

@@ -1,6 +1,5 @@
-//! Parses Consul's JSON to registrations. Missing and null members are empty, unknown members are
-//! ignored. Lists are parsed entry by entry: an invalid entry is dropped and counted, the others
-//! are used.
+//! Parses Consul's JSON to registrations. Missing and null members are empty, unknown members are ignored.
+//! Lists are parsed entry by entry: an invalid entry is dropped and counted, the others are used.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -204,8 +203,7 @@ pub(crate) fn health(
     Ok(ServiceInstances { instances, virtual_addresses, nodes })
 }
 
-/// Parses `/v1/peerings`: peers and the services that each exports to us. Peerings being deleted
-/// are skipped.
+/// Parses `/v1/peerings`: peers and the services that each exports to us. Peerings being deleted are skipped.
 pub(crate) fn peerings(
     body: &[u8],
     invalid: &mut Invalid,

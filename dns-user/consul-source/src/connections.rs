@@ -165,8 +165,7 @@ impl Connections {
         self.multiplexes.load(Ordering::Relaxed)
     }
 
-    /// Sends a GET request for `path` to an agent. The head of the response must arrive within
-    /// `limit`.
+    /// Sends a GET request for `path` to an agent. The head of the response must arrive within `limit`.
     pub(crate) async fn get(
         &self,
         address: &ApiAddress,

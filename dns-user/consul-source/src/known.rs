@@ -42,8 +42,7 @@ pub(crate) struct Difference {
 }
 
 impl Known {
-    /// Sets the nodes of a datacenter. Returns whether they changed. Unchanged nodes remain the
-    /// same objects.
+    /// Sets the nodes of a datacenter. Returns whether they changed. Unchanged nodes remain the same objects.
     pub(crate) fn set_nodes(&mut self, datacenter: &str, nodes: Vec<Arc<Node>>) -> bool {
         let place = self.place(&Place::Datacenter(datacenter.into()));
         set_nodes(place, nodes)
@@ -243,8 +242,7 @@ fn peer_of(name: &str) -> Place {
     Place::Peer(name.to_ascii_lowercase().into())
 }
 
-/// Sets the nodes of a place. Returns whether they changed. Unchanged nodes remain the same
-/// objects.
+/// Sets the nodes of a place. Returns whether they changed. Unchanged nodes remain the same objects.
 fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
     if place.nodes.as_ref().is_some_and(|before| **before == nodes) {
         return false;

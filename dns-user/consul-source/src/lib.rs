@@ -1,5 +1,4 @@
-//! Live source of Consul's names: queries Consul's HTTP API and keeps a catalog of `dns-consul` up
-//! to date.
+//! Live source of Consul's names: queries Consul's HTTP API and keeps a catalog of `dns-consul` up to date.
 //!
 //! Bottom-up:
 //!

@@ -223,8 +223,7 @@ pub(crate) struct QueryOptions {
 impl QueryOptions {
     /// Sends one request, starting at the position of `cursor`.
     async fn get(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
-        // Randomised, in addition to the agent's own jitter, to spread watches that started
-        // together.
+        // Randomised, in addition to the agent's own jitter, to spread watches that started together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
         let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
         let path = topic.path(self.own.as_deref(), wait, self.stale);

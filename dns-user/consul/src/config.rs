@@ -356,8 +356,7 @@ pub struct HttpApi {
     pub ca_file: Option<PathBuf>,
     /// `cert_file` and `key_file`: client certificate and key, PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// `tls_server_name`: expected name in the agent's certificate; if unset, the host of the
-    /// address.
+    /// `tls_server_name`: expected name in the agent's certificate; if unset, the host of the address.
     pub tls_server_name: Option<String>,
     /// `wait`: maximum duration of a blocking query.
     pub wait: Duration,
@@ -448,8 +447,7 @@ impl HttpApi {
 const ADDRESS_FORM: &str = "address such as \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"";
 
 impl ApiAddress {
-    /// Parses `http://host:port`, `https://host:port` or `host:port`; the default ports are 8500
-    /// and 8501.
+    /// Parses `http://host:port`, `https://host:port` or `host:port`; the default ports are 8500 and 8501.
     pub fn from_text(text: &str) -> Option<Self> {
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),

@@ -269,8 +269,7 @@ pub(crate) struct ClientSubnet<'a> {
 }
 
 impl ClientSubnet<'_> {
-    /// Appends the reply's option: a copy of the query's, with the scope for which the answer is
-    /// valid.
+    /// Appends the reply's option: a copy of the query's, with the scope for which the answer is valid.
     pub(crate) fn write(&self, scope: u8, out: &mut Vec<u8>) {
         out.extend_from_slice(&CLIENT_SUBNET.to_be_bytes());
         // The received length also had 16 bits.

@@ -12,10 +12,9 @@
 //! * [`Zone`]: current configuration and catalog; answers questions.
 //! * [`PendingAnswer`]: an answer that may still need a recursor's records for host names.
 //!
-//! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`, which
-//! the tests replay. Where both are silent (limits of a chain of host names, spare bytes of a UDP
-//! answer, order by `near`) the code follows general knowledge of Consul; it has not been compared
-//! with a running Consul.
+//! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`, which the tests
+//! replay. Where both are silent (limits of a chain of host names, spare bytes of a UDP answer, order by
+//! `near`) the code follows general knowledge of Consul; it has not been compared with a running Consul.
 
 mod answer;
 pub mod catalog;

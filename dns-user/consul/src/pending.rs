@@ -223,8 +223,7 @@ impl Page<'_> {
         if reply.len() <= size { reply } else { page.write(0, false, true, flags | TRUNCATED) }
     }
 
-    /// Encodes the first `count` answers; if `synced`, with only the additional records that they
-    /// lead to.
+    /// Encodes the first `count` answers; if `synced`, with only the additional records that they lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
         let Self { answer, query, name, compress: _, options } = *self;
         let answers = answer.answers.section().first(count);

@@ -126,8 +126,7 @@ pub fn node_name(node: &Node, domain: &Name) -> Option<Name> {
     }
 }
 
-/// Returns `<hex>.addr.<datacenter>.<domain>`, without the datacenter for nodes imported from a
-/// peer.
+/// Returns `<hex>.addr.<datacenter>.<domain>`, without the datacenter for nodes imported from a peer.
 pub fn address_name(address: IpAddr, node: &Node, domain: &Name) -> Option<Name> {
     let hex = match address {
         IpAddr::V4(address) => format!("{:08x}", address.to_bits()),
@@ -306,8 +305,7 @@ impl Section<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     NoSuchName,
-    /// SERVFAIL without records: the authoritative agent is unreachable or the token lacks
-    /// permission.
+    /// SERVFAIL without records: the authoritative agent is unreachable or the token lacks permission.
     Server,
 }
 

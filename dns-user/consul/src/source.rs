@@ -99,8 +99,7 @@ pub struct Status {
     pub views: u64,
     /// Error of the last request, if it failed.
     pub problem: Option<String>,
-    /// Number of topics that have failed for longer than `stale_after`; their old responses are
-    /// used.
+    /// Number of topics that have failed for longer than `stale_after`; their old responses are used.
     pub stale: usize,
     /// Age in seconds of the oldest of these responses.
     pub oldest_stale_seconds: Option<f64>,

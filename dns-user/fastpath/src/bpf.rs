@@ -21,8 +21,7 @@ use aya_obj::generated::{
 
 use super::map::Shape;
 
-/// Calls bpf(2) with the attributes filled in by `set`; pointers among them must be valid for the
-/// command.
+/// Calls bpf(2) with the attributes filled in by `set`; pointers among them must be valid for the command.
 fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
     // SAFETY: the union consists of integers, which may be zero.
     let mut attributes: bpf_attr = unsafe { mem::zeroed() };
@@ -188,9 +187,8 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// Waits for an RCU grace period, after which every program run that began before this call has
-/// ended. Uses `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel 4.3), which fails if `nohz_full` is in
-/// use.
+/// Waits for an RCU grace period, after which every program run that began before this call has ended. Uses
+/// `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel 4.3), which fails if `nohz_full` is in use.
 pub(super) fn rcu_grace_period() -> io::Result<()> {
     const GLOBAL: libc::c_long = 1;
     // SAFETY: membarrier takes no pointers.

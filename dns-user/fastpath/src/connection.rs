@@ -68,8 +68,7 @@ impl From<UnixStream> for AttacherConnection {
 }
 
 impl AttacherConnection {
-    /// Connects to the service at `socket`, which must run as root, as this process's user, or as
-    /// `user`.
+    /// Connects to the service at `socket`, which must run as root, as this process's user, or as `user`.
     pub fn open(socket: &Path, user: Option<&str>) -> Result<Self, FastPathError> {
         let stream = UnixStream::connect(socket)
             .map_err(|error| FastPathError::NoAttacher { socket: socket.to_owned(), error })?;
@@ -262,8 +261,7 @@ impl Session {
         let _ = self.messenger.send(&ServerMessage::Listen(endpoints.to_vec()));
     }
 
-    /// Reports the queries that reached the server's sockets; returns whether the attacher takes
-    /// reports.
+    /// Reports the queries that reached the server's sockets; returns whether the attacher takes reports.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) -> bool {
         self.messenger.send(&ServerMessage::Arrived(arrivals)).is_ok()
     }
@@ -351,8 +349,7 @@ pub(super) struct Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Response {
     Maps {
-        /// Shapes of `NAMES`, `ENTRIES`, `ANSWER_NAMES`, `ANSWER_ENTRIES`, `CONTROL`, `COUNTERS`,
-        /// and `TAP`.
+        /// Shapes of `NAMES`, `ENTRIES`, `ANSWER_NAMES`, `ANSWER_ENTRIES`, `CONTROL`, `COUNTERS`, and `TAP`.
         shapes: Vec<Shape>,
         /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,
@@ -373,8 +370,7 @@ pub(super) enum ServerMessage {
     Filled,
     /// Report the end of an RCU grace period.
     Grace,
-    /// Ends the session. If the connection ends without it, the server has died and its programs
-    /// stay.
+    /// Ends the session. If the connection ends without it, the server has died and its programs stay.
     Stop { detach: bool },
 }
 
@@ -447,8 +443,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Waits for the next line; the limit is for the whole line, even if the peer sends single
-    /// bytes.
+    /// Waits for the next line; the limit is for the whole line, even if the peer sends single bytes.
     pub(super) fn next_within<T: DeserializeOwned>(
         &mut self,
         stream: &UnixStream,

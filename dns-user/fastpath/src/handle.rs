@@ -77,8 +77,7 @@ struct Member {
 }
 
 impl FastPathHandle {
-    /// Makes this fast path the current one. Its predecessor keeps receiving changes until
-    /// [`Self::retire`].
+    /// Makes this fast path the current one. Its predecessor keeps receiving changes until [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
         let member = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.members.load().first().cloned();
@@ -90,8 +89,7 @@ impl FastPathHandle {
         self.0.has_previous_programs.send_replace(false);
     }
 
-    /// Expects programs of an earlier process, which answer until [`Self::fill`], or for at most
-    /// `lease`.
+    /// Expects programs of an earlier process, which answer until [`Self::fill`], or for at most `lease`.
     pub fn expect_previous_programs(&self, lease: Duration) {
         self.0.has_previous_programs.send_replace(true);
         let shared = self.clone();
@@ -185,8 +183,7 @@ impl FastPathHandle {
         self.0.answer_generation.load(Ordering::Acquire)
     }
 
-    /// Invalidates all forwarded answers: interfaces no longer use any that was looked up before
-    /// this call.
+    /// Invalidates all forwarded answers: interfaces no longer use any that was looked up before this call.
     pub fn void_answers(&self) {
         let _newest_last = self.0.beginning.lock();
         let generation = self.0.answer_generation.fetch_add(1, Ordering::AcqRel) + 1;
@@ -256,8 +253,7 @@ impl FastPathHandle {
         self.for_each(|publisher| publisher.shed(shares, time));
     }
 
-    /// Returns the number of queries that interfaces have passed to userspace; `None` without a
-    /// fast path.
+    /// Returns the number of queries that interfaces have passed to userspace; `None` without a fast path.
     pub fn passed_to_userspace(&self) -> Option<u64> {
         self.get().map(|fast_path| fast_path.counters.passed_to_userspace())
     }

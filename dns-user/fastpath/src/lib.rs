@@ -89,8 +89,7 @@ use dns_core::{
 };
 use dns_kit::clock::kernel_monotonic_ns;
 
-/// Entries of forwarded answers, for fuzz targets and for tests that compare the programs with
-/// userspace.
+/// Entries of forwarded answers, for fuzz targets and for tests that compare the programs with userspace.
 #[doc(hidden)]
 pub mod forwarded {
     pub use crate::map::answer::{LocalReply, encode, encode_local};
@@ -334,10 +333,9 @@ impl FastPath {
         let _ = lost.wait_for(|lost| *lost).await;
     }
 
-    /// Records a sign of life of the daemon's runtime and of everything else on which correct
-    /// answers depend; the oldest such sign is `age` old. From the first call on, the lease is
-    /// counted from the latest call, so calls must follow at intervals of about an eighth of the
-    /// lease.
+    /// Records a sign of life of the daemon's runtime and of everything else on which correct answers depend;
+    /// the oldest such sign is `age` old. From the first call on, the lease is counted from the latest call,
+    /// so calls must follow at intervals of about an eighth of the lease.
     pub fn heartbeat(&self, age: Duration) {
         self.lease.heartbeat(age);
     }
@@ -382,8 +380,7 @@ impl FastPath {
         Counters::new(self.counters.read())
     }
 
-    /// Returns the reader of the tap, or `None` after the first call. Must be called within a tokio
-    /// runtime.
+    /// Returns the reader of the tap, or `None` after the first call. Must be called within a tokio runtime.
     pub fn tap(&self) -> Option<io::Result<TapReader>> {
         let map = self.tap.lock().take()?;
         Some(TapReader::new(map, self.control.clone()))
@@ -434,8 +431,7 @@ impl FastPath {
     }
 }
 
-/// Returns the endpoint after which the folder of pins is named, or the reason why there is no fast
-/// path.
+/// Returns the endpoint after which the folder of pins is named, or the reason why there is no fast path.
 fn main_endpoint(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<SocketAddr, FastPathError> {
     if !config.enabled || config.mode == HookMode::Off {
         return Err(FastPathError::Off);
@@ -449,9 +445,8 @@ impl Drop for FastPath {
     }
 }
 
-/// Creates the folder of pins, on a bpffs that is mounted if necessary, and gives the folder and
-/// its content to a user. Must be called before privileges are dropped, because mounting needs
-/// CAP_SYS_ADMIN.
+/// Creates the folder of pins, on a bpffs that is mounted if necessary, and gives the folder and its content
+/// to a user. Must be called before privileges are dropped, because mounting needs CAP_SYS_ADMIN.
 pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     pins::ensure_bpffs(bpffs)?;
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))

@@ -69,8 +69,7 @@ impl<T> AsFd for Receiver<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Notifier(Arc<UnixStream>);
 
-/// Wake-ups without a message: readable after [`Notifier::notify`], and after the last notifier was
-/// dropped.
+/// Wake-ups without a message: readable after [`Notifier::notify`], and after the last notifier was dropped.
 #[derive(Debug)]
 pub(super) struct Notifications(UnixStream);
 
@@ -83,8 +82,7 @@ pub(super) fn notifications() -> io::Result<(Notifier, Notifications)> {
 
 impl Notifier {
     pub(super) fn notify(&self) {
-        // An error means that the stream is full of unread wake-ups or that no thread listens any
-        // more.
+        // An error means that the stream is full of unread wake-ups or that no thread listens any more.
         let _ = (&*self.0).write(&[0]);
     }
 }

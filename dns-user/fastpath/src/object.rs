@@ -38,8 +38,7 @@ const BYTES_PER_NAME: usize = 144;
 /// Upper limit of the store for any `max_names`: the kernel allocates all of it, even if unused.
 const MAX_ARENA: usize = 512 << 20;
 
-/// Lower limit of the store: enough for some of the largest entries even if few names are
-/// configured.
+/// Lower limit of the store: enough for some of the largest entries even if few names are configured.
 const MIN_ARENA: usize = 2 << 20;
 
 /// One in this many names is reserved for learned names.
@@ -165,8 +164,7 @@ fn chunks(max_names: u32) -> u32 {
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
 
-/// Returns the number of chunks of the store of whole answers: at least one, because no map is
-/// empty.
+/// Returns the number of chunks of the store of whole answers: at least one, because no map is empty.
 fn answer_chunks(config: &XdpConfig) -> u32 {
     let replies = if config.other_types { REPLY_BYTES as u64 } else { 0 };
     let bytes = replies + if config.cache_entries == 0 { 0 } else { config.cache_bytes };
@@ -174,8 +172,7 @@ fn answer_chunks(config: &XdpConfig) -> u32 {
     u32::try_from(bytes.div_ceil(usable)).unwrap_or(u32::MAX).clamp(1, MAX_CELLS / CHUNK_CELLS)
 }
 
-/// Returns the number of possible CPUs: each CPU uses the element with its own number for its
-/// counters.
+/// Returns the number of possible CPUs: each CPU uses the element with its own number for its counters.
 fn possible_cpus() -> io::Result<u32> {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     parse_cpu_list(&text).ok_or_else(|| io::Error::other(format!("not a list of CPUs: {text:?}")))

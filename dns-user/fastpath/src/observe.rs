@@ -108,8 +108,7 @@ impl TapReader {
                 }
                 _ => lost += 1,
             }
-            // The program may add events as fast as they are removed, so the time is limited as
-            // well.
+            // The program may add events as fast as they are removed, so the time is limited as well.
             if begun.elapsed() >= WINDOW {
                 break;
             }

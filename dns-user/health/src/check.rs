@@ -28,9 +28,8 @@ use super::{HEALTH_NAME, states::InstanceHealth};
 use dns_core::{config::reader::Json, resolve::HealthState};
 use dns_kit::tls::TlsMaterial;
 
-/// Maximum number of bytes that an instance may send per check, measured below TLS: a handshake, a
-/// head and the longest report, with room for framing. Chunks of one byte and informational
-/// responses count as well.
+/// Maximum number of bytes that an instance may send per check, measured below TLS: a handshake, a head and
+/// the longest report, with room for framing. Chunks of one byte and informational responses count as well.
 const MAX_RECEIVED: usize = MAX_REPORT + (48 << 10);
 
 /// A connection to an instance's health server, kept between checks.
@@ -76,8 +75,7 @@ pub(super) async fn check(
     let kept = kept.filter(|kept| kept.generation == tls.generation && !kept.sender.is_closed());
     if let Some(mut connection) = kept {
         match connection.ask(address).await {
-            // The instance may have closed the connection at the same moment; a second request does
-            // no harm.
+            // The instance may have closed the connection at the same moment; a second request does no harm.
             Err(CheckError::Http(_)) => {}
             Err(CheckError::TooLong) => return (Err(CheckError::TooLong), None),
             answered => return (answered, Some(connection)),
@@ -166,8 +164,7 @@ impl Allowance {
     }
 }
 
-/// A stream whose reads fail once the allowance is used up; the last read may exceed it by one
-/// buffer.
+/// A stream whose reads fail once the allowance is used up; the last read may exceed it by one buffer.
 struct ReadLimit<T> {
     inner: T,
     allowance: Allowance,
@@ -250,9 +247,8 @@ pub(super) enum ReportError {
     NoText(&'static str),
 }
 
-/// Parses a report by bosh-dns's rules (observed): member names in any letter case, unknown members
-/// ignored; a state that is not a string invalidates the whole report, and so does text after the
-/// end.
+/// Parses a report by bosh-dns's rules (observed): member names in any letter case, unknown members ignored;
+/// a state that is not a string invalidates the whole report, and so does text after the end.
 pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
     let members = match Json::parse(body)? {
         Json::Object(members) => members,

@@ -1,5 +1,4 @@
-//! Health of instances: checks them and keeps their states; also the health server that other
-//! machines check.
+//! Health of instances: checks them and keeps their states; also the health server that other machines check.
 //! * [`HealthStates`]: the known states, read by [`dns_core::resolve::resolve`].
 //! * [`Tracker`]: the names queried most recently, and the instances they need.
 //! * `watcher`: runs the checks on a separate thread, in the order that `schedule` (no I/O)

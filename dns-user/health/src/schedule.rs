@@ -146,8 +146,7 @@ impl Schedule {
         if urgent { &mut self.urgent } else { &mut self.first }.push_back(ip);
     }
 
-    /// Removes the instance. Returns the ticket of its running check, which the caller must still
-    /// end.
+    /// Removes the instance. Returns the ticket of its running check, which the caller must still end.
     pub(super) fn remove(&mut self, ip: IpAddr) -> Option<Ticket> {
         match self.targets.remove(&ip)?.waits {
             Waits::Due(at) => _ = self.due.remove(&(at, ip)),

@@ -29,9 +29,8 @@ use dns_kit::{
     tls::{RotatingTls, TlsError},
 };
 
-/// Maximum number of checks in the fast lane. A few suffice for 50 instances per second; this many
-/// serve the first checks of a big group, and their handshakes take less CPU time than the patience
-/// with one check.
+/// Maximum number of checks in the fast lane. A few suffice for 50 instances per second; this many serve the
+/// first checks of a big group, and their handshakes take less CPU time than the patience with one check.
 const FAST_LANE: usize = 128;
 
 /// Maximum number of checks in the slow lane, if the limit on open files allows.

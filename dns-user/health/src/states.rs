@@ -16,8 +16,7 @@ const SHARDS: usize = 32;
 
 /// State of every checked instance, by address.
 ///
-/// Readers and writers hold the lock of one shard only for a map look-up, so no query ever waits
-/// for a check.
+/// Readers and writers hold the lock of one shard only for a map look-up, so no query ever waits for a check.
 #[derive(Debug)]
 pub struct HealthStates {
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],

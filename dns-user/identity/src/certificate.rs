@@ -145,8 +145,7 @@ pub struct SigningRequest {
     pub public_key_info: Vec<u8>,
 }
 
-/// Builds a request (RFC 2986) that proves possession of `key`; the names are transmitted
-/// separately.
+/// Builds a request (RFC 2986) that proves possession of `key`; the names are transmitted separately.
 pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, KeyError> {
     let info = construct_der(|writer| {
         writer.write_sequence(|writer| {
@@ -162,8 +161,7 @@ pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, K
 }
 
 impl SigningRequest {
-    /// Parses a request and verifies its signature; `None` if it is malformed or not signed by its
-    /// own key.
+    /// Parses a request and verifies its signature; `None` if it is malformed or not signed by its own key.
     pub fn verify(der: &[u8]) -> Option<Self> {
         let request = CertReq::from_der(der).ok()?;
         let key = &request.info.public_key;

@@ -198,8 +198,7 @@ pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Snapshot>
     Ok(Snapshot::build(parsed, &aliases).0)
 }
 
-/// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host
-/// name.
+/// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host name.
 fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
     let certificate = certificate.tbs_certificate();
     let (mut names, mut addresses) = (Vec::new(), Vec::new());

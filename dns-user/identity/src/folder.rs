@@ -147,8 +147,7 @@ impl IdentityFolder {
             .tempdir_in(&self.path)
             .map_err(failed(&self.path))?;
         for entry in entries {
-            // Errors name the path that readers know: the generation's own name differs at every
-            // attempt.
+            // Errors name the path that readers know: the generation's own name differs at every attempt.
             let (path, known) = (generation.path().join(entry.name), self.path.join(entry.name));
             write(&path, entry, owner).map_err(failed(&known))?;
         }

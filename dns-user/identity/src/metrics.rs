@@ -1,5 +1,4 @@
-//! `bosh_dns_identity_*` metrics for Prometheus. Every scrape builds the families from the current
-//! state.
+//! `bosh_dns_identity_*` metrics for Prometheus. Every scrape builds the families from the current state.
 
 use std::{net::SocketAddr, time::SystemTime};
 

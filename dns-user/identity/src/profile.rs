@@ -121,8 +121,7 @@ impl fmt::Display for Guid {
 }
 
 impl Container {
-    /// Returns the profile of the identity pair: the id, and the internal or else the external
-    /// address.
+    /// Returns the profile of the identity pair: the id, and the internal or else the external address.
     pub fn identity(&self) -> Result<Profile, ProfileError> {
         if self.stopped {
             return Profile::unnamed(&self.ous);

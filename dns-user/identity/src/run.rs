@@ -190,8 +190,7 @@ fn execute(events: &mpsc::Sender<Event>, command: Command) -> Reply {
     if sent.is_err() { stopped() } else { answer.recv().unwrap_or_else(|_| stopped()) }
 }
 
-/// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a
-/// second.
+/// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a second.
 fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mpsc::Receiver<Event>) {
     let mut rescan_at = Instant::now();
     loop {

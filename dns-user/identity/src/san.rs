@@ -312,8 +312,7 @@ fn provider(manifest: &Value, link: &str) -> Result<Provider, VariableError> {
     })
 }
 
-/// Returns whether a job provides a link of this name: the alias in `as`, or the link's own name
-/// without one.
+/// Returns whether a job provides a link of this name: the alias in `as`, or the link's own name without one.
 fn provides(job: &Value, name: &str) -> bool {
     let stated = job["provides"].as_object();
     let renamed = stated.into_iter().flatten().any(|(own, provide)| match provide["as"].as_str() {

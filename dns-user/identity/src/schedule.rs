@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::certificate::{Standing, Validity, unix};
 
-/// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in
-/// small steps.
+/// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in small steps.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// Delay after the first failure; doubles with every further failure.

@@ -141,8 +141,7 @@ impl Admission {
         self.admit_as(client_or_self(address))
     }
 
-    /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if
-    /// so.
+    /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if so.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
         let free = self.free();
         if free > self.limit / 2 {

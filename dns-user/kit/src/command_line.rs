@@ -1,5 +1,4 @@
-//! Manual pages and completions, generated from the definition of a command line; standard output
-//! and errors.
+//! Manual pages and completions, generated from the definition of a command line; standard output and errors.
 
 use std::{
     ffi::OsString,

@@ -91,12 +91,11 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
                 header.msg_controllen = CONTROL_SIZE;
             }
         }
-        // SAFETY: every pointer and length in the COUNT headers was written by the loop above, now
-        // or in an earlier call: the first call prepares all of them (`used` starts as COUNT), and
-        // a later one those that the kernel has changed since. Each pointer leads to a separate
-        // element of a box of `self`, whose content never moves, with the length of that element.
-        // The boxes are private and borrowed exclusively, so nothing else uses them in the
-        // meantime.
+        // SAFETY: every pointer and length in the COUNT headers was written by the loop above, now or in an
+        // earlier call: the first call prepares all of them (`used` starts as COUNT), and a later one those
+        // that the kernel has changed since. Each pointer leads to a separate element of a box of `self`,
+        // whose content never moves, with the length of that element. The boxes are private and borrowed
+        // exclusively, so nothing else uses them in the meantime.
         let count = unsafe {
             libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
         };
@@ -189,8 +188,7 @@ impl ControlMessages {
         self.destination(length).map(|(ifindex, _)| ifindex)
     }
 
-    /// Returns the receiving interface and the destination address; IPv4-mapped addresses become
-    /// IPv4.
+    /// Returns the receiving interface and the destination address; IPv4-mapped addresses become IPv4.
     pub fn destination(&self, length: usize) -> Option<(u32, IpAddr)> {
         let header_len = size_of::<libc::cmsghdr>();
         let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
@@ -217,8 +215,7 @@ impl ControlMessages {
     }
 }
 
-/// Converts an address written by the kernel; returns the unspecified address if it is not an IP
-/// address.
+/// Converts an address written by the kernel; returns the unspecified address if it is not an IP address.
 pub fn socket_address(peer: &libc::sockaddr_storage) -> SocketAddr {
     let peer_ptr = &raw const *peer;
     match i32::from(peer.ss_family) {

@@ -1,9 +1,8 @@
 //! Mutual TLS with files that may change at any time.
 //!
-//! [`RotatingTls`] holds the last valid set of certificate, key and CA bundle, and reloads it when
-//! one of the files changes. An inconsistent set (a new certificate with the old key, a partial
-//! file) is never used: the last valid set stays in use and every poll tries again. Connections
-//! keep the set that they started with.
+//! [`RotatingTls`] holds the last valid set of certificate, key and CA bundle, and reloads it when one of the
+//! files changes. An inconsistent set (a new certificate with the old key, a partial file) is never used: the
+//! last valid set stays in use and every poll tries again. Connections keep the set that they started with.
 
 mod certificates;
 
@@ -220,8 +219,7 @@ impl RotatingTls {
         }
     }
 
-    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. Calls `after` after every poll, for
-    /// metrics.
+    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. Calls `after` after every poll, for metrics.
     pub async fn watch(self: Arc<Self>, after: impl Fn(&Self) + Send + 'static) {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

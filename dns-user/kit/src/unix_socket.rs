@@ -40,9 +40,8 @@ pub struct Access {
     pub group: Option<Gid>,
 }
 
-/// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by
-/// this process's user. A folder that users other than root, this one and `trusted` can write to is
-/// rejected.
+/// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by this
+/// process's user. A folder that users other than root, this one and `trusted` can write to is rejected.
 ///
 /// Must be called before the process starts a second thread.
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {

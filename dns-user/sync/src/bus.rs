@@ -31,8 +31,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(60);
 /// Timeout of a connection attempt if another server can be tried next.
 const SHORT_ATTEMPT: Duration = Duration::from_secs(10);
 
-/// Default of `--ping-every`, in seconds; a server that hangs is abandoned after three times as
-/// long.
+/// Default of `--ping-every`, in seconds; a server that hangs is abandoned after three times as long.
 pub const PING_EVERY: u64 = 10;
 
 /// Servers and certificates of the NATS connection.
@@ -69,8 +68,7 @@ pub enum BusError {
 }
 
 impl Bus {
-    /// Starts connecting; reconnects run in the background. `name` is also the prefix of
-    /// JetStream's inboxes.
+    /// Starts connecting; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
     pub async fn connect(options: &BusOptions, name: &str) -> Result<Self, BusError> {
         let BusOptions { nats, tls: files, ping_every } = options;
         let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;

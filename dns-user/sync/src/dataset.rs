@@ -1,8 +1,7 @@
 //! The dataset: the content of `records.json`, byte for byte as a director writes it.
 //!
-//! Compact JSON without a final newline; members are in the order of the structs here. Rows are
-//! ordered by the instances' numbers, which never change: unchanged rows keep their position, which
-//! keeps patches small.
+//! Compact JSON without a final newline; members are in the order of the structs here. Rows are ordered by
+//! the instances' numbers, which never change: unchanged rows keep their position, which keeps patches small.
 
 use std::{
     borrow::Cow,
@@ -253,8 +252,7 @@ impl Ids {
         self.groups.get(deployment)?.get(kind)?.get(name).copied()
     }
 
-    /// Returns the id of a group; allocates it if missing. `kind` is [`INSTANCE_GROUP`] or
-    /// [`LINK`].
+    /// Returns the id of a group; allocates it if missing. `kind` is [`INSTANCE_GROUP`] or [`LINK`].
     pub(crate) fn group(&mut self, deployment: &str, kind: &str, name: &str) -> u64 {
         let of_kind =
             self.groups.entry(deployment.to_owned()).or_default().entry(kind.to_owned()).or_default();

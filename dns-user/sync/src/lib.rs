@@ -53,8 +53,7 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Returns the number of lines omitted since the last one if a line may be logged at `now`,
-    /// else `None`.
+    /// Returns the number of lines omitted since the last one if a line may be logged at `now`, else `None`.
     pub(crate) fn allow(&mut self, now: u64) -> Option<u64> {
         let base = self.full_at.max(now);
         if base - now >= BURST * INTERVAL_MS {

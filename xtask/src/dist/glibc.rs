@@ -61,8 +61,7 @@ pub(super) fn link_arguments(old: &Path, architecture: Architecture) -> Vec<Stri
     .into()
 }
 
-/// Redirects absolute symbolic links into `folder`, because the linker resolves them like the
-/// kernel.
+/// Redirects absolute symbolic links into `folder`, because the linker resolves them like the kernel.
 fn make_links_relative(folder: &Path) -> Result<()> {
     let links = capture(Command::new("find").arg(folder).args(["-type", "l", "-lname", "/*"]))?;
     for link in links.lines().map(Path::new) {

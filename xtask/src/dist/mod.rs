@@ -76,8 +76,7 @@ pub(crate) struct Programs {
     /// Pack this `bosh-dns-publish` with `--binary`; without it the package has none
     #[arg(long, value_name = "FILE", requires = "binary")]
     publisher: Option<PathBuf>,
-    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such
-    /// package
+    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such package
     #[arg(long, value_name = "FILE", requires = "binary")]
     identity: Option<PathBuf>,
     /// Pack this `bosh-dns-xdp-load` into a separate package; without it `--binary` builds no such package

@@ -322,9 +322,8 @@ impl Zone {
         limit_chain(kept)
     }
 
-    /// Returns the domain for generated names and the SOA of an answer: the question's domain. The
-    /// primary domain replaces the alternative one at its apex, and where it is not written in
-    /// lower case (observed).
+    /// Returns the domain for generated names and the SOA of an answer: the question's domain. The primary
+    /// domain replaces the alternative one at its apex, and where it is not written in lower case (observed).
     fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
         if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
             zone
@@ -333,8 +332,7 @@ impl Zone {
         }
     }
 
-    /// Returns the number of answers worth building: one more than fits UDP, which reveals
-    /// truncation.
+    /// Returns the number of answers worth building: one more than fits UDP, which reveals truncation.
     fn most_answers(&self, query: &Query<'_>, transport: Transport) -> usize {
         /// Size of the smallest record: a pointer, its fixed fields, an IPv4 address.
         const SMALLEST: usize = 2 + 10 + 4;

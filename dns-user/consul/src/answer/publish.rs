@@ -41,8 +41,7 @@ const OPT: usize = 11;
 const POINTER: usize = 2;
 
 impl Zone {
-    /// Returns the answers that interfaces may give for a name; `None` if only userspace may
-    /// answer.
+    /// Returns the answers that interfaces may give for a name; `None` if only userspace may answer.
     pub fn publishable(&self, name: &Name) -> Option<Publishable> {
         let dns = &self.config.dns;
         let zone = self.config.domain_of(name)?;

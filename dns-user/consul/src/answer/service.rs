@@ -215,8 +215,7 @@ impl Zone {
         records
     }
 
-    /// Returns one SRV record for each distinct node, address and port, and the records of the
-    /// targets.
+    /// Returns one SRV record for each distinct node, address and port, and the records of the targets.
     fn srv_records(
         &self,
         search: &Search<'_>,
@@ -318,9 +317,8 @@ const MAX_SERVERS: usize = 3;
 const SERVERS: &str = "consul";
 
 impl Zone {
-    /// Returns the address and metadata of a node, regardless of its health. A type that the node
-    /// lacks gives an empty answer without SOA; a type that no node has gives one for every name
-    /// (observed).
+    /// Returns the address and metadata of a node, regardless of its health. A type that the node lacks gives
+    /// an empty answer without SOA; a type that no node has gives one for every name (observed).
     pub(super) fn find_node(
         &self,
         search: &Search<'_>,
@@ -359,8 +357,7 @@ impl Zone {
 }
 
 impl Zone {
-    /// Returns the record of one address: as an answer if its type is queried, else as an
-    /// additional record.
+    /// Returns the record of one address: as an answer if its type is queried, else as an additional record.
     pub(super) fn one_address(&self, search: &Search<'_>, address: IpAddr) -> Found {
         let record = Record::address(search.owner.cloned(), self.config.dns.node_ttl, address);
         let mut found = Found::default();

@@ -161,9 +161,8 @@ impl Live {
         self.places.get(&own).is_some_and(|place| place.is_loaded() && place.unloaded == 0)
     }
 
-    /// Returns whether a service or, if `None`, the place's list of services has not been loaded
-    /// yet. The name is in lower case. Nothing is pending for places that do not exist or are
-    /// unreachable.
+    /// Returns whether a service or, if `None`, the place's list of services has not been loaded yet. The
+    /// name is in lower case. Nothing is pending for places that do not exist or are unreachable.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
         let loaded = self.places.get(place).filter(|known| known.is_loaded());
         match (loaded, service) {
@@ -205,8 +204,7 @@ const SHARDS: usize = 256;
 
 type Shard<K, V> = hashbrown::HashMap<K, V, RandomState>;
 
-/// Hasher that assigns keys to shards, the same in all maps, so that any two can be compared shard
-/// by shard.
+/// Hasher that assigns keys to shards, the same in all maps, so that any two can be compared shard by shard.
 static ASSIGNMENT: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
 /// A sharded hash map. Copies share all shards in which they do not differ.
@@ -296,8 +294,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Shards<K, Vec<V>> {
 }
 
 impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
-    /// Returns the keys whose values are not the same object in both maps, with their value in
-    /// `self`.
+    /// Returns the keys whose values are not the same object in both maps, with their value in `self`.
     pub fn changes<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
         let pairs = self.shards.iter().zip(&before.shards).filter(|(now, before)| !Arc::ptr_eq(now, before));
         pairs.flat_map(|(now, before)| {

@@ -454,8 +454,7 @@ impl Catalog {
         self.nodes.at(address)
     }
 
-    /// Returns the first instance, by node and id, registered with this address in the local
-    /// datacenter.
+    /// Returns the first instance, by node and id, registered with this address in the local datacenter.
     pub fn instance_at(&self, address: IpAddr) -> Option<InstanceId> {
         let candidates = self.addresses.get(&address)?.iter().copied();
         candidates.min_by_key(|&id| self.member(id).order())
@@ -482,9 +481,8 @@ impl Catalog {
         self.live.as_ref().is_some_and(|live| live.datacenters.is_empty())
     }
 
-    /// Returns a function that maps a node to its distance from the node `from`, if known: the
-    /// index in a list from definition files, or the round-trip time estimated from a live Consul's
-    /// coordinates.
+    /// Returns a function that maps a node to its distance from the node `from`, if known: the index in a
+    /// list from definition files, or the round-trip time estimated from a live Consul's coordinates.
     pub fn distances<'a>(&'a self, from: &str) -> impl Fn(&Node) -> Option<f64> + 'a {
         let listed = self.fixed.distances.get(&*lower(from));
         let coordinates = self.live.as_ref().map(|live| &*live.coordinates);

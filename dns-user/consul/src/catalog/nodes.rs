@@ -176,9 +176,8 @@ impl Node {
         Location::from_text(self.chosen(config, accept))
     }
 
-    /// Returns the address in text form: `lan_ipv6`, `lan_ipv4`, or else the address itself; in
-    /// another datacenter, with `translate_wan_addrs`, `wan_ipv6`, `wan_ipv4`, `wan`, or the
-    /// address.
+    /// Returns the address in text form: `lan_ipv6`, `lan_ipv4`, or else the address itself; in another
+    /// datacenter, with `translate_wan_addrs`, `wan_ipv6`, `wan_ipv4`, `wan`, or the address.
     fn chosen(&self, config: &Config, accept: Accept) -> &str {
         let tag = |name: &str| self.tagged_addresses.get(name).map(String::as_str);
         choose(config.translates(&self.datacenter), accept, &self.address, tag)
@@ -216,8 +215,7 @@ impl Instance {
         }
     }
 
-    /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of
-    /// this name.
+    /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of this name.
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
             return self.ports.iter().find(|port| port.name.eq_ignore_ascii_case(name)).map(|port| port.port);
@@ -420,8 +418,7 @@ fn number_targets(members: &mut [Member]) {
 }
 
 impl Instance {
-    /// Returns the service that this mesh instance represents; `None` if it is not part of the
-    /// mesh.
+    /// Returns the service that this mesh instance represents; `None` if it is not part of the mesh.
     pub(super) fn destination(&self) -> Option<&str> {
         match &self.proxy_for {
             Some(destination) => Some(destination),

@@ -154,8 +154,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Parses Consul's status words; `maintenance` is Consul's word for a check of maintenance
-    /// mode.
+    /// Parses Consul's status words; `maintenance` is Consul's word for a check of maintenance mode.
     pub fn from_text(text: &str) -> Option<Self> {
         match text {
             "passing" => Some(Self::Passing),

@@ -360,8 +360,7 @@ fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
     })
 }
 
-/// Parses the failover of a query: `datacenters`, or `targets` that each name a `datacenter` or a
-/// `peer`.
+/// Parses the failover of a query: `datacenters`, or `targets` that each name a `datacenter` or a `peer`.
 fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     let datacenters = texts(reader, "datacenters")?;
     let targets = reader.objects("targets")?;

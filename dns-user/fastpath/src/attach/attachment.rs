@@ -58,8 +58,7 @@ pub(crate) struct AttachContext<'a> {
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
     pub(crate) netlink: &'a mut Socket,
-    /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any
-    /// more.
+    /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any more.
     pub(crate) settled: bool,
 }
 
@@ -190,8 +189,7 @@ fn attach(
         drop_predecessor(left);
     }
     if hook.is_xdp() {
-        // An interface takes one mode of XDP: the predecessor's link in the other mode must go
-        // first.
+        // An interface takes one mode of XDP: the predecessor's link in the other mode must go first.
         while let Some(place) =
             predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
         {
@@ -306,8 +304,7 @@ impl Filters {
     pub(crate) fn of(main: SocketAddr) -> Self {
         let owner = main.to_string();
         let hash = dns_common::name::hash_name(0, owner.as_bytes());
-        // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from
-        // 0xc000 down.
+        // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from 0xc000 down.
         Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
     }
 
@@ -351,8 +348,7 @@ impl Filters {
         Ok(self.find(ifindex, netlink)?.is_some())
     }
 
-    /// Removes our filter from an interface, whichever process set it; returns whether there was
-    /// one.
+    /// Removes our filter from an interface, whichever process set it; returns whether there was one.
     pub(crate) fn remove(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
         match self.find(ifindex, netlink)? {
             Some(filter) => filter.remove(ifindex, netlink).map(|()| true),

@@ -108,8 +108,7 @@ pub(crate) fn attach(
             }
         };
         let why = &attachment.why;
-        // A fallback from tcx to clsact only means an older kernel, about which nothing can be
-        // done.
+        // A fallback from tcx to clsact only means an older kernel, about which nothing can be done.
         if index > 0 && hooks[0].is_xdp() {
             tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
         }

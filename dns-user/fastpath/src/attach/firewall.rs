@@ -148,8 +148,7 @@ fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> 
 
 /// `XFRM_MSG_NEWPOLICY`, and the request for all policies.
 const POLICIES: (u16, u16) = (0x13, 0x15);
-/// Offset of the direction, after selector, lifetimes, priority and index, in `struct
-/// xfrm_userpolicy_info`.
+/// Offset of the direction, after selector, lifetimes, priority and index, in `struct xfrm_userpolicy_info`.
 const DIRECTION_AT: usize = 56 + 64 + 32 + 4 + 4;
 
 /// The selector of an IPsec policy (`linux/xfrm.h`). A program's reply bypasses policies, so endpoints that

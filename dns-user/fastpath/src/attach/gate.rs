@@ -1,5 +1,4 @@
-//! Decides which interface answers for which endpoint, based on the queries that the kernel
-//! delivers.
+//! Decides which interface answers for which endpoint, based on the queries that the kernel delivers.
 //!
 //! The server reports the interface on which queries reached its sockets. Such a query has passed every
 //! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
@@ -36,8 +35,7 @@ const PROBE_REPORTS: u64 = 3;
 /// Maximum number of outstanding probes per admission; the program passes one per second.
 const MOST_PENDING: usize = 8;
 
-/// Number of probes lost within [`LOSS_WINDOW`] that close an admission: a single one may be lost in a
-/// burst.
+/// Number of probes lost within [`LOSS_WINDOW`] that close an admission: a single one may be lost in a burst.
 const LOSSES: usize = 2;
 
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
@@ -75,10 +73,9 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Returns the arrivals from other machines and containers; `None` without any. Queries of a
-    /// local process arrived over `lo`, even if the kernel reports another interface, and prove nothing about
-    /// that interface. How many of the queries they were is unknown, so each other sender
-    /// counts once.
+    /// Returns the arrivals from other machines and containers; `None` without any. Queries of a local
+    /// process arrived over `lo`, even if the kernel reports another interface, and prove nothing about that
+    /// interface. How many of the queries they were is unknown, so each other sender counts once.
     pub(super) fn without_local(&self, local: &HashSet<IpAddr>) -> Option<Cow<'_, Self>> {
         let is_local = |client: &IpAddr| local.contains(client);
         if self.ifindex == LOOPBACK_IFINDEX || !self.clients.iter().any(is_local) {
@@ -233,8 +230,7 @@ impl Gate {
     }
 
     /// Closes admissions whose probes are lost; returns interfaces and endpoints with a witness. If
-    /// `explained`, a full receive queue or a silent server may be the reason, so the losses prove
-    /// nothing.
+    /// `explained`, a full receive queue or a silent server may be the reason, so the losses prove nothing.
     pub(crate) fn judge(
         &mut self,
         now: Instant,
@@ -562,8 +558,7 @@ mod tests {
         let (mut gate, mut now) = open();
         for count in 1..20 {
             gate.probed(7, 0, probed(CLIENT, count), now);
-            // The server was stopped for a while; its first report precedes its reading of the
-            // probe.
+            // The server was stopped for a while; its first report precedes its reading of the probe.
             now += Duration::from_secs(2);
             gate.reported();
             assert_eq!(gate.judge(now, || false), []);

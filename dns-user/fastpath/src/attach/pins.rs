@@ -63,8 +63,7 @@ pub(crate) struct PinnedLink {
 }
 
 impl Pins {
-    /// Returns the folder for a server at `endpoint`, created if necessary; mounts a bpffs if there
-    /// is none.
+    /// Returns the folder for a server at `endpoint`, created if necessary; mounts a bpffs if there is none.
     pub(crate) fn prepare(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
         ensure_bpffs(bpffs)?;
         let pins = Self::at(bpffs, endpoint)?;
@@ -258,8 +257,7 @@ impl KeptMaps {
         });
     }
 
-    /// Runs an operation on the pins. A failure is only logged, because nothing but persistence is
-    /// lost.
+    /// Runs an operation on the pins. A failure is only logged, because nothing but persistence is lost.
     fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
         if let Some(Err(error)) = self.pins.as_ref().map(work) {
             tracing::warn!(%error, "cannot pin the maps: programs that stay attached at the stop (xdp.on_stop: keep) answer nothing at tc, and the next server will not know the learned names");
@@ -416,8 +414,7 @@ impl Folder {
             .flags(OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
         let opened = match openat2(AT_FDCWD, path, how) {
-            // Blocked by systemd's RestrictSUIDSGID=, because a seccomp filter cannot see its
-            // flags.
+            // Blocked by systemd's RestrictSUIDSGID=, because a seccomp filter cannot see its flags.
             Err(Errno::ENOSYS | Errno::EPERM) => open_step_by_step(path),
             other => other,
         };

@@ -673,8 +673,7 @@ impl InterfaceReconciler {
         });
     }
 
-    /// Detaches the predecessor's programs from interfaces that are not served. Called after the
-    /// first round.
+    /// Detaches the predecessor's programs from interfaces that are not served. Called after the first round.
     fn complete_takeover(&mut self) {
         for left in std::mem::take(&mut self.setting.predecessor) {
             attachment::drop_predecessor(left);

@@ -195,8 +195,7 @@ impl CniGrace {
         self.changed = changed;
     }
 
-    /// Returns whether a qdisc may be added to an interface. CNI plugins use virtual interfaces
-    /// only.
+    /// Returns whether a qdisc may be added to an interface. CNI plugins use virtual interfaces only.
     pub(super) fn is_settled(&self, link: &Link, now: Instant) -> bool {
         let is_quiet = |since: &Instant| now.saturating_duration_since(*since) >= QUIET;
         link.kind.is_none() || self.changed.get(&link.ifindex).is_some_and(is_quiet)

@@ -47,9 +47,8 @@ impl InterfaceKinds {
         Ok(Self { netlink: Socket::requests()? })
     }
 
-    /// Returns whether senders behind this interface run on this machine: the loopback, a veth, or
-    /// a bridge of veths only. Returns false for an interface that is gone or unknown to the
-    /// kernel.
+    /// Returns whether senders behind this interface run on this machine: the loopback, a veth, or a bridge
+    /// of veths only. Returns false for an interface that is gone or unknown to the kernel.
     pub fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
         let Ok(Some(link)) = self.netlink.link(ifindex) else { return false };
         // The ports decide about a bridge.

@@ -30,9 +30,8 @@ use dns_kit::{
     unix_socket::{self, Access},
 };
 
-/// Maximum number of concurrent servers: one that ends, one that takes over, and a spare for each.
-/// Each has separate maps. A further server displaces the oldest one without filled maps, or else
-/// the oldest one.
+/// Maximum number of concurrent servers: one that ends, one that takes over, and a spare for each. Each has
+/// separate maps. A further server displaces the oldest one without filled maps, or else the oldest one.
 const MOST_SESSIONS: usize = 4;
 
 /// The attacher's own configuration. It bounds every server's request.

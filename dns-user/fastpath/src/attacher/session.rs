@@ -1,9 +1,8 @@
 //! One server's session: its request, the maps handed over, and its messages until it ends.
 //!
-//! Each session has its own programs and maps. After a restart of either process a new session
-//! takes over from the previous one like a restarted server does. Until then the previous programs
-//! keep answering while their lease is valid. The server renews it by a plain store, even if the
-//! attacher is dead.
+//! Each session has its own programs and maps. After a restart of either process a new session takes over
+//! from the previous one like a restarted server does. Until then the previous programs keep answering while
+//! their lease is valid. The server renews it by a plain store, even if the attacher is dead.
 
 use std::{
     io,
@@ -334,8 +333,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Attaches the programs, in the caller's network namespace, once `installs` reports filled
-    /// maps.
+    /// Attaches the programs, in the caller's network namespace, once `installs` reports filled maps.
     fn attach(
         self,
         config: &XdpConfig,

@@ -94,9 +94,8 @@ impl LocalReply {
     }
 }
 
-/// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs,
-/// truncated answers, negative ones without SOA, too many records, too long a body, or a NUL byte
-/// in the name.
+/// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs, truncated
+/// answers, negative ones without SOA, too many records, too long a body, or a NUL byte in the name.
 pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
     let ForwardedAnswer { name, qtype, dnssec_ok, checking_disabled, message, ttls, ttl, lifetime, since_ns } =
         answer;

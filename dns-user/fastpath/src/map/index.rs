@@ -20,8 +20,7 @@ use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::W
 const NAMES_PER_PAIR: u32 = 12;
 
 pub(crate) fn elements(names: u32) -> u32 {
-    // The largest table follows the root and all smaller tables, which together have the same
-    // length.
+    // The largest table follows the root and all smaller tables, which together have the same length.
     2 * names.div_ceil(NAMES_PER_PAIR).clamp(1, 1 << 30).next_power_of_two()
 }
 
@@ -66,8 +65,7 @@ impl<W: Words> Index<W> {
     }
 }
 
-/// The mapped elements of the `NAMES` map (in tests, anonymous memory), and the entries to which
-/// they point.
+/// The mapped elements of the `NAMES` map (in tests, anonymous memory), and the entries to which they point.
 #[derive(Debug)]
 pub(crate) struct IndexMemory<W = MmapRaw> {
     words: W,
@@ -155,8 +153,7 @@ impl<W: Words> IndexMemory<W> {
         }
         for place in self.taken(pairs) {
             let location = self.location(place);
-            // One pair of buckets is split into two, so there is room, and every entry has a
-            // header.
+            // One pair of buckets is split into two, so there is room, and every entry has a header.
             if let Some(hash) = self.hash_at(location)
                 && let Some(free) = self.free_place(hash, 2 * pairs)
             {

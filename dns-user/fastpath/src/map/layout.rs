@@ -23,8 +23,7 @@ const NXDOMAIN: u8 = 3;
 /// The reason why a name cannot be published. Userspace still answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unfitting {
-    /// A label contains a NUL byte, which the program's search would mistake for the end of the
-    /// name.
+    /// A label contains a NUL byte, which the program's search would mistake for the end of the name.
     NulByte,
     /// More addresses than an entry holds.
     TooManyAddresses,
@@ -133,8 +132,7 @@ const HEADER_WORDS: usize = size_of::<EntryHeader>() / 8;
 /// Words of an entry up to the end of the longest name.
 const NAME_END_WORDS: usize = HEADER_WORDS + MAX_NAME_WORDS;
 
-/// Reads the name of an entry to `words` and returns its wire format; `None` if the entry is not
-/// well-formed.
+/// Reads the name of an entry to `words` and returns its wire format; `None` if the entry is not well-formed.
 fn read_wire<'w, W: Words>(
     memory: &EntryMemory<W>,
     location: Location,

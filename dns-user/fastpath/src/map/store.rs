@@ -265,8 +265,7 @@ impl<W: Words> EntryMemory<W> {
         Some(())
     }
 
-    /// Returns whether the words at `location` are these, apart from the first one (the last-used
-    /// time).
+    /// Returns whether the words at `location` are these, apart from the first one (the last-used time).
     pub(crate) fn equals_but_last_used(&self, location: Location, words: &[u64]) -> bool {
         let Some(start) = self.start(location, words.len()) else { return false };
         (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])

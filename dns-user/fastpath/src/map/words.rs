@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 
-/// Words of memory that the programs access concurrently. No word is accessed both as a whole and
-/// by halves.
+/// Words of memory that the programs access concurrently. No word is accessed both as a whole and by halves.
 ///
 /// A trait because correctness depends on the order of accesses: a second implementation lets loom
 /// explore every order that a reader may see (`publish/table/interleavings.rs`).

@@ -296,8 +296,7 @@ impl AnswerTable {
         self.schedule(Due { at_ns, key, since_ns, task: Task::Renew });
     }
 
-    /// Writes an entry and records it; `None` if there is no room or the admission rate is
-    /// exceeded.
+    /// Writes an entry and records it; `None` if there is no room or the admission rate is exceeded.
     fn place(&mut self, key: u64, words: &[u64], part: Part, since_ns: u64, content: Content) -> Option<()> {
         let size = words.len() * 8;
         if self.records.get(&key).is_some_and(|record| record.part != part) {

@@ -97,8 +97,7 @@ impl Dependents {
         sets.flat_map(|set| set.keys.iter().copied()).collect()
     }
 
-    /// Returns the size of all sets in bytes, including a set of `instances` even if it does not
-    /// exist yet.
+    /// Returns the size of all sets in bytes, including a set of `instances` even if it does not exist yet.
     pub(crate) fn weight_with(&self, instances: &[IpAddr]) -> usize {
         let new = if self.by_members.contains_key(instances) { 0 } else { instances.len() };
         (self.members + new) * BYTES_PER_MEMBER
@@ -121,8 +120,7 @@ impl Dependents {
 
 /// For [`super::table::fuzz`] and tests.
 impl Dependents {
-    /// Returns whether a name depends on a set, and the index leads from each of its instances to
-    /// the set.
+    /// Returns whether a name depends on a set, and the index leads from each of its instances to the set.
     pub(crate) fn depends(&self, key: u64, number: SetNumber) -> bool {
         let set = &self.sets[&number];
         set.keys.contains(&key) && set.members.iter().all(|&ip| self.by_instance.contains(&(ip, number)))

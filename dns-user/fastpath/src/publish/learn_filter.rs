@@ -36,8 +36,7 @@ impl LearnFilter {
         true
     }
 
-    /// Permits the next query for the name to be handed over again, because the name is not in the
-    /// map.
+    /// Permits the next query for the name to be handed over again, because the name is not in the map.
     pub(crate) fn release(&self, key: u64) {
         // If another key has taken the slot in the meantime, there is nothing to release.
         let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);

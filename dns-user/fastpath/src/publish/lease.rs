@@ -46,8 +46,7 @@ impl Lease {
         self.control.clone()
     }
 
-    /// Returns the renewal interval, short enough that most of the lease is left whenever the
-    /// process stops.
+    /// Returns the renewal interval, short enough that most of the lease is left whenever the process stops.
     pub(crate) fn interval(&self) -> Duration {
         Duration::from_nanos((self.length_ns / 8).max(1_000_000))
     }
@@ -97,9 +96,8 @@ pub(crate) const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
 /// Runs RCU grace periods on a separate thread, one at a time, and reports their ends.
 ///
-/// A program run that began earlier may still read the cells of a replaced entry; after one RCU
-/// grace period no such run is left. The kernel takes 10 ms or more for it, too long for the
-/// publisher to block.
+/// A program run that began earlier may still read the cells of a replaced entry; after one RCU grace period
+/// no such run is left. The kernel takes 10 ms or more for it, too long for the publisher to block.
 #[derive(Debug)]
 pub(crate) struct GracePeriods {
     /// Requests to the thread; dropping the sender ends the thread.
@@ -113,8 +111,7 @@ pub(crate) struct GracePeriods {
 }
 
 impl GracePeriods {
-    /// Starts the thread; `wait` waits for a grace period and returns whether the kernel confirmed
-    /// it.
+    /// Starts the thread; `wait` waits for a grace period and returns whether the kernel confirmed it.
     pub(crate) fn start(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
         let (begin, begun) = bounded::<()>(1);
         let (report, over) = bounded(1);

@@ -1,5 +1,4 @@
-//! The publisher, the only thread that changes the programs' answers, and the handle for requests
-//! to it.
+//! The publisher, the only thread that changes the programs' answers, and the handle for requests to it.
 
 use std::{
     io,
@@ -125,8 +124,7 @@ enum Event {
     Withdraw(Box<[Name]>),
     /// The forwarded answer with this key was evicted from the cache in userspace.
     RemoveAnswer(u64),
-    /// All forwarded answers of earlier generations are void; renewals are requested through the
-    /// sender.
+    /// All forwarded answers of earlier generations are void; renewals are requested through the sender.
     BeginAnswers(u64, mpsc::Sender<AnswerQuestion>),
     ListReplies(oneshot::Sender<Vec<HeldReply>>),
     /// Notify when all earlier events have taken effect.
@@ -146,8 +144,7 @@ impl Publisher {
         self.send(Event::Install(answers));
     }
 
-    /// Publishes the current answers of names within these domains; all other answers are
-    /// unchanged.
+    /// Publishes the current answers of names within these domains; all other answers are unchanged.
     pub fn refresh(&self, answers: Arc<dyn NameSource>, domains: &[Name]) {
         self.send(Event::Refresh(answers, domains.into()));
     }
@@ -430,8 +427,7 @@ impl PublisherThread {
         Ok(Self { publisher, status, answers_status, installs, may_attach, thread })
     }
 
-    /// Ends the thread after the requests so far. With `Detach` the programs answer nothing
-    /// afterwards.
+    /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
         publisher.send(Event::Stop(on_stop));
@@ -465,8 +461,7 @@ struct Worker {
     flushes: Vec<oneshot::Sender<()>>,
     /// Callers waiting for the following pass.
     later_flushes: Vec<oneshot::Sender<()>>,
-    /// Time at which the first change of the current pass was handed over; `None` if the map is up
-    /// to date.
+    /// Time at which the first change of the current pass was handed over; `None` if the map is up to date.
     behind_since: Option<Instant>,
     /// The same for the following pass.
     next_behind_since: Option<Instant>,
@@ -583,8 +578,7 @@ impl Worker {
         let is_answering = *is_attachable.borrow();
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
-        // Work that makes progress renews the lease, as long as nothing in the map is older than a
-        // lease.
+        // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
         let mut progress = || {
             if is_answering && last.elapsed() >= lease.interval() {
                 lease.renew(behind_since.elapsed());

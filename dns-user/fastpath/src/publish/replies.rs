@@ -1,9 +1,8 @@
 //! Local replies that are no address lists, as userspace would write them: all the forms that clients
 //! get, computed from the installed names.
 //!
-//! Userspace shuffles the records of a reply. The programs cannot, because records differ in length
-//! and point to each other, so an entry holds the reply in up to [`ORDERS`] orders, each with another
-//! record first.
+//! Userspace shuffles the records of a reply. The programs cannot, because records differ in length and point
+//! to each other, so an entry holds the reply in up to [`ORDERS`] orders, each with another record first.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

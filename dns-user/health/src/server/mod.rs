@@ -338,8 +338,7 @@ fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error
     result
 }
 
-/// Completes on SIGTERM or SIGINT. SIGHUP is ignored: everything that can change is checked
-/// continuously.
+/// Completes on SIGTERM or SIGINT. SIGHUP is ignored: everything that can change is checked continuously.
 async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
     loop {
         tokio::select! {

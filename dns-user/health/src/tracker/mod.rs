@@ -171,9 +171,8 @@ impl Tracker {
         self.limits.names > 0
     }
 
-    /// Waits until all instances of the name have been checked once, for at most
-    /// `synchronous_check_timeout`. Serves y1 queries; returns immediately if all are checked.
-    /// Records the use as [`Self::track`] does.
+    /// Waits until all instances of the name have been checked once, for at most `synchronous_check_timeout`.
+    /// Serves y1 queries; returns immediately if all are checked. Records the use as [`Self::track`] does.
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
         self.track(name, resolution);
         if !resolution.checks.tracked
@@ -215,8 +214,7 @@ impl Tracker {
         self.registry().instance_count()
     }
 
-    /// Installs new records: the watcher's thread determines again which instances every name
-    /// needs.
+    /// Installs new records: the watcher's thread determines again which instances every name needs.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
         self.send(WatcherCommand::Decide(snapshot));
     }
@@ -550,8 +548,7 @@ impl Registry {
         }
     }
 
-    /// Takes the queries that wait for the first check of the instance; `None` if it is not
-    /// tracked.
+    /// Takes the queries that wait for the first check of the instance; `None` if it is not tracked.
     fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
         self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
     }

@@ -258,8 +258,7 @@ impl StateFolder {
         self.path.join("tokens").join(format!("{hash}.json"))
     }
 
-    /// Consumes a token. Of several attempts with the same token, even concurrent ones, one
-    /// succeeds.
+    /// Consumes a token. Of several attempts with the same token, even concurrent ones, one succeeds.
     pub fn use_token(&self, token: &str, instance: &str, now: SystemTime) -> Result<(), TokenError> {
         let path = self.token(token);
         let text = fs::read(&path).map_err(|_| TokenError::Unknown)?;

@@ -1,5 +1,4 @@
-//! The CAs that a fleet trusts and the one that issues: the steps of a rotation, and their
-//! convergence. Pure.
+//! The CAs that a fleet trusts and the one that issues: the steps of a rotation, and their convergence. Pure.
 //!
 //! Step 1 trusts the new CA in addition to the old one, step 2 issues from the new one, step 3
 //! stops trusting the old one. Before each step, the whole fleet must have completed the previous

@@ -66,8 +66,7 @@ impl Trusted {
         Ok(Self { files, stamps, others, problem: None, in_use: BTreeMap::new(), former, path })
     }
 
-    /// Reads changed files and drops former CAs whose time is over; returns whether the bundle
-    /// changes.
+    /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
     pub(super) fn reload(&mut self, now: SystemTime) -> bool {
         let before = self.former.len();
         self.former.retain(|former| now < former.until);

@@ -172,8 +172,7 @@ impl hyper::body::Body for CountedBody {
 /// then does not hold resources.
 const PROGRESS: usize = 16 << 10;
 
-/// A stream that fails with [`io::ErrorKind::TimedOut`] if the peer leaves written data unread for
-/// too long.
+/// A stream that fails with [`io::ErrorKind::TimedOut`] if the peer leaves written data unread for too long.
 pub(super) struct StallLimit<T> {
     inner: T,
     limit: Duration,

@@ -1,9 +1,8 @@
 //! Logging: one line per event on standard output, as text or JSON, with RFC 3339 times, a general
 //! level and levels for single tags.
 //!
-//! Logging never blocks: lines pass through a bounded queue to a separate thread, and are dropped
-//! and counted if the reader of the output stalls (a full log pipe stops DNS in bosh-dns;
-//! observed).
+//! Logging never blocks: lines pass through a bounded queue to a separate thread, and are dropped and counted
+//! if the reader of the output stalls (a full log pipe stops DNS in bosh-dns; observed).
 
 pub mod requests;
 pub mod tags;
@@ -76,9 +75,8 @@ pub enum LogsError {
     Gone,
 }
 
-/// Prints an error of a program on standard error, where there is no log yet. Other machines may have
-/// written parts of the text, so control characters are escaped. In the journal it has the priority of an
-/// error.
+/// Prints an error of a program on standard error, where there is no log yet. Other machines may have written
+/// parts of the text, so control characters are escaped. In the journal it has the priority of an error.
 pub fn print_error(program: &str, text: &str) {
     let priority = if writer::is_journal(io::stderr()) { "<3>" } else { "" };
     let text = dns_core::terminal::lines(text);
@@ -227,8 +225,7 @@ impl Levels {
         for ours in tags::OUR_CRATES {
             targets = targets.with_target(*ours, general);
         }
-        // All tags, including those without a level: modules of one tag may be inside modules of
-        // another.
+        // All tags, including those without a level: modules of one tag may be inside modules of another.
         for tag in tags::TAGS {
             let is_set = self.tags.keys().any(|name| name.eq_ignore_ascii_case(tag.name));
             let is_ours = |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));
@@ -363,8 +360,7 @@ impl LineLimit {
         Self(Mutex::new(State { tokens: BURST, refilled: None, peers: VecDeque::new(), suppressed: 0 }))
     }
 
-    /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed
-    /// before it.
+    /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed before it.
     pub fn admit(&self, peer: IpAddr) -> Option<u64> {
         self.0.lock().admit(Some(peer), Instant::now())
     }

@@ -317,8 +317,7 @@ pub fn time_of(seconds: f64) -> String {
 
 fn rfc3339(time: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
-    // A UTC time has all components of the format; in any case, the line is more important than its
-    // time.
+    // A UTC time has all components of the format; in any case, the line is more important than its time.
     time.format(&format).unwrap_or_default()
 }
 

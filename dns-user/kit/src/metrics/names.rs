@@ -198,8 +198,7 @@ declare! {
     /// `hook`: `native`, `tcx`, `clsact`, `none`.
     FAST_PATH_INTERFACE_INFO: Gauge = "bosh_dns_xdp_fast_path_interface_info"
         ["interface", "hook"] "Hook of each interface; always 1.";
-    /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: the verifier's message, empty
-    /// if loaded.
+    /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: the verifier's message, empty if loaded.
     FAST_PATH_PROGRAM_INFO: Gauge = "bosh_dns_xdp_fast_path_program_info"
         ["program", "state", "reason"] "State of each required program; always 1.";
     FAST_PATH_PROGRAM_LOAD_SECONDS: Gauge = "bosh_dns_xdp_fast_path_program_load_seconds"
@@ -264,8 +263,7 @@ declare! {
         [] "Health checks under way.";
 
     //----------- Certificates -----------------------------------------------
-    /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority` for the first CA to
-    /// expire.
+    /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority` for the first CA to expire.
     CERTIFICATE_EXPIRY_SECONDS: Gauge = "bosh_dns_xdp_certificate_expiry_timestamp_seconds"
         ["use", "part"] "Expiry of the certificates in use, in seconds since 1970.";
     CERTIFICATE_WARNING_SECONDS: Gauge = "bosh_dns_xdp_certificate_warning_timestamp_seconds"
@@ -312,8 +310,7 @@ declare! {
     /// queried (`consul.sources.http`).
     CONSUL_UP: Gauge = "bosh_dns_xdp_consul_up"
         [] "1 while an agent answers and requests for nodes and services succeed.";
-    /// Missing until an agent has answered. Without changes it grows up to `wait`, 5 minutes by
-    /// default.
+    /// Missing until an agent has answered. Without changes it grows up to `wait`, 5 minutes by default.
     CONSUL_CATALOG_AGE_SECONDS: Gauge = "bosh_dns_xdp_consul_catalog_age_seconds"
         [] "Seconds since a server in touch with a leader answered.";
     /// `state`: `known` by name, `told` if their instances are known, `watched`.

@@ -1,8 +1,7 @@
 //! All access to `records.json` and the hosts file, on one thread: if a folder hangs, only the
 //! calls that need it fail; the bus and process shutdown are not delayed.
 //!
-//! A single thread also preserves order: a write that hangs and completes late cannot replace a
-//! newer file.
+//! A single thread also preserves order: a write that hangs and completes late cannot replace a newer file.
 
 use std::{
     fmt::Write,
@@ -257,8 +256,7 @@ const BLOCK_BEGIN: &str = "# BEGIN bosh-dns-sync";
 /// Last line of our block.
 const BLOCK_END: &str = "# END bosh-dns-sync";
 
-/// Returns the whole file as a BOSH agent writes it (observed): fixed lines, then one line per
-/// record.
+/// Returns the whole file as a BOSH agent writes it (observed): fixed lines, then one line per record.
 fn whole_hosts_file<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = format!(
         "127.0.0.1 localhost {hostname}\n\n\

@@ -219,8 +219,7 @@ async fn reply(bus: &Bus, subject: &str, reply: Reply) {
     }
 }
 
-/// Reports the file's state: after each connection, when another program changed the file, and at
-/// intervals.
+/// Reports the file's state: after each connection, when another program changed the file, and at intervals.
 async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Report>) {
     let mut connected = bus.connected.clone();
     let every = Duration::from_secs(options.ask_every.max(1));

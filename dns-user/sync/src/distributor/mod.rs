@@ -311,8 +311,7 @@ impl Distributor {
             return;
         }
         let written = async {
-            // Results of earlier writes come first: the last write is the one after which nothing
-            // is queued.
+            // Results of earlier writes come first: the last write is the one after which nothing is queued.
             let mut open = self.events.recv().await;
             while let Some(event) = open {
                 if matches!(event, StateEvent::RegistryWritten(_)) && self.events.is_empty() {

@@ -170,8 +170,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan from the newest version of the state folder and the registry of the previous
-    /// process.
+    /// Creates a plan from the newest version of the state folder and the registry of the previous process.
     pub(super) fn new(
         settings: Settings,
         mut registry: AgentRegistry,

@@ -22,8 +22,7 @@ const SHORTEST_GAP_MS: u64 = 1_000;
 /// Number of open calls per agent whose replies are accepted; older ones are forgotten.
 const OPEN_CALLS: usize = 4;
 
-/// Largest step by which a report raises the version. A single faulty agent must not exhaust the
-/// numbers.
+/// Largest step by which a report raises the version. A single faulty agent must not exhaust the numbers.
 pub(crate) const LARGEST_RAISE: u64 = 1_000_000;
 
 /// The file that an agent holds.
@@ -251,8 +250,7 @@ impl AgentRegistry {
         agent.next = at + spread + jitter(pause, random);
     }
 
-    /// Processes a reply. Only the first reply to an open call counts; a late one counts as a
-    /// report.
+    /// Processes a reply. Only the first reply to an open call counts; a late one counts as a report.
     pub(crate) fn record_reply(
         &mut self,
         id: &str,

@@ -166,8 +166,7 @@ impl Quiet {
         false
     }
 
-    /// Records the stamps at `now`. Returns whether the files were the same for
-    /// [`REMOVAL_QUIET_MS`].
+    /// Records the stamps at `now`. Returns whether the files were the same for [`REMOVAL_QUIET_MS`].
     pub(super) fn is_settled(&mut self, stamps: &Stamps, now: u64) -> bool {
         match &self.last {
             Some((seen, since)) if seen == stamps => now >= since + REMOVAL_QUIET_MS,
@@ -194,8 +193,7 @@ impl Quiet {
     }
 }
 
-/// Returns whether a file was renamed after its last write: its inode changed later than its
-/// content.
+/// Returns whether a file was renamed after its last write: its inode changed later than its content.
 pub(super) fn is_renamed(path: &Path) -> bool {
     fs::metadata(path)
         .is_ok_and(|facts| (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec()))

@@ -89,8 +89,7 @@ impl Folder {
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
-        // Only this process writes these files: temporary files are leftovers of a killed
-        // predecessor.
+        // Only this process writes these files: temporary files are leftovers of a killed predecessor.
         for name in ["state.json", "agents.json"] {
             atomic::sweep(&path.join(name));
         }
@@ -180,10 +179,9 @@ impl Folder {
 
     /// Commits a dataset as a version above `floor`, unless the newest version has the same content.
     ///
-    /// The dataset is written first, then the state: a crash between them leaves a file that the
-    /// next commit replaces. A committed number is never reused for other content. On a full disk,
-    /// the datasets that only serve patches are deleted, so that a new version fits without an
-    /// operator's help.
+    /// The dataset is written first, then the state: a crash between them leaves a file that the next commit
+    /// replaces. A committed number is never reused for other content. On a full disk, the datasets that only
+    /// serve patches are deleted, so that a new version fits without an operator's help.
     pub(crate) fn commit(
         &self,
         state: &mut State,

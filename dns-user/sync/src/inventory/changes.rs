@@ -164,8 +164,7 @@ impl Changes {
 }
 
 impl Outstanding {
-    /// Returns why the change no longer applies; `None` if it does. `now` is the instance in the
-    /// files.
+    /// Returns why the change no longer applies; `None` if it does. `now` is the instance in the files.
     fn settled(&self, now: Option<&Placed>) -> Option<Settled> {
         let same = match (&self.wanted, now) {
             (None, None) => true,

@@ -1,5 +1,4 @@
-//! Tables of nftables, `iptables-nft`'s included, as dumped by the kernel
-//! (`linux/netfilter/nf_tables.h`).
+//! Tables of nftables, `iptables-nft`'s included, as dumped by the kernel (`linux/netfilter/nf_tables.h`).
 
 use std::{collections::BTreeMap, io, net::SocketAddr};
 

@@ -82,8 +82,7 @@ pub(super) struct Ends {
     pub(super) translated: bool,
     /// Whether any of these depends on the number of earlier packets.
     pub(super) rate: bool,
-    /// Name of a condition or target on which any of these depends and that only the kernel can
-    /// evaluate.
+    /// Name of a condition or target on which any of these depends and that only the kernel can evaluate.
     pub(super) unsure: Option<&'static str>,
 }
 
@@ -354,8 +353,7 @@ impl Packet {
         Self { input: None, output: Some(lo.clone()), from_us: true, ..query }
     }
 
-    /// Returns this local query on its way in from `lo`: mark and exemption from connection tracking
-    /// stay.
+    /// Returns this local query on its way in from `lo`: mark and exemption from connection tracking stay.
     pub(super) fn back_from_lo(&self) -> Self {
         Self { input: self.output.clone(), output: None, ..self.clone() }
     }

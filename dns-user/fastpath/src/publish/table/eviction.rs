@@ -17,8 +17,7 @@ impl Table {
         self.records.positive_count() < self.limits.max_names && self.store.has_room()
     }
 
-    /// Allocates cells for the encoded entry of a name of this kind, evicting other names if
-    /// permitted.
+    /// Allocates cells for the encoded entry of a name of this kind, evicting other names if permitted.
     pub(super) fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
         let held = self.records.get(key).map(|record| record.kind());
         match kind {
@@ -77,8 +76,7 @@ impl Table {
     /// Allocates cells for the encoded entry of a queried name. `replaces` is true if the name has
     /// an outdated entry.
     ///
-    /// Never waits: without room it evicts other names, whose cells are free by the next query for
-    /// the name.
+    /// Never waits: without room it evicts other names, whose cells are free by the next query for the name.
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
         self.reclaim();

@@ -424,8 +424,7 @@ impl Table {
         }
     }
 
-    /// Frees cells whose grace period has ended and begins the next one. Must be called
-    /// often; never waits.
+    /// Frees cells whose grace period has ended and begins the next one. Must be called often; never waits.
     pub(crate) fn reclaim(&mut self) {
         self.store.reclaim(&mut self.grace);
     }
@@ -464,8 +463,7 @@ impl Table {
         hash_name(self.seed, name.as_wire())
     }
 
-    /// Publishes a listed name. A listed name without an answer is not published before its first
-    /// query.
+    /// Publishes a listed name. A listed name without an answer is not published before its first query.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
             Some(record) if is_named(&self.store.memory, record.location(), name) => return,

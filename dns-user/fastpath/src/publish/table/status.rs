@@ -39,8 +39,7 @@ pub struct UnfittingStatus {
     pub too_many_addresses: usize,
     /// Another name has the same hash.
     pub collision: usize,
-    /// `max_names` or the store is exhausted; the interface answers such a name once it has been
-    /// queried.
+    /// `max_names` or the store is exhausted; the interface answers such a name once it has been queried.
     pub no_room: usize,
 }
 

@@ -218,8 +218,7 @@ impl Trial {
         self.valid.last().expect("there is always one")
     }
 
-    /// Returns a snapshot's answer for a name under the current health; `None` if the name is not
-    /// ours.
+    /// Returns a snapshot's answer for a name under the current health; `None` if the name is not ours.
     fn expected(&self, snapshot: &Fixed, text: &str) -> Option<Answer> {
         let resolution = snapshot.resolve(&*self.health, &name(text))?;
         Some(match resolution.existence {

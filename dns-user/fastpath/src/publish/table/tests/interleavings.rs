@@ -39,8 +39,7 @@ struct Modelled {
 }
 
 impl Modelled {
-    /// Returns zeroed memory with an apparent size of `bytes`, of which the first `used` bytes
-    /// exist.
+    /// Returns zeroed memory with an apparent size of `bytes`, of which the first `used` bytes exist.
     fn new(bytes: usize, used: usize) -> Self {
         Self {
             words: Arc::new((0..used / 8).map(|_| AtomicU64::new(0)).collect()),
@@ -90,8 +89,7 @@ struct Program {
     rcu: Arc<RwLock<()>>,
 }
 
-/// Returns a publisher and a program over the same memory: `elements` of the index, `cells` for
-/// entries.
+/// Returns a publisher and a program over the same memory: `elements` of the index, `cells` for entries.
 fn machine(elements: usize, cells: usize) -> (Publisher, Program) {
     let names = Modelled::new(elements * size_of::<Pair>(), elements * size_of::<Pair>());
     let entries = Modelled::new(CHUNK_SIZE, cells * CELL_SIZE);

@@ -42,8 +42,7 @@ impl NameSource for Counted {
     }
 }
 
-/// A row of records.json: id, number, instance group, network, deployment, zone, groups, address,
-/// domain.
+/// A row of records.json: id, number, instance group, network, deployment, zone, groups, address, domain.
 #[derive(Clone, Debug)]
 struct Row {
     id: String,
