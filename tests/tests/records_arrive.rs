@@ -25,7 +25,7 @@ use whole_system_tests::{
 };
 
 /// Generous time limit for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Address queried by the client.
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);
@@ -163,7 +163,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
     let place = folder.path().to_owned();
     let fleet = Fleet { namespace: &inside, folder: &place };
     let _fleet = fleet.start()?;
-    wait_until("the first version", PATIENCE, || {
+    wait_until("the first version", TIMEOUT, || {
         fs::read_to_string(fleet.path("records.json")).is_ok_and(|text| text.contains("10.0.0.2"))
     })
     .with_context(|| fleet.logs())?;
@@ -183,7 +183,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
             _ => drop(capture(&mut move_by_command(&fleet, change)?)?),
         }
         let mut wrong = None;
-        let waited = wait_until("the new address", PATIENCE, || {
+        let waited = wait_until("the new address", TIMEOUT, || {
             let found = ask(&outside).ok().flatten();
             if found.as_ref().is_some_and(|found| *found != last && *found != new) {
                 wrong = found.clone();
@@ -193,7 +193,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
         waited.with_context(|| format!("{change}: {}{}", fleet.logs(), server.log()))?;
         ensure!(wrong.is_none(), "neither the old nor the new address: {wrong:?}");
         // Answered at the interface, not only by the server behind it.
-        wait_until("the interface", PATIENCE, || {
+        wait_until("the interface", TIMEOUT, || {
             let replies = || Metrics::read(&inside).map_or(0, |metrics| metrics.fast_path_replies());
             let before = replies();
             ask(&outside).is_ok_and(|found| found.as_ref() == Some(&new)) && replies() == before + 1

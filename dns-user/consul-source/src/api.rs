@@ -16,7 +16,7 @@ use tokio::{sync::Mutex, time::Instant};
 use dns_consul::catalog::{
     live::{Coordinate, ServiceInstances},
     registrations::{
-        Check, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery, Status,
+        Check, CheckStatus, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
         TaggedAddress, Template, Weights,
     },
 };
@@ -381,7 +381,7 @@ impl From<ApiEntry> for Instance {
         };
         let check = |ApiCheck { id, status }| {
             // An unknown status counts as critical, so clients are not sent to the instance.
-            Check { id, status: Status::from_text(&status).unwrap_or(Status::Critical) }
+            Check { id, status: CheckStatus::from_text(&status).unwrap_or(CheckStatus::Critical) }
         };
         let proxy_for = Some(service.proxy.destination_service_name)
             .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
@@ -593,7 +593,7 @@ mod tests {
         let [instance] = &instances[..] else { panic!("one instance") };
         assert_eq!((instance.id.as_str(), instance.node.as_str(), instance.port), ("web-1", "n1", 80));
         assert_eq!(instance.weights, Weights { passing: 3, warning: 1 });
-        assert_eq!(instance.checks[1].status, Status::Warning);
+        assert_eq!(instance.checks[1].status, CheckStatus::Warning);
         assert_eq!(virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 5]))]);
     }
 

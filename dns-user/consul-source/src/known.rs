@@ -19,7 +19,7 @@ use dns_consul::{
 pub(crate) const DEFAULT_DATACENTER: &str = "dc1";
 
 /// Place and lower-case name of a service.
-pub(crate) type Key = (Place, String);
+pub(crate) type ServiceKey = (Place, String);
 
 /// All data loaded so far. Copies share unchanged parts.
 #[derive(Debug, Default)]
@@ -36,9 +36,9 @@ pub(crate) struct Known {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Difference {
     /// New services, and services with changed tags, whose instances must be fetched.
-    pub(crate) to_fetch: Vec<Key>,
+    pub(crate) to_fetch: Vec<ServiceKey>,
     /// Services that were removed.
-    pub(crate) removed: Vec<Key>,
+    pub(crate) removed: Vec<ServiceKey>,
 }
 
 impl Known {
@@ -111,7 +111,7 @@ impl Known {
 
     /// Sets the instances of a service. Returns whether they changed. Unchanged instances remain
     /// the same objects.
-    pub(crate) fn set_instances(&mut self, (place, name): &Key, mut loaded: ServiceInstances) -> bool {
+    pub(crate) fn set_instances(&mut self, (place, name): &ServiceKey, mut loaded: ServiceInstances) -> bool {
         let known = self.place(place);
         // A removed service has no instances.
         let Some(services) = known.services.as_mut() else { return false };
@@ -178,11 +178,11 @@ impl Known {
         self.live.queries.values().flat_map(|queries| queries.iter())
     }
 
-    pub(crate) fn name_of(&self, (place, service): &Key) -> Option<&str> {
+    pub(crate) fn name_of(&self, (place, service): &ServiceKey) -> Option<&str> {
         Some(self.live.places.get(place)?.service(service)?.name.as_str())
     }
 
-    pub(crate) fn has_instances(&self, (place, service): &Key) -> bool {
+    pub(crate) fn has_instances(&self, (place, service): &ServiceKey) -> bool {
         let service = || self.live.places.get(place)?.service(service);
         service().is_some_and(|service| service.instances.is_some())
     }
@@ -279,9 +279,9 @@ pub(crate) enum Demand {
     /// A query waits for this missing part.
     Lack(Lack),
     /// A query was for this service.
-    Queried(Key),
+    Queried(ServiceKey),
     /// Interfaces answer for these services.
-    Used(Vec<Key>),
+    Used(Vec<ServiceKey>),
 }
 
 /// Returns a snapshot; an empty one if the data has expired.

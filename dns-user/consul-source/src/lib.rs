@@ -10,7 +10,7 @@
 //! * `requests`: the topics, and one-time and repeated requests.
 //! * `known`: all data loaded so far, demands of the resolver, and catalog snapshots.
 //! * `watcher`: the schedule of requests.
-//! * [`Source`]: the handle.
+//! * [`LiveConsul`]: the handle.
 
 mod agent;
 mod api;
@@ -35,27 +35,27 @@ use self::{known::Demand, watcher::CatalogWatcher};
 use dns_consul::{
     Lack,
     catalog::Place,
-    source::{CatalogView, Settings, Status},
+    source::{CatalogView, LiveSettings, LiveStatus},
 };
 use dns_upstream::HostNames;
 
 /// A live source; dropping it ends its tasks.
 #[derive(Debug)]
-pub struct Source {
+pub struct LiveConsul {
     demands: mpsc::Sender<Demand>,
     views: watch::Receiver<Arc<CatalogView>>,
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<LiveStatus>>,
     /// Whether every service has a watch.
     watches_all: Arc<AtomicBool>,
     /// The watcher's task, which owns all others.
     task: AbortHandle,
 }
 
-impl Source {
+impl LiveConsul {
     /// Starts the tasks; requires a tokio runtime. `names` resolves the agents' host names.
-    pub fn start(settings: Settings, names: &Arc<HostNames>) -> Self {
+    pub fn start(settings: LiveSettings, names: &Arc<HostNames>) -> Self {
         let (demands, demanded) = mpsc::channel(1024);
-        let status = Arc::new(Mutex::new(Status::default()));
+        let status = Arc::new(Mutex::new(LiveStatus::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
         let (views, task) =
             CatalogWatcher::spawn(settings, names, status.clone(), watches_all.clone(), demanded);
@@ -91,12 +91,12 @@ impl Source {
     }
 
     /// Returns the state for operators.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> LiveStatus {
         self.status.lock().clone()
     }
 }
 
-impl Drop for Source {
+impl Drop for LiveConsul {
     fn drop(&mut self) {
         self.task.abort();
     }

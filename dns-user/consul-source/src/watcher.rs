@@ -25,14 +25,14 @@ use crate::{
     agent::{Agent, AgentError},
     api,
     api::{Invalid, Token},
-    known::{DEFAULT_DATACENTER, Demand, Difference, Key, Known, view},
+    known::{DEFAULT_DATACENTER, Demand, Difference, Known, ServiceKey, view},
     progress::{Cursor, Freshness, Phase, Running, Summary, Tracked},
     requests::{Content, FetchError, QueryOptions, Topic, Update, fetch, watch_topic},
 };
 use dns_consul::{
     Lack, Missing,
     catalog::Place,
-    source::{CatalogView, Settings, Status},
+    source::{CatalogView, LiveSettings, LiveStatus},
 };
 use dns_upstream::HostNames;
 
@@ -60,7 +60,7 @@ enum Priority {
 /// The task that keeps the catalog up to date.
 pub(crate) struct CatalogWatcher {
     agent: Arc<Agent>,
-    settings: Settings,
+    settings: LiveSettings,
     known: Known,
     /// The agent's datacenter, which requests need not name.
     agent_datacenter: Option<String>,
@@ -73,15 +73,15 @@ pub(crate) struct CatalogWatcher {
     invalid: HashMap<Topic, Invalid>,
     /// Whether a topic was stale at the last tick.
     was_stale: bool,
-    tracked: HashMap<Key, Tracked>,
+    tracked: HashMap<ServiceKey, Tracked>,
     /// Services in [`Phase::Queued`].
-    queue: VecDeque<Key>,
+    queue: VecDeque<ServiceKey>,
     /// Number of fetches in progress.
     fetching: usize,
     /// Services without a watch, least recently fetched first.
-    idle: VecDeque<Key>,
+    idle: VecDeque<ServiceKey>,
     /// Queried services whose place is not loaded as a whole.
-    demanded: HashSet<Key>,
+    demanded: HashSet<ServiceKey>,
     /// Time of the first change since the last snapshot.
     changed_since: Option<Instant>,
     /// Earliest time of the next snapshot.
@@ -90,16 +90,16 @@ pub(crate) struct CatalogWatcher {
     /// Whether no agent responded at the last tick.
     was_away: bool,
     snapshots: watch::Sender<Arc<CatalogView>>,
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<LiveStatus>>,
     watches_all: Arc<AtomicBool>,
     views: u64,
 }
 
 impl CatalogWatcher {
     pub(crate) fn spawn(
-        settings: Settings,
+        settings: LiveSettings,
         names: &Arc<HostNames>,
-        status: Arc<Mutex<Status>>,
+        status: Arc<Mutex<LiveStatus>>,
         watches_all: Arc<AtomicBool>,
         demanded: mpsc::Receiver<Demand>,
     ) -> (watch::Receiver<Arc<CatalogView>>, AbortHandle) {
@@ -299,7 +299,7 @@ impl CatalogWatcher {
 
     fn handle_instances(
         &mut self,
-        key: &Key,
+        key: &ServiceKey,
         cursor: Cursor,
         once: bool,
         content: Result<Content, FetchError>,
@@ -404,7 +404,7 @@ impl CatalogWatcher {
     }
 
     /// Records the use of a service, and watches it if possible.
-    fn note_use(&mut self, key: &Key) {
+    fn note_use(&mut self, key: &ServiceKey) {
         let Some(tracked) = self.tracked.get_mut(key) else { return };
         tracked.queried_at = Some(Instant::now());
         if matches!(tracked.phase, Phase::Idle) && self.make_room() {
@@ -507,7 +507,7 @@ impl CatalogWatcher {
         let Summary { stale, oldest, catalog_failing, .. } = self.summary();
         let (oldest_stale_seconds, stale_problem) =
             oldest.map(|(age, problem)| (age.as_secs_f64(), problem)).unzip();
-        let status = Status {
+        let status = LiveStatus {
             address: self.agent.address().to_string(),
             away: self.was_away,
             unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.stale_after),
@@ -539,7 +539,7 @@ impl CatalogWatcher {
     }
 
     fn options(&self) -> QueryOptions {
-        let Settings { api, allow_stale, .. } = &self.settings;
+        let LiveSettings { api, allow_stale, .. } = &self.settings;
         QueryOptions { own: self.agent_datacenter.clone(), wait: api.wait, stale: *allow_stale }
     }
 
@@ -620,7 +620,7 @@ impl CatalogWatcher {
     }
 
     /// Watches the instances of a service, starting at its last position.
-    fn watch_instances(&mut self, key: &Key) {
+    fn watch_instances(&mut self, key: &ServiceKey) {
         let Some(topic) = self.topic_of(key) else { return };
         let options = self.options();
         let Some(tracked) = self.tracked.get_mut(key) else { return };
@@ -628,7 +628,7 @@ impl CatalogWatcher {
         tracked.phase = Phase::Watched(Running(tokio::spawn(task).abort_handle()));
     }
 
-    fn queue_fetch(&mut self, key: Key, priority: Priority) {
+    fn queue_fetch(&mut self, key: ServiceKey, priority: Priority) {
         let urgent = priority == Priority::QueryWaits;
         let tracked = self.tracked.entry(key.clone()).or_default();
         match &mut tracked.phase {
@@ -668,7 +668,7 @@ impl CatalogWatcher {
         }
     }
 
-    fn topic_of(&self, key: &Key) -> Option<Topic> {
+    fn topic_of(&self, key: &ServiceKey) -> Option<Topic> {
         let service = self.known.name_of(key)?.to_owned();
         Some(Topic::Health { place: key.0.clone(), service })
     }

@@ -19,28 +19,28 @@ use dns_consul::{
     catalog::{
         Catalog, Place,
         live::{Live, ServiceInstances},
-        registrations::{FailoverTarget, Instance as Registered, Node, Registrations, Status as Health},
+        registrations::{CheckStatus as Health, FailoverTarget, Instance as Registered, Node, Registrations},
     },
     config::{ApiAddress, HttpApi, Visibility},
-    source::{CatalogView, Settings},
+    source::{CatalogView, LiveSettings},
 };
-use dns_consul_source::Source;
+use dns_consul_source::LiveConsul;
 use dns_upstream::HostNames;
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
 use serde_json::json;
 use support::{
-    double::{Double, Fault, Rules},
+    double::{Double, DoubleRules, Fault},
     world::{Instance, World},
 };
 use test_support::free_address;
 
 /// Time limit for an event that must occur.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_arrive() {
-    let double = start(World::generated(20, 5), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let double = start(World::generated(20, 5), DoubleRules::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let view = source.views().borrow().clone();
     assert_eq!((view.datacenter.as_deref(), view.node_name.as_str()), (Some("dc1"), "agent"));
@@ -66,8 +66,8 @@ async fn faulty_agents_lose_no_change() {
         std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
     println!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let double = start(World::generated(30, 4), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let double = start(World::generated(30, 4), DoubleRules::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     for round in 0..12 {
         let kinds = [Fault::TooMany, Fault::NoLeader, Fault::SlowBody, Fault::CutBody, Fault::Spurious];
         let faults: Vec<Fault> = (0..random.usize(..6)).map(|_| kinds[random.usize(..kinds.len())]).collect();
@@ -104,8 +104,8 @@ async fn faulty_agents_lose_no_change() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_entries_are_reported() {
-    let double = start(World::generated(5, 3), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let double = start(World::generated(5, 3), DoubleRules::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     // An instance with a port that does not exist, which keeps its address, and a node without a name.
     double.change(|world| {
@@ -114,12 +114,12 @@ async fn invalid_entries_are_reported() {
         world.register("service-1", Instance { port: 70_000, ..instance("node-1", "bad", "10.6.6.7") });
         world.register("service-1", instance("node-2", "good", "10.6.6.8"));
     });
-    let told = || {
+    let are_loaded = || {
         let view = source.views().borrow().clone();
         instances(&view).iter().any(|instance| instance.id == "good")
             && nodes(&view).iter().any(|node| node.address == "10.6.6.1")
     };
-    until("the valid entries are told", told).await;
+    until("the valid entries are loaded", are_loaded).await;
     let view = source.views().borrow().clone();
     let bad = instances(&view).into_iter().find(|instance| instance.id == "bad").unwrap();
     assert_eq!((bad.address.as_str(), bad.impossible_port), ("10.6.6.7", Some(70_000)));
@@ -141,12 +141,12 @@ async fn revoked_token_is_reported_and_expires() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "good\n").unwrap();
-    let rules = Rules { token: Some("good".to_owned()), ..Rules::default() };
+    let rules = DoubleRules { token: Some("good".to_owned()), ..DoubleRules::default() };
     let double = start(World::generated(5, 3), rules);
     let mut settings = settings(&[double.address], |api| api.wait = Duration::from_secs(1));
     settings.token_file = Some(token);
     settings.max_stale = Duration::from_secs(8);
-    let source = Source::start(settings, &Arc::default());
+    let source = LiveConsul::start(settings, &Arc::default());
     until_same(&source, &double).await;
     assert_eq!((source.status().stale, source.status().expired), (0, false));
     double.set_token("another");
@@ -161,14 +161,14 @@ async fn revoked_token_is_reported_and_expires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_token_ends_blocking_queries() {
-    let rules = || Rules { token: None, ..Rules::default() };
+    let rules = || DoubleRules { token: None, ..DoubleRules::default() };
     let double = start(World::generated(5, 3), rules());
     // The agent would hold its blocking queries far longer than the limits.
     let settings = settings(&[double.address], |api| {
         api.wait = Duration::from_secs(600);
         api.expire_after = Some(Duration::from_secs(4));
     });
-    let source = Source::start(settings, &Arc::default());
+    let source = LiveConsul::start(settings, &Arc::default());
     until_same(&source, &double).await;
     until("nodes and services are watched", || {
         double.waits_for("/v1/catalog/nodes") && double.waits_for("/v1/catalog/services")
@@ -203,8 +203,9 @@ async fn revoked_token_ends_blocking_queries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn used_services_stay_watched() {
     const SERVICES: usize = 300;
-    let double = start(World::generated(SERVICES, 1), Rules::default());
-    let source = Source::start(settings(&[double.address], |api| api.max_connections = 20), &Arc::default());
+    let double = start(World::generated(SERVICES, 1), DoubleRules::default());
+    let source =
+        LiveConsul::start(settings(&[double.address], |api| api.max_connections = 20), &Arc::default());
     until_same(&source, &double).await;
     let watched = source.status().services_watched;
     assert!(watched < 20, "{watched}");
@@ -222,10 +223,10 @@ async fn returning_agent_is_not_flooded() {
     const RATE: usize = 200;
     let world = World::generated(600, 2);
     // Twice the rate: a double that is late counts the requests of more than a second.
-    let rules = || Rules { rate: 2 * RATE, ..Rules::default() };
+    let rules = || DoubleRules { rate: 2 * RATE, ..DoubleRules::default() };
     let double = start(world.clone(), rules());
     let address = double.address;
-    let source = Source::start(settings(&[address], |api| api.rate = RATE as u32), &Arc::default());
+    let source = LiveConsul::start(settings(&[address], |api| api.rate = RATE as u32), &Arc::default());
     until_same(&source, &double).await;
     assert_eq!(double.tally().violations, [""; 0]);
     drop(double);
@@ -247,10 +248,10 @@ async fn returning_agent_is_not_flooded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_services_need_few_connections() {
     let before = resident();
-    let double = start(World::generated(5000, 10), Rules::default());
+    let double = start(World::generated(5000, 10), DoubleRules::default());
     let with_double = resident();
     let begun = Instant::now();
-    let source = Source::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
+    let source = LiveConsul::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
     until_same(&source, &double).await;
     let (took, with_source) = (begun.elapsed(), resident());
     // A watched service, and one that is not watched until it is queried.
@@ -260,7 +261,7 @@ async fn many_services_need_few_connections() {
     until_same(&source, &double).await;
     let (tally, status) = (double.tally(), source.status());
     println!(
-        "5,000 services, 50,000 instances: told within {took:?}, {} requests, at most {} connections, {} services \
+        "5,000 services, 50,000 instances: loaded within {took:?}, {} requests, at most {} connections, {} services \
          watched; memory: {} MiB for the source, {} MiB for the double",
         tally.requests,
         tally.most_connections,
@@ -288,7 +289,7 @@ async fn tls_connection_watches_every_service() {
         .with_single_cert(vec![key.cert.der().clone()], private)
         .unwrap();
     tls.alpn_protocols = vec![b"h2".to_vec()];
-    let rules = Rules { token: Some("first".to_owned()), ..Rules::default() };
+    let rules = DoubleRules { token: Some("first".to_owned()), ..DoubleRules::default() };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let double = Double::start(listener, World::generated(600, 2), rules, Some(Arc::new(tls))).unwrap();
     let mut settings = settings(&[double.address], |api| {
@@ -298,7 +299,7 @@ async fn tls_connection_watches_every_service() {
         api.rate = 2000;
     });
     settings.token_file = Some(token.clone());
-    let source = Source::start(settings, &Arc::default());
+    let source = LiveConsul::start(settings, &Arc::default());
     until_same(&source, &double).await;
     until("all are watched", || source.status().services_watched == 600).await;
     until("all wait", || double.blocking() > 600).await;
@@ -318,18 +319,18 @@ async fn tls_connection_watches_every_service() {
 #[tokio::test(flavor = "multi_thread")]
 async fn second_agent_takes_over() {
     let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-    let double = start(World::generated(3, 2), Rules::default());
+    let double = start(World::generated(3, 2), DoubleRules::default());
     let mut settings = settings(&[refused, double.address], |_| {});
     settings.max_stale = Duration::from_secs(10);
-    let source = Source::start(settings, &Arc::default());
-    assert!(source.views().borrow().live.is_pending(&own(), None), "nothing is told yet");
+    let source = LiveConsul::start(settings, &Arc::default());
+    assert!(source.views().borrow().live.is_pending(&own(), None), "nothing is loaded yet");
     until_same(&source, &double).await;
     // Servers without a leader answer stale requests and report the age of their data.
     double.set_leader(false);
     double.change(|world| world.set_status("service-1", 0, "critical"));
     until_same(&source, &double).await;
     // No server with a leader answers for longer than `max_stale`.
-    until("what was told is too old", || source.status().expired).await;
+    until("the data is too old", || source.status().expired).await;
     let is_pending = || source.views().borrow().live.is_pending(&own(), None);
     until("it is given up", is_pending).await;
     double.set_leader(true);
@@ -340,8 +341,8 @@ async fn second_agent_takes_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreachable_datacenter_is_reported() {
-    let double = start(World::generated(3, 2), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let double = start(World::generated(3, 2), DoubleRules::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
     until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
@@ -358,11 +359,11 @@ async fn unreachable_datacenter_is_reported() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queried_datacenters_are_read() {
-    let double = start(World::generated(3, 2), Rules::default());
+    let double = start(World::generated(3, 2), DoubleRules::default());
     double.change_other("dc2", |world| *world = World::generated(2, 3));
     double
         .set_list("/v1/query dc2", json!([{"ID": "q", "Name": "far", "Service": {"Service": "service-1"}}]));
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
     until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
@@ -372,24 +373,24 @@ async fn queried_datacenters_are_read() {
     until("its lists", || !source.views().borrow().live.is_pending(&dc2, None)).await;
     until("its queries", || !source.views().borrow().live.lacks_queries("dc2")).await;
     source.demand(Lack { place: dc2.clone(), missing: Missing::Service("service-1".to_owned()) });
-    let count = || told(&source, &dc2, "service-1").map_or(0, |told| told.instances.len());
+    let count = || loaded(&source, &dc2, "service-1").map_or(0, |loaded| loaded.instances.len());
     until("the service", || count() == 3).await;
     // From then on it is watched; the other one is not read.
     double.change_other("dc2", |world| world.deregister("service-1"));
     until("its change", || count() == 2).await;
-    assert!(told(&source, &dc2, "service-0").is_none());
+    assert!(loaded(&source, &dc2, "service-0").is_none());
     assert_eq!(double.tally().violations, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_are_followed() {
-    let double = start(World::generated(3, 2), Rules::default());
+    let double = start(World::generated(3, 2), DoubleRules::default());
     double.change_other("peer:east", |world| *world = World::generated(1, 2));
     let peering = |services: &[&str]| json!([{"Name": "east", "State": "ACTIVE", "StreamStatus": {"ImportedServices": services}}]);
     double.set_list("/v1/peerings", peering(&["service-0"]));
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     let east = Place::Peer("east".into());
-    let count = || told(&source, &east, "service-0").map_or(0, |told| told.instances.len());
+    let count = || loaded(&source, &east, "service-0").map_or(0, |loaded| loaded.instances.len());
     until("the imported service", || count() == 2).await;
     let nodes = source.views().borrow().live.places[&east].nodes.clone().unwrap_or_default();
     assert_eq!(nodes.iter().map(|node| node.peer.as_deref()).collect::<Vec<_>>(), [Some("east"); 2]);
@@ -400,9 +401,9 @@ async fn peers_are_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_peerings_are_no_failure() {
-    let double = start(World::generated(1, 1), Rules::default());
+    let double = start(World::generated(1, 1), DoubleRules::default());
     double.forbid("/v1/peerings");
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(source.status().stale, 0);
@@ -411,7 +412,7 @@ async fn missing_peerings_are_no_failure() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn coordinates_are_read_when_needed() {
-    let double = start(World::generated(1, 1), Rules::default());
+    let double = start(World::generated(1, 1), DoubleRules::default());
     let at = |node: &str, x: f64| json!({"Node": node, "Coord": {"Vec": [x, 0.0], "Height": 0.0, "Adjustment": 0.0}});
     double.set_list("/v1/coordinate/nodes", json!([at("node-0", 0.0), at("node-1", 0.5)]));
     let servers = json!([
@@ -420,14 +421,14 @@ async fn coordinates_are_read_when_needed() {
         {"Datacenter": "near", "AreaID": "WAN", "Coordinates": [at("s3", 0.1)]},
     ]);
     double.set_list("/v1/coordinate/datacenters", servers);
-    let idle = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let idle = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&idle, &double).await;
     drop(idle);
     assert_eq!(double.asked("/v1/coordinate/nodes"), 0, "no query needs them");
     let targets = json!({"NearestN": 1, "Datacenters": ["far"]});
     let query = json!([{"ID": "q", "Service": {"Service": "web", "Near": "_agent", "Failover": targets}}]);
     double.set_list("/v1/query", query);
-    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     let nearest = || {
         let views = source.views();
         let live = views.borrow().live.clone();
@@ -445,8 +446,8 @@ async fn coordinates_are_read_when_needed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn single_change_arrives_promptly() {
     const LIMIT: Duration = Duration::from_millis(200);
-    let double = start(World::generated(5000, 10), Rules::default());
-    let source = Source::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
+    let double = start(World::generated(5000, 10), DoubleRules::default());
+    let source = LiveConsul::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
     until_same(&source, &double).await;
     source.asked(own(), "service-0".to_owned());
     until("its watch", || double.waits_for("/v1/health/service/service-0")).await;
@@ -471,9 +472,9 @@ async fn single_change_arrives_promptly() {
         double.change(|world| world.set_status("service-0", 0, status));
         let begun = Instant::now();
         let worst = |view: &Arc<CatalogView>| {
-            let told =
+            let loaded =
                 view.live.places[&own()].service("service-0").and_then(|service| service.instances.clone());
-            told.and_then(|told| told.instances[0].checks.iter().map(|check| check.status).max())
+            loaded.and_then(|loaded| loaded.instances[0].checks.iter().map(|check| check.status).max())
         };
         let wanted = if round % 2 == 0 { Health::Critical } else { Health::Passing };
         let view = views.wait_for(|view| worst(view) == Some(wanted)).await.unwrap().clone();
@@ -507,15 +508,15 @@ fn own() -> Place {
 }
 
 /// Returns the source's data about a service; `None` if not yet loaded.
-fn told(source: &Source, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
+fn loaded(source: &LiveConsul, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
     source.views().borrow().live.places.get(place)?.service(service)?.instances.clone()
 }
 
 /// All instances of the local datacenter.
 fn instances(view: &CatalogView) -> Vec<Arc<Registered>> {
     let services = view.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
-    let told = services.iter().filter_map(|(_, service)| service.instances.clone());
-    told.flat_map(|told| told.instances.clone()).collect()
+    let loaded = services.iter().filter_map(|(_, service)| service.instances.clone());
+    loaded.flat_map(|loaded| loaded.instances.clone()).collect()
 }
 
 /// All nodes of the local datacenter.
@@ -541,24 +542,24 @@ async fn resolve_all(socket: tokio::net::UdpSocket) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_hosts_resolve_in_background() {
-    let double = start(World::generated(3, 1), Rules::default());
+    let double = start(World::generated(3, 1), DoubleRules::default());
     let resolver = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let recursors = [resolver.local_addr().unwrap().to_string()];
     tokio::spawn(resolve_all(resolver));
     let names = HostNames::new(&recursors, Arc::default());
     let settings = settings(&[double.address], |api| api.addresses[0].host = "agent.consul.test".to_owned());
-    let source = Source::start(settings, &names);
+    let source = LiveConsul::start(settings, &names);
     until_same(&source, &double).await;
     assert_eq!(double.tally().violations, [""; 0]);
 }
 
 /// A double for this world.
-fn start(world: World, rules: Rules) -> Double {
+fn start(world: World, rules: DoubleRules) -> Double {
     Double::start(TcpListener::bind(free_address()).unwrap(), world, rules, None).unwrap()
 }
 
 /// Settings for agents at these addresses, with one change.
-fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Settings {
+fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> LiveSettings {
     let address = |address: &SocketAddr| ApiAddress {
         tls: false,
         host: address.ip().to_string(),
@@ -576,7 +577,7 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Sett
         max_connections: 150,
     };
     change(&mut api);
-    Settings {
+    LiveSettings {
         api,
         token_file: None,
         datacenter: None,
@@ -598,7 +599,7 @@ fn instance(node: &str, id: &str, address: &str) -> Instance {
 }
 
 /// Waits until the source's data equals the registrations.
-async fn until_same(source: &Source, double: &Double) {
+async fn until_same(source: &LiveConsul, double: &Double) {
     let begun = Instant::now();
     loop {
         let looked = Instant::now();
@@ -610,7 +611,7 @@ async fn until_same(source: &Source, double: &Double) {
         };
         match checked {
             Ok(()) => return,
-            Err(differs) if begun.elapsed() > PATIENCE => {
+            Err(differs) if begun.elapsed() > TIMEOUT => {
                 panic!("{differs}\n{:?}\n{} faults left", source.status(), double.faults_left())
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(20).max(looked.elapsed() * 4)).await,
@@ -619,7 +620,7 @@ async fn until_same(source: &Source, double: &Double) {
 }
 
 /// Returns the difference between the source's data and the registrations, if any.
-fn same(source: &Source, world: &World) -> Result<(), String> {
+fn same(source: &LiveConsul, world: &World) -> Result<(), String> {
     let view = source.views().borrow().clone();
     if !view.live.is_complete() {
         return Err("not complete".to_owned());
@@ -636,9 +637,9 @@ fn same(source: &Source, world: &World) -> Result<(), String> {
     });
     let nodes = nodes(&view);
     let nodes = nodes.iter().map(|node| format!("{} {}", node.name, node.address));
-    let told: BTreeSet<String> = instances.chain(nodes).collect();
+    let loaded: BTreeSet<String> = instances.chain(nodes).collect();
     let registered = world.all();
-    match (registered.difference(&told).next(), told.difference(&registered).next()) {
+    match (registered.difference(&loaded).next(), loaded.difference(&registered).next()) {
         (None, None) => Ok(()),
         (missing, surplus) => Err(format!("missing {missing:?}, surplus {surplus:?}")),
     }
@@ -648,7 +649,7 @@ fn same(source: &Source, world: &World) -> Result<(), String> {
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

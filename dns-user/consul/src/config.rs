@@ -564,8 +564,8 @@ mod tests {
         let (_, warnings) =
             Config::of_document("config.json", text).whole().expect("read").expect("an object");
         for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {
-            let told = format!("config.json: {path} is an unknown setting");
-            assert!(warnings.iter().any(|warning| warning.starts_with(&told)), "{path}: {warnings:?}");
+            let warning = format!("config.json: {path} is an unknown setting");
+            assert!(warnings.iter().any(|found| found.starts_with(&warning)), "{path}: {warnings:?}");
         }
         assert_eq!(warnings.len(), 3, "{warnings:?}");
     }

@@ -8,7 +8,7 @@ use crate::{
     answer::{Lack, Missing, Zone},
     catalog::{
         InstanceId, Place, Reach,
-        registrations::{Failover, FailoverTarget, PreparedQuery, Status, Template},
+        registrations::{CheckStatus, Failover, FailoverTarget, PreparedQuery, Template},
     },
     record::Failure,
 };
@@ -139,7 +139,7 @@ impl Zone {
 
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
-        let worst = if query.only_passing { Status::Passing } else { Status::Warning };
+        let worst = if query.only_passing { CheckStatus::Passing } else { CheckStatus::Warning };
         let ignored = |check: &str| query.ignore_check_ids.iter().any(|ignored| ignored == check);
         let mut checks = instance.checks.iter().chain(&node.checks);
         let healthy = checks.all(|check| check.status <= worst || ignored(&check.id));

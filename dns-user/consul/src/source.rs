@@ -8,7 +8,7 @@ use crate::{catalog::live::Live, config::Config, config::HttpApi};
 
 /// Configuration of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct LiveSettings {
     /// Agents and request limits.
     pub api: HttpApi,
     /// File with the ACL token.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub stale_after: Duration,
 }
 
-impl Settings {
+impl LiveSettings {
     /// Returns the settings of an object `"consul"`; `None` if it has no live Consul.
     pub fn of(config: &Config) -> Option<Self> {
         let api = config.http.clone()?;
@@ -64,7 +64,7 @@ impl CatalogView {
 /// State of a source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Status {
+pub struct LiveStatus {
     /// Address of the agent in use.
     pub address: String,
     /// Whether no agent responds.

@@ -69,7 +69,7 @@ use self::{
         attachment::{self, Filters},
         netlink::Socket,
         pins::{self, Pins},
-        rules::{self, Device, Facts, Rules},
+        rules::{self, Device, Facts, PacketFilter},
     },
     connection::{AttacherStatus, Session},
     map::{control::ControlPage, counters::CounterPages},
@@ -512,7 +512,7 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
 pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -> io::Result<Option<String>> {
     let links = Socket::requests()?.links()?;
     let link = links.iter().find(|link| link.name == interface).ok_or(io::ErrorKind::NotFound)?;
-    let objection = Rules::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
+    let objection = PacketFilter::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
     Ok(objection.map(|objection| objection.to_string()))
 }
 

@@ -14,7 +14,7 @@ use dns_identity::{
     authority::CaFiles,
     keys::{KeyPool, KeyType, Priority, PrivateKey},
     profile::Container,
-    rotator::{Next, Rotator, Settings},
+    rotator::{Next, Rotator, RotatorSettings},
 };
 use nix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir_in("/dev/shm")?;
     let ca = write_authority(folder.path())?;
     let mut now = SystemTime::now();
-    let settings = Settings {
+    let settings = RotatorSettings {
         folder: folder.path().join("identities"),
         validity: DAY,
         backdate: Duration::from_secs(300),

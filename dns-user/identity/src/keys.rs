@@ -267,12 +267,12 @@ pub enum Priority {
 
 struct Shared {
     size: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     ready: Vec<PrivateKey>,
     stopped: bool,
     /// CPU time of the thread that generates keys.
@@ -352,7 +352,7 @@ impl KeyPool {
     /// Waits until `count` keys are ready; returns whether they are.
     pub fn wait(&self, count: usize, timeout: Duration) -> bool {
         let mut state = self.shared.state.lock();
-        let missing = |state: &mut State| state.ready.len() < count;
+        let missing = |state: &mut PoolState| state.ready.len() < count;
         !self.shared.changed.wait_while_for(&mut state, missing, timeout).timed_out()
     }
 }
@@ -375,7 +375,7 @@ impl Shared {
         loop {
             {
                 let mut state = self.state.lock();
-                let full = |state: &mut State| !state.stopped && state.ready.len() >= self.size;
+                let full = |state: &mut PoolState| !state.stopped && state.ready.len() >= self.size;
                 if full(&mut state) {
                     self.changed.wait_while(&mut state, full);
                     window = Window::begin();

@@ -8,7 +8,7 @@ use dns_kit::{
 };
 use prometheus::proto::MetricFamily;
 
-use crate::{certificate::seconds, rotator::Status};
+use crate::{certificate::seconds, rotator::RotatorStatus};
 
 macro_rules! families {
     ($($family:ident: $kind:ident = $name:literal [$($label:literal),*] $help:literal;)*) => {
@@ -83,8 +83,8 @@ pub(crate) fn of_pairs(pairs: &[PairState]) -> Vec<MetricFamily> {
     ]
 }
 
-pub(crate) fn of_rotator(status: &Status) -> Vec<MetricFamily> {
-    let Status { authority, pool_ready, pool_size, renewals, failures, identities, problems } = status;
+pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
+    let RotatorStatus { authority, pool_ready, pool_size, renewals, failures, identities, problems } = status;
     let pairs = identities.iter().map(|identity| PairState {
         guid: identity.guid.to_string(),
         not_after: identity.not_after,

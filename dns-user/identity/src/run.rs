@@ -22,7 +22,7 @@ use crate::{
     keys::{KeyPool, KeyType, thread_time},
     metrics,
     profile::{Container, Guid},
-    rotator::{Next, Rotator, Settings, Status},
+    rotator::{Next, Rotator, RotatorSettings, RotatorStatus},
 };
 use dns_kit::unix_socket::{self, Access};
 
@@ -133,7 +133,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // Bound before this program's threads start, because the umask changes meanwhile.
     let control = control.as_deref().map(bind_control).transpose()?;
     let pool = KeyPool::start(key_type, pool).context("key pool")?;
-    let settings = Settings { folder, validity, backdate, envoy, also_trust, keep_old_ca };
+    let settings = RotatorSettings { folder, validity, backdate, envoy, also_trust, keep_old_ca };
     let rotator = Rotator::open(settings, ca, pool, now)?;
     let (events, inbox) = mpsc::channel();
     let key_ready = events.clone();
@@ -295,7 +295,7 @@ pub enum Reply {
     /// The command took effect.
     Done,
     /// The state of all identities.
-    Status(Box<Status>),
+    Status(Box<RotatorStatus>),
     /// The command failed: cause and remedy.
     Error(String),
 }

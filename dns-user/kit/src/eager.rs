@@ -27,7 +27,7 @@ type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Polls `future` once on the calling thread. If it is pending, its first wake-up makes it a task
 /// of `runtime`, except within [`resume_woken`].
 pub fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
-    let task = EagerTask { state: Mutex::new(State::Polled), runtime: runtime.clone() };
+    let task = EagerTask { state: Mutex::new(TaskState::Polled), runtime: runtime.clone() };
     Arc::new(task).poll(Box::pin(future));
 }
 
@@ -75,12 +75,12 @@ impl Drop for Scope {
 
 /// A future that waits after a poll, as its own waker.
 struct EagerTask {
-    state: Mutex<State>,
+    state: Mutex<TaskState>,
     /// The runtime on which the task is spawned.
     runtime: Handle,
 }
 
-enum State {
+enum TaskState {
     /// Being polled.
     Polled,
     /// Still being polled, but already woken.
@@ -94,7 +94,7 @@ enum State {
 impl EagerTask {
     /// Polls the future on this thread, and keeps it if it is pending.
     fn poll(self: Arc<Self>, mut future: Boxed) {
-        *self.state() = State::Polled;
+        *self.state() = TaskState::Polled;
         let waker = Waker::from(Arc::clone(&self));
         // Timers, sockets and tasks created by the future belong to the runtime.
         let _inside = self.runtime.enter();
@@ -108,17 +108,17 @@ impl EagerTask {
     /// Stores the future after a poll.
     fn rest(&self, future: Boxed) {
         let mut state = self.state();
-        if matches!(*state, State::Woken) {
-            *state = State::Gone;
+        if matches!(*state, TaskState::Woken) {
+            *state = TaskState::Gone;
             drop(state);
             self.runtime.spawn(future);
         } else {
-            *state = State::Resting(future);
+            *state = TaskState::Resting(future);
         }
     }
 
     /// Locks the state. No panic can leave it inconsistent.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TaskState> {
         self.state.lock()
     }
 }
@@ -126,9 +126,9 @@ impl EagerTask {
 impl Wake for EagerTask {
     fn wake(self: Arc<Self>) {
         let mut state = self.state();
-        match mem::replace(&mut *state, State::Gone) {
-            State::Polled | State::Woken => *state = State::Woken,
-            State::Resting(future) => {
+        match mem::replace(&mut *state, TaskState::Gone) {
+            TaskState::Polled | TaskState::Woken => *state = TaskState::Woken,
+            TaskState::Resting(future) => {
                 drop(state);
                 if IS_OPEN.get() {
                     WOKEN.with_borrow_mut(|woken| woken.push_back((Arc::clone(&self), future)));
@@ -137,7 +137,7 @@ impl Wake for EagerTask {
                     self.runtime.spawn(future);
                 }
             }
-            State::Gone => {}
+            TaskState::Gone => {}
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn printable(text: &str) -> String {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Announcement {
-    pub source: Source,
+    pub source: BlobLocation,
     /// One or more digests of the blob.
     pub digest: String,
     /// Version of the dataset; 0 requests a report from an agent and changes nothing.
@@ -73,7 +73,7 @@ pub(crate) struct Announcement {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum BlobLocation {
     /// Id in the blobstore configured in the agent: `sync_dns`.
     Blob(String),
     /// A URL that needs no credentials: `sync_dns_with_signed_url`.
@@ -177,10 +177,10 @@ impl Announcement {
     pub(crate) fn write(&self, reply_to: &str) -> Vec<u8> {
         let Self { source, digest, version, extra } = self;
         let (method, mut arguments) = match source {
-            Source::Blob(id) => {
+            BlobLocation::Blob(id) => {
                 ("sync_dns", vec![Argument::Text(id), Argument::Text(digest), Argument::Number(*version)])
             }
-            Source::Signed { url, headers } => (
+            BlobLocation::Signed { url, headers } => (
                 SIGNED_METHOD,
                 vec![Argument::Signed(SignedArgument {
                     signed_url: url,
@@ -258,7 +258,7 @@ fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
     if version > 0 && !is_plain_name(blob) {
         return Err(CallError::BlobName);
     }
-    let source = Source::Blob(blob.clone());
+    let source = BlobLocation::Blob(blob.clone());
     Ok(Announcement { source, digest: digest.clone(), version, extra: read_extra(rest) })
 }
 
@@ -271,7 +271,7 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
         return Err(wrong);
     };
     let headers = object.get("blobstore_headers").and_then(Value::as_object).cloned().unwrap_or_default();
-    let source = Source::Signed { url: url.to_owned(), headers };
+    let source = BlobLocation::Signed { url: url.to_owned(), headers };
     Ok(Announcement { source, digest: digest.to_owned(), version, extra: read_extra(rest) })
 }
 
@@ -339,15 +339,15 @@ mod tests {
     const REPLY_TO: &str = "director.p.a.r";
 
     /// Returns an announcement of version 42.
-    fn announcement(source: Source, extra: Option<Extra>) -> Announcement {
+    fn announcement(source: BlobLocation, extra: Option<Extra>) -> Announcement {
         Announcement { source, digest: "sha256:00ff".to_owned(), version: 42, extra }
     }
 
     #[test]
     fn calls_round_trip() {
-        let blob = Source::Blob("blob-1".to_owned());
+        let blob = BlobLocation::Blob("blob-1".to_owned());
         let headers = Map::from_iter([("x-k".to_owned(), Value::from("v"))]);
-        let signed = |headers| Source::Signed { url: "https://b/s?x=1&y=2".to_owned(), headers };
+        let signed = |headers| BlobLocation::Signed { url: "https://b/s?x=1&y=2".to_owned(), headers };
         let patch = Extra { patch: Some(Patch { from: 41, zstd: "AA==".to_owned() }), spread_ms: 9, size: 0 };
         for (call, golden) in [
             (

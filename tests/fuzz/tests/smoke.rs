@@ -17,7 +17,7 @@ use nix::sys::resource::{Resource, setrlimit};
 const INPUTS: usize = 20_000;
 
 /// Limit for each target on a slow machine, if its corpus is done.
-const PATIENCE: Duration = Duration::from_secs(6);
+const TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Address space in bytes: a small input that needs more is a defect.
 const MEMORY: u64 = 4 << 30;
@@ -59,7 +59,7 @@ fn try_inputs(name: &str) {
     }
     let begin = Instant::now();
     for _ in 0..INPUTS {
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > TIMEOUT {
             break;
         }
         attempt(name, target.run, &derive(&corpus, &mut random));

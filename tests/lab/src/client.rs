@@ -14,7 +14,7 @@ use hickory_proto::{
 use socket2::{Domain, Socket, Type};
 
 /// How long a client waits for a reply.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Builds a query with RD set and, with `edns`, an OPT of that size.
 pub fn query(name: &str, record_type: RecordType, edns: Option<u16>) -> Result<Message> {
@@ -31,7 +31,7 @@ pub fn query(name: &str, record_type: RecordType, edns: Option<u16>) -> Result<M
 
 /// Queries by UDP from a fresh port.
 pub fn ask(server: SocketAddr, message: &Message) -> Result<Message> {
-    let bytes = ask_raw(server, &message.to_vec()?, PATIENCE)?;
+    let bytes = ask_raw(server, &message.to_vec()?, TIMEOUT)?;
     Message::from_vec(&bytes).context("the reply cannot be read")
 }
 
@@ -97,9 +97,9 @@ pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u
     if client.is_some() {
         socket.bind(&source(client, server).into())?;
     }
-    socket.connect_timeout(&server.into(), PATIENCE)?;
+    socket.connect_timeout(&server.into(), TIMEOUT)?;
     let mut stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(&[&u16::try_from(message.len())?.to_be_bytes()[..], message].concat())?;
     Ok(receive_tcp(&mut stream)?)
 }

@@ -109,18 +109,18 @@ mod tests {
                     std::hint::spin_loop();
                 }
             });
-            let (mut measured, mut told) = (0, 0);
+            let (mut measured, mut repeated) = (0, 0);
             let result = undisturbed(
                 0,
                 || {
                     measured += 1;
                     Ok(measured)
                 },
-                |_| told += 1,
+                |_| repeated += 1,
             );
             done.store(true, Ordering::Relaxed);
             assert!(result.unwrap().noise >= NOISY);
-            assert_eq!((measured, told), (ATTEMPTS, ATTEMPTS - 1));
+            assert_eq!((measured, repeated), (ATTEMPTS, ATTEMPTS - 1));
         });
     }
 }

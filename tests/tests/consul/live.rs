@@ -21,7 +21,7 @@ use whole_system_tests::{
 use crate::{
     EVENTUALLY, OURS,
     doubles::{
-        double::{Double, Rules},
+        double::{Double, DoubleRules},
         world::World,
     },
 };
@@ -47,7 +47,7 @@ fn server_starts_without_consul() -> Result<()> {
     // Before the first sync, registrations are unknown, which is not NXDOMAIN.
     ensure!(rcode("service-1.service.consul.")? == ResponseCode::ServFail, "nothing is known yet");
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(5, 3), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(5, 3), DoubleRules::default(), None)?;
     let answers = |name: &str, count: usize| {
         ask(name).is_ok_and(|reply| {
             reply.metadata.response_code == ResponseCode::NoError && client::addresses(&reply).len() == count
@@ -81,7 +81,7 @@ fn revoked_token_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-token")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(2, 3), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(2, 3), DoubleRules::default(), None)?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let extra = json!({
         "xdp": {"mode": "off"},
@@ -132,7 +132,7 @@ fn refused_token_expires_the_catalog() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-expire")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(2, 3), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(2, 3), DoubleRules::default(), None)?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "stale_after": "1s", "expire_after": "3s"});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
@@ -159,7 +159,7 @@ fn live_queries_fail_over() -> Result<()> {
     let namespace = Namespace::new("consul-failover")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
     // The number of instances identifies the origin: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
-    let double = Double::start(listener, World::generated(2, 1), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(2, 1), DoubleRules::default(), None)?;
     double.change_other("dc2", |world| *world = World::generated(3, 2));
     double.change_other("dc3", |world| *world = World::generated(3, 4));
     double.change_other("peer:east", |world| *world = World::generated(4, 3));
@@ -219,7 +219,7 @@ fn single_change_of_many_is_answered() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-large")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(5000, 10), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(5000, 10), DoubleRules::default(), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "rate": 4000});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
@@ -259,7 +259,7 @@ fn interface_answers_keep_watches() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-hot")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(SERVICES, 2), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(SERVICES, 2), DoubleRules::default(), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "max_connections": 20});
     let extra = json!({
         "xdp": {"mode": "tc", "interfaces": ["lo"]},

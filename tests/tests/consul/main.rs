@@ -43,7 +43,7 @@ use support::{Case, Scenario, expect, query_of};
 /// Listen address of the server.
 const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 /// Reply timeout; in some cases a recursor never answers.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit that is reached only on failure.
 const EVENTUALLY: Duration = Duration::from_secs(120);
 
@@ -235,7 +235,7 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
         return Ok(false);
     }
     let query = query_of(case, fastrand::u16(..));
-    let reply = namespace.run(|| client::ask_raw(OURS, &query, PATIENCE))??;
+    let reply = namespace.run(|| client::ask_raw(OURS, &query, TIMEOUT))??;
     // Maximum reply size at the interface.
     if reply.len() > 4096 || case.edns.is_some_and(|size| size > 4096) && reply.len() > 4089 {
         return Ok(false);
@@ -258,7 +258,7 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
 fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<()> {
     let mut problem = None;
     let mut before = Metrics::read(namespace)?.fast_path_replies();
-    wait_until("an answer by the interface", PATIENCE, || {
+    wait_until("an answer by the interface", TIMEOUT, || {
         let asked = namespace.run(|| ask(scenario, case));
         match asked {
             Ok(Ok(faults)) if faults.is_empty() => {}
@@ -301,7 +301,7 @@ fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
         let query = query_of(case, fastrand::u16(..));
         let reply = match case.transport.as_str() {
             "tcp" => client::ask_tcp_raw_from(case.client, OURS, &query),
-            _ => client::ask_raw_as(case.client, OURS, &query, PATIENCE).map_err(Into::into),
+            _ => client::ask_raw_as(case.client, OURS, &query, TIMEOUT).map_err(Into::into),
         };
         let reply = reply.with_context(|| format!("{}: {} {}", scenario.name, case.q, case.kind))?;
         different.insert(expect::answers_of(&reply));

@@ -24,7 +24,7 @@ use whole_system_tests::{
 use crate::{
     EVENTUALLY, OURS,
     doubles::{
-        double::{Double, Rules},
+        double::{Double, DoubleRules},
         world::World,
     },
 };
@@ -143,7 +143,7 @@ fn reload_switches_consul_address() -> Result<()> {
     let mut running = Reloading::start("consul-turn", &json!({"mode": "off"}), &object(8500))?;
     let start_double = |running: &Reloading, port: u16, instances: usize| -> Result<Double> {
         let listener = running.namespace.run(|| TcpListener::bind(agent(port)))??;
-        Ok(Double::start(listener, World::generated(5, instances), Rules::default(), None)?)
+        Ok(Double::start(listener, World::generated(5, instances), DoubleRules::default(), None)?)
     };
     let count = |running: &Reloading| {
         running.ask("service-1.service.consul.").map_or(0, |reply| client::addresses(&reply).len())

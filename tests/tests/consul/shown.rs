@@ -23,7 +23,7 @@ use whole_system_tests::{
 use crate::{
     EVENTUALLY, OURS,
     doubles::{
-        double::{Double, Fault, Rules},
+        double::{Double, DoubleRules, Fault},
         world::World,
     },
 };
@@ -51,7 +51,7 @@ fn source_metrics_are_exposed() -> Result<()> {
     wait_until("a request that failed", EVENTUALLY, failed)?;
 
     let listener = namespace.run(|| TcpListener::bind(agent))??;
-    let double = Double::start(listener, World::generated(5, 3), Rules::default(), None)?;
+    let double = Double::start(listener, World::generated(5, 3), DoubleRules::default(), None)?;
     let is = |family: &str, label: &str, wanted: u64| sum(family, label).is_ok_and(|found| found == wanted);
     wait_until("the instances", EVENTUALLY, || is(names::CONSUL_INSTANCES, "", 15))?;
     wait_until("the watches", EVENTUALLY, || is(names::CONSUL_SERVICES, "state=\"watched\"", 5))?;

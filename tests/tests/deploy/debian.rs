@@ -29,7 +29,7 @@ const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
 const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The other programs: options of `cargo xtask dist`, and names of the files.
 pub(crate) const COMPANIONS: [(&str, &str); 4] = [
@@ -169,7 +169,7 @@ fn five_commands_reach_interface_answer() {
     assert!(!shown.contains("  FAIL  "), "{shown}");
     // The programs load while userspace answers the first queries.
     let mut before = by_the_interface(&machine);
-    wait_until("an answer of the interface", PATIENCE, || {
+    wait_until("an answer of the interface", TIMEOUT, || {
         let answer = machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
         assert_eq!(answer.trim(), NAME.1);
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
@@ -206,7 +206,7 @@ fn five_commands_reach_interface_answer() {
         machine.in_network(|| run(&mut command)).unwrap().unwrap();
     };
     rule("-A");
-    wait_until("lo to be left to userspace", PATIENCE, || {
+    wait_until("lo to be left to userspace", TIMEOUT, || {
         // The rule also drops the server's up-checks: meanwhile it may not be ready.
         let shown = machine.run("bosh-dns-xdp status || test $? = 1").unwrap();
         shown.contains("the packet filter limits its queries")
@@ -214,7 +214,7 @@ fn five_commands_reach_interface_answer() {
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
     rule("-D");
     let mut before = by_the_interface(&machine);
-    wait_until("an answer of the interface", PATIENCE, || {
+    wait_until("an answer of the interface", TIMEOUT, || {
         machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
     })
@@ -238,7 +238,7 @@ fn five_commands_reach_interface_answer() {
             })
             .count();
         assert_eq!(answered, 20, "of 20 queries, after SIG{signal} to {units}");
-        wait_until("the services to be back", PATIENCE, || {
+        wait_until("the services to be back", TIMEOUT, || {
             // The new server serves the interface once queries have arrived through it.
             let _ = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0));
             machine.run("bosh-dns-xdp status").is_ok()
@@ -254,10 +254,8 @@ fn five_commands_reach_interface_answer() {
     // Reloading needs no kill(1) of procps.
     machine.run("rm --force /usr/bin/kill && ! command -v /usr/bin/kill").unwrap();
     machine.run("systemctl reload bosh-dns-xdp").unwrap();
-    wait_until("the reload", PATIENCE, || {
-        machine.journal("bosh-dns-xdp").contains("SIGHUP: reload finished")
-    })
-    .unwrap();
+    wait_until("the reload", TIMEOUT, || machine.journal("bosh-dns-xdp").contains("SIGHUP: reload finished"))
+        .unwrap();
 
     // The journal has a priority per line and no second time stamp.
     machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
@@ -266,7 +264,7 @@ fn five_commands_reach_interface_answer() {
             .run(&format!("journalctl --unit=bosh-dns-xdp --output=cat --priority={priority}..{priority}"))
             .unwrap()
     };
-    wait_until("a line about broken records", PATIENCE, || {
+    wait_until("a line about broken records", TIMEOUT, || {
         ["err", "warning"].iter().any(|priority| journal(priority).contains("[RecordsRepo]"))
     })
     .unwrap();
@@ -313,7 +311,7 @@ fn removal_spares_planted_links() {
         let answer = machine.run(&format!("dig @{server} +short +tries=1 +timeout=1 {}", NAME.0));
         answer.is_ok_and(|answer| answer.trim() == NAME.1)
     };
-    wait_until("the other server's programs", PATIENCE, || {
+    wait_until("the other server's programs", TIMEOUT, || {
         answers("127.0.0.3");
         let status = machine.run("bosh-dns-xdp status --json --config /shared/other.json");
         let status = status.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
@@ -321,7 +319,7 @@ fn removal_spares_planted_links() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("other")));
     machine.run("systemctl kill --signal=KILL other").unwrap();
-    wait_until("the other server's end", PATIENCE, || {
+    wait_until("the other server's end", TIMEOUT, || {
         machine.run("systemctl is-active other || true").unwrap().trim() == "failed"
     })
     .unwrap();
@@ -330,7 +328,7 @@ fn removal_spares_planted_links() {
     for planted in PLANTED {
         machine.run("systemctl start bosh-dns-xdp").unwrap();
         let pinned = "ls -d /run/bosh-dns-xdp-pins/*/links/1-tcx";
-        wait_until("pinned links", PATIENCE, || {
+        wait_until("pinned links", TIMEOUT, || {
             // Queries tell which interfaces to serve.
             answers("127.0.0.2");
             machine.run(pinned).is_ok()
@@ -388,7 +386,7 @@ fn publisher_runs_as_separate_user() {
     assert_eq!(state().trim(), "active");
     let file = "/etc/bosh-dns-xdp/publish.d/web.yml.status";
     let status = || machine.run(&format!("cat {file} || true")).unwrap();
-    wait_until("the error in the status file", PATIENCE, || status().contains("lastError")).unwrap_or_else(
+    wait_until("the error in the status file", TIMEOUT, || status().contains("lastError")).unwrap_or_else(
         |error| {
             panic!("{error}: {}\n{}", status(), machine.journal("bosh-dns-publish"));
         },
@@ -409,7 +407,7 @@ fn upgrade_keeps_hot_names_answered() {
     let Some((machine, ..)) = installed(folders[0].path()) else { return };
     let newer = package(1_700_000_060, folders[1].path());
     fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
-    wait_until("an answer of the interface", PATIENCE, || {
+    wait_until("an answer of the interface", TIMEOUT, || {
         machine.run(&format!("dig @127.0.0.2 {}", NAME.0)).unwrap();
         by_the_interface(&machine) > 0
     })
@@ -425,7 +423,7 @@ fn upgrade_keeps_hot_names_answered() {
         let said = machine.run("dpkg --install newer.deb");
         // Until the programs of the second server answer as well.
         let served = said.and_then(|_| {
-            wait_until("the second server's answers", PATIENCE, || {
+            wait_until("the second server's answers", TIMEOUT, || {
                 // The new server serves the interface once queries have arrived through it.
                 machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0)).unwrap();
                 machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0

@@ -16,7 +16,7 @@ use whole_system_tests::{debian::Debian, process::wait_until};
 use crate::debian::{COMPANIONS, assert_lintian_passes, pack};
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The services, and the files of options without which they do not start.
 const SERVICES: [(&str, &str); 3] = [
@@ -66,7 +66,7 @@ fn pid(machine: &Debian, service: &str) -> String {
 
 /// Waits until a command succeeds; the journal of `service` explains a failure.
 fn wait_for(machine: &Debian, service: &str, command: &str) {
-    wait_until(command, PATIENCE, || machine.run(command).is_ok())
+    wait_until(command, TIMEOUT, || machine.run(command).is_ok())
         .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal(service)));
 }
 

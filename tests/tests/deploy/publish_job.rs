@@ -19,7 +19,7 @@ use crate::{
 const JOB: &str = "/var/vcap/jobs/bosh-dns-publish";
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SECRET: &str = "c2VjcmV0IG9mIHRoZSB0dXRvcmlhbCwgMzIgb2N0ZXRzIQ==";
 
@@ -163,7 +163,7 @@ fn publish_job_follows_deployments() {
         machine.run(&dig).map(|said| said.trim().to_owned()).unwrap_or_default()
     };
     let wait = |event: &str, is_so: &dyn Fn() -> bool| {
-        wait_until(event, PATIENCE, is_so).unwrap_or_else(|error| panic!("{error}: {}", logs()));
+        wait_until(event, TIMEOUT, is_so).unwrap_or_else(|error| panic!("{error}: {}", logs()));
     };
     let command = |words: &str| machine.run(&format!("{JOB}/bin/bosh-dns-publish {words}"));
 

@@ -24,7 +24,7 @@ use whole_system_tests::{
 use crate::debian::package;
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const DOCUMENTS: &str = "
 apiVersion: bosh-dns-publish/v1
@@ -114,10 +114,10 @@ fn packaged_publisher_learns_health() {
     machine.run("chmod 644 tls/*; cp records.json /var/lib/bosh-dns-xdp").unwrap();
     machine.run("cp cf.yml /etc/bosh-dns-xdp/publish.d; cp publish.yml /etc/bosh-dns-xdp").unwrap();
     configure(json!({"group": "bosh-dns-control"}));
-    wait_until("the server", PATIENCE, || machine.run("bosh-dns-xdp status").is_ok()).unwrap();
+    wait_until("the server", TIMEOUT, || machine.run("bosh-dns-xdp status").is_ok()).unwrap();
     machine.run("systemctl start bosh-dns-publish").unwrap();
     let comes = |what: &str, expected: &BTreeSet<IpAddr>| {
-        wait_until(what, PATIENCE, || published(&machine) == *expected).unwrap_or_else(|error| {
+        wait_until(what, TIMEOUT, || published(&machine) == *expected).unwrap_or_else(|error| {
             panic!("{error}: {:?}\n{}", published(&machine), machine.journal("bosh-dns-publish"))
         });
     };
@@ -133,7 +133,7 @@ fn packaged_publisher_learns_health() {
     // Members of another group cannot use the socket: the publisher reports that, and publishes the known
     // data.
     configure(json!({"group": "bosh-dns-xdp"}));
-    wait_until("the complaint", PATIENCE, || {
+    wait_until("the complaint", TIMEOUT, || {
         let journal = machine.journal("bosh-dns-publish");
         journal.contains("the fleet's addresses and health are unknown")
             && journal.contains("ermission denied")

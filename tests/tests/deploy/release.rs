@@ -27,7 +27,7 @@ use crate::debian::{COMPANIONS, dist};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Listen address of the image's configuration.
 const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
@@ -246,16 +246,16 @@ fn image_answers_with_and_without_privileges() {
             let said = podman.run(&["exec", name, "/bosh-dns-xdp", "status", "--json"])?;
             Ok(serde_json::from_str(&said)?)
         };
-        wait_until("the container's answer", PATIENCE, || ask(&podman.namespace).is_ok())
+        wait_until("the container's answer", TIMEOUT, || ask(&podman.namespace).is_ok())
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
         if path == "interface" {
-            wait_until("an answer of the interface", PATIENCE, || {
+            wait_until("an answer of the interface", TIMEOUT, || {
                 let _ = ask(&podman.namespace);
                 status().is_ok_and(|status| status["replies"]["fast"].as_u64() > Some(0))
             })
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
         } else {
-            wait_until("the reason", PATIENCE, || {
+            wait_until("the reason", TIMEOUT, || {
                 explained().contains("CAP_BPF") && explained().contains("seccomp")
             })
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));

@@ -12,7 +12,7 @@ use whole_system_tests::{
 };
 
 /// Time limit for changes; resolvconf is polled every three seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Boots a machine with the binary as `/shared/bosh-dns-xdp` and one of the two packages that
 /// manage `/etc/resolv.conf`.
@@ -31,7 +31,7 @@ fn serve(machine: &Debian, name: &str, arguments: &str) {
 
 /// Waits until the output of a shell command satisfies `holds`.
 fn wait_for(machine: &Debian, line: &str, holds: impl Fn(&str) -> bool) {
-    let waited = wait_until(line, PATIENCE, || machine.run(line).is_ok_and(|said| holds(&said)));
+    let waited = wait_until(line, TIMEOUT, || machine.run(line).is_ok_and(|said| holds(&said)));
     waited.unwrap_or_else(|error| {
         panic!("{error}: {:?}\n{}", machine.run(line), machine.run("journalctl --no-pager -n 100").unwrap())
     });

@@ -21,7 +21,7 @@ use crate::{
 const JOB: &str = "/var/vcap/jobs/bosh-dns-sync";
 
 /// Time limit that is reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Properties that both roles need.
 fn common(extra: &Value) -> Value {
@@ -199,7 +199,7 @@ fn sync_job_distributes_records() {
         |address: &str| fs::read_to_string(data.join("a0.json")).is_ok_and(|text| text.contains(address));
     let synced =
         || machine.run(&format!("{JOB}/bin/status")).is_ok_and(|text| text.contains("1 of 1 agents have it"));
-    wait_until("the records", PATIENCE, || holds("10.0.0.1") && synced())
+    wait_until("the records", TIMEOUT, || holds("10.0.0.1") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
     // Only now is it certain that the process of this id is no longer setpriv.
     assert!(status_line(&pid, "Uid").unwrap().contains("2001"), "not vcap");
@@ -211,7 +211,7 @@ fn sync_job_distributes_records() {
     machine.run(&format!("{JOB}/bin/bosh_dns_sync_ctl stop")).unwrap();
     assert!(!Path::new(&format!("/proc/{pid}")).exists() && !pid_file.exists());
     start("10.0.0.2");
-    wait_until("the new records", PATIENCE, || holds("10.0.0.2") && synced())
+    wait_until("the new records", TIMEOUT, || holds("10.0.0.2") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
     let records: Value = serde_json::from_slice(&fs::read(data.join("a0.json")).unwrap()).unwrap();
     assert_eq!(records["version"], 2);

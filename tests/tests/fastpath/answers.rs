@@ -20,7 +20,7 @@ use whole_system_tests::{
     client,
     fleet::Fleet,
     namespace::{End, Namespace, join},
-    pair::{PATIENCE, Pair, SHORT, addresses, ask, v4, v6},
+    pair::{Pair, SHORT, TIMEOUT, addresses, ask, v4, v6},
     process::{run, wait_until},
     requires,
 };
@@ -54,7 +54,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
             let name = format!("N{count}.bOsh.");
             // Sixty IPv6 addresses exceed an Ethernet frame.
             let may_be_large = (count, record_type) == (60, RecordType::AAAA);
-            let patience = if may_be_large { SHORT } else { PATIENCE };
+            let patience = if may_be_large { SHORT } else { TIMEOUT };
             let reply = ask(from, server, &name, record_type, Some(4096), patience)?;
             if reply.is_none() && may_be_large {
                 large += 1;
@@ -67,7 +67,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
             assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
         }
         // A reply over 512 bytes is truncated with TC set.
-        let cut = ask(from, server, "n60.bosh.", RecordType::A, None, PATIENCE)?.context("no reply")?;
+        let cut = ask(from, server, "n60.bosh.", RecordType::A, None, TIMEOUT)?.context("no reply")?;
         assert!(cut.metadata.truncation && cut.to_vec()?.len() <= 512);
         assert!(client::addresses(&cut).len() > 20, "nevertheless a part of the answers");
     }
@@ -108,7 +108,7 @@ fn native_mode_needs_client_napi() -> Result<()> {
     let _pass = lab::pass_program(&pair.client, "cli")?;
     // These always fit into the headroom.
     for (name, count) in [("n1.bosh.", 1), ("n10.bosh.", 10)] {
-        let reply = ask(&pair.client, v4(), name, RecordType::A, None, PATIENCE)?.context("no reply")?;
+        let reply = ask(&pair.client, v4(), name, RecordType::A, None, TIMEOUT)?.context("no reply")?;
         assert_eq!(client::addresses(&reply).len(), count);
     }
     assert_eq!(fast_path.counters().outcome(Outcome::NoRoom), 0);
@@ -147,7 +147,7 @@ fn bridged_containers_are_answered() -> Result<()> {
             assert!(hook_of(&fast_path, "br0").is_none(), "no query has arrived yet");
             lab::deliver(&fast_path, &host, "br0")?;
         }
-        wait_until("the bridge to be served", PATIENCE, || hook_of(&fast_path, "br0").is_some())?;
+        wait_until("the bridge to be served", TIMEOUT, || hook_of(&fast_path, "br0").is_some())?;
         // Until then, the server's last report allows probes, which no server answers here.
         std::thread::sleep(Duration::from_secs(1));
         for container in &containers {
@@ -205,7 +205,7 @@ fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> 
     let before = fast_path.counters().hits();
     for &server in servers {
         for name in ["n1.bosh.", "n10.bosh."] {
-            let reply = ask(from, server, name, RecordType::A, Some(1232), PATIENCE)?;
+            let reply = ask(from, server, name, RecordType::A, Some(1232), TIMEOUT)?;
             assert!(!client::addresses(&reply.with_context(|| name.to_owned())?).is_empty(), "{name}");
         }
     }
@@ -218,7 +218,7 @@ fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> 
 fn ask_unclear(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
     let before = fast_path.counters().hits();
     for &server in servers {
-        let reply = lab::ask_unclear(from, server, "n10.bosh.", RecordType::A, PATIENCE)?;
+        let reply = lab::ask_unclear(from, server, "n10.bosh.", RecordType::A, TIMEOUT)?;
         lab::see_own_addresses(&reply.context("no reply")?, 10)?;
     }
     assert_eq!(fast_path.counters().hits() - before, servers.len() as u64);
@@ -234,7 +234,7 @@ fn unknown_names_are_learned() -> Result<()> {
         .unlisted("later.bosh", [10, 0, 0, 2].into())
         .without("none.bosh");
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], answers)?;
-    let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, PATIENCE);
+    let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, TIMEOUT);
 
     let empty = asked("a.bosh.", RecordType::AAAA)?.context("no reply to AAAA")?;
     assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
@@ -274,15 +274,15 @@ fn wildcard_listeners_answer_new_addresses() -> Result<()> {
     let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
     let any = SocketAddr::from(([0, 0, 0, 0], 53));
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[any], counted())?;
-    assert!(addresses(&pair.client, v4(), "n1.bosh", PATIENCE)?.is_some());
+    assert!(addresses(&pair.client, v4(), "n1.bosh", TIMEOUT)?.is_some());
     pair.client.ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
     pair.server.ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
     let later = SocketAddr::from(([10, 7, 0, 1], 53));
-    wait_until("the new address", PATIENCE, || {
+    wait_until("the new address", TIMEOUT, || {
         addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
     })?;
     pair.server.ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
-    wait_until("the end of the address", PATIENCE, || {
+    wait_until("the end of the address", TIMEOUT, || {
         !fast_path.status().interfaces.endpoints.contains(&later)
     })
 }

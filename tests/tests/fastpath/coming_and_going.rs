@@ -23,7 +23,7 @@ use whole_system_tests::{
     bpffs::{Bpffs, config},
     client,
     namespace::{End, Namespace, join},
-    pair::{PATIENCE, Pair, SHORT, addresses, ask, v4},
+    pair::{Pair, SHORT, TIMEOUT, addresses, ask, v4},
     process::wait_until,
     requires,
     yardstick::{self, Yardstick},
@@ -89,7 +89,7 @@ fn stop_removes_pins_and_links() -> Result<()> {
         let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one(1))?;
         assert!(!bpffs.pinned().is_empty());
         if mode != HookMode::Native {
-            assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
+            assert!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?.is_some());
         }
         fast_path.stop();
         assert_eq!(pair.server.attached_programs()?, NOTHING, "{mode:?}");
@@ -121,7 +121,7 @@ fn earlier_generic_link_is_dropped() -> Result<()> {
     let fast_path = start(&pair.server, &keep, &[v4()], one(2))?;
     let attached = pair.server.attached_programs()?;
     assert_eq!(attached.len() + 1, with_generic.len(), "{attached:?}, before {with_generic:?}");
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
     fast_path.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     Ok(())
@@ -136,11 +136,11 @@ fn silent_runtime_loses_lease() -> Result<()> {
     let fast_path = start(&pair.server, &short, &[v4()], one(1))?;
     let answers = || addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some());
     thread::sleep(Duration::from_millis(1500));
-    wait_until("the publisher to renew", PATIENCE, answers)?;
+    wait_until("the publisher to renew", TIMEOUT, answers)?;
     fast_path.heartbeat(Duration::ZERO);
     thread::sleep(Duration::from_millis(1500));
     assert!(!answers(), "no further heartbeat came");
-    wait_until("answers after a heartbeat", PATIENCE, || {
+    wait_until("answers after a heartbeat", TIMEOUT, || {
         fast_path.heartbeat(Duration::ZERO);
         answers()
     })
@@ -159,7 +159,7 @@ fn successor_adopts_kept_programs() -> Result<()> {
     fast_path.publisher().learn(&name_of("learned.bosh"));
     wait(fast_path.publisher().flushed());
     fast_path.stop();
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 1].into()]));
 
     // Queries without pause while another instance takes over: no query is lost and no answer
     // is wrong.
@@ -170,8 +170,8 @@ fn successor_adopts_kept_programs() -> Result<()> {
             let mut lost = 0;
             while !done.load(Ordering::Relaxed) {
                 for reply in [
-                    ask(&pair.client, v4(), "a.bosh.", RecordType::A, None, PATIENCE)?,
-                    ask_unclear(&pair.client, v4(), "a.bosh.", RecordType::A, PATIENCE)?,
+                    ask(&pair.client, v4(), "a.bosh.", RecordType::A, None, TIMEOUT)?,
+                    ask_unclear(&pair.client, v4(), "a.bosh.", RecordType::A, TIMEOUT)?,
                 ] {
                     match reply.map(|reply| client::addresses(&reply)) {
                         Some(found) => assert!(known.contains(&found), "{found:?}"),
@@ -187,11 +187,11 @@ fn successor_adopts_kept_programs() -> Result<()> {
         let successor = start(&pair.server, &keep, &[v4()], answers);
         let checked = successor.and_then(|successor| {
             let before = asked.load(Ordering::Relaxed);
-            wait_until("more queries", PATIENCE, || asked.load(Ordering::Relaxed) > before + 20)
+            wait_until("more queries", TIMEOUT, || asked.load(Ordering::Relaxed) > before + 20)
                 .with_context(|| format!("{:?}", successor.counters()))?;
-            let learned = addresses(&pair.client, v4(), "learned.bosh", PATIENCE)?;
+            let learned = addresses(&pair.client, v4(), "learned.bosh", TIMEOUT)?;
             assert_eq!(learned, Some(vec![[10, 0, 0, 9].into()]), "learned names are taken over");
-            let now = addresses(&pair.client, v4(), "a.bosh", PATIENCE)?;
+            let now = addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?;
             assert_eq!(now, Some(vec![[10, 0, 0, 2].into()]));
             Ok(successor)
         });
@@ -229,7 +229,7 @@ fn old_server_respects_takeover() -> Result<()> {
     let old = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
     let new = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(2))?;
     old.stop();
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
     assert!(!bpffs.pinned().is_empty());
     new.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
@@ -261,7 +261,7 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
         wait_until("the interface to be served", ALL_ATTACHED, || served("w-one"))?;
         // Until then, the server's last report allows probes, which no server answers here.
         thread::sleep(Duration::from_secs(1));
-        assert!(addresses(&container, v4(), "a.bosh", PATIENCE)?.is_some(), "round {round}");
+        assert!(addresses(&container, v4(), "a.bosh", TIMEOUT)?.is_some(), "round {round}");
         host.ip(&["link", "set", "w-one", "down"])?;
         host.ip(&["link", "set", "w-one", "name", "other"])?;
         wait_until("a renamed interface to be left", ALL_ATTACHED, || !served("other") && !served("w-one"))?;

@@ -7,7 +7,7 @@ use dns_core::config::HookMode;
 use dns_fastpath::Hook;
 use whole_system_tests::{
     bpffs::{Bpffs, config},
-    pair::{PATIENCE, Pair, SHORT, addresses, v4},
+    pair::{Pair, SHORT, TIMEOUT, addresses, v4},
     requires,
 };
 
@@ -32,7 +32,7 @@ fn foreign_xdp_program_is_kept() -> Result<()> {
         if mode != HookMode::Auto {
             assert!(srv.why.contains("pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);
         }
-        assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
+        assert!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?.is_some());
         assert_eq!(xdp_program(&pair)?, Some(id));
         fast_path.stop();
         assert_eq!(xdp_program(&pair)?, Some(id), "{mode:?}: still there after us");
@@ -50,11 +50,11 @@ fn two_servers_share_interface() -> Result<()> {
     let one_server = start(&pair.server, &config, &[first], one("a.bosh", 1))?;
     let other_server = start(&pair.server, &config, &[second], one("a.bosh", 2))?;
     let asked = |server, patience| addresses(&pair.client, server, "a.bosh", patience);
-    assert_eq!(asked(first, PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
-    assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(asked(first, TIMEOUT)?, Some(vec![[10, 0, 0, 1].into()]));
+    assert_eq!(asked(second, TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
     one_server.stop();
     assert_eq!(asked(first, SHORT)?, None);
-    assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(asked(second, TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
     other_server.stop();
     assert_eq!(asked(second, SHORT)?, None);
     Ok(())

@@ -17,7 +17,7 @@ use whole_system_tests::{
     checksum::checksum,
     client,
     namespace::Namespace,
-    pair::{PATIENCE, Pair, SHORT, v4},
+    pair::{Pair, SHORT, TIMEOUT, v4},
     process::capture,
     requires,
 };
@@ -153,7 +153,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
             ("to all", ([0xff; 6], address), None, false),
             ("to a loopback address", (here, loopback), None, false),
         ] {
-            let patience = if answered { PATIENCE } else { SHORT };
+            let patience = if answered { TIMEOUT } else { SHORT };
             for _ in 0..3 {
                 ensure!(wire.ask(to, vlan, patience)? == answered, "{what}, mode {mode:?}");
             }
@@ -164,7 +164,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
         // Address changes of the interface are followed.
         pair.server.ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
         let here = [2, 0, 0, 0, 0, 0x99];
-        whole_system_tests::process::wait_until("the new address", PATIENCE, || {
+        whole_system_tests::process::wait_until("the new address", TIMEOUT, || {
             matches!(wire.ask((here, address), None, SHORT), Ok(true))
         })?;
         fast_path.stop();

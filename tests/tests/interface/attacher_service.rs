@@ -19,7 +19,7 @@ use whole_system_tests::{
     confined::confine,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
-    pair::{PATIENCE, Pair, addresses, v4},
+    pair::{Pair, TIMEOUT, addresses, v4},
     process::{Kept, capture, status_line, wait_until},
     requires,
     server::{self, Server},
@@ -73,7 +73,7 @@ impl Parts {
 
     /// Queries once from the client's namespace; `None` on timeout.
     fn ask(&self, name: &str) -> Result<Option<Vec<IpAddr>>> {
-        addresses(&self.pair.client, v4(), name, PATIENCE)
+        addresses(&self.pair.client, v4(), name, TIMEOUT)
     }
 
     /// Returns the number of replies from the program.
@@ -241,7 +241,7 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
             programs.iter().any(|program| program["state"] == "loading")
         };
         let was_loading = wait_until("a program to be loaded", ATTEMPT, is_loading).is_ok();
-        attacher.kill(PATIENCE)?;
+        attacher.kill(TIMEOUT)?;
         if !(was_loading && is_loading()) {
             continue;
         }
@@ -294,7 +294,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
     thread::scope(|scope| {
         let load = scope.spawn(|| -> Result<()> {
             while !done.load(Ordering::Relaxed) {
-                let found = addresses(&pair.client, v4(), NAMES[0], PATIENCE)?;
+                let found = addresses(&pair.client, v4(), NAMES[0], TIMEOUT)?;
                 let asked = answered.fetch_add(1, Ordering::Relaxed);
                 match found {
                     Some(found) => ensure!(found == instances(), "query {asked}: {found:?}"),
@@ -309,7 +309,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
             for _ in 0..2 {
                 let before = sessions(server);
                 let counted = combined(&pair.server)?;
-                attacher.kill(PATIENCE)?;
+                attacher.kill(TIMEOUT)?;
                 more("answers without an attacher")?;
                 *attacher = start_attacher(pair, server, &server::program()?)?;
                 wait_until("the server to be given maps", REUNION, || sessions(server) > before)?;
@@ -319,7 +319,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
                 let fell = counted.iter().zip(counts).any(|(before, after)| after < before + 100);
                 ensure!(!fell, "counters fell or stalled with the attacher: {counted:?}, {counts:?}");
                 kills.fetch_add(1, Ordering::Relaxed);
-                server.process().kill(PATIENCE)?;
+                server.process().kill(TIMEOUT)?;
                 more("answers without a server")?;
                 server.restart_prepared(Some(&pair.server), confine)?;
                 wait_for_fast_path(&pair.server)?;

@@ -34,7 +34,7 @@ use whole_system_tests::{
 use crate::gated::{Gated, NAME, State};
 
 /// Timeout of a single query, longer than a busy machine pauses.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Time limit for many interfaces to be attached, each of which pauses up to a second for others.
 const ALL_ATTACHED: Duration = Duration::from_secs(400);
@@ -126,7 +126,7 @@ fn serve_first(ground: &Ground, cell: &Cell<'_>, gated: &Gated) -> Result<()> {
     let (first, query) = (2 * CONTAINERS, query()?);
     cell.create(first)?;
     wait_until("the first container to be served", ALL_ATTACHED, || {
-        cell.ask(first, &query, 6, PATIENCE).is_ok()
+        cell.ask(first, &query, 6, TIMEOUT).is_ok()
             && ground.served(gated).is_ok_and(|served| served.contains(&first))
     })?;
     cell.remove(first..first + 1)?;
@@ -150,7 +150,7 @@ fn create_block(
         let asking = scope.spawn(|| -> Result<()> {
             while with_server && !over.load(Ordering::Relaxed) {
                 for number in first..created.load(Ordering::Relaxed) {
-                    cell.ask(number, &query, 1, PATIENCE)?;
+                    cell.ask(number, &query, 1, TIMEOUT)?;
                 }
                 thread::sleep(Duration::from_millis(20));
             }
@@ -219,7 +219,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     let query = query()?;
     let begun = Instant::now();
     for number in 0..CONTAINERS {
-        ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6, "{number}: {}", gated.server.log());
+        ensure!(cell.ask(number, &query, 6, TIMEOUT)? == 6, "{number}: {}", gated.server.log());
     }
     wait_until("every container to be served", ALL_ATTACHED, || {
         thread::sleep(Duration::from_millis(500));
@@ -244,7 +244,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     let before = Metrics::read(&ground.host)?;
     let times = |number: usize| 4 + 3 * (number % 7);
     for number in 0..CONTAINERS {
-        ensure!(cell.ask(number, &query, times(number), PATIENCE)? == times(number));
+        ensure!(cell.ask(number, &query, times(number), TIMEOUT)? == times(number));
     }
     let after = Metrics::read(&ground.host)?;
     let mut probes = after.probes() - before.probes();
@@ -268,7 +268,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     for number in CONTAINERS..CONTAINERS + BLOCK {
         cell.create(number)?;
         cell.wait_for_link(number)?;
-        ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6);
+        ensure!(cell.ask(number, &query, 6, TIMEOUT)? == 6);
         cell.remove(number..number + 1)?;
     }
     cell.remove(CONTAINERS / 2..CONTAINERS)?;
@@ -336,7 +336,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     wait_until("the interfaces to wait", Duration::from_secs(60), || {
         // Queries count once the attacher follows them.
         let have_answers =
-            (0..FEW).all(|number| cell.ask(number, &query, 8, PATIENCE).is_ok_and(|replies| replies == 8));
+            (0..FEW).all(|number| cell.ask(number, &query, 8, TIMEOUT).is_ok_and(|replies| replies == 8));
         have_answers
             && (0..FEW - 1).all(|number| {
                 state(number).is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
@@ -364,7 +364,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     ensure!(state(0)?.why.contains("ingress"), "{:?}", state(0)?);
     let before = Metrics::read(&ground.host)?;
     for number in 0..FEW {
-        ensure!(cell.ask(number, &query, 8, PATIENCE)? == 8, "{number}");
+        ensure!(cell.ask(number, &query, 8, TIMEOUT)? == 8, "{number}");
     }
     let after = Metrics::read(&ground.host)?;
     let mut total = after.probes() - before.probes();
@@ -414,7 +414,7 @@ fn time_of_day_now() -> Result<Duration> {
 fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize) -> Result<Asked> {
     let (query, mut asked) = (query()?, Asked::new());
     for number in 0..containers {
-        ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6, "{number}: {}", gated.server.log());
+        ensure!(cell.ask(number, &query, 6, TIMEOUT)? == 6, "{number}: {}", gated.server.log());
         asked.insert(number, time_of_day_now()?);
     }
     wait_until("every container to be served", SERVED_AT_ONCE, || {
@@ -552,7 +552,7 @@ fn many_interfaces_are_served_and_counted() -> Result<()> {
     let before = Metrics::read(&ground.host)?;
     let asking = [0, 1, 127, 128, 255, 256, 257, MANY - 1];
     for number in asking {
-        ensure!(cell.ask(number, &query, 20, PATIENCE)? == 20);
+        ensure!(cell.ask(number, &query, 20, TIMEOUT)? == 20);
     }
     let after = Metrics::read(&ground.host)?;
     let mut total = after.probes() - before.probes();
@@ -588,7 +588,7 @@ fn gate_is_cheap(cell: &Cell<'_>, gated: &Gated, query: &[u8]) -> Result<()> {
     // Longer than its round over all interfaces (10 s).
     for round in 0..150 {
         for number in (0..MANY).skip(round % 6).step_by(6) {
-            cell.ask(number, query, 1, PATIENCE)?;
+            cell.ask(number, query, 1, TIMEOUT)?;
         }
         thread::sleep(Duration::from_millis(50));
     }
@@ -644,7 +644,7 @@ fn descriptors_remain_for_sockets() -> Result<()> {
     }
     let query = query()?;
     for number in [0, TOO_MANY - 1] {
-        ensure!(cell.ask(number, &query, 10, PATIENCE)? == 10, "{number}");
+        ensure!(cell.ask(number, &query, 10, TIMEOUT)? == 10, "{number}");
     }
     Ok(())
 }
@@ -665,7 +665,7 @@ fn new_containers_lose_no_queries() -> Result<()> {
         for (cell, lost) in cells.iter().zip(&mut lost) {
             cell.connect(number..number + 1)?;
             cell.wait_for_link(number)?;
-            let socket = cell.socket(number, PATIENCE)?;
+            let socket = cell.socket(number, TIMEOUT)?;
             let mut answered = 0;
             let receive = || socket.recv(&mut [std::mem::MaybeUninit::uninit(); 512]).is_ok();
             // Read as they come: the buffer of the socket has no room for all replies.

@@ -11,7 +11,7 @@ use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::{End, Namespace, join},
-    pair::{PATIENCE, Pair, addresses, v4},
+    pair::{Pair, TIMEOUT, addresses, v4},
     process::wait_until,
     requires,
     server::{self, Server},
@@ -163,7 +163,7 @@ fn address_on_other_interface_is_served() -> Result<()> {
     });
     let server = Server::start(Some(node), folder, NODE_LOCAL, &settings)?;
     let gated = Gated { server, bpffs };
-    let ask = || addresses(pod, NODE_LOCAL, NAME, PATIENCE);
+    let ask = || addresses(pod, NODE_LOCAL, NAME, TIMEOUT);
     // One query shows the interface, a few more serve it.
     wait_until("the interface to be shown", Duration::from_secs(60), || {
         let answered = ask().is_ok_and(|found| found.is_some_and(|found| found.len() == 3));

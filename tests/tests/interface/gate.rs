@@ -27,7 +27,7 @@ use whole_system_tests::{
 use crate::gated::{Gated, NAME, hits};
 
 /// Timeout of a single query.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Sends `times` queries, ten per second; returns the number of replies.
 fn ask(client: &Namespace, times: usize) -> Result<usize> {
@@ -35,7 +35,7 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
     for _ in 0..times {
         let begun = Instant::now();
         answered +=
-            usize::from(addresses(client, v4(), NAME, PATIENCE)?.is_some_and(|found| found.len() == 3));
+            usize::from(addresses(client, v4(), NAME, TIMEOUT)?.is_some_and(|found| found.len() == 3));
         thread::sleep(Duration::from_millis(100).saturating_sub(begun.elapsed()));
     }
     Ok(answered)
@@ -104,7 +104,7 @@ fn ask_in_turn(clients: &Namespace, times: usize, second: Duration) -> Result<[u
     let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
     let mut answered = [0; 2];
     for _ in 0..times {
-        for ((client, timeout), answered) in CLIENTS.into_iter().zip([PATIENCE, second]).zip(&mut answered) {
+        for ((client, timeout), answered) in CLIENTS.into_iter().zip([TIMEOUT, second]).zip(&mut answered) {
             let client: IpAddr = client.parse()?;
             let reply = clients.run(|| client::ask_raw_as(Some(client), v4(), &query, timeout))?;
             *answered += usize::from(reply.is_ok());
@@ -170,7 +170,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
         }
         wait_for_hits(&pair.server, &pair.client).with_context(state)?;
         if number > 0 {
-            ensure!(ask_in_turn(&pair.client, 20, PATIENCE)? == [20, 20], "{}", state());
+            ensure!(ask_in_turn(&pair.client, 20, TIMEOUT)? == [20, 20], "{}", state());
             feed(&pair.server, load.0, load.1)?;
         }
         // Of a client that has not been seen before, one query must be a probe.
@@ -188,7 +188,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
         })?;
         feed(&pair.server, remove.0, remove.1)?;
         wait_until("both clients to be answered", Duration::from_secs(60), || {
-            ask_in_turn(&pair.client, 5, PATIENCE).is_ok_and(|answered| answered == [5, 5])
+            ask_in_turn(&pair.client, 5, TIMEOUT).is_ok_and(|answered| answered == [5, 5])
         })
         .with_context(state)?;
     }
@@ -226,7 +226,7 @@ fn diverted_local_queries_are_answered() -> Result<()> {
     gated.wait_for_state(&host, "lo", |lo| lo.state == "refused")?;
     let other = "8.8.8.8:53".parse()?;
     for _ in 0..5 {
-        let found = addresses(&host, other, NAME, PATIENCE)?;
+        let found = addresses(&host, other, NAME, TIMEOUT)?;
         ensure!(found.is_some_and(|found| found.len() == 3), "{:?}", gated.states(&host)?);
     }
     Ok(())
@@ -495,7 +495,7 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
         let records = gated.server.folder.path().join("records.json");
         std::fs::write(records, server::records_of_groups(&[2]))?;
         gated.server.restart(Some(&pair.server))?;
-        let found = addresses(&pair.client, v4(), NAME, PATIENCE)?;
+        let found = addresses(&pair.client, v4(), NAME, TIMEOUT)?;
         ensure!(found.is_none_or(|found| found.is_empty()), "an answer from the old records");
         ensure!(gated.bpffs.links().is_empty(), "{:?}", gated.bpffs.links());
         let mut tc = pair.server.command("tc")?;
@@ -666,7 +666,7 @@ fn learned_path_mtu_takes_effect() -> Result<()> {
     for _ in 0..8 {
         let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
         let bytes = query.to_vec()?;
-        answered += usize::from(client.run(|| client::ask_raw(v4(), &bytes, PATIENCE))?.is_ok());
+        answered += usize::from(client.run(|| client::ask_raw(v4(), &bytes, TIMEOUT))?.is_ok());
     }
     // The first reply is too long for the hop, which says so.
     ensure!(answered >= 7, "{answered} of 8");

@@ -30,7 +30,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     names::Names,
     namespace::Namespace,
-    pair::{PATIENCE, Pair, SHORT, addresses, v4},
+    pair::{Pair, SHORT, TIMEOUT, addresses, v4},
     process::{capture, status_line, wait_until},
     requires,
     resolv_conf::ResolvConf,
@@ -108,7 +108,7 @@ impl Running {
     fn wait_for_interface_reply(&self) -> Result<()> {
         let before = self.fast_path_replies()?;
         wait_until("a reply from the interface", Duration::from_secs(60), || {
-            matches!(self.ask(PATIENCE), Ok(Some(found)) if found == published())
+            matches!(self.ask(TIMEOUT), Ok(Some(found)) if found == published())
                 && self.fast_path_replies().is_ok_and(|replies| replies > before)
         })
         .with_context(|| self.server.log())
@@ -217,7 +217,7 @@ fn time_namespace_keeps_lease_length() -> Result<()> {
         let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "5s"}))?;
         running.wait_for_interface_reply().with_context(|| format!("{seconds} s ahead"))?;
         running.server.process().kill(Duration::from_secs(60))?;
-        ensure!(running.ask(PATIENCE)? == Some(published()), "{seconds} s ahead: within the lease");
+        ensure!(running.ask(TIMEOUT)? == Some(published()), "{seconds} s ahead: within the lease");
         let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
         wait_until("the lease to end", Duration::from_secs(60), silent)?;
     }
@@ -287,16 +287,16 @@ fn attacher_ends_with_server() -> Result<()> {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(attacher.cast_signed()), signal)?;
     }
-    ensure!(running.ask(PATIENCE)? == Some(published()) && is_there());
+    ensure!(running.ask(TIMEOUT)? == Some(published()) && is_there());
     running.server.process().stop(Duration::from_secs(60))?;
-    wait_until("the attacher's end", PATIENCE, || !is_there())?;
+    wait_until("the attacher's end", TIMEOUT, || !is_there())?;
     ensure!(running.pair.server.attached_programs()?.is_empty(), "the server requested a detach");
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     let attacher = child(running.server.pid())?;
     running.server.process().kill(Duration::from_secs(60))?;
-    wait_until("the attacher's end", PATIENCE, || !Path::new(&format!("/proc/{attacher}")).exists())?;
-    ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
+    wait_until("the attacher's end", TIMEOUT, || !Path::new(&format!("/proc/{attacher}")).exists())?;
+    ensure!(running.ask(TIMEOUT)? == Some(published()), "the programs stay");
     Ok(())
 }
 
@@ -347,7 +347,7 @@ fn killed_attacher_is_replaced() -> Result<()> {
     let by_userspace = || -> Result<bool> {
         let before = userspace()?;
         for _ in 0..20 {
-            ensure!(running.ask(PATIENCE)? == Some(published()));
+            ensure!(running.ask(TIMEOUT)? == Some(published()));
         }
         Ok(userspace()? - before >= 20)
     };
@@ -361,7 +361,7 @@ fn handler_names_reach_interface() -> Result<()> {
     const BELOW: &str = "q-s0.sub.bosh.";
     requires!(namespaces, bpf);
     let mut running = Running::start("routes", json!({"on_stop": "keep"}))?;
-    let ask = |running: &Running| addresses(&running.pair.client, v4(), BELOW, PATIENCE);
+    let ask = |running: &Running| addresses(&running.pair.client, v4(), BELOW, TIMEOUT);
     let is_answered_by_the_interface = |running: &Running| -> Result<bool> {
         let before = running.fast_path_replies()?;
         ensure!(ask(running)? == Some(published()));
@@ -424,7 +424,7 @@ fn running_server_reattaches_after_detach() -> Result<()> {
     let mut running = Running::start("again", json!({"lease": "60s"}))?;
     assert_eq!(running.detach()?["links"], 2);
     let before = running.fast_path_replies()?;
-    ensure!(running.ask(PATIENCE)? == Some(published()), "userspace answers meanwhile");
+    ensure!(running.ask(TIMEOUT)? == Some(published()), "userspace answers meanwhile");
     wait_until("answers from the program", Duration::from_secs(60), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
@@ -434,7 +434,7 @@ fn running_server_reattaches_after_detach() -> Result<()> {
         running.bpffs.pinned().len() == 2 + 10
     })?;
     running.server.process().kill(Duration::from_secs(60))?;
-    ensure!(running.ask(PATIENCE)? == Some(published()), "reattached programs also outlive the server");
+    ensure!(running.ask(TIMEOUT)? == Some(published()), "reattached programs also outlive the server");
     Ok(())
 }
 
@@ -453,14 +453,14 @@ fn cleans_up(label: &str, xdp: Value) -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start(label, xdp)?;
     running.server.process().kill(Duration::from_secs(60))?;
-    ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
+    ensure!(running.ask(TIMEOUT)? == Some(published()), "the programs stay");
     // Links of lo and srv.
     assert_eq!(running.detach()?["links"], 2);
     ensure!(running.ask(SHORT)?.is_none(), "no interface answers");
     assert_eq!(running.detach()?["links"], 0);
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
-    ensure!(running.ask(PATIENCE)? == Some(published()));
+    ensure!(running.ask(TIMEOUT)? == Some(published()));
     Ok(())
 }
 
@@ -482,7 +482,7 @@ fn detach_spares_links_of_others() -> Result<()> {
     ensure!(running.ask(SHORT)?.is_none(), "its own programs are gone");
     let before = other.fast_path_replies()?;
     for _ in 0..20 {
-        ensure!(other.ask(PATIENCE)? == Some(published()));
+        ensure!(other.ask(TIMEOUT)? == Some(published()));
     }
     ensure!(other.fast_path_replies()? > before, "the other server's programs are still attached");
     Ok(())
@@ -510,12 +510,12 @@ fn hash_collision_is_logged() -> Result<()> {
     let start = offset_in_arena(place) + offset_of!(EntryHeader, hash);
     entries.bytes_mut()[start..start + 8].copy_from_slice(&hash("q-s0.q-g9.bosh.").to_ne_bytes());
     for name in ["q-s0.q-g9.bosh.", NAME] {
-        let found = addresses(&running.pair.client, v4(), name, PATIENCE)?;
+        let found = addresses(&running.pair.client, v4(), name, TIMEOUT)?;
         let expected = if name == NAME { published() } else { Vec::new() };
         ensure!(found == Some(expected), "{name}: {found:?}");
     }
-    let told = || running.server.log().lines().filter(|line| line.contains("[ebpf]")).count();
-    wait_until("the message", PATIENCE, || told() > 0)?;
-    ensure!(told() == 1, "{}", running.server.log());
+    let messages = || running.server.log().lines().filter(|line| line.contains("[ebpf]")).count();
+    wait_until("the message", TIMEOUT, || messages() > 0)?;
+    ensure!(messages() == 1, "{}", running.server.log());
     Ok(())
 }

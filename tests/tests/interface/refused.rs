@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     metrics::Metrics,
-    pair::{PATIENCE, Pair, addresses, v4},
+    pair::{Pair, TIMEOUT, addresses, v4},
     process::{capture, wait_until},
     requires,
     server::{self, Server},
@@ -123,7 +123,7 @@ impl Spoilt {
         let before = Metrics::read(&self.pair.server)?;
         let expected: Vec<IpAddr> = (0..3).map(|last| [10, 0, 3, last].into()).collect();
         for _ in 0..QUERIES {
-            let found = addresses(&self.pair.client, v4(), NAME, PATIENCE)?.context("no reply")?;
+            let found = addresses(&self.pair.client, v4(), NAME, TIMEOUT)?.context("no reply")?;
             ensure!(found == expected, "{found:?}");
         }
         let after = Metrics::read(&self.pair.server)?;

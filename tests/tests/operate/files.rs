@@ -20,7 +20,7 @@ use whole_system_tests::{
 use crate::running::RECORDS;
 
 /// Generous time limit for noticing a file change.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn fifo_alias_file_is_harmless() -> Result<()> {
@@ -43,10 +43,10 @@ fn fifo_alias_file_is_harmless() -> Result<()> {
             .iter()
             .all(|name| answer(server, name).is_ok_and(|found| found == [IpAddr::from([10, 0, 0, 44])]))
     };
-    wait_until("the new records", PATIENCE, || is_moved(&server))?;
+    wait_until("the new records", TIMEOUT, || is_moved(&server))?;
     server.wait_for_log("zz.json is not a regular file")?;
     server.process().signal(Signal::SIGTERM)?;
-    let status = server.process().wait(PATIENCE)?;
+    let status = server.process().wait(TIMEOUT)?;
     ensure!(status.success(), "{status}");
     // The same with the FIFO present at the start.
     server.restart(Some(&namespace))?;
@@ -108,7 +108,7 @@ fn invalid_files_keep_dns_up() -> Result<()> {
     write("aliases/wrong.json", r#"{"late.alias": ["*.db.net.dep.bosh"]}"#)?;
     write("addresses/wrong.json", r#"[{"address": "127.0.0.8", "port": 53}]"#)?;
     write("consul/wrong.json", r#"{"service": {"name": "late", "address": "10.9.0.2", "port": 80}}"#)?;
-    wait_until("the cured files", PATIENCE, || {
+    wait_until("the cured files", TIMEOUT, || {
         answer([127, 0, 0, 8], "late.alias.").is_ok_and(|found| found == [IpAddr::from([10, 0, 0, 4])])
             && answer([127, 0, 0, 1], "late.service.consul.")
                 .is_ok_and(|found| found == [IpAddr::from([10, 9, 0, 2])])

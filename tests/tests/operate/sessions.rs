@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A session: command lines with their output and exit codes.
 struct Session<'a> {
@@ -204,7 +204,7 @@ fn healthy_sessions_are_as_recorded() -> Result<()> {
     wait_for_fast_path(&running.namespace)?;
     running.ask("www.example.org.", 1)?;
     // The program for whole answers is loaded after the interface answers.
-    wait_until("all programs to be loaded", PATIENCE, || {
+    wait_until("all programs to be loaded", TIMEOUT, || {
         running.cli(&["status"]).is_ok_and(|(_, output, _)| !output.contains("  loading"))
     })?;
     Session::new("status-healthy.txt", &running).run(&["status"])?.check()?;
@@ -254,7 +254,7 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
     }
     // Arrivals are reported in intervals, and forgotten between two up-checks. Checks are logged with these.
     let mut shown = None;
-    wait_until("lo and the outage in the status", PATIENCE, || {
+    wait_until("lo and the outage in the status", TIMEOUT, || {
         let status = running.cli(&["status"]).ok();
         shown = status.filter(|(_, output, _)| {
             // Its own attacher loads the programs of the mode before it knows the interfaces.

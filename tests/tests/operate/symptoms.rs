@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The page, each paragraph on one line.
 fn page() -> Result<String> {
@@ -80,7 +80,7 @@ impl<'a> Patient<'a> {
         let url = format!("http://127.0.0.1:{METRICS_PORT}/readyz");
         let is_it = |line: &str| line.starts_with(check) && line.contains(cause);
         let mut last = String::new();
-        wait_until(cause, PATIENCE, || {
+        wait_until(cause, TIMEOUT, || {
             last = self.running.curl(&[&url]).unwrap_or_default();
             last.lines().any(is_it)
         })
@@ -305,7 +305,7 @@ fn recursor_without_edns_is_named() -> Result<()> {
     });
     let running = Running::start_in(namespace, &settings)?;
     let mut number = 0;
-    wait_until("the status", PATIENCE, || {
+    wait_until("the status", TIMEOUT, || {
         number += 1;
         let asked = running.ask(&format!("n{number}.elsewhere.test."), 1);
         asked.is_ok() && running.cli(&["status"]).is_ok_and(|(_, text, _)| text.contains("drops EDNS"))
@@ -444,12 +444,12 @@ fn killed_server_leaves_removable_programs() -> Result<()> {
         let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
         Ok(status["replies"]["fast"].as_u64() > Some(0))
     };
-    wait_until("the interface", PATIENCE, || is_fast(&running).unwrap_or(false))?;
+    wait_until("the interface", TIMEOUT, || is_fast(&running).unwrap_or(false))?;
     // It holds its programs by pins, and attaches them again.
     let (code, text, problem) = running.cli(&["detach"])?;
     ensure!(code == 0 && text.contains("detached"), "{text}{problem}");
     ensure!(text.contains("the server is running and attaches its programs again"), "{text}{problem}");
-    running.server.process().kill(PATIENCE)?;
+    running.server.process().kill(TIMEOUT)?;
     let (code, text, problem) = running.cli(&["detach"])?;
     ensure!(code == 0 && !text.contains("the server is running"), "{text}{problem}");
     ensure!(pins.links().is_empty(), "{:?}", pins.links());

@@ -15,7 +15,7 @@ const LARGE: (usize, usize) = (140, 40);
 const SMALL: (usize, usize) = (80, 24);
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts a command beside the server on a terminal, with these environment variables.
 fn start(
@@ -40,18 +40,18 @@ fn top_draws_hot_names() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("top", &json!({}))?;
     let mut top = start(&running, LARGE, &["top", "--seconds", "1"], &[])?;
-    let begun = wait_until("the screen", PATIENCE, || top.shows("hottest names"));
+    let begun = wait_until("the screen", TIMEOUT, || top.shows("hottest names"));
     ensure!(begun.is_ok(), "{}", top.lines().join("\n"));
-    wait_until("a hot name", PATIENCE, || {
+    wait_until("a hot name", TIMEOUT, || {
         running.ask("q-s0.q-g1.bosh.", 5).is_ok() && top.shows("q-s0.q-g1.bosh.")
     })?;
     for text in
         ["replies a second", "busiest clients", "passed on by reason", "127.0.0.1", "records version 7"]
     {
-        wait_until(text, PATIENCE, || top.shows(text))?;
+        wait_until(text, TIMEOUT, || top.shows(text))?;
     }
     top.press('q')?;
-    let (status, output) = top.finish(PATIENCE)?;
+    let (status, output) = top.finish(TIMEOUT)?;
     ensure!(status.success(), "{status}");
     // The terminal is restored: back from the alternate screen.
     ensure!(output.contains("\x1b[?1049l"), "{output:?}");
@@ -93,13 +93,13 @@ fn top_columns_fit_small_terminal() -> Result<()> {
         ", lease ",
         "q: quit",
     ];
-    let waited = wait_until("every column", PATIENCE, || {
+    let waited = wait_until("every column", TIMEOUT, || {
         names.iter().all(|name| running.ask(name, 5).is_ok()) && lines.iter().all(|line| top.shows(line))
     });
     let missing: Vec<&str> = lines.into_iter().filter(|line| !top.shows(line)).collect();
     ensure!(waited.is_ok(), "{missing:?} in\n{}", top.lines().join("\n"));
     top.press('q')?;
-    ensure!(top.finish(PATIENCE)?.0.success());
+    ensure!(top.finish(TIMEOUT)?.0.success());
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn status_is_coloured_on_terminals() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("colour", &json!({}))?;
     let status = |environment: &[(&str, &str)]| -> Result<(Option<i32>, String)> {
-        let (status, output) = start(&running, LARGE, &["status"], environment)?.finish(PATIENCE)?;
+        let (status, output) = start(&running, LARGE, &["status"], environment)?.finish(TIMEOUT)?;
         Ok((status.code(), output))
     };
     let (code, text) = status(&[])?;

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns status and body of `/readyz`.
 fn readyz(running: &Running) -> Result<(String, String)> {
@@ -43,7 +43,7 @@ fn readyz(running: &Running) -> Result<(String, String)> {
 /// Waits until `/readyz` has this status and a line that begins with `line`.
 fn wait_for_readyz(running: &Running, status: &str, line: &str) -> Result<()> {
     let mut last = None;
-    let waited = wait_until(line, PATIENCE, || {
+    let waited = wait_until(line, TIMEOUT, || {
         last = readyz(running).ok();
         last.as_ref()
             .is_some_and(|(found, body)| found == status && body.lines().any(|found| found.starts_with(line)))
@@ -159,7 +159,7 @@ fn dead_recursors_degrade() -> Result<()> {
             }
         }))
     })??;
-    wait_until("the recursor's reply", PATIENCE, || {
+    wait_until("the recursor's reply", TIMEOUT, || {
         let asked = running.ask("n.elsewhere.test.", 1);
         asked.is_ok() && readyz(&running).is_ok_and(|(_, body)| !body.contains("recursors"))
     })
@@ -196,7 +196,7 @@ fn expired_api_certificate_degrades() -> Result<()> {
     wait_for_readyz(&running, "200", &expired)?;
     // A set that cannot be used is not in use, but must not go unnoticed.
     fs::write(path.join("server.crt"), "half a file")?;
-    wait_until("the error of the new files", PATIENCE, || {
+    wait_until("the error of the new files", TIMEOUT, || {
         readyz(&running).is_ok_and(|(_, body)| body.contains("warn certificates: api: "))
     })?;
     let (code, text, _) = running.cli(&["status", "--socket", "control.sock"])?;
@@ -314,7 +314,7 @@ fn status_needs_no_configuration() -> Result<()> {
         command.args(["--target", &server.pid().to_string(), "--net", "--mount"]).arg(server::program()?);
         Ok::<_, anyhow::Error>(command.args(["status", "--config"]).arg(&config).output()?)
     };
-    wait_until("the control socket", PATIENCE, || status().is_ok_and(|output| output.status.success()))?;
+    wait_until("the control socket", TIMEOUT, || status().is_ok_and(|output| output.status.success()))?;
     fs::write(&config, "{ \"address\": ")?;
     let output = status()?;
     let (text, problem) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

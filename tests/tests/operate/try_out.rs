@@ -23,7 +23,7 @@ use whole_system_tests::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running `try`, and what its output says.
 struct Trial {
@@ -58,7 +58,7 @@ impl Trial {
     /// Sends a signal; the trial must end well and leave nothing behind.
     fn end(mut self, signal: Signal) -> Result<()> {
         self.process.signal(signal)?;
-        ensure!(self.process.wait(PATIENCE)?.success(), "{signal}");
+        ensure!(self.process.wait(TIMEOUT)?.success(), "{signal}");
         ensure!(!fs::exists(&self.config)?, "{} is left behind", self.config.display());
         Ok(())
     }
@@ -81,7 +81,7 @@ fn try_as_root_uses_interface() -> Result<()> {
                 }
             })
         });
-        let shown = wait_until("top to show the fast path", PATIENCE, || {
+        let shown = wait_until("top to show the fast path", TIMEOUT, || {
             let looked = namespace.command(server::program().unwrap_or_default());
             let looked = looked.and_then(|mut top| {
                 capture(top.args(["top", "--once", "--json", "--config"]).arg(&trial.config))
@@ -115,7 +115,7 @@ fn trial_answers_reverse_names() -> Result<()> {
     let trial = Trial::start(&namespace)?;
     // As `dig -x 10.0.1.10`.
     let query = client::query("10.1.0.10.in-addr.arpa.", RecordType::PTR, None)?.to_vec()?;
-    let reply = namespace.run(|| client::ask_raw(trial.server, &query, PATIENCE))??;
+    let reply = namespace.run(|| client::ask_raw(trial.server, &query, TIMEOUT))??;
     let reply = Message::from_vec(&reply)?;
     ensure!(reply.to_string().contains("web-0.web.default.demo.bosh"), "{reply}");
     trial.end(Signal::SIGTERM)
@@ -129,7 +129,7 @@ fn trial_needs_no_ipv4() -> Result<()> {
     let trial = Trial::start(&namespace)?;
     ensure!(trial.server.ip() == Ipv6Addr::LOCALHOST, "{}", trial.server);
     let query = client::query(&format!("{}.", trial.name), RecordType::A, None)?.to_vec()?;
-    let reply = namespace.run(|| client::ask_raw(trial.server, &query, PATIENCE))??;
+    let reply = namespace.run(|| client::ask_raw(trial.server, &query, TIMEOUT))??;
     ensure!(client::addresses(&Message::from_vec(&reply)?).len() == 3);
     trial.end(Signal::SIGTERM)
 }

@@ -43,7 +43,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// Time limit for one reply: the machine is emulated, and the host may be busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// EDNS sizes of the queries.
 const SIZES: [u16; 3] = [512, 1232, 4096];
@@ -140,7 +140,7 @@ fn compare_replies(client: &Namespace, card: &Card, number: usize) -> Result<()>
             let name = format!("q-s0.q-g{instances}.bosh.");
             let query = client::query(&name, RecordType::A, None)?;
             let mut whole = BTreeSet::new();
-            wait_until("the reply by TCP", PATIENCE, || {
+            wait_until("the reply by TCP", TIMEOUT, || {
                 let reply = client.run(|| client::ask_tcp(server, &query)).and_then(|reply| reply);
                 whole = reply.iter().flat_map(client::addresses).collect();
                 reply.is_ok()
@@ -148,7 +148,7 @@ fn compare_replies(client: &Namespace, card: &Card, number: usize) -> Result<()>
             ensure!(whole.len() == usize::from(instances), "{name} at {server} by TCP: {whole:?}");
             for size in SIZES {
                 let query = client::query(&name, RecordType::A, Some(size))?.to_vec()?;
-                let reply = client.run(|| client::ask_raw(server, &query, PATIENCE))?;
+                let reply = client.run(|| client::ask_raw(server, &query, TIMEOUT))?;
                 let reply = reply.with_context(|| format!("{name} at {server}, EDNS {size}"))?;
                 ensure!(reply.len() <= usize::from(size), "{name} at {server}: {} bytes", reply.len());
                 let message = Message::from_vec(&reply)?;
@@ -170,7 +170,7 @@ fn compare_replies(client: &Namespace, card: &Card, number: usize) -> Result<()>
 /// Fetches the machine's report on a mode, after which the machine starts the next one.
 fn report() -> Result<Value> {
     let mut connection = TcpStream::connect((CARDS[0].v4(0), NEXT_MODE))?;
-    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_read_timeout(Some(TIMEOUT))?;
     let mut text = String::new();
     connection.read_to_string(&mut text)?;
     Ok(serde_json::from_str(&text)?)

@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Time limit for an answer to reach the interface, many times what a busy machine needs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts the server with a cache in userspace and at the interface `lo`; `extra` is merged into its
 /// configuration.
@@ -68,7 +68,7 @@ pub(super) fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, boo
 /// Queries until the interface replies; returns that reply.
 pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
     let mut found = None;
-    wait_until("an answer from the interface", PATIENCE, || {
+    wait_until("an answer from the interface", TIMEOUT, || {
         found = ask_interface(lab, query).ok().filter(|(_, by_interface)| *by_interface);
         found.is_some()
     })
@@ -126,7 +126,7 @@ fn interface_gives_userspace_bytes() -> Result<()> {
                     ensure!(reply == before, "{what}: {reply:02x?} instead of {before:02x?}");
                     break;
                 }
-                ensure!(begun.elapsed() < PATIENCE, "{what}: no reply from the interface");
+                ensure!(begun.elapsed() < TIMEOUT, "{what}: no reply from the interface");
             }
         }
     }
@@ -190,11 +190,11 @@ fn flush_ends_answers_of_killed_server() -> Result<()> {
     let query = client::query("www.example.com.", RecordType::A, None)?.to_vec()?;
     for round in 0..3 {
         settle(&lab, &query)?;
-        lab.server.process().kill(PATIENCE)?;
+        lab.server.process().kill(TIMEOUT)?;
         lab.server.restart(Some(&namespace))?;
         let asked = recursor.count();
         // The control socket is ready shortly after DNS.
-        wait_until("a flush", PATIENCE, || {
+        wait_until("a flush", TIMEOUT, || {
             lab.cli(&["cache", "flush", "all"]).is_ok_and(|(code, ..)| code == 0)
         })?;
         ask(&lab, &query, false)?;
@@ -260,7 +260,7 @@ fn evicted_answer_leaves_interface() -> Result<()> {
     let (_, text, _) = lab.cli(&["cache", "lookup", "cold.example.com."])?;
     ensure!(!text.contains("10.0.0."), "evicted from the cache: {text}");
     // The interface does not answer from what the cache has forgotten, so both paths agree.
-    wait_until("the same answer on both paths", PATIENCE, || {
+    wait_until("the same answer on both paths", TIMEOUT, || {
         let reply = |by_tcp| Message::from_vec(&ask(&lab, &query, by_tcp).ok()?).ok();
         reply(true)
             .zip(reply(false))

@@ -29,7 +29,7 @@ const MALFORMED_COOKIE: &[u8] = &[0, 10, 0, 1, 7];
 const RECURSOR_COOKIE: &[u8] = &[0, 10, 0, 16, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8];
 
 /// Time limit for a reply, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds an option to the OPT at the end of a message, which has none yet.
 fn with_option(message: &Message, option: &[u8]) -> Result<Vec<u8>> {
@@ -112,22 +112,22 @@ fn header_and_opt_are_ours() -> Result<()> {
             query.metadata.checking_disabled = flag(2);
             query.metadata.authentic_data = flag(3);
             let bytes = query.to_vec()?;
-            let by_udp = namespace.run(|| client::ask_raw(OURS, &bytes, PATIENCE))??;
+            let by_udp = namespace.run(|| client::ask_raw(OURS, &bytes, TIMEOUT))??;
             let by_tcp = namespace.run(|| client::ask_tcp_raw(OURS, &bytes))??;
             for (transport, bytes) in [("UDP", by_udp), ("TCP", by_tcp)] {
                 let reply = Message::from_vec(&bytes)?;
-                let told = format!("cache {cache}, query {number} by {transport}: {reply}");
+                let case = format!("cache {cache}, query {number} by {transport}: {reply}");
                 let (asked, got) = (&query.metadata, &reply.metadata);
-                ensure!(client::addresses(&reply) == [ADDRESS], "{told}");
-                ensure!(got.recursion_available && got.recursion_desired, "RA and RD: {told}");
-                ensure!(got.checking_disabled == asked.checking_disabled, "CD: {told}");
+                ensure!(client::addresses(&reply) == [ADDRESS], "{case}");
+                ensure!(got.recursion_available && got.recursion_desired, "RA and RD: {case}");
+                ensure!(got.checking_disabled == asked.checking_disabled, "CD: {case}");
                 let dnssec = query.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
-                ensure!(got.authentic_data == (asked.authentic_data || dnssec), "AD: {told}");
+                ensure!(got.authentic_data == (asked.authentic_data || dnssec), "AD: {case}");
                 let opt = |message: &Message| {
                     message.edns.as_ref().map(|edns| (edns.max_payload(), edns.flags().dnssec_ok))
                 };
-                ensure!(opt(&reply) == opt(&query).map(|(_, dnssec)| (1232, dnssec)), "OPT: {told}");
-                ensure!(!contains(&bytes, &RECURSOR_COOKIE[..4]), "the recursor's cookie: {told}");
+                ensure!(opt(&reply) == opt(&query).map(|(_, dnssec)| (1232, dnssec)), "OPT: {case}");
+                ensure!(!contains(&bytes, &RECURSOR_COOKIE[..4]), "the recursor's cookie: {case}");
             }
         }
     }
@@ -192,7 +192,7 @@ fn forwarding_loop_ends() -> Result<()> {
         let _other = Lab::start(&namespace, &[OURS], &settings)?;
         let lab = Lab::start(&namespace, &[other], &json!({"recursor_client_subnet": client_subnet}))?;
         let query = with_option(&client::query("loop.test.", RecordType::A, Some(1232))?, subnet)?;
-        let reply = namespace.run(|| client::ask_raw(OURS, &query, PATIENCE))??;
+        let reply = namespace.run(|| client::ask_raw(OURS, &query, TIMEOUT))??;
         let reply = Message::from_vec(&reply)?;
         ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
         let sent = lab.metric("bosh_dns_xdp_recursor_queries_total", "")?;

@@ -43,7 +43,7 @@ pub(crate) enum Fault {
 
 /// Rules that the double enforces.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct DoubleRules {
     /// The token, if one is required.
     pub(crate) token: Option<String>,
     /// Maximum number of concurrent connections.
@@ -52,7 +52,7 @@ pub(crate) struct Rules {
     pub(crate) rate: usize,
 }
 
-impl Default for Rules {
+impl Default for DoubleRules {
     fn default() -> Self {
         Self { token: None, connections: 200, rate: 100_000 }
     }
@@ -91,7 +91,7 @@ struct Shared {
     asked: Mutex<HashMap<String, usize>>,
     /// Notified when the registrations change.
     changed: watch::Sender<u64>,
-    rules: Mutex<Rules>,
+    rules: Mutex<DoubleRules>,
     /// Faults of the next requests, one each.
     faults: Mutex<VecDeque<Fault>>,
     /// Whether servers have a leader.
@@ -112,7 +112,7 @@ impl Double {
     pub(crate) fn start(
         listener: TcpListener,
         world: World,
-        rules: Rules,
+        rules: DoubleRules,
         tls: Option<Arc<rustls::ServerConfig>>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;

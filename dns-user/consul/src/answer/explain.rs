@@ -6,7 +6,7 @@ use dns_core::{name::Name, wire::TYPE_ANY};
 
 use super::{Lack, Missing, Search, Zone};
 use crate::{
-    catalog::{InstanceId, Place, Reach, registrations::Status},
+    catalog::{InstanceId, Place, Reach, registrations::CheckStatus},
     question::{Locality, Question},
     record::Failure,
 };
@@ -126,9 +126,9 @@ impl Zone {
                 _ => "",
             };
             let status = match status {
-                Status::Passing => "passing",
-                Status::Warning => "warning",
-                Status::Critical => "critical",
+                CheckStatus::Passing => "passing",
+                CheckStatus::Warning => "warning",
+                CheckStatus::Critical => "critical",
             };
             let (id, port) = (&instance.id, instance.port);
             let _ = writeln!(text, "    {id} on {}, {address} port {port}: {status}{why}", node.name);

@@ -11,7 +11,7 @@ use hickory_proto::op::ResponseCode;
 
 use self::service::SeenTargets;
 use crate::{
-    catalog::{Catalog, Place, Reach, registrations::Status},
+    catalog::{Catalog, Place, Reach, registrations::CheckStatus},
     config::Config,
     encode::client_subnet,
     pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, PendingAnswer},
@@ -283,8 +283,8 @@ impl Zone {
         }
     }
 
-    fn worst_status(&self) -> Status {
-        if self.config.dns.only_passing { Status::Passing } else { Status::Warning }
+    fn worst_status(&self) -> CheckStatus {
+        if self.config.dns.only_passing { CheckStatus::Passing } else { CheckStatus::Warning }
     }
 
     /// Resolves a host name to records in our domains, or to a placeholder for a recursor's reply.

@@ -13,7 +13,7 @@ use crate::config::{Config, Visibility};
 use dns_core::name::Name;
 use live::{Live, LivePlace, Shards};
 use nodes::{Accept, Group, Member, Nodes, Sources, Target};
-use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
+use registrations::{CheckStatus, Gateway, Instance, Node, PreparedQuery, Registrations, VirtualAddress};
 
 /// Handle of an instance, for [`Catalog::instance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,7 +32,7 @@ pub enum Place {
 }
 
 /// Place and lower-case name.
-type Key = (Place, Box<str>);
+type PlacedName = (Place, Box<str>);
 
 /// Peer and lower-case name; `None` for services that are not imported.
 type PeerKey = (Option<Box<str>>, Box<str>);
@@ -57,9 +57,9 @@ pub struct Catalog {
     groups: Vec<Arc<Group>>,
     /// Unused indexes in `groups`.
     free: Vec<u32>,
-    services: Shards<Key, u32>,
+    services: Shards<PlacedName, u32>,
     /// Groups with mesh instances, by the service that these represent.
-    connect: Shards<Key, Vec<u32>>,
+    connect: Shards<PlacedName, Vec<u32>>,
     /// Virtual addresses by peer and service, with the group that each comes from.
     virtual_addresses: Shards<PeerKey, Vec<(u32, IpAddr)>>,
     /// Instances of the local datacenter by their own addresses.
@@ -122,7 +122,7 @@ impl Catalog {
             ingress: Arc::default(),
             instance_count: 0,
         };
-        let mut groups: HashMap<Key, Vec<Arc<Instance>>> = HashMap::new();
+        let mut groups: HashMap<PlacedName, Vec<Arc<Instance>>> = HashMap::new();
         for instance in instances {
             let Some(node) = catalog.nodes.of_file_instance(&instance) else { continue };
             groups.entry((node.place(), lower(&instance.service))).or_default().push(instance);
@@ -206,7 +206,7 @@ impl Catalog {
     }
 
     /// Creates or replaces a group and updates the indexes.
-    fn replace(&mut self, key: Key, change: impl FnOnce(&mut Sources)) {
+    fn replace(&mut self, key: PlacedName, change: impl FnOnce(&mut Sources)) {
         let number = match self.services.get(&key) {
             Some(&number) => number,
             None => {
@@ -351,16 +351,16 @@ impl Catalog {
     }
 
     /// Returns the worst status of all checks of an instance and its node.
-    pub fn status(&self, id: InstanceId) -> Status {
+    pub fn status(&self, id: InstanceId) -> CheckStatus {
         self.member(id).status
     }
 
     /// Returns the weight of an instance in SRV records.
     pub fn weight(&self, id: InstanceId) -> u16 {
         match self.status(id) {
-            Status::Passing => self.instance(id).weights.passing,
-            Status::Warning => self.instance(id).weights.warning,
-            Status::Critical => 0,
+            CheckStatus::Passing => self.instance(id).weights.passing,
+            CheckStatus::Warning => self.instance(id).weights.warning,
+            CheckStatus::Critical => 0,
         }
     }
 

@@ -9,10 +9,10 @@ use std::{
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    Key, PeerKey, Place,
+    PeerKey, Place, PlacedName,
     live::ServiceInstances,
     lower,
-    registrations::{Instance, Node, Status},
+    registrations::{CheckStatus, Instance, Node},
 };
 use crate::config::{Config, Visibility};
 use dns_core::name::Name;
@@ -24,13 +24,13 @@ type NodeId = u32;
 #[derive(Debug)]
 pub(super) struct Nodes {
     nodes: Vec<Arc<Node>>,
-    by_name: HashMap<Key, NodeId, foldhash::fast::RandomState>,
+    by_name: HashMap<PlacedName, NodeId, foldhash::fast::RandomState>,
     /// Nodes by peer and name, because instances in definition files do not name the datacenter.
     by_peer: HashMap<PeerKey, NodeId, foldhash::fast::RandomState>,
     /// Nodes by lower-case id, sorted for prefix lookups.
-    by_id: BTreeMap<Key, NodeId>,
+    by_id: BTreeMap<PlacedName, NodeId>,
     /// Names above nodes whose names contain dots.
-    above: HashSet<Key, foldhash::fast::RandomState>,
+    above: HashSet<PlacedName, foldhash::fast::RandomState>,
     peers: HashSet<Box<str>, foldhash::fast::RandomState>,
     /// First node at each address in the local datacenter.
     addresses: HashMap<IpAddr, NodeId, foldhash::fast::RandomState>,
@@ -257,7 +257,7 @@ fn choose<'a>(
 /// The instances of a service in one place. Immutable; a change replaces it.
 #[derive(Debug)]
 pub(crate) struct Group {
-    pub(super) key: Key,
+    pub(super) key: PlacedName,
     pub(super) sources: Sources,
     /// Readable instances with a node, sorted by node and id.
     pub(crate) members: Vec<Member>,
@@ -280,7 +280,7 @@ pub(crate) struct Member {
     pub(crate) node: Arc<Node>,
     pub(crate) instance: Arc<Instance>,
     /// Worst status of all checks, including the node's.
-    pub(crate) status: Status,
+    pub(crate) status: CheckStatus,
     /// Chosen once, because an answer may contain thousands.
     pub(crate) targets: Targets,
     /// Index of the first member with the same target for [`Accept::Any`].
@@ -344,7 +344,7 @@ impl Member {
 }
 
 impl Group {
-    pub(super) fn empty(key: Key) -> Self {
+    pub(super) fn empty(key: PlacedName) -> Self {
         Self {
             key,
             sources: Sources::default(),
@@ -355,7 +355,7 @@ impl Group {
     }
 
     pub(super) fn new(
-        key: Key,
+        key: PlacedName,
         sources: Sources,
         nodes: &Nodes,
         visibility: &Visibility,

@@ -138,12 +138,12 @@ pub struct Check {
     /// Id, which prepared queries can list to ignore the check.
     pub id: String,
     /// Status that the check reported last.
-    pub status: Status,
+    pub status: CheckStatus,
 }
 
 /// Status of a check or an instance, ordered from healthy to critical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Status {
+pub enum CheckStatus {
     /// Healthy; also if there are no checks.
     #[default]
     Passing,
@@ -153,7 +153,7 @@ pub enum Status {
     Critical,
 }
 
-impl Status {
+impl CheckStatus {
     /// Parses Consul's status words; `maintenance` is Consul's word for a check of maintenance mode.
     pub fn from_text(text: &str) -> Option<Self> {
         match text {

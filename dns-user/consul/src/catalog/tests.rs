@@ -108,7 +108,7 @@ fn random_updates_equal_a_rebuild() {
                     one.proxy_for = (service == "proxy").then(|| "web".to_owned()).filter(|_| random.bool());
                     one.connect_native = random.bool();
                     if random.bool() {
-                        one.checks.push(Check { id: "up".to_owned(), status: Status::Critical });
+                        one.checks.push(Check { id: "up".to_owned(), status: CheckStatus::Critical });
                     }
                     list.push(one);
                 }

@@ -20,8 +20,8 @@ use std::{
 
 use crate::{
     catalog::registrations::{
-        Check, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
-        Registrations, Status, TaggedAddress, Template, VirtualAddress, Weights,
+        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node,
+        PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
     },
     config::{Config, seconds},
 };
@@ -379,10 +379,10 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
 
 fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
     let states = [
-        ("", Status::default()),
-        ("passing", Status::Passing),
-        ("warning", Status::Warning),
-        ("critical", Status::Critical),
+        ("", CheckStatus::default()),
+        ("passing", CheckStatus::Passing),
+        ("warning", CheckStatus::Warning),
+        ("critical", CheckStatus::Critical),
     ];
     Ok(Check {
         id: either(reader, ["id", "check_id"])?.unwrap_or_default(),
@@ -593,9 +593,9 @@ mod tests {
         assert_eq!(hcl, json);
         let Registrations { nodes, instances, .. } = hcl.registrations;
         assert_eq!((nodes[0].name.as_str(), nodes[0].address.as_str()), ("here", "10.0.0.1"));
-        assert_eq!(nodes[0].checks, [Check { id: "disk".to_owned(), status: Status::Passing }]);
-        assert_eq!((instances[0].id.as_str(), instances[0].checks[0].status), ("web", Status::Warning));
-        assert_eq!(instances[1].checks[0].status, Status::Critical);
+        assert_eq!(nodes[0].checks, [Check { id: "disk".to_owned(), status: CheckStatus::Passing }]);
+        assert_eq!((instances[0].id.as_str(), instances[0].checks[0].status), ("web", CheckStatus::Warning));
+        assert_eq!(instances[1].checks[0].status, CheckStatus::Critical);
         assert_eq!(hcl.warnings, Vec::<String>::new());
     }
 
@@ -651,7 +651,7 @@ mod tests {
             "connect": {"sidecar_service": {"port": 7, "tags": ["own"]}}}]}"#;
         let files = [("a.hcl", hcl.as_bytes()), ("b.json", json.as_bytes())];
         let instances = Definitions::read(files, &config()).whole().unwrap().registrations.instances;
-        let told: Vec<_> = instances
+        let proxies: Vec<_> = instances
             .iter()
             .map(|one| {
                 (
@@ -663,8 +663,11 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(told[1], ("web-sidecar-proxy", "web-sidecar-proxy", 21_000, Some("web"), "v1".to_owned()));
-        assert_eq!(told[3], ("db-1-sidecar-proxy", "db-sidecar-proxy", 7, Some("db"), "own".to_owned()));
+        assert_eq!(
+            proxies[1],
+            ("web-sidecar-proxy", "web-sidecar-proxy", 21_000, Some("web"), "v1".to_owned())
+        );
+        assert_eq!(proxies[3], ("db-1-sidecar-proxy", "db-sidecar-proxy", 7, Some("db"), "own".to_owned()));
     }
 
     #[test]

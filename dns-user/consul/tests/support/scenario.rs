@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
 use dns_consul::{
     catalog::registrations::{
-        Check, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
-        Registrations, Status, TaggedAddress, Template, VirtualAddress, Weights,
+        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node,
+        PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
     },
     config::Visibility,
 };
@@ -311,7 +311,7 @@ fn datacenter(value: &Value) -> Datacenter {
 fn checks(value: &Value) -> Vec<Check> {
     let check = |check: &Value| Check {
         id: text(check, "id"),
-        status: Status::from_text(&text(check, "status")).expect("a state"),
+        status: CheckStatus::from_text(&text(check, "status")).expect("a state"),
     };
     list(&value["checks"]).map(check).collect()
 }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     netlink::{LOOPBACK, Link, Socket},
-    rules::{Device, Facts, Rules, any_client},
+    rules::{Device, Facts, PacketFilter, any_client},
 };
 
 /// Interval at which rules and policies are read while any interface is served.
@@ -21,7 +21,7 @@ const MOST_KNOWN: usize = 65_536;
 /// Follows the rules, the policies, and the routes to clients.
 #[derive(Debug, Default)]
 pub(super) struct Firewall {
-    rules: Rules,
+    rules: PacketFilter,
     /// The kernel's answers about sets in these rules.
     facts: Facts,
     /// The policies as read last.

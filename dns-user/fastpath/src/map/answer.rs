@@ -230,7 +230,7 @@ impl Form {
     fn serial_at(&self) -> Option<u16> {
         let mut rest = &self.body[..];
         for _ in 0..self.records() {
-            let record = Record::read(rest)?;
+            let record = WireRecord::read(rest)?;
             if record.kind == TYPE_SOA {
                 let end = self.body.len() - rest.len() + record.len;
                 return u16::try_from(end.checked_sub(AFTER_SERIAL + 4)?).ok();
@@ -242,13 +242,13 @@ impl Form {
 }
 
 /// A record at the start of some bytes.
-struct Record {
+struct WireRecord {
     kind: u16,
     /// Length of the whole record in bytes.
     len: usize,
 }
 
-impl Record {
+impl WireRecord {
     fn read(bytes: &[u8]) -> Option<Self> {
         let mut at = 0;
         let fixed = loop {
@@ -268,7 +268,7 @@ impl Record {
 /// Returns the first record of a message after a question with a name of `name_len` bytes.
 pub(crate) fn first_record(message: &[u8], name_len: usize) -> Option<&[u8]> {
     let body = message.get(HEADER_LEN + name_len + TYPE_CLASS_LEN..)?;
-    body.get(..Record::read(body)?.len)
+    body.get(..WireRecord::read(body)?.len)
 }
 
 /// The fields of an entry's header other than those computed from its forms.

@@ -114,7 +114,7 @@ pub struct HeldReply {
 }
 
 /// An answer in the maps.
-struct Record {
+struct HeldAnswer {
     location: Location,
     size: usize,
     /// Ticket in the queue.
@@ -172,7 +172,7 @@ impl Room {
     }
 }
 
-impl Record {
+impl HeldAnswer {
     fn placed(&self, key: u64) -> Placed {
         Placed { key, location: self.location, size: self.size }
     }
@@ -201,7 +201,7 @@ pub(crate) struct AnswerTable {
     store: EntryStore,
     grace: GracePeriods,
     seed: u64,
-    records: HashMap<u64, Record>,
+    records: HashMap<u64, HeldAnswer>,
     /// Room of the parts, by [`Part`] as a number.
     rooms: [Room; 3],
     due: BinaryHeap<Reverse<Due>>,
@@ -334,7 +334,7 @@ impl AnswerTable {
             }
         };
         room.cells += cells(size);
-        self.records.insert(key, Record { location, size, ticket, since_ns, part, content });
+        self.records.insert(key, HeldAnswer { location, size, ticket, since_ns, part, content });
         Some(())
     }
 
@@ -418,7 +418,7 @@ impl AnswerTable {
         let Self { records, rooms, store, .. } = self;
         let room = &mut rooms[part as usize];
         let last_used = |key, ticket| {
-            let is_same = |record: &&Record| record.part == part && record.ticket == ticket;
+            let is_same = |record: &&HeldAnswer| record.part == part && record.ticket == ticket;
             Some(store.memory.last_used_ns(records.get(&key).filter(is_same)?.location))
         };
         let Some(key) = room.queue.next(room.count, last_used) else { return false };
@@ -450,7 +450,7 @@ impl AnswerTable {
         Some(record.content)
     }
 
-    fn keys(&self, are_wanted: impl Fn(&Record) -> bool) -> Vec<u64> {
+    fn keys(&self, are_wanted: impl Fn(&HeldAnswer) -> bool) -> Vec<u64> {
         let wanted = self.records.iter().filter(|(_, record)| are_wanted(record));
         wanted.map(|(&key, _)| key).collect()
     }
@@ -485,7 +485,7 @@ impl AnswerTable {
         now_ns: u64,
     ) {
         let key = question.key(self.seed);
-        if let Some(Record { content: Content::Local(local), .. }) = self.records.get(&key)
+        if let Some(HeldAnswer { content: Content::Local(local), .. }) = self.records.get(&key)
             && (local.size.is_some() || size.is_none())
         {
             return;
@@ -507,7 +507,7 @@ impl AnswerTable {
         let begun = Instant::now();
         // Questions that only userspace could answer may have replies now.
         self.questions.begin();
-        let concerned = |record: &Record| match &record.content {
+        let concerned = |record: &HeldAnswer| match &record.content {
             Content::Forwarded { .. } => false,
             Content::Local(local) => !source.gives_same_replies(older, &local.question.name),
         };
@@ -528,7 +528,7 @@ impl AnswerTable {
     }
 
     pub(crate) fn replies(&self) -> Vec<HeldReply> {
-        let held = |record: &Record| match &record.content {
+        let held = |record: &HeldAnswer| match &record.content {
             Content::Forwarded { .. } => None,
             Content::Local(local) => Some(HeldReply {
                 question: local.question.clone(),
@@ -583,7 +583,9 @@ impl AnswerTable {
     /// Computes a local reply again, in other orders if there is a new seed; `false` if it cannot be
     /// published any more.
     fn show_again(&mut self, key: u64, source: &dyn NameSource, now_ns: u64, seed: Option<u64>) -> bool {
-        let Some(Record { content: Content::Local(local), .. }) = self.records.get(&key) else { return true };
+        let Some(HeldAnswer { content: Content::Local(local), .. }) = self.records.get(&key) else {
+            return true;
+        };
         let &Local { ref question, size, seed: old_seed, is_sample, used_ns } = local;
         let (question, seed) = (question.clone(), seed.unwrap_or(old_seed));
         self.show(key, Local { question, size, seed, is_sample, used_ns }, source, now_ns)

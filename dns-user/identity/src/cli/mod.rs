@@ -47,7 +47,7 @@ enum Command {
     /// Remove an identity and its files from a running rotator
     Destroy(Destroy),
     /// Show all identities of a running rotator; exit with code 1 if a renewal failed or a description has no identity
-    Status(Status),
+    Status(StatusOptions),
     /// Print the names of link providers for certificates
     San(certificates::San),
     /// Issue certificates to the agents of a fleet
@@ -87,7 +87,7 @@ struct Destroy {
 }
 
 #[derive(Debug, clap::Args)]
-struct Status {
+struct StatusOptions {
     /// Control socket of the rotator
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
@@ -156,7 +156,7 @@ fn done(reply: Reply) -> anyhow::Result<ExitCode> {
     }
 }
 
-impl Status {
+impl StatusOptions {
     fn run(self) -> anyhow::Result<ExitCode> {
         let Self { control, json } = self;
         let status = match run::send_command(&control, &ControlCommand::Status)? {
@@ -175,7 +175,7 @@ impl Status {
     }
 }
 
-fn print_status(status: &crate::rotator::Status) {
+fn print_status(status: &crate::rotator::RotatorStatus) {
     use crate::{authority::date, certificate::moment, rotator::Problem};
     let authority = &status.authority;
     println!("CA {} ends {}", authority.file.display(), date(authority.not_after));

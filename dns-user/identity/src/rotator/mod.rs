@@ -45,7 +45,7 @@ const MOST_CHECKS: usize = 64;
 
 /// Settings of a rotator.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RotatorSettings {
     /// Folder with a folder per identity.
     pub folder: PathBuf,
     /// Validity of new certificates.
@@ -62,7 +62,7 @@ pub struct Settings {
 
 /// A set of identities and the CA that issues them.
 pub struct Rotator {
-    settings: Settings,
+    settings: RotatorSettings,
     ca: CaFiles,
     stamps: Stamps,
     authority: Authority,
@@ -126,7 +126,12 @@ impl RotatorError {
 
 impl Rotator {
     /// Loads the CA and takes over the identities found in the folder.
-    pub fn open(settings: Settings, ca: CaFiles, pool: KeyPool, now: SystemTime) -> anyhow::Result<Self> {
+    pub fn open(
+        settings: RotatorSettings,
+        ca: CaFiles,
+        pool: KeyPool,
+        now: SystemTime,
+    ) -> anyhow::Result<Self> {
         let stamps = ca.stamps();
         let authority = ca.load(now)?;
         for caution in authority.cautions(now, settings.validity) {
@@ -375,7 +380,7 @@ impl Rotator {
     }
 
     fn pair(&self, profile: &Profile, now: SystemTime) -> Result<(Pair, Validity), RotatorError> {
-        let Settings { validity, backdate, .. } = self.settings;
+        let RotatorSettings { validity, backdate, .. } = self.settings;
         let wanted = Validity::backdated(now, validity, backdate);
         let key = self.pool.take().map_err(RotatorError::Key)?;
         let issued =
@@ -497,8 +502,8 @@ impl Rotator {
     }
 
     /// Returns the state of the CA, the pool and every identity.
-    pub fn status(&self, now: SystemTime) -> Status {
-        Status {
+    pub fn status(&self, now: SystemTime) -> RotatorStatus {
+        RotatorStatus {
             authority: AuthorityStatus {
                 file: self.ca.certificate.clone(),
                 fingerprint: self.authority.fingerprint().clone(),
@@ -544,7 +549,7 @@ enum Distributed {
 
 /// State of a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
+pub struct RotatorStatus {
     /// The CA in use.
     pub authority: AuthorityStatus,
     /// Number of keys that are ready.

@@ -12,7 +12,7 @@ use std::{
 use dns_identity::{
     authority::certificates,
     folder::read_pair,
-    rotator::{Rotator, Settings},
+    rotator::{Rotator, RotatorSettings},
 };
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
@@ -114,7 +114,7 @@ fn cells_change_cas_one_after_another() {
             let folder = memory();
             let peers = folder.path().join("peers.crt");
             fs::write(&peers, &bundle).unwrap();
-            let settings = Settings {
+            let settings = RotatorSettings {
                 backdate: Duration::from_secs(4 * 3600),
                 also_trust: vec![peers.clone()],
                 keep_old_ca: Duration::from_secs(1800),
@@ -172,7 +172,7 @@ fn cells_change_cas_one_after_another() {
 fn former_ca_stays_trusted_after_restart() {
     let (authority, folder) = (TestAuthority::new("old"), memory());
     let now = SystemTime::now();
-    let with_time = |time: Duration| Settings { keep_old_ca: time, ..settings(folder.path()) };
+    let with_time = |time: Duration| RotatorSettings { keep_old_ca: time, ..settings(folder.path()) };
     let open = |now: SystemTime| {
         let pool = filled_pool(1);
         Rotator::open(with_time(Duration::from_secs(3600)), files(&authority), pool, now).unwrap()

@@ -176,7 +176,7 @@ fn waiting_for_keys_costs_no_steps() {
 #[test]
 fn slow_peers_accept_new_pairs() {
     let world = World::new();
-    let backdated = dns_identity::rotator::Settings {
+    let backdated = dns_identity::rotator::RotatorSettings {
         backdate: Duration::from_secs(300),
         ..settings(&world.folder.path().join("identities"))
     };

@@ -17,7 +17,7 @@ use dns_identity::{
     folder::{Pair, read_pair},
     keys::{KeyPool, KeyType, Priority, PrivateKey, thread_time},
     profile::{Container, Guid},
-    rotator::{Next, Rotator, Settings},
+    rotator::{Next, Rotator, RotatorSettings},
     schedule::{RenewalWindow, Share},
 };
 use serde_json::json;
@@ -61,8 +61,8 @@ fn wait_for_keys(pool: &KeyPool) {
 }
 
 /// Settings for tests: certificates start now, and a replaced CA leaves the bundles with its last pair.
-pub(crate) fn settings(folder: &Path) -> Settings {
-    Settings {
+pub(crate) fn settings(folder: &Path) -> RotatorSettings {
+    RotatorSettings {
         folder: folder.to_owned(),
         validity: 24 * HOUR,
         backdate: Duration::ZERO,

@@ -342,10 +342,10 @@ const PEERS: usize = 256;
 ///
 /// A kind gets [`BURST`] lines and then [`PER_SECOND`]; each peer gets one line per [`PEER_PAUSE`].
 #[derive(Debug)]
-pub struct LineLimit(Mutex<State>);
+pub struct LineLimit(Mutex<LimitState>);
 
 #[derive(Debug)]
-struct State {
+struct LimitState {
     tokens: f64,
     refilled: Option<Instant>,
     /// Peers with a line within the last [`PEER_PAUSE`], oldest first.
@@ -357,7 +357,7 @@ impl LineLimit {
     /// Creates a limit with a full burst.
     #[expect(clippy::new_without_default, reason = "made in statics, which need a const fn")]
     pub const fn new() -> Self {
-        Self(Mutex::new(State { tokens: BURST, refilled: None, peers: VecDeque::new(), suppressed: 0 }))
+        Self(Mutex::new(LimitState { tokens: BURST, refilled: None, peers: VecDeque::new(), suppressed: 0 }))
     }
 
     /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed before it.
@@ -376,7 +376,7 @@ impl LineLimit {
     }
 }
 
-impl State {
+impl LimitState {
     fn admit(&mut self, peer: Option<IpAddr>, now: Instant) -> Option<u64> {
         let passed = self.refilled.map_or(Duration::ZERO, |before| now.saturating_duration_since(before));
         self.tokens = (self.tokens + passed.as_secs_f64() * PER_SECOND).min(BURST);

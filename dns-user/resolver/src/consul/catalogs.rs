@@ -16,7 +16,7 @@ use dns_consul::{
     Asker, Publishable, Zone,
     catalog::{Catalog, Place, registrations::Registrations},
     config::Config,
-    source::{CatalogView, Settings},
+    source::{CatalogView, LiveSettings},
 };
 use dns_core::{
     config::{ConfigError, ParsedFiles},
@@ -33,7 +33,7 @@ pub(crate) struct Catalogs {
     /// The catalog of the last zone, on which the next one is based.
     built: Mutex<Option<Built>>,
     /// Settings for a live Consul; `None` if none is configured.
-    settings: watch::Sender<Option<Settings>>,
+    settings: watch::Sender<Option<LiveSettings>>,
 }
 
 /// A catalog with the inputs from which it was built, except for a live Consul.
@@ -66,7 +66,7 @@ impl Catalogs {
     /// Creates empty catalogs. If a live Consul is configured, its names are unknown until it
     /// answers.
     pub(crate) fn new(config: Config) -> Self {
-        let settings = watch::channel(Settings::of(&config)).0;
+        let settings = watch::channel(LiveSettings::of(&config)).0;
         let live = unknown_if_live(&config);
         let parts = Parts { config: Arc::new(config), files: Arc::default(), live, version: 0 };
         Self { parts: Mutex::new(parts), built: Mutex::new(None), settings }
@@ -79,7 +79,7 @@ impl Catalogs {
     /// Installs another object `"consul"`. The catalog of the files stays; that of a live Consul
     /// that is no longer configured is dropped.
     pub(crate) fn set_config(&self, config: Config) {
-        let settings = Settings::of(&config);
+        let settings = LiveSettings::of(&config);
         self.change(|parts| {
             let unknown = unknown_if_live(&config);
             parts.live = unknown.map(|unknown| parts.live.take().unwrap_or(unknown));
@@ -93,7 +93,7 @@ impl Catalogs {
     }
 
     #[cfg(feature = "live-consul")]
-    pub(super) fn settings(&self) -> watch::Receiver<Option<Settings>> {
+    pub(super) fn settings(&self) -> watch::Receiver<Option<LiveSettings>> {
         self.settings.subscribe()
     }
 

@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{info, warn};
 
 use super::{Catalogs, ConsulNames};
-use dns_consul::{catalog::Place, source::Settings};
-use dns_consul_source::Source;
+use dns_consul::{catalog::Place, source::LiveSettings};
+use dns_consul_source::LiveConsul;
 use dns_upstream::CurrentUpstreams;
 
 /// Longest pause between two catalogs.
@@ -23,7 +23,7 @@ pub(crate) async fn follow(
     installed: impl Fn() + Send + Sync + 'static,
 ) {
     let mut settings = catalogs.settings();
-    let mut predecessor: Option<Arc<Source>> = None;
+    let mut predecessor: Option<Arc<LiveConsul>> = None;
     loop {
         let wanted = settings.borrow_and_update().clone();
         let keeping_up = async {
@@ -32,7 +32,7 @@ pub(crate) async fn follow(
             let before = predecessor.take();
             let wanted = wanted?;
             let until = before.and_then(|before| good_until(&before, &wanted));
-            let source = Arc::new(Source::start(wanted, upstreams.upstream.load().host_names()));
+            let source = Arc::new(LiveConsul::start(wanted, upstreams.upstream.load().host_names()));
             names.source.store(Some(source.clone()));
             keep_up(&source, until, &names, &catalogs, &installed).await;
             Some(())
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
 
 /// Returns until when the catalog of the previous source is better than an incomplete one of its
 /// successor; `None` if the previous source has delivered nothing.
-fn good_until(source: &Source, wanted: &Settings) -> Option<Instant> {
+fn good_until(source: &LiveConsul, wanted: &LiveSettings) -> Option<Instant> {
     let age = Duration::try_from_secs_f64(source.status().last_contact_seconds?).ok()?;
     Instant::now().checked_add(wanted.max_stale.saturating_sub(age))
 }
@@ -56,7 +56,7 @@ fn good_until(source: &Source, wanted: &Settings) -> Option<Instant> {
 /// Installs the catalogs of a source. The previous catalog stays until the source has delivered
 /// everything, but no longer than `until`.
 async fn keep_up(
-    source: &Source,
+    source: &LiveConsul,
     until: Option<Instant>,
     names: &Arc<ConsulNames>,
     catalogs: &Arc<Catalogs>,

@@ -24,10 +24,10 @@ use tokio::sync::watch;
 
 pub(crate) use catalogs::{Catalogs, NewZone, Published, load_config};
 use dns_consul::{
-    Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record, source::Status,
+    Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record, source::LiveStatus,
 };
 #[cfg(feature = "live-consul")]
-use dns_consul_source::Source;
+use dns_consul_source::LiveConsul;
 use dns_core::{
     config::{CacheConfig, Config, RecursionConfig},
     name::Name,
@@ -42,7 +42,7 @@ use dns_upstream::{Answer, CachedSource, NoInterfaces, Upstream};
 #[cfg(feature = "live-consul")]
 pub(crate) use live::follow;
 #[cfg(not(feature = "live-consul"))]
-use no_live::Source;
+use no_live::LiveConsul;
 #[cfg(not(feature = "live-consul"))]
 pub(crate) use no_live::follow;
 
@@ -58,7 +58,7 @@ pub(crate) struct ConsulNames {
     /// Version of the current zone; announces each new one.
     version: watch::Sender<u64>,
     /// Requests data from a live Consul; empty if none is configured.
-    source: ArcSwapOption<Source>,
+    source: ArcSwapOption<LiveConsul>,
     /// Publishes names that interfaces can answer.
     fast_path: FastPathHandle,
     /// Names that interfaces can answer, with their services.
@@ -113,7 +113,7 @@ impl ConsulNames {
     }
 
     /// Returns the status of the live Consul; `None` if none is configured.
-    fn source_status(&self) -> Option<Status> {
+    fn source_status(&self) -> Option<LiveStatus> {
         self.source.load().as_ref().map(|source| source.status())
     }
 
@@ -148,13 +148,13 @@ impl ConsulNames {
     /// Returns why the catalog may be wrong, if a live Consul fails to confirm it.
     pub(crate) fn problem(&self) -> Option<String> {
         match self.source_status()? {
-            Status { expired: true, problem, .. } => {
+            LiveStatus { expired: true, problem, .. } => {
                 Some(format!("expired, names get SERVFAIL: {}", problem.unwrap_or_default()))
             }
-            Status { stale, stale_problem: Some(problem), .. } => {
+            LiveStatus { stale, stale_problem: Some(problem), .. } => {
                 Some(format!("{stale} requests fail, their last results are served: {problem}"))
             }
-            Status { last_contact_seconds: None, problem, .. } => {
+            LiveStatus { last_contact_seconds: None, problem, .. } => {
                 Some(format!("not read yet: {}", problem.unwrap_or_else(|| "no answer".to_owned())))
             }
             _ => None,
@@ -405,7 +405,7 @@ pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) ->
     })
 }
 
-fn of_source(status: &Status) -> Vec<MetricFamily> {
+fn of_source(status: &LiveStatus) -> Vec<MetricFamily> {
     vec![
         families::CONSUL_UP
             .is(f64::from(!status.away && !status.unconfirmed && status.last_contact_seconds.is_some())),
@@ -430,14 +430,14 @@ fn of_source(status: &Status) -> Vec<MetricFamily> {
 mod no_live {
     use std::future;
 
-    use super::{Arc, Catalogs, ConsulNames, Status};
+    use super::{Arc, Catalogs, ConsulNames, LiveStatus};
     use dns_consul::{Lack, catalog::Place};
     use dns_upstream::CurrentUpstreams;
 
     /// A live source, of which this build has none.
-    pub(super) enum Source {}
+    pub(super) enum LiveConsul {}
 
-    impl Source {
+    impl LiveConsul {
         pub(super) fn demand(&self, _lack: Lack) {
             match *self {}
         }
@@ -454,7 +454,7 @@ mod no_live {
             match *self {}
         }
 
-        pub(super) fn status(&self) -> Status {
+        pub(super) fn status(&self) -> LiveStatus {
             match *self {}
         }
     }

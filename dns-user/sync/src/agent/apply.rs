@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::disk::{Disk, DiskError};
 use crate::{
     digest::{self, MultiDigest},
-    message::{Announcement, Extra, Patch, Report, Source},
+    message::{Announcement, BlobLocation, Extra, Patch, Report},
     store::{Store, StoreError},
 };
 
@@ -208,13 +208,13 @@ impl Applier {
     }
 
     /// Downloads the blob, with a limited number of attempts.
-    async fn download(&self, source: &Source, longest: usize) -> Result<Bytes, ApplyError> {
+    async fn download(&self, source: &BlobLocation, longest: usize) -> Result<Bytes, ApplyError> {
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
             let got = match source {
-                Source::Blob(id) => self.store.get(id, longest).await,
-                Source::Signed { url, headers } => self.store.get_signed(url, headers, longest).await,
+                BlobLocation::Blob(id) => self.store.get(id, longest).await,
+                BlobLocation::Signed { url, headers } => self.store.get_signed(url, headers, longest).await,
             };
             match got {
                 Ok(bytes) => return Ok(bytes),
@@ -325,7 +325,7 @@ mod tests {
 
     /// Returns an announcement of `version` for blob `blob` with the digest of `bytes`.
     fn announcement(version: u64, bytes: &[u8], extra: Option<Extra>) -> Announcement {
-        let source = Source::Blob("blob".to_owned());
+        let source = BlobLocation::Blob("blob".to_owned());
         Announcement { source, digest: digest::sha256(bytes), version, extra }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     dataset::{INSTANCE_GROUP, Ids, LINK},
     distributor::{
         source::InventoryOptions,
-        state::{Folder, State},
+        state::{Folder, PublisherState},
     },
     http::{self, AcceptedName, Call, TlsFiles, TlsOptions},
     inventory::{
@@ -288,7 +288,7 @@ impl San {
 impl Group {
     /// Reads the ids from the state folder.
     fn ids(&self) -> anyhow::Result<Ids> {
-        let state: Option<State> = Folder::open(&self.state).read("state.json")?;
+        let state: Option<PublisherState> = Folder::open(&self.state).read("state.json")?;
         Ok(state
             .with_context(|| {
                 format!("{}: nothing has been published from this state folder", self.state.display())

@@ -19,7 +19,7 @@ use crate::{
         self, PublishOptions,
         registry::{Agent, AgentRegistry, AgentState, Count},
         source::InventoryOptions,
-        state::{Folder, State},
+        state::{Folder, PublisherState},
     },
     http::{TlsFiles, TlsOptions},
     message::printable,
@@ -49,7 +49,7 @@ enum Command {
     #[command(subcommand)]
     Instance(inventory::Instance),
     /// Show each agent's version and lag, and list silent and disagreeing agents
-    Status(Status),
+    Status(StatusOptions),
     /// Print the name of a link or an instance group
     Address(inventory::Address),
     /// Print the name of a link for a certificate
@@ -240,7 +240,7 @@ fn metrics_reference_is_current() {
 
 /// `status`. The exit code is 1 unless all agents hold the version.
 #[derive(Debug, Args)]
-struct Status {
+struct StatusOptions {
     /// The publisher's state folder on this machine
     #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
     state: Option<PathBuf>,
@@ -258,7 +258,7 @@ struct Status {
     json: bool,
 }
 
-impl Status {
+impl StatusOptions {
     async fn run(self) -> anyhow::Result<ExitCode> {
         let Self { state, api, tls, all, json } = self;
         let (registry, newest): (AgentRegistry, u64) = match (api, tls.files()) {
@@ -282,7 +282,7 @@ impl Status {
                 })?;
                 // A version is committed before it is announced, and announced before the registry is
                 // saved: reading the state after the registry shows whether the registry is current.
-                let state: State = folder.read("state.json")?.unwrap_or_default();
+                let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
                 (registry, state.versions.last().map_or(0, |made| made.version))
             }
         };

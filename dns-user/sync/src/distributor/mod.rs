@@ -32,7 +32,7 @@ use tokio::{
 
 use self::{
     api::{Metrics, PublisherApi},
-    plan::{Action, Outgoing, Plan, Settings, StepInput},
+    plan::{Action, Outgoing, Plan, PlanSettings, StepInput},
     registry::{AgentRegistry, AgentVersion, Call, Count},
     source::InventoryOptions,
     state::CommittedVersion,
@@ -43,7 +43,7 @@ use crate::{
     bus::{Bus, BusOptions, PUBLISHER},
     dataset::LAST_VERSION,
     http::TlsOptions,
-    message::{self, ASK, Announcement, OURS, Source},
+    message::{self, ASK, Announcement, BlobLocation, OURS},
     now_ms,
     store::{Store, StoreOptions, unix_now},
 };
@@ -105,7 +105,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         let registry = metrics.registry.clone();
         http_server::spawn_metrics(address, move || registry.gather()).await?;
     }
-    let settings = Settings {
+    let settings = PlanSettings {
         bandwidth: options.bandwidth,
         patches: !options.no_patches,
         links_good_for: Duration::from_secs(options.links_good_for),
@@ -537,7 +537,7 @@ impl Tasks {
         let (client, process) = (self.client.clone(), self.process.clone());
         self.running.spawn(async move {
             let question = Announcement {
-                source: Source::Blob("-".to_owned()),
+                source: BlobLocation::Blob("-".to_owned()),
                 digest: crate::digest::sha256(b""),
                 version: 0,
                 extra: None,

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     LogLimit,
-    message::{self, Announcement, Extra, Patch, Reply, Report, Source},
+    message::{self, Announcement, BlobLocation, Extra, Patch, Reply, Report},
 };
 
 /// Maximum wait for agents' reports before the first version, in milliseconds.
@@ -47,7 +47,7 @@ const ENVELOPE: usize = 4096;
 const LONGEST_REPLY: usize = 16 << 10;
 
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
+pub(super) struct PlanSettings {
     /// Limit for all blobs and messages together, in bytes per second.
     pub(super) bandwidth: u64,
     pub(super) patches: bool,
@@ -138,7 +138,7 @@ struct Current {
     bytes: Bytes,
     blob: Blob,
     /// Location for agents, and the time of its signature.
-    source: Option<(Source, Duration)>,
+    source: Option<(BlobLocation, Duration)>,
     /// Patches by the version that they apply to.
     patches: HashMap<u64, PatchState>,
 }
@@ -146,7 +146,7 @@ struct Current {
 /// The decisions of one publisher process.
 #[derive(Debug)]
 pub(super) struct Plan {
-    settings: Settings,
+    settings: PlanSettings,
     /// Reported version of each agent.
     pub(super) registry: AgentRegistry,
     phase: Phase,
@@ -172,7 +172,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Creates a plan from the newest version of the state folder and the registry of the previous process.
     pub(super) fn new(
-        settings: Settings,
+        settings: PlanSettings,
         mut registry: AgentRegistry,
         newest: Option<&CommittedVersion>,
         above: u64,
@@ -481,7 +481,7 @@ impl Plan {
                 // A BOSH agent logs surplus arguments as errors.
                 let extra = (ours && self.settings.patches).then_some(extra);
                 let CommittedVersion { version, digest, blob, .. } = current.made.clone();
-                let source = if unsigned { Source::Blob(blob) } else { source.clone() };
+                let source = if unsigned { BlobLocation::Blob(blob) } else { source.clone() };
                 Arc::new(Announcement { source, digest, version, extra })
             });
             let call = Call { version: current.made.version, nonce: (now.random)() };
@@ -498,13 +498,13 @@ impl Plan {
 
 impl Current {
     /// Returns the blob's location; a link is signed again after half of its validity.
-    fn signed_source(&mut self, now: &StepInput<'_>, good_for: Duration) -> Source {
+    fn signed_source(&mut self, now: &StepInput<'_>, good_for: Duration) -> BlobLocation {
         match &self.source {
             Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
             _ => {
                 let source = match (now.sign)(&self.made.blob, now.unix, good_for) {
-                    Some(url) => Source::Signed { url, headers: serde_json::Map::new() },
-                    None => Source::Blob(self.made.blob.clone()),
+                    Some(url) => BlobLocation::Signed { url, headers: serde_json::Map::new() },
+                    None => BlobLocation::Blob(self.made.blob.clone()),
                 };
                 self.source = Some((source.clone(), now.unix));
                 source

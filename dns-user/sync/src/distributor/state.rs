@@ -38,7 +38,7 @@ const KEPT_AT_LEAST: usize = 2;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct State {
+pub(crate) struct PublisherState {
     /// Numeric ids allocated to instances and groups.
     pub ids: Ids,
     /// Kept versions, oldest first; the last one is the fleet's current version.
@@ -184,7 +184,7 @@ impl Folder {
     /// serve patches are deleted, so that a new version fits without an operator's help.
     pub(crate) fn commit(
         &self,
-        state: &mut State,
+        state: &mut PublisherState,
         ids: Ids,
         dataset: &Dataset,
         floor: u64,
@@ -195,7 +195,7 @@ impl Folder {
         if same && ids == state.ids {
             return Ok(false);
         }
-        let mut next = State { ids, versions: state.versions.clone() };
+        let mut next = PublisherState { ids, versions: state.versions.clone() };
         if !same {
             let last = newest.max(floor);
             if last >= LAST_VERSION {
@@ -236,7 +236,7 @@ impl Folder {
     /// all within `bytes`. Returns the deleted versions, whose blobs can be deleted.
     pub(crate) fn forget_old(
         &self,
-        state: &mut State,
+        state: &mut PublisherState,
         now: u64,
         bytes: u64,
     ) -> Result<Vec<CommittedVersion>, StateError> {
@@ -295,7 +295,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::lock(place.path()).unwrap();
         assert!(matches!(Folder::lock(place.path()), Err(StateError::Locked(_))));
-        let mut state = State::default();
+        let mut state = PublisherState::default();
         for (address, floor, changed, version) in [
             ("10.0.0.1", 0, true, 1),
             ("10.0.0.1", 0, false, 1),
@@ -307,19 +307,21 @@ mod tests {
             let newest = state.versions.last().unwrap();
             assert_eq!((newest.version, folder.dataset(version)), (version, Some(dataset.write(version))));
         }
-        assert_eq!(folder.read::<State>("state.json").unwrap(), Some(state.clone()));
+        assert_eq!(folder.read::<PublisherState>("state.json").unwrap(), Some(state.clone()));
         let (dataset, ids) = dataset("10.0.0.3", state.ids.clone());
         let wrapped = folder.commit(&mut state, ids, &dataset, u64::MAX, 100);
         assert!(matches!(wrapped, Err(StateError::NoMoreVersions(u64::MAX))));
         fs::write(place.path().join("state.json"), "{").unwrap();
-        assert!(folder.read::<State>("state.json").unwrap_err().to_string().contains("assigned twice"));
+        assert!(
+            folder.read::<PublisherState>("state.json").unwrap_err().to_string().contains("assigned twice")
+        );
     }
 
     #[test]
     fn old_versions_are_forgotten() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::lock(place.path()).unwrap();
-        let mut state = State::default();
+        let mut state = PublisherState::default();
         for number in 0..15_u64 {
             let (dataset, ids) = dataset(&format!("10.0.0.{number}"), state.ids.clone());
             folder.commit(&mut state, ids, &dataset, 0, number).unwrap();

@@ -16,7 +16,7 @@ use super::{
     source::{
         CHANGES, InventoryOptions, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps,
     },
-    state::{CommittedVersion, Folder, State, StateError},
+    state::{CommittedVersion, Folder, PublisherState, StateError},
 };
 use crate::{
     dataset::{self, Dataset},
@@ -119,7 +119,7 @@ const SETTLED: Duration = Duration::from_millis(REMOVAL_QUIET_MS);
 pub(super) struct StateWriter {
     source: InventoryOptions,
     folder: Folder,
-    state: State,
+    state: PublisherState,
     keep_bytes: u64,
     /// Number of removals confirmed on the command line.
     confirmed: Option<usize>,
@@ -141,7 +141,7 @@ impl StateWriter {
     /// Opens the folder and locks it.
     pub(super) fn open(options: &super::PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
-        let state: State = folder.read("state.json")?.unwrap_or_default();
+        let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
         let newest = state.versions.last().and_then(|made| folder.dataset(made.version));
         let known = newest.and_then(|bytes| dataset::instance_ids(&bytes).ok()).unwrap_or_default();
         // Earlier versions kept the case of the inventory.

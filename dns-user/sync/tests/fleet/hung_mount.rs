@@ -123,10 +123,10 @@ fn hung_blobstore_delays_no_patch() -> Result<()> {
 
     let hung = HungMount::new(lab.path("hung-again"))?;
     point(&shared, &hung.path)?;
-    let told = || lab.log("a0").matches(&reason).count();
-    let before = told();
+    let reported = || lab.log("a0").matches(&reason).count();
+    let before = reported();
     fs::remove_file(lab.records("a0"))?;
-    wait_until("the next call to hang", TIMEOUT, || told() > before)?;
+    wait_until("the next call to hang", TIMEOUT, || reported() > before)?;
     stop_promptly(&mut agent)
 }
 

@@ -63,14 +63,14 @@ fn on_terminal(
     drop(command);
     let mut terminal = File::from(master);
     let mut screen = vt100::Parser::new(SIZE.ws_row.try_into()?, SIZE.ws_col.try_into()?, 0);
-    let mut told = false;
+    let mut is_shown = false;
     let mut bytes = [0; 4096];
     // An error means that the child has closed its end.
     while let Ok(count @ 1..) = terminal.read(&mut bytes) {
         screen.process(&bytes[..count]);
-        if !told && enough(&drawn(&screen)) {
+        if !is_shown && enough(&drawn(&screen)) {
             kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
-            told = true;
+            is_shown = true;
         }
     }
     Ok((child.wait()?, drawn(&screen)))
@@ -134,20 +134,20 @@ fn exposition(address: SocketAddr) -> String {
 /// Waits until the exposition equals this text: families, help, types, series and values.
 fn wait_for_exposition(address: SocketAddr, golden: &str) -> Result<()> {
     let mut last = String::new();
-    let told = wait_until("these metrics", TIMEOUT, || {
+    let waited = wait_until("these metrics", TIMEOUT, || {
         last = exposition(address);
-        is_told(golden, &last)
+        is_served(golden, &last)
     });
-    told.with_context(|| format!("golden:\n{golden}\ntold:\n{last}"))
+    waited.with_context(|| format!("golden:\n{golden}\nserved:\n{last}"))
 }
 
 /// Returns whether an exposition matches the golden one.
-fn is_told(golden: &str, told: &str) -> bool {
-    golden.lines().count() == told.lines().count()
-        && golden.lines().zip(told.lines()).all(|(golden, told)| match golden.strip_suffix('*') {
-            None => golden == told,
+fn is_served(golden: &str, served: &str) -> bool {
+    golden.lines().count() == served.lines().count()
+        && golden.lines().zip(served.lines()).all(|(golden, served)| match golden.strip_suffix('*') {
+            None => golden == served,
             Some(series) => {
-                let number = told.strip_prefix(series).and_then(|number| number.parse::<u64>().ok());
+                let number = served.strip_prefix(series).and_then(|number| number.parse::<u64>().ok());
                 number.is_some_and(|number| number > 0)
             }
         })

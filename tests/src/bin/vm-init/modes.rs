@@ -171,18 +171,18 @@ pub(crate) fn status(server: &Server) -> Result<Value> {
 /// Describes the status of the programs that the mode needed.
 fn programs(status: &Value) -> Result<String> {
     let programs = status["programs"].as_array().context("the status lists programs")?;
-    let told = programs.iter().map(|program| {
+    let costs = programs.iter().map(|program| {
         let (name, state) = (&program["name"], &program["state"]);
         let looked_at = match program["instructions"].as_u64() {
             Some(instructions) => format!("{instructions} instructions processed"),
-            None => "instructions not told".to_owned(),
+            None => "instructions unknown".to_owned(),
         };
         let took = program["load_ms"].as_f64().unwrap_or_default();
         let why = program["why"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
         let (name, state) = (name.as_str().unwrap_or("?"), state.as_str().unwrap_or("?"));
         format!("{name} {state} ({looked_at}, {took:.0} ms){why}")
     });
-    Ok(told.collect::<Vec<_>>().join(", "))
+    Ok(costs.collect::<Vec<_>>().join(", "))
 }
 
 /// Returns the status of each of [`INTERFACES`].

@@ -39,7 +39,7 @@ use dns_common::scope::LOOPBACK_IFINDEX;
 
 /// A snapshot of the packet filter's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rules {
+pub(crate) struct PacketFilter {
     legacy: Vec<xtables::Table>,
     nft: nft::Ruleset,
     generation: Option<u32>,
@@ -85,7 +85,7 @@ impl Objection {
     }
 }
 
-impl Rules {
+impl PacketFilter {
     /// Reads the tables of the calling thread's network namespace. A kernel without nftables has no
     /// nftables tables.
     pub(crate) fn read() -> io::Result<Self> {

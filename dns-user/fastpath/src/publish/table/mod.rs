@@ -23,7 +23,7 @@ use std::{any::Any, cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
 pub(crate) use self::entry_store::{EntryStore, Placed};
-use self::records::{Kind, Listing, Pass, Record, Records, Step, Unfitting};
+use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, Unfitting};
 pub use self::status::{TableStatus, UnfittingStatus};
 use crate::{
     Admission,
@@ -287,7 +287,7 @@ impl Table {
         if self.pass.is_none() {
             return;
         }
-        let concerned = |record: &Record| {
+        let concerned = |record: &NameRecord| {
             let name = read_name(&self.store.memory, record.location());
             // A name that cannot be read is removed.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))

@@ -33,7 +33,7 @@ pub(super) enum Kind {
 /// One name in the map; its entry holds the name itself. Kept small, because a few bytes more per
 /// name amount to half a megabyte.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct NameRecord {
     /// The instances on whose health the answer depends.
     pub(super) dependency: Option<SetNumber>,
     /// Ticket in the queue of its kind.
@@ -46,7 +46,7 @@ pub(super) struct Record {
     kind: Kind,
 }
 
-const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize && size_of::<Record>() == 24);
+const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize && size_of::<NameRecord>() == 24);
 
 /// Stands for no facet: the meaning of the name depends on no row.
 const NONE: Facet = Facet::reserved(0);
@@ -54,7 +54,7 @@ const NONE: Facet = Facet::reserved(0);
 /// Stands for the facets in [`Records::several`].
 const SEVERAL: Facet = Facet::reserved(1);
 
-impl Record {
+impl NameRecord {
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }
@@ -81,7 +81,7 @@ impl Record {
 /// The names in the map, and their order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    by_key: HashMap<u64, Record>,
+    by_key: HashMap<u64, NameRecord>,
     /// Number of names by kind: published, learned, negative.
     counts: [usize; 3],
     /// Learned names in order of eviction.
@@ -93,16 +93,16 @@ pub(super) struct Records {
 }
 
 impl Records {
-    pub(super) fn get(&self, key: u64) -> Option<&Record> {
+    pub(super) fn get(&self, key: u64) -> Option<&NameRecord> {
         self.by_key.get(&key)
     }
 
     /// Returns the record with this key for changes to anything but the kind ([`Self::set_kind`]).
-    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut Record> {
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut NameRecord> {
         self.by_key.get_mut(&key)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Record)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &NameRecord)> {
         self.by_key.iter().map(|(&key, record)| (key, record))
     }
 
@@ -117,14 +117,14 @@ impl Records {
     /// Adds a name as the last of its kind to be evicted. `last_used_ns` is taken from its entry.
     pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
         let Placed { key, location, size } = entry;
-        let mut record = Record { dependency: None, ticket: 0, location, facet: NONE, size: 0, kind };
+        let mut record = NameRecord { dependency: None, ticket: 0, location, facet: NONE, size: 0, kind };
         record.place(location, size);
         self.by_key.insert(key, record);
         self.counts[kind as usize] += 1;
         self.queue(key, kind, last_used_ns);
     }
 
-    pub(super) fn remove(&mut self, key: u64) -> Option<Record> {
+    pub(super) fn remove(&mut self, key: u64) -> Option<NameRecord> {
         let record = self.by_key.remove(&key)?;
         self.counts[record.kind as usize] -= 1;
         if record.facet == SEVERAL {
@@ -149,7 +149,7 @@ impl Records {
     }
 
     pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
-        let is_concerned = |(key, record): (&u64, &Record)| match record.facet {
+        let is_concerned = |(key, record): (&u64, &NameRecord)| match record.facet {
             SEVERAL => {
                 self.several.get(key).is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet)))
             }

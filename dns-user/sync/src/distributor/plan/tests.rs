@@ -27,7 +27,7 @@ fn report(version: u64) -> Report {
 impl World {
     fn new(agents: &[&str], newest: Option<u64>) -> Self {
         let settings =
-            Settings { bandwidth: 1_000_000, patches: true, links_good_for: Duration::from_secs(1000) };
+            PlanSettings { bandwidth: 1_000_000, patches: true, links_good_for: Duration::from_secs(1000) };
         let newest = newest.map(made);
         let mut plan = Plan::new(settings, AgentRegistry::default(), newest.as_ref(), 0);
         plan.write_at = u64::MAX;

@@ -229,10 +229,10 @@ fn removed_name_stays_unanswered_after_reuse() {
         let [gone, come] = twins();
         let old = publisher.publish(gone, 1, None);
         let removed = Arc::new(AtomicU64::new(0));
-        let told = removed.clone();
+        let is_removed = removed.clone();
         let publish = move |publisher: &mut Publisher| {
             publisher.store.remove(old);
-            told.store(1, Ordering::Release);
+            is_removed.store(1, Ordering::Release);
             publisher.grace_period();
             assert_eq!(publisher.publish(come, 2, None).location, old.location);
         };
