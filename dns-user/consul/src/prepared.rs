@@ -161,7 +161,7 @@ impl Zone {
             "" => return,
             "_agent" => self.config.node_name.as_str(),
             "_ip" => client
-                .and_then(|address| self.catalog.node_at(address))
+                .and_then(|address| self.catalog.nodes.at(address))
                 .map_or(self.config.node_name.as_str(), |node| node.name.as_str()),
             name => name,
         };

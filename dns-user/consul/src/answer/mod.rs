@@ -393,7 +393,7 @@ impl Zone {
             name.strip_suffix(joined).is_some_and(|rest| rest.ends_with('.'))
         };
         match kind {
-            "node" => self.catalog.has_node_below(&self.place_of(&locality), &joined),
+            "node" => self.catalog.nodes.has_below(&self.place_of(&locality), &joined),
             "query" | "service" if before.len() == 1 && last.starts_with('_') => true,
             "query" => {
                 let stored = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);

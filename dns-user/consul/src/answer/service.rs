@@ -329,7 +329,7 @@ impl Zone {
         if !matches!(search.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY | TYPE_TXT) {
             return Ok(Found::default());
         }
-        let node = self.catalog.find_node(&self.place(locality)?, name).ok_or(Failure::NoSuchName)?;
+        let node = self.catalog.nodes.find(&self.place(locality)?, name).ok_or(Failure::NoSuchName)?;
         let ttl = self.config.dns.node_ttl;
         let owner = || search.owner.cloned();
         let (mut records, mut additional) = (Vec::new(), Vec::new());
@@ -376,7 +376,7 @@ impl Zone {
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<PendingAnswer> {
         let address = name::address_of(query.question.raw_name)?;
         let domain = &self.config.domain;
-        let target = match self.catalog.node_at(address) {
+        let target = match self.catalog.nodes.at(address) {
             Some(node) => node_name(node, domain)?,
             None => {
                 let id = self.catalog.instance_at(address)?;

@@ -52,7 +52,7 @@ pub struct Catalog {
     fixed: Arc<Fixed>,
     /// Data of a live Consul; `None` without one.
     live: Option<Live>,
-    nodes: Arc<Nodes>,
+    pub(crate) nodes: Arc<Nodes>,
     /// Instances by place and service. The index of a group never changes.
     groups: Vec<Arc<Group>>,
     /// Unused indexes in `groups`.
@@ -210,7 +210,9 @@ impl Catalog {
         let number = match self.services.get(&key) {
             Some(&number) => number,
             None => {
-                let empty = Arc::new(Group::empty(key.clone()));
+                let none = Sources::default();
+                let empty = Group::new(key.clone(), none, &self.nodes, &self.visibility, &self.config);
+                let empty = Arc::new(empty);
                 // Fewer than 2^32 groups: the names alone would fill the memory.
                 let number = self.free.pop().unwrap_or(self.groups.len() as u32);
                 match self.groups.get_mut(number as usize) {
@@ -378,17 +380,6 @@ impl Catalog {
         }
     }
 
-    /// Returns the node with this name, or else the only node whose id starts with it (at least two
-    /// characters); `name` is in lower case.
-    pub fn find_node(&self, place: &Place, name: &str) -> Option<&Node> {
-        self.nodes.find(place, name)
-    }
-
-    /// Returns whether a node's name ends with a dot and this lower-case name.
-    pub fn has_node_below(&self, place: &Place, name: &str) -> bool {
-        self.nodes.has_below(place, name)
-    }
-
     /// Returns whether a peer of this lower-case name is known.
     pub fn is_peer(&self, name: &str) -> bool {
         let is_live = |live: &Live| live.places.contains_key(&Place::Peer(name.into()));
@@ -447,11 +438,6 @@ impl Catalog {
         }
         let known = self.virtual_addresses.get(&(peer.map(Box::from), Box::from(service)));
         Ok(known.and_then(|known| known.last()).map(|(_, address)| *address))
-    }
-
-    /// Returns the first node, by name, with this address in the local datacenter.
-    pub fn node_at(&self, address: IpAddr) -> Option<&Node> {
-        self.nodes.at(address)
     }
 
     /// Returns the first instance, by node and id, registered with this address in the local datacenter.

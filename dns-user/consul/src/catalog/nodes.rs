@@ -22,7 +22,7 @@ type NodeId = u32;
 
 /// The readable nodes, sorted by name.
 #[derive(Debug)]
-pub(super) struct Nodes {
+pub(crate) struct Nodes {
     nodes: Vec<Arc<Node>>,
     by_name: HashMap<PlacedName, NodeId, foldhash::fast::RandomState>,
     /// Nodes by peer and name, because instances in definition files do not name the datacenter.
@@ -81,7 +81,7 @@ impl Nodes {
     }
 
     /// Returns the node with this lower-case name, or else the only one whose id starts with it.
-    pub(super) fn find(&self, place: &Place, name: &str) -> Option<&Node> {
+    pub(crate) fn find(&self, place: &Place, name: &str) -> Option<&Node> {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
             return Some(&self.nodes[node as usize]);
         }
@@ -99,7 +99,7 @@ impl Nodes {
     }
 
     /// Returns whether a node's name ends with a dot and this lower-case name.
-    pub(super) fn has_below(&self, place: &Place, name: &str) -> bool {
+    pub(crate) fn has_below(&self, place: &Place, name: &str) -> bool {
         self.above.contains(&(place.clone(), Box::from(name)))
     }
 
@@ -119,7 +119,7 @@ impl Nodes {
         Some(&self.nodes[*number as usize])
     }
 
-    pub(super) fn at(&self, address: IpAddr) -> Option<&Node> {
+    pub(crate) fn at(&self, address: IpAddr) -> Option<&Node> {
         self.addresses.get(&address).map(|&node| &*self.nodes[node as usize])
     }
 }
@@ -344,16 +344,6 @@ impl Member {
 }
 
 impl Group {
-    pub(super) fn empty(key: PlacedName) -> Self {
-        Self {
-            key,
-            sources: Sources::default(),
-            members: Vec::new(),
-            has_only_addresses: true,
-            has_distinct_targets: true,
-        }
-    }
-
     pub(super) fn new(
         key: PlacedName,
         sources: Sources,

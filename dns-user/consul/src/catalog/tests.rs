@@ -70,7 +70,8 @@ fn contents(catalog: &Catalog, live: &Live) -> BTreeSet<String> {
     for last in 0..8 {
         let address = IpAddr::from([10, 1, 0, last]);
         let instance = catalog.instance_at(address).map(|id| catalog.instance(id).id.clone());
-        lines.insert(format!("{address} {instance:?} {:?}", catalog.node_at(address).map(|node| &node.name)));
+        lines
+            .insert(format!("{address} {instance:?} {:?}", catalog.nodes.at(address).map(|node| &node.name)));
     }
     lines
 }
