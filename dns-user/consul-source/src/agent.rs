@@ -53,7 +53,7 @@ pub(crate) struct Agent {
     addresses: Vec<ApiAddress>,
     /// Index of the agent in use, modulo the number of addresses.
     current: AtomicUsize,
-    connections: Connections,
+    pub(crate) connections: Connections,
     token: Token,
     rate: RateLimit,
     breaker: CircuitBreaker,
@@ -93,7 +93,7 @@ impl Agent {
             let permit = self.breaker.permit().await;
             // The rate applies after the breaker, so that requests waiting during an outage do not burst.
             self.rate.wait().await;
-            if permit.is_trial() || !self.breaker.is_open() {
+            if permit.is_trial || !self.breaker.is_open() {
                 break permit;
             }
         };
@@ -115,9 +115,13 @@ impl Agent {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
                 // The first request to fail switches the agent for all.
                 let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
-                permit.failed(last && problem.is_unreachable());
+                if last && problem.is_unreachable() {
+                    permit.unreachable();
+                } else {
+                    permit.failed();
+                }
             }
-            Err(AgentError::Status { .. }) => permit.failed(false),
+            Err(AgentError::Status { .. }) => permit.failed(),
         }
         match &result {
             Ok(_) => *self.problem.lock() = None,
@@ -158,10 +162,6 @@ impl Agent {
 
     pub(crate) fn switches(&self) -> usize {
         self.current.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn connections(&self) -> &Connections {
-        &self.connections
     }
 
     pub(crate) fn last_contact(&self) -> Option<Instant> {
@@ -322,20 +322,25 @@ impl CircuitBreaker {
 }
 
 impl Permit<'_> {
-    pub(crate) fn is_trial(&self) -> bool {
-        self.is_trial
-    }
-
     pub(crate) fn succeeded(self) {
         self.breaker
             .change(|state| *state = BreakerState { trying: state.trying, ..BreakerState::default() });
     }
 
-    /// Reports a failure; `is_unreachable` if no agent could be reached at all.
-    pub(crate) fn failed(self, is_unreachable: bool) {
+    pub(crate) fn failed(self) {
+        self.failed_at(MAX_FAILURES);
+    }
+
+    /// Reports that no agent could be reached at all.
+    pub(crate) fn unreachable(self) {
+        self.failed_at(0);
+    }
+
+    /// Reports a failure; the breaker opens if there are now `most` of them.
+    fn failed_at(self, most: u32) {
         self.breaker.change(|state| {
             state.failures = state.failures.saturating_add(1);
-            if is_unreachable || self.is_trial || state.failures >= MAX_FAILURES {
+            if self.is_trial || state.failures >= most {
                 // Concurrent failures count once.
                 if self.is_trial || state.until.is_none() {
                     let trials = if self.is_trial { state.failures.min(MAX_TRIALS) } else { 1 };
@@ -382,12 +387,12 @@ mod tests {
     #[tokio::test]
     async fn open_breaker_passes_single_trial() {
         let breaker = CircuitBreaker::default();
-        breaker.permit().await.failed(true);
+        breaker.permit().await.unreachable();
         assert!(breaker.is_open());
         let trial = breaker.permit().await;
         assert!(trial.is_trial);
         assert!(timeout(MIN_PAUSE * 2, breaker.permit()).await.is_err(), "only one at a time");
-        trial.failed(true);
+        trial.unreachable();
         let trial = breaker.permit().await;
         trial.succeeded();
         assert!(!breaker.is_open() && !breaker.permit().await.is_trial);

@@ -284,9 +284,7 @@ pub(crate) enum Demand {
     Used(Vec<ServiceKey>),
 }
 
-/// Returns a snapshot; an empty one if the data has expired.
-pub(crate) fn view(known: &Known, expired: bool) -> CatalogView {
-    let live = if expired { known.empty() } else { known.live() };
+pub(crate) fn view(known: &Known, live: Live) -> CatalogView {
     CatalogView { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }
 }
 

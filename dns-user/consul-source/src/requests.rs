@@ -65,9 +65,8 @@ impl Topic {
         }
     }
 
-    /// Returns the path of the request. `own` is the local datacenter; `index` holds the index and
-    /// the maximum wait of a blocking query; if `stale`, any server may answer.
-    pub(crate) fn path(&self, own: Option<&str>, index: Option<(u64, Duration)>, stale: bool) -> String {
+    /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
+    pub(crate) fn path(&self, options: &QueryOptions, index: Option<(u64, Duration)>) -> String {
         let (mut path, datacenter) = match self {
             Self::Agent => ("/v1/agent/self".to_owned(), None),
             Self::Datacenters => ("/v1/catalog/datacenters".to_owned(), None),
@@ -93,7 +92,8 @@ impl Topic {
             path.push(std::mem::replace(&mut separator, '&'));
             path.push_str(text);
         };
-        if let Some(datacenter) = datacenter.filter(|datacenter| Some(*datacenter) != own) {
+        if let Some(datacenter) = datacenter.filter(|datacenter| Some(*datacenter) != options.own.as_deref())
+        {
             add(&format!("dc={}", escaped(datacenter)));
         }
         if !self.can_be_watched() {
@@ -103,7 +103,7 @@ impl Topic {
             add(&format!("index={index}"));
             add(&format!("wait={}ms", wait.as_millis()));
         }
-        if stale {
+        if options.stale {
             add("stale");
         }
         path
@@ -226,7 +226,7 @@ impl QueryOptions {
         // Randomised, in addition to the agent's own jitter, to spread watches that started together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
         let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
-        let path = topic.path(self.own.as_deref(), wait, self.stale);
+        let path = topic.path(self, wait);
         agent.get(&path, wait.map(|(_, wait)| wait)).await
     }
 }
@@ -332,17 +332,22 @@ mod tests {
     fn paths_are_complete() {
         let topic =
             |service: &str| Topic::Health { place: Place::Datacenter("dc1".into()), service: service.into() };
+        let options = |own: Option<&str>, stale| QueryOptions {
+            own: own.map(str::to_owned),
+            wait: Duration::from_secs(300),
+            stale,
+        };
         let wait = Some((7, Duration::from_secs(300)));
-        assert_eq!(topic("a b/c").path(Some("dc1"), None, false), "/v1/health/service/a%20b%2Fc");
+        assert_eq!(topic("a b/c").path(&options(Some("dc1"), false), None), "/v1/health/service/a%20b%2Fc");
         assert_eq!(
-            topic("web").path(Some("dc2"), wait, true),
+            topic("web").path(&options(Some("dc2"), true), wait),
             "/v1/health/service/web?dc=dc1&index=7&wait=300000ms&stale"
         );
-        assert_eq!(Topic::Agent.path(None, wait, true), "/v1/agent/self");
-        assert_eq!(Topic::Queries("dc2".into()).path(Some("dc1"), wait, true), "/v1/query?dc=dc2");
+        assert_eq!(Topic::Agent.path(&options(None, true), wait), "/v1/agent/self");
+        assert_eq!(Topic::Queries("dc2".into()).path(&options(Some("dc1"), true), wait), "/v1/query?dc=dc2");
         let imported = Topic::Health { place: Place::Peer("east".into()), service: "web".into() };
         assert_eq!(
-            imported.path(Some("dc1"), wait, false),
+            imported.path(&options(Some("dc1"), false), wait),
             "/v1/health/service/web?peer=east&index=7&wait=300000ms"
         );
     }

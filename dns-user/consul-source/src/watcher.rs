@@ -106,7 +106,7 @@ impl CatalogWatcher {
         let (updates, updated) = mpsc::channel(256);
         let mut known = Known::default();
         known.own.clone_from(&settings.datacenter);
-        let (snapshots, views) = watch::channel(Arc::new(view(&known, false)));
+        let (snapshots, views) = watch::channel(Arc::new(view(&known, known.live())));
         let watcher = Self {
             agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
             settings,
@@ -482,7 +482,7 @@ impl CatalogWatcher {
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
         let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
-        Summary::of(&self.freshness, self.settings.stale_after, Instant::now(), catalog)
+        Summary::of(&self.freshness, self.settings.api.stale_after, Instant::now(), catalog)
     }
 
     fn schedule_snapshot_if(&mut self, changed: bool) {
@@ -494,7 +494,8 @@ impl CatalogWatcher {
     fn publish_snapshot(&mut self) {
         let begun = Instant::now();
         self.changed_since = None;
-        self.snapshots.send_replace(Arc::new(view(&self.known, self.expired)));
+        let live = if self.expired { self.known.empty() } else { self.known.live() };
+        self.snapshots.send_replace(Arc::new(view(&self.known, live)));
         self.views += 1;
         // A large catalog that changes constantly must not use up the CPU.
         self.next_snapshot = Instant::now() + begun.elapsed() * 4;
@@ -510,7 +511,7 @@ impl CatalogWatcher {
         let status = LiveStatus {
             address: self.agent.address().to_string(),
             away: self.was_away,
-            unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.stale_after),
+            unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.api.stale_after),
             last_contact_seconds: self.agent.last_contact().map(|at| at.elapsed().as_secs_f64()),
             expired: self.expired,
             datacenter: self.known.own.clone(),
@@ -519,7 +520,7 @@ impl CatalogWatcher {
             services_watched: self.watch_count(),
             nodes,
             instances,
-            connections: self.agent.connections().open(),
+            connections: self.agent.connections.open(),
             requests,
             failures,
             index_resets,
@@ -583,7 +584,7 @@ impl CatalogWatcher {
     }
 
     fn max_watches(&self) -> usize {
-        match self.agent.connections().multiplexes() {
+        match self.agent.connections.multiplexes() {
             true => usize::MAX,
             false => self
                 .settings

@@ -583,7 +583,6 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Live
         datacenter: None,
         allow_stale: true,
         max_stale: Duration::from_secs(3600),
-        stale_after: Duration::from_secs(2),
     }
 }
 

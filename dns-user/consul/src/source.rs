@@ -19,17 +19,13 @@ pub struct LiveSettings {
     pub allow_stale: bool,
     /// Age up to which the last response is used while Consul fails to give a newer one.
     pub max_stale: Duration,
-    /// Duration of failures after which a part of the catalog is reported as stale.
-    pub stale_after: Duration,
 }
 
 impl LiveSettings {
     /// Returns the settings of an object `"consul"`; `None` if it has no live Consul.
     pub fn of(config: &Config) -> Option<Self> {
-        let api = config.http.clone()?;
         Some(Self {
-            stale_after: api.stale_after,
-            api,
+            api: config.http.clone()?,
             token_file: config.token_file.clone(),
             datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
             allow_stale: config.dns.allow_stale,
