@@ -10,11 +10,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{CHANGED, Release, name};
+use super::{CHANGED, Release, architecture::Architecture, name};
 use crate::process::{root, run};
 
 /// Builds everything again and compares. The clone is kept if a file differs.
-pub(super) fn build_and_compare(release: &Release, arm64: bool) -> Result<()> {
+pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture]) -> Result<()> {
     ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone contains only committed changes");
     let staging = release.staging("again")?;
     let clone = staging.join("a-clone");
@@ -27,7 +27,7 @@ pub(super) fn build_and_compare(release: &Release, arm64: bool) -> Result<()> {
     run(Command::new("cargo")
         .args(["xtask", "dist", "--out"])
         .arg(&out)
-        .args(arm64.then_some("--arm64"))
+        .args(architectures.contains(&Architecture::Arm64).then_some("--arm64"))
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&clone))?;

@@ -127,7 +127,7 @@ impl Dist {
         let architectures: &[Architecture] = if arm64 { &BOTH } else { &BOTH[..1] };
         let out = build(programs, architectures, out, None)?;
         if twice {
-            again::build_and_compare(&Release::of_this_commit(out, false, None)?, arm64)?;
+            again::build_and_compare(&Release::of_this_commit(out, false, None)?, architectures)?;
         }
         Ok(())
     }

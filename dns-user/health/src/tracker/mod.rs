@@ -211,7 +211,7 @@ impl Tracker {
 
     /// Returns the number of tracked instances.
     pub fn instance_count(&self) -> usize {
-        self.registry().instance_count()
+        self.registry().instances.len()
     }
 
     /// Installs new records: the watcher's thread determines again which instances every name needs.
@@ -551,10 +551,6 @@ impl Registry {
     /// Takes the queries that wait for the first check of the instance; `None` if it is not tracked.
     fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
         self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
-    }
-
-    fn instance_count(&self) -> usize {
-        self.instances.len()
     }
 }
 
