@@ -109,8 +109,17 @@ impl Purpose {
 }
 
 impl Link {
-    /// Returns the name for a certificate. A manual address never becomes a wildcard.
-    pub fn name(&self, wildcard: bool) -> Result<String, SanError> {
+    /// Returns the name for a certificate.
+    pub fn name(&self) -> Result<String, SanError> {
+        self.with_label(FirstLabel::Query)
+    }
+
+    /// Returns the wildcard for a certificate. A manual address never becomes one.
+    pub fn wildcard(&self) -> Result<String, SanError> {
+        self.with_label(|_| FirstLabel::Wildcard)
+    }
+
+    fn with_label(&self, first: impl FnOnce(Criteria) -> FirstLabel) -> Result<String, SanError> {
         match self {
             Self::Manual(address) if is_dns_name(address) || address.parse::<IpAddr>().is_ok() => {
                 Ok(address.clone())
@@ -131,10 +140,7 @@ impl Link {
                     None => AddressGroup::Names { instance_group, network, deployment },
                 };
                 let networks = ids.iter().map(|ids| ids.network).collect();
-                let first = match wildcard {
-                    true => FirstLabel::Wildcard,
-                    false => FirstLabel::Query(Criteria { networks, ..Criteria::default() }),
-                };
+                let first = first(Criteria { networks, ..Criteria::default() });
                 Ok(LinkAddress { group, first, domain: domain.clone() }.to_string())
             }
         }
@@ -149,7 +155,7 @@ impl Names {
             names.add(name)?;
         }
         for Consumed { purpose, link, wildcard } in consumed {
-            let name = link.name(*wildcard)?;
+            let name = if *wildcard { link.wildcard() } else { link.name() }?;
             match purpose {
                 Purpose::AlternativeName => names.add(&name)?,
                 Purpose::CommonName => {

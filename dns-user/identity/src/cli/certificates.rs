@@ -247,7 +247,7 @@ impl San {
                 missing |= report(fleet.as_ref(), &variable.names);
             }
         } else {
-            let name = self.link().name(self.wildcard)?;
+            let name = if self.wildcard { self.link().wildcard() } else { self.link().name() }?;
             println!("{name}");
             missing = report(fleet.as_ref(), &Names { dns: vec![name], ..Names::default() });
         }

@@ -386,7 +386,7 @@ fn san(case: &Value) {
                 checked += 1;
             }
             if case["id"] == "unresolved" {
-                let name = link(&case["link"]).name(false).unwrap();
+                let name = link(&case["link"]).name().unwrap();
                 assert_eq!(
                     unresolved(&fleet(), std::slice::from_ref(&name), &[]),
                     [Unresolved::Name(name.clone())]
@@ -414,7 +414,8 @@ fn names(case: &Value) -> Result<(Option<String>, Names), SanError> {
         consumed.push(Consumed { purpose, link: link(&case["link"]), wildcard });
     }
     let names = Names::of(&options, &consumed)?;
-    let name = (!case["link"].is_null()).then(|| link(&case["link"]).name(wildcard)).transpose()?;
+    let name_of = if wildcard { Link::wildcard } else { Link::name };
+    let name = (!case["link"].is_null()).then(|| name_of(&link(&case["link"]))).transpose()?;
     Ok((name, names))
 }
 
