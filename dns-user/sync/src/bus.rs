@@ -4,14 +4,12 @@
 use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
 use async_nats::{Client, ConnectOptions, Event};
-use parking_lot::Mutex;
+use dns_kit::logs::LineLimit;
 use tokio::sync::watch;
 
 use crate::{
-    LogLimit,
     http::{AcceptedName, RotatingTls, TlsError, TlsFiles},
     message::agent_subject,
-    now_ms,
 };
 
 /// Suffix of the common names of a director's NATS servers.
@@ -73,13 +71,13 @@ impl Bus {
         let BusOptions { nats, tls: files, ping_every } = options;
         let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
-        let warnings = Mutex::new(LogLimit::default());
+        let warnings = LineLimit::new();
         let events = move |event: Event| {
             match &event {
                 Event::Connected => said.send_modify(|count| *count += 1),
                 Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
                     // Another client can cause these at any rate.
-                    if let Some(omitted) = warnings.lock().allow(now_ms()) {
+                    if let Some(omitted) = warnings.admit_any() {
                         tracing::warn!(omitted, "NATS: {event}");
                     }
                 }

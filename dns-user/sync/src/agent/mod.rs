@@ -10,7 +10,7 @@ mod disk;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use dns_kit::http_server;
+use dns_kit::{http_server, logs::LineLimit};
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 
@@ -19,10 +19,8 @@ use self::{
     disk::Disk,
 };
 use crate::{
-    LogLimit,
     bus::{Bus, BusOptions},
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
-    now_ms,
     store::{Store, StoreOptions},
 };
 
@@ -134,10 +132,10 @@ async fn listen(
     announced: &watch::Sender<u64>,
 ) -> anyhow::Result<()> {
     let mut messages = bus.client.subscribe(message::agent_subject(&options.id)).await?;
-    let mut warnings = LogLimit::default();
+    let warnings = LineLimit::new();
     while let Some(message) = messages.next().await {
         let Some(Received { reply_to, call }) = message::read_call(&message.payload) else {
-            if let Some(omitted) = warnings.allow(now_ms()) {
+            if let Some(omitted) = warnings.admit_any() {
                 tracing::warn!(omitted, "message ignored: not a call");
             }
             continue;
@@ -166,7 +164,7 @@ async fn listen(
 async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bus, mute: bool) {
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut warnings = LogLimit::default();
+    let warnings = LineLimit::new();
     let mut waiting: Vec<Work> = Vec::new();
     loop {
         tokio::select! {
@@ -177,7 +175,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
             }
             _ = looks.tick() => {
                 if let Err(error) = applier.report().await
-                    && let Some(omitted) = warnings.allow(now_ms())
+                    && let Some(omitted) = warnings.admit_any()
                 {
                     tracing::error!(omitted, "cannot read the records; they stay unchanged: {error}");
                 }
@@ -187,7 +185,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
         for (announcement, reply_to) in waiting.drain(..) {
             let done = applier.apply(&announcement).await;
             if let Err(problem) = &done
-                && let Some(omitted) = warnings.allow(now_ms())
+                && let Some(omitted) = warnings.admit_any()
             {
                 tracing::error!(
                     version = announcement.version,

@@ -23,6 +23,7 @@ use anyhow::{Context, bail};
 use async_nats::{Client, connection::State as Connection};
 use bytes::Bytes;
 use clap::value_parser;
+use dns_kit::logs::LineLimit;
 use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
 use tokio::{
@@ -39,7 +40,6 @@ use self::{
     state_writer::{Job, StateEvent, StateWriter, TICK, is_of_the_disk},
 };
 use crate::{
-    LogLimit,
     bus::{Bus, BusOptions, PUBLISHER},
     dataset::LAST_VERSION,
     http::TlsOptions,
@@ -68,7 +68,7 @@ struct Distributor {
     store: Store,
     shared: Shared,
     metrics: Metrics,
-    failures: LogLimit,
+    failures: LineLimit,
     /// The last logged failure; repeats are rate-limited.
     last_failure: String,
 }
@@ -126,7 +126,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         store,
         shared,
         metrics,
-        failures: LogLimit::default(),
+        failures: LineLimit::new(),
         last_failure: String::new(),
     };
     distributor.run(progress).await
@@ -297,7 +297,7 @@ impl Distributor {
 
     /// Logs a failure; repeats of the last one are rate-limited.
     fn log_failure(&mut self, text: String) {
-        if text == self.last_failure && self.failures.allow(now_ms()).is_none() {
+        if text == self.last_failure && self.failures.admit_any().is_none() {
             return;
         }
         tracing::error!("{text}");

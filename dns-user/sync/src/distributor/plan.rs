@@ -8,16 +8,14 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use dns_kit::logs::LineLimit;
 
 use super::{
     registry::{AgentRegistry, AgentVersion, Call, Verdict},
     state::CommittedVersion,
     state_writer::Committed,
 };
-use crate::{
-    LogLimit,
-    message::{self, Announcement, BlobLocation, Extra, Patch, Reply, Report},
-};
+use crate::message::{self, Announcement, BlobLocation, Extra, Patch, Reply, Report};
 
 /// Maximum wait for agents' reports before the first version, in milliseconds.
 const INQUIRY_MS: u64 = 2000;
@@ -163,7 +161,7 @@ pub(super) struct Plan {
     write_at: u64,
     /// A disagreement not yet returned by `take_disagreement`.
     disagreement: Option<(String, AgentVersion)>,
-    complaints: LogLimit,
+    complaints: LineLimit,
     /// Number of messages that answered no open call.
     pub(super) ignored: u64,
     pub(super) exceptions: u64,
@@ -197,7 +195,7 @@ impl Plan {
             unwritten: true,
             write_at: 0,
             disagreement: None,
-            complaints: LogLimit::default(),
+            complaints: LineLimit::new(),
             ignored: 0,
             exceptions: 0,
         }
@@ -319,7 +317,7 @@ impl Plan {
             Verdict::Complains(problem) => {
                 self.unwritten = true;
                 let version = self.registry.version;
-                if let Some(omitted) = self.complaints.allow(now) {
+                if let Some(omitted) = self.complaints.admit_any() {
                     tracing::warn!(
                         agent,
                         version,
@@ -345,7 +343,7 @@ impl Plan {
             }
             Verdict::Disagrees(held) => {
                 self.unwritten = true;
-                if let Some(omitted) = self.complaints.allow(now) {
+                if let Some(omitted) = self.complaints.admit_any() {
                     let AgentVersion { version, digest } = &held;
                     tracing::error!(
                         agent,
