@@ -19,13 +19,13 @@ pub(crate) const LAST_VERSION: u64 = (1 << 53) - 1;
 pub(crate) struct Dataset {
     /// Pairs for `/etc/hosts`: address, name.
     records: Vec<(String, String)>,
-    infos: Vec<Row>,
+    pub(crate) infos: Vec<Row>,
     aliases: BTreeMap<String, Vec<AliasRow>>,
 }
 
 /// One row; the columns are [`RECORD_KEYS`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Row(
+pub(crate) struct Row(
     String,
     String,
     String,
@@ -141,10 +141,6 @@ impl Dataset {
         let written = Written { records, version, record_keys: RECORD_KEYS, record_infos: infos, aliases };
         // Serialising cannot fail: all keys are strings, and all values are strings and numbers.
         serde_json::to_vec(&written).unwrap_or_default()
-    }
-
-    pub(crate) fn rows(&self) -> usize {
-        self.infos.len()
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Applier {
     /// State of the file as last read.
     held: watch::Sender<Report>,
     /// Highest announced version that is not applied yet; 0 if there is none.
-    announced: watch::Sender<u64>,
+    pub(super) announced: watch::Sender<u64>,
 }
 
 /// Reasons why a version cannot be applied.
@@ -74,11 +74,6 @@ impl Applier {
 
     pub(super) fn held(&self) -> watch::Receiver<Report> {
         self.held.subscribe()
-    }
-
-    /// Returns the channel on which announced versions are published before they are applied.
-    pub(super) fn announced(&self) -> watch::Sender<u64> {
-        self.announced.clone()
     }
 
     /// Checks the file, which another program may have changed.
@@ -157,8 +152,8 @@ impl Applier {
         let digest = MultiDigest::parse(&announcement.digest)?;
         let Extra { patch, spread_ms, size } = announcement.extra.clone().unwrap_or_default();
         let longest = match usize::try_from(size) {
-            Ok(size @ 1..) => size.min(self.store.longest()),
-            _ => self.store.longest(),
+            Ok(size @ 1..) => size.min(self.store.longest),
+            _ => self.store.longest,
         };
         if let Some(patch) = patch.filter(|patch| patch.from == ours && ours > 0) {
             match self.by_patch(patch, digest.clone(), announcement.version, longest).await {
@@ -366,7 +361,7 @@ mod tests {
     async fn newer_announcement_overtakes() {
         let place = tempfile::tempdir().unwrap();
         let mut agent = applier(place.path()).await;
-        let announced = agent.announced();
+        let announced = agent.announced.clone();
         let spread = Some(Extra { patch: None, spread_ms: u64::MAX, size: 0 });
         let waiting = announcement(5, &dataset(5), spread);
         let (done, ()) = tokio::join!(agent.apply(&waiting), async {

@@ -98,13 +98,13 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         http_server::spawn_metrics(address, move || registry.gather()).await?;
     }
     let running = async {
-        let disk = Disk::start(&options, store.longest())?;
+        let disk = Disk::start(&options, store.longest)?;
         let applier = Applier::new(options.mute, disk, store, metrics).await;
         let held = applier.held();
         let Report { version, digest, .. } = held.borrow().clone();
         tracing::info!(id = options.id, version, digest, mute = options.mute, "agent started");
         let (queue, work) = mpsc::channel(QUEUE);
-        let announced = applier.announced();
+        let announced = applier.announced.clone();
         let applying = tokio::spawn(apply_all(applier, work, bus.clone(), options.mute));
         if !options.mute {
             tokio::spawn(report(bus.clone(), options.clone(), held));

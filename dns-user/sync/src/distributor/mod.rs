@@ -134,7 +134,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
 
 impl Distributor {
     async fn run(mut self, progress: impl Fn(Count)) -> anyhow::Result<bool> {
-        let own = self.bus.client.subscribe(format!("director.{}.>", self.tasks.process())).await?;
+        let own = self.bus.client.subscribe(format!("director.{}.>", self.tasks.process)).await?;
         let reports = self.bus.client.subscribe(format!("director.{ASK}.>")).await?;
         let mut messages = select(own, reports);
         let mut ticks = tokio::time::interval(TICK);
@@ -346,7 +346,6 @@ pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
 /// Command-line options of the subcommand `publish`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PublishOptions {
-    /// Options that name the inventory.
     #[command(flatten)]
     pub source: InventoryOptions,
     /// State folder (ids, versions, reports); keep it, and never share it between publishers
@@ -364,10 +363,8 @@ pub(crate) struct PublishOptions {
         required_unless_present = "local"
     )]
     pub nats: Vec<String>,
-    /// Certificates for NATS and for the API.
     #[command(flatten)]
     pub tls: TlsOptions,
-    /// Options of the blobstore client.
     #[command(flatten)]
     pub store: StoreOptions,
     /// Keep running, publish changes and update lagging agents
@@ -484,10 +481,6 @@ impl Tasks {
     fn new(client: Client, store: Store, process: String, bandwidth: u64) -> Self {
         let running = JoinSet::new();
         Self { client, store, process, bandwidth: bandwidth.max(1), running, putting: None, sending: None }
-    }
-
-    fn process(&self) -> &str {
-        &self.process
     }
 
     /// Waits for the next result; never returns without tasks.

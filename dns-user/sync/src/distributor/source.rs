@@ -140,16 +140,16 @@ pub(super) struct Quiet {
 }
 
 /// Time without a change after which a file counts as complete, in milliseconds.
-const QUIET_MS: u64 = 200;
+pub(super) const QUIET_MS: u64 = 200;
 
 /// Time without a change after which missing instances count as removed, in milliseconds: a writer may
 /// pause inside a file.
 pub(super) const REMOVAL_QUIET_MS: u64 = 5000;
 
 impl Quiet {
-    /// Records the stamps at `now`. Returns whether the files should be read. `settled` skips the
-    /// wait: the files have not changed for a long time.
-    pub(super) fn poll(&mut self, stamps: Stamps, now: u64, settled: bool) -> bool {
+    /// Records the stamps at `now`. Returns whether the files should be read: they are complete once they
+    /// have not changed for `quiet_ms`.
+    pub(super) fn poll(&mut self, stamps: Stamps, now: u64, quiet_ms: u64) -> bool {
         if self.read.as_ref() == Some(&stamps) {
             self.seen = None;
             return false;
@@ -158,7 +158,7 @@ impl Quiet {
             Some((seen, since)) if *seen == stamps => *since,
             _ => now,
         };
-        if settled || now >= since + QUIET_MS {
+        if now >= since + quiet_ms {
             (self.read, self.seen) = (Some(stamps), None);
             return true;
         }
@@ -214,15 +214,15 @@ mod tests {
         let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
         let mut quiet = Quiet::default();
         for step in 0..20 {
-            assert!(!quiet.poll(stamp(step), step * 100, false), "step {step}");
+            assert!(!quiet.poll(stamp(step), step * 100, QUIET_MS), "step {step}");
         }
-        assert!(!quiet.poll(stamp(19), 2000, false));
-        assert!(quiet.poll(stamp(19), 2100, false));
-        assert!(!quiet.poll(stamp(19), 9000, false));
+        assert!(!quiet.poll(stamp(19), 2000, QUIET_MS));
+        assert!(quiet.poll(stamp(19), 2100, QUIET_MS));
+        assert!(!quiet.poll(stamp(19), 9000, QUIET_MS));
         quiet.forget();
-        assert!(!quiet.poll(stamp(19), 9100, false));
-        assert!(quiet.poll(stamp(19), 9300, false));
-        assert!(quiet.poll(stamp(20), 9400, true));
+        assert!(!quiet.poll(stamp(19), 9100, QUIET_MS));
+        assert!(quiet.poll(stamp(19), 9300, QUIET_MS));
+        assert!(quiet.poll(stamp(20), 9400, 0));
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
         let stamp = |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
         let mut quiet = Quiet::default();
         assert!(!quiet.is_replaced(&stamp(1), |_| true), "nothing was read before");
-        quiet.poll(stamp(1), 0, true);
+        quiet.poll(stamp(1), 0, 0);
         assert!(quiet.is_replaced(&stamp(2), |_| true));
         assert!(!quiet.is_replaced(&stamp(2), |_| false));
         let grown = vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, 2)))];

@@ -59,7 +59,7 @@ pub(crate) struct CommittedVersion {
 /// An open state folder; locked if the publisher opened it.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     /// AgentVersion while the publisher runs.
     _lock: Option<Flock<File>>,
 }
@@ -125,10 +125,6 @@ impl Folder {
                 Err(error) => Err(StateError::Content { path, problem: error.to_string() }),
             },
         }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {

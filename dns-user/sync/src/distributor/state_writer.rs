@@ -13,9 +13,8 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
-    source::{
-        CHANGES, InventoryOptions, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps,
-    },
+    PublishOptions,
+    source::{CHANGES, QUIET_MS, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps},
     state::{CommittedVersion, Folder, PublisherState, StateError},
 };
 use crate::{
@@ -117,12 +116,9 @@ const SETTLED: Duration = Duration::from_millis(REMOVAL_QUIET_MS);
 /// The state folder and the inventory.
 #[derive(Debug)]
 pub(super) struct StateWriter {
-    source: InventoryOptions,
+    options: PublishOptions,
     folder: Folder,
     state: PublisherState,
-    keep_bytes: u64,
-    /// Number of removals confirmed on the command line.
-    confirmed: Option<usize>,
     quiet: Quiet,
     /// Stamps of the files that commands replace atomically.
     commands: Stamps,
@@ -139,7 +135,7 @@ pub(super) struct StateWriter {
 
 impl StateWriter {
     /// Opens the folder and locks it.
-    pub(super) fn open(options: &super::PublishOptions) -> Result<Self, StateError> {
+    pub(super) fn open(options: &PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
         let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
         let newest = state.versions.last().and_then(|made| folder.dataset(made.version));
@@ -147,11 +143,9 @@ impl StateWriter {
         // Earlier versions kept the case of the inventory.
         let known = known.iter().map(|id| id.to_ascii_lowercase()).collect();
         Ok(Self {
-            source: options.source.clone(),
+            options: options.clone(),
             folder,
             state,
-            keep_bytes: options.keep_bytes,
-            confirmed: options.confirm_removals,
             quiet: Quiet::default(),
             commands: Stamps::new(),
             read_again: None,
@@ -173,17 +167,18 @@ impl StateWriter {
     /// Reads the inventory if it changed and is complete. Returns the ids of its agents.
     pub(super) fn poll(&mut self) -> Option<anyhow::Result<Vec<String>>> {
         let now = now_ms();
-        let commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
+        let commands = stamps(vec![self.folder.path.join(CHANGES), self.folder.path.join(CONFIRMED)]);
         let by_command = commands != self.commands && self.inventory.is_some();
         let again = self.read_again.is_some_and(|at| now >= at);
         if again {
             self.quiet.forget();
         }
-        let stamps = self.source.stamps();
+        let stamps = self.options.source.stamps();
         let renamed = self.quiet.is_replaced(&stamps, is_renamed);
         let settled = self.quiet.is_settled(&stamps, now) || is_old(&stamps, SETTLED);
         let complete = is_old(&stamps, COMPLETE) || renamed;
-        let changed = self.quiet.poll(stamps.clone(), now, again || complete);
+        let quiet_ms = if again || complete { 0 } else { QUIET_MS };
+        let changed = self.quiet.poll(stamps.clone(), now, quiet_ms);
         let is_due = changed || by_command || self.removals_wait && settled;
         if !is_due {
             return None;
@@ -210,7 +205,7 @@ impl StateWriter {
 
     /// Reads the inventory; `None` if it can only be used once the files are whole.
     fn load(&mut self, files: Files) -> anyhow::Result<Option<Vec<String>>> {
-        let mut inventory = self.source.load(&self.folder)?;
+        let mut inventory = self.options.source.load(&self.folder)?;
         let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
         let removed = self.known.iter().filter(|id| !present.contains(id.as_str())).count();
         let waited = std::mem::take(&mut self.removals_wait);
@@ -252,7 +247,7 @@ impl StateWriter {
             return Ok(());
         }
         let written: Option<usize> = self.folder.read(CONFIRMED)?;
-        match self.confirmed.max(written).is_some_and(|confirmed| removed <= confirmed) {
+        match self.options.confirm_removals.max(written).is_some_and(|confirmed| removed <= confirmed) {
             true => Ok(()),
             false => Err(MassRemoval { removed, known, allowed }.into()),
         }
@@ -262,19 +257,19 @@ impl StateWriter {
     pub(super) fn commit(&mut self, floor: u64) -> anyhow::Result<Committed> {
         let inventory = self.inventory.as_ref().context("no inventory was read")?;
         let now = unix_now().as_secs();
-        let gone = self.folder.forget_old(&mut self.state, now, self.keep_bytes)?;
+        let gone = self.folder.forget_old(&mut self.state, now, self.options.keep_bytes)?;
         let mut ids = self.state.ids.clone();
         let dataset = Dataset::build(inventory, &mut ids);
         let new = self.folder.commit(&mut self.state, ids, &dataset, floor, now)?;
         self.known = inventory.instances.iter().map(|instance| instance.id.clone()).collect();
         // A confirmation applies to a single version.
         self.folder.remove(CONFIRMED)?;
-        self.commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
+        self.commands = stamps(vec![self.folder.path.join(CHANGES), self.folder.path.join(CONFIRMED)]);
         let made = self.state.versions.last().context("no version was made")?.clone();
         if new {
             tracing::info!(
                 version = made.version,
-                rows = dataset.rows(),
+                rows = dataset.infos.len(),
                 "new version of the records created"
             );
         }

@@ -92,7 +92,7 @@ pub struct Store {
     http: HttpClient,
     /// Timeout of one attempt.
     limit: Duration,
-    longest: usize,
+    pub(crate) longest: usize,
     /// Permits for calls to a folder; a call that hangs keeps its permit.
     folder_calls: Arc<Semaphore>,
 }
@@ -192,11 +192,6 @@ impl Store {
             called.await.map_err(|error| StoreError::Options(error.to_string()))?
         };
         tokio::time::timeout(self.limit, running).await.unwrap_or_else(|_| Err(hangs()))
-    }
-
-    /// Returns the maximum size of a blob in bytes.
-    pub fn longest(&self) -> usize {
-        self.longest
     }
 
     /// Uploads a blob; replaces an existing one.
