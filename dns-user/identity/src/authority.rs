@@ -51,7 +51,7 @@ pub struct Authority {
     subject: Vec<u8>,
     key_id: Vec<u8>,
     validity: Validity,
-    fingerprint: Fingerprint,
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// SHA-256 of a CA's certificate, in hexadecimal.
@@ -233,11 +233,6 @@ impl Authority {
     /// Returns the CA's certificates, DER; its own first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.chain
-    }
-
-    /// Returns the fingerprint of the CA's certificate.
-    pub fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
     }
 
     /// Returns the validity of the CA's certificate.

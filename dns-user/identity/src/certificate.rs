@@ -226,18 +226,18 @@ fn write_time(writer: DERWriter<'_>, at: SystemTime) {
 
 fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
     writer.write_sequence(|writer| {
-        if !profile.organizational_units().is_empty() {
+        if !profile.organizational_units.is_empty() {
             // SET OF sorts by encoding, as DER requires.
             writer.next().write_set_of(|writer| {
-                for unit in profile.organizational_units() {
+                for unit in &profile.organizational_units {
                     write_attribute(writer.next(), ORGANIZATIONAL_UNIT, unit);
                 }
             });
         }
-        if !profile.common_name().is_empty() {
+        if !profile.common_name.is_empty() {
             writer
                 .next()
-                .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, profile.common_name()));
+                .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, &profile.common_name));
         }
     });
 }
@@ -275,11 +275,11 @@ fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile
     });
     let names = construct_der(|writer| {
         writer.write_sequence(|writer| {
-            for name in profile.dns_names() {
+            for name in &profile.dns_names {
                 let name = |writer: DERWriter<'_>| writer.write_bytes(name.as_bytes());
                 writer.next().write_tagged_implicit(Tag::context(2), name);
             }
-            for address in profile.addresses() {
+            for address in &profile.addresses {
                 let octets = match address {
                     IpAddr::V4(address) => address.octets().to_vec(),
                     IpAddr::V6(address) => address.octets().to_vec(),
@@ -289,10 +289,10 @@ fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile
         });
     });
     // Identifiers of RFC 5280, section 4.2.1.
-    let has_subject = !profile.common_name().is_empty() || !profile.organizational_units().is_empty();
+    let has_subject = !profile.common_name.is_empty() || !profile.organizational_units.is_empty();
     let extensions =
         [(15, true, key_usage), (37, false, extended), (35, false, authority), (17, !has_subject, names)];
-    let has_names = !profile.dns_names().is_empty() || !profile.addresses().is_empty();
+    let has_names = !profile.dns_names.is_empty() || !profile.addresses.is_empty();
     writer.write_sequence(|writer| {
         for (number, is_critical, value) in extensions.into_iter().filter(|it| it.0 != 17 || has_names) {
             writer.next().write_sequence(|writer| {

@@ -51,7 +51,8 @@ const REMOVED: &str = ".removed-";
 /// The folder of one identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityFolder {
-    path: PathBuf,
+    /// The folder that holds the top-level names.
+    pub path: PathBuf,
 }
 
 /// One file of a generation.
@@ -116,11 +117,6 @@ impl IdentityFolder {
     /// Refers to the folder at `path`, which the first [`Self::replace`] creates.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
-    }
-
-    /// Returns the path of the folder.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Returns the path of the current generation; `None` if there is none.

@@ -63,10 +63,13 @@ pub struct Owner {
 /// Identity fields of a leaf certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    common_name: String,
-    organizational_units: Vec<String>,
-    dns_names: Vec<String>,
-    addresses: Vec<IpAddr>,
+    pub(crate) common_name: String,
+    /// In the order of the description; the encoding sorts them.
+    pub(crate) organizational_units: Vec<String>,
+    /// The SANs of type dNSName, without duplicates; wildcards are possible.
+    pub(crate) dns_names: Vec<String>,
+    /// The SANs of type iPAddress.
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// Reason why a description cannot be made into a certificate.
@@ -187,26 +190,6 @@ impl Profile {
         let (dns_names, addresses) = (Vec::new(), Vec::new());
         Ok(Self { common_name: String::new(), organizational_units: units, dns_names, addresses })
     }
-
-    /// Returns the common name.
-    pub fn common_name(&self) -> &str {
-        &self.common_name
-    }
-
-    /// Returns the organizational units in the order of the description; the encoding sorts them.
-    pub fn organizational_units(&self) -> &[String] {
-        &self.organizational_units
-    }
-
-    /// Returns the SANs of type dNSName, without duplicates.
-    pub fn dns_names(&self) -> &[String] {
-        &self.dns_names
-    }
-
-    /// Returns the SANs of type iPAddress.
-    pub fn addresses(&self) -> &[IpAddr] {
-        &self.addresses
-    }
 }
 
 /// Returns whether `name` is valid as a SAN of type dNSName; wildcards are.
@@ -230,9 +213,9 @@ mod tests {
     #[test]
     fn internal_address_is_preferred() {
         let both = container(r#"{"guid":"g","internal_ip":"10.0.0.1","external_ip":"192.0.2.1"}"#).unwrap();
-        assert_eq!(both.identity().unwrap().addresses(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(both.identity().unwrap().addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
         let external = container(r#"{"guid":"g","external_ip":"2001:db8::1"}"#).unwrap();
-        assert_eq!(external.identity().unwrap().addresses(), ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(external.identity().unwrap().addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
     }
 
     #[test]
@@ -256,7 +239,7 @@ mod tests {
     #[test]
     fn empty_address_counts_as_none() {
         let read = container(r#"{"guid":"g","internal_ip":"","external_ip":"192.0.2.1"}"#).unwrap();
-        assert_eq!(read.identity().unwrap().addresses(), ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(read.identity().unwrap().addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
         let error = container(r#"{"guid":"g","internal_ip":"10.0.0"}"#).unwrap_err().to_string();
         assert!(error.contains("\"10.0.0\" is not an IP address"), "{error}");
     }
@@ -271,7 +254,7 @@ mod tests {
         for bad in [long.as_str(), "app:a\0", "app:a\nspace:b"] {
             assert_eq!(with(&[bad]).unwrap_err(), ProfileError::Unit(bad.to_owned()));
         }
-        assert_eq!(with(&["app:a", &fits, "app:a"]).unwrap().organizational_units(), ["app:a", &fits]);
+        assert_eq!(with(&["app:a", &fits, "app:a"]).unwrap().organizational_units, ["app:a", &fits]);
     }
 
     #[test]
@@ -279,11 +262,9 @@ mod tests {
         let text = r#"{"guid":"g","ous":["app:a"],"internal_ip":"10.0.0.1","internal_routes":["r.x"],"stopped":true}"#;
         let stopped = container(text).unwrap();
         for profile in [stopped.identity().unwrap(), stopped.container_to_container().unwrap().unwrap()] {
-            assert_eq!(
-                (profile.common_name(), profile.organizational_units()),
-                ("", &["app:a".to_owned()][..])
-            );
-            assert!(profile.dns_names().is_empty() && profile.addresses().is_empty());
+            assert_eq!(profile.common_name, "");
+            assert_eq!(profile.organizational_units, ["app:a"]);
+            assert!(profile.dns_names.is_empty() && profile.addresses.is_empty());
         }
     }
 }

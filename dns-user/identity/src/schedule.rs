@@ -20,12 +20,12 @@ const LONGEST_DELAY: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     share: Share,
-    validity: Option<Validity>,
+    pub(crate) validity: Option<Validity>,
     /// Lead of the certificate's start over the local clock when the pair was issued. The issuer's
     /// clock is ahead by that much, so a further pair would not be valid earlier.
     lead: Duration,
     requested: Option<SystemTime>,
-    failure: Option<Failure>,
+    pub(crate) failure: Option<Failure>,
     /// Consecutive pairs that were due as soon as they were issued.
     hasty: u32,
     /// Earliest renewal after such a pair.
@@ -49,16 +49,6 @@ impl Schedule {
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
         let (requested, failure, hold) = (None, None, None);
         Self { share, validity, lead: Duration::ZERO, requested, failure, hasty: 0, hold }
-    }
-
-    /// Returns the validity of the pair in use.
-    pub fn validity(&self) -> Option<Validity> {
-        self.validity
-    }
-
-    /// Returns the current failure; `None` if the last attempt succeeded.
-    pub fn failure(&self) -> Option<&Failure> {
-        self.failure.as_ref()
     }
 
     /// Returns the end of the renewal window: a healthy pair is renewed before.

@@ -88,12 +88,7 @@ enum UserError {
 
 struct Agent {
     issuer: Issuer,
-    instance: String,
-    trust: PathBuf,
-    token: Option<PathBuf>,
-    owner: Option<Owner>,
-    key_type: KeyType,
-    spread: Duration,
+    options: AgentOptions,
     /// Pairs by role; `None` is the instance's own pair.
     pairs: BTreeMap<Option<String>, ManagedPair>,
     /// Generation of the trust bundle that all folders have.
@@ -124,44 +119,25 @@ struct AgentStatus {
 
 /// Runs an agent until SIGTERM or SIGINT.
 pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
-    let AgentOptions {
-        issuer,
-        issuer_name,
-        instance,
-        folder,
-        roles,
-        trust,
-        token,
-        owner,
-        key_type,
-        interval,
-        spread,
-        metrics,
-    } = options;
-    make_folders(&folder).with_context(|| folder.display().to_string())?;
+    make_folders(&options.folder).with_context(|| options.folder.display().to_string())?;
     let mut pairs = BTreeMap::new();
-    for role in std::iter::once(None).chain(roles.into_iter().map(Some)) {
+    for role in std::iter::once(None).chain(options.roles.iter().cloned().map(Some)) {
         let name = role.as_deref().unwrap_or(OWN);
         // The name is used as a folder name.
         let name = Guid::try_from(name.to_owned())?;
-        let share = Share::of(&format!("{instance}/{name}"));
-        pairs.insert(
-            role.clone(),
-            ManagedPair::take_over(IdentityFolder::new(folder.join(name.as_str())), share),
-        );
+        let share = Share::of(&format!("{}/{name}", options.instance));
+        let folder = IdentityFolder::new(options.folder.join(name.as_str()));
+        pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
     }
     let status = Arc::new(Mutex::new(AgentStatus::default()));
-    let issuer = Issuer { address: issuer, name: issuer_name };
-    let (generation, problem) = (0, None);
-    let spread = Duration::from_secs(spread);
-    let mut agent =
-        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, problem, status };
+    let issuer = Issuer { address: options.issuer.clone(), name: options.issuer_name.clone() };
+    let mut agent = Agent { issuer, options, pairs, generation: 0, problem: None, status };
     agent.show();
-    if let Some(address) = metrics {
+    if let Some(address) = agent.options.metrics {
         let status = agent.status.clone();
         metrics::serve(address, move || status.lock().metrics()).await?;
     }
-    let mut ticks = tokio::time::interval(Duration::from_secs(interval));
+    let mut ticks = tokio::time::interval(Duration::from_secs(agent.options.interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = dns_kit::command_line::until_ended();
     tokio::pin!(ended);
@@ -175,7 +151,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
             () = agent.round() => {}
             () = &mut ended => return Ok(()),
         }
-        if !ready && agent.pairs.values().all(|managed| managed.schedule.validity().is_some()) {
+        if !ready && agent.pairs.values().all(|managed| managed.schedule.validity.is_some()) {
             ready = true;
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         }
@@ -194,7 +170,7 @@ impl ManagedPair {
     }
 
     fn read(&self) -> std::io::Result<Pair> {
-        read_pair(self.folder.path(), OWN)
+        read_pair(&self.folder.path, OWN)
     }
 
     /// Records the pair that was just written.
@@ -226,7 +202,7 @@ impl ManagedPair {
                 if self.verified.is_some() {
                     tracing::warn!(
                         "{}: certificate or key is missing or damaged; a new pair is requested",
-                        self.folder.path().display()
+                        self.folder.path.display()
                     );
                 }
                 self.schedule.lost();
@@ -298,9 +274,9 @@ impl Agent {
     fn show(&self) {
         let state = |(role, managed): (&Option<String>, &ManagedPair)| PairState {
             guid: role.as_deref().unwrap_or(OWN).to_owned(),
-            not_after: managed.schedule.validity().map(|validity| seconds(validity.not_after)),
+            not_after: managed.schedule.validity.map(|validity| seconds(validity.not_after)),
             renew_by: managed.schedule.deadline().map(seconds),
-            failing: managed.schedule.failure().is_some(),
+            failing: managed.schedule.failure.is_some(),
         };
         self.status.lock().pairs = self.pairs.iter().map(state).collect();
     }
@@ -324,7 +300,7 @@ impl Agent {
 
     async fn report(&self) -> anyhow::Result<DesiredTrust> {
         let issuers: BTreeSet<_> = self.pairs.values().filter_map(|managed| managed.issuer.clone()).collect();
-        let ends = self.pairs.values().filter_map(|managed| managed.schedule.validity());
+        let ends = self.pairs.values().filter_map(|managed| managed.schedule.validity);
         let not_after = ends.map(|validity| seconds(validity.not_after)).max().unwrap_or(0);
         let report = Report { generation: self.generation, issuers, not_after };
         let desired = self.issuer.call("/v1/report", &report, &self.with_pair()?).await?;
@@ -342,7 +318,7 @@ impl Agent {
     /// Returns this instance's pair, with the trust bundle in use; a damaged bundle is replaced by `--trust`.
     fn with_pair(&self) -> anyhow::Result<Credentials> {
         let own = &self.pairs[&None];
-        let bundle = fs::read_to_string(own.folder.path().join("ca.crt"));
+        let bundle = fs::read_to_string(own.folder.path.join("ca.crt"));
         let roots = match bundle.ok().filter(|text| certificates(text.as_bytes()).is_ok()) {
             Some(bundle) => bundle,
             None => self.read_trust()?,
@@ -356,14 +332,14 @@ impl Agent {
     }
 
     fn read_trust(&self) -> anyhow::Result<String> {
-        fs::read_to_string(&self.trust)
-            .with_context(|| format!("{}: set --trust to the issuer's CA", self.trust.display()))
+        fs::read_to_string(&self.options.trust)
+            .with_context(|| format!("{}: set --trust to the issuer's CA", self.options.trust.display()))
     }
 
     /// Returns the ways to prove the instance's identity, the first to try first.
     fn credentials(&self, role: &Option<String>, now: SystemTime) -> anyhow::Result<Vec<Credentials>> {
         let own = &self.pairs[&None];
-        let Some(validity) = own.schedule.validity() else {
+        let Some(validity) = own.schedule.validity else {
             anyhow::ensure!(role.is_none(), "the instance's certificate comes first");
             return Ok(vec![self.with_token()?]);
         };
@@ -381,12 +357,12 @@ impl Agent {
     fn follow(&mut self, desired: &DesiredTrust, now: SystemTime) {
         let mut complete = true;
         for (role, managed) in &mut self.pairs {
-            let owner = self.owner.filter(|_| role.is_some());
+            let owner = self.options.owner.filter(|_| role.is_some());
             if managed.verified.is_none() {
                 // The next pair brings the bundle with it.
                 continue;
             }
-            let held = fs::read_to_string(managed.folder.path().join("ca.crt")).unwrap_or_default();
+            let held = fs::read_to_string(managed.folder.path.join("ca.crt")).unwrap_or_default();
             if held != desired.bundle {
                 let written = managed
                     .read()
@@ -398,7 +374,7 @@ impl Agent {
                 }
             }
             if managed.issuer.as_ref() != Some(&desired.issuing) {
-                managed.schedule.request(now, self.spread);
+                managed.schedule.request(now, Duration::from_secs(self.options.spread));
             }
         }
         if complete {
@@ -420,7 +396,7 @@ impl Agent {
             Err(error) => {
                 if managed.schedule.failed(now, format!("{error:#}")) {
                     *self.status.lock().failures.entry("renewal").or_default() += 1;
-                    let ends = managed.schedule.validity().map(|validity| date(validity.not_after));
+                    let ends = managed.schedule.validity.map(|validity| date(validity.not_after));
                     let ends = ends.unwrap_or_else(|| "-".to_owned());
                     tracing::error!(
                         pair = name,
@@ -436,21 +412,21 @@ impl Agent {
 
     async fn try_renew(&self, role: &Option<String>, now: SystemTime) -> anyhow::Result<()> {
         let credentials = self.credentials(role, now)?;
-        let kind = self.key_type;
+        let kind = self.options.key_type;
         let key = tokio::task::spawn_blocking(move || PrivateKey::generate(kind)).await??;
         let request = PairRequest {
-            instance: self.instance.clone(),
+            instance: self.options.instance.clone(),
             role: role.clone(),
             names: Vec::new(),
             addresses: None,
-            request: STANDARD.encode(signing_request(&key, &self.instance)?),
+            request: STANDARD.encode(signing_request(&key, &self.options.instance)?),
         };
         let mut problems = Vec::new();
         for credentials in &credentials {
             match self.issuer.call::<PairReply>("/v1/pair", &request, credentials).await {
                 Ok(reply) => {
                     self.install(role, reply, &key)?;
-                    if let (Proof::Token(_), Some(path)) = (&credentials.proof, &self.token) {
+                    if let (Proof::Token(_), Some(path)) = (&credentials.proof, &self.options.token) {
                         // The issuer rejects it from now on.
                         let _ = fs::remove_file(path);
                     }
@@ -474,12 +450,12 @@ impl Agent {
             pair.is_matching(),
             "the issuer's certificate is for another key; the pair is not used"
         );
-        let owner = self.owner.filter(|_| role.is_some());
+        let owner = self.options.owner.filter(|_| role.is_some());
         Ok(self.pairs[role].folder.replace_pair(&pair, &reply.desired.bundle, owner)?)
     }
 
     fn read_token(&self) -> anyhow::Result<Zeroizing<String>> {
-        let path = self.token.as_ref().context(
+        let path = self.options.token.as_ref().context(
             "this instance has no valid certificate; create a token at the issuer and pass it with --token",
         )?;
         let token = fs::read_to_string(path)

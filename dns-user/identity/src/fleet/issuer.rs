@@ -108,11 +108,7 @@ pub(crate) struct IssuerOptions {
 struct IssuerService {
     state: StateFolder,
     _lock: Flock<File>,
-    records: PathBuf,
-    name: String,
-    roles: Vec<String>,
-    validity: Duration,
-    backdate: Duration,
+    options: IssuerOptions,
     /// Locked before the shared state, so that older members never replace newer ones.
     file: Mutex<MembersFile>,
     shared: Mutex<Shared>,
@@ -260,20 +256,8 @@ fn server_config(
 impl IssuerService {
     /// Reads the state; imports the first CA.
     fn open(options: IssuerOptions, now: SystemTime) -> anyhow::Result<Self> {
-        let IssuerOptions {
-            state,
-            ca,
-            ca_key,
-            records,
-            listen: _,
-            name,
-            roles,
-            validity,
-            backdate,
-            metrics: _,
-        } = options;
-        let (state, lock) = StateFolder::create(state)?;
-        let trust = match (state.trust()?, ca.zip(ca_key)) {
+        let (state, lock) = StateFolder::create(options.state.clone())?;
+        let trust = match (state.trust()?, options.ca.clone().zip(options.ca_key.clone())) {
             (Some(trust), _) => trust,
             (None, Some((certificate, key))) => {
                 let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
@@ -282,12 +266,12 @@ impl IssuerService {
             }
             (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
         };
-        state.set_facts(&IssuerFacts { records: std::path::absolute(&records)? })?;
-        let fleet_stamp = FileStamp::of(&records);
-        let fleet = Arc::new(Fleet::read(&records)?);
+        state.set_facts(&IssuerFacts { records: std::path::absolute(&options.records)? })?;
+        let fleet_stamp = FileStamp::of(&options.records);
+        let fleet = Arc::new(Fleet::read(&options.records)?);
         let authority = state.authority(&trust.issuing, now)?;
         let bundle = bundle(&state, &trust)?;
-        let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
+        let tls = Arc::new(server_config(&authority, &bundle, &options.name, now)?);
         let file = MembersFile::open(&state)?;
         let shared = Shared {
             trust,
@@ -308,7 +292,7 @@ impl IssuerService {
             problem: None,
         };
         let (file, shared) = (Mutex::new(file), Mutex::new(shared));
-        Ok(Self { state, _lock: lock, records, name, roles, validity, backdate, file, shared })
+        Ok(Self { state, _lock: lock, options, file, shared })
     }
 
     /// Reads changed files; if a file cannot be used, the last good state stays.
@@ -342,7 +326,7 @@ impl IssuerService {
         if changed || old {
             let authority = Arc::new(self.state.authority(&trust.issuing, now)?);
             let bundle = bundle(&self.state, &trust)?;
-            let tls = Arc::new(server_config(&authority, &bundle, &self.name, now)?);
+            let tls = Arc::new(server_config(&authority, &bundle, &self.options.name, now)?);
             let mut shared = self.shared.lock();
             if changed {
                 tracing::info!(generation = trust.generation, issuing = %trust.issuing, "the fleet's trust \
@@ -351,9 +335,9 @@ impl IssuerService {
             (shared.trust, shared.authority, shared.bundle) = (trust, authority, bundle);
             (shared.tls, shared.tls_until) = (tls, now + OWN_VALIDITY / 2);
         }
-        let stamp = FileStamp::of(&self.records);
+        let stamp = FileStamp::of(&self.options.records);
         if stamp != self.shared.lock().fleet_stamp {
-            let fleet = Arc::new(Fleet::read(&self.records)?);
+            let fleet = Arc::new(Fleet::read(&self.options.records)?);
             let mut shared = self.shared.lock();
             (shared.pending, shared.fleet_stamp) = (Some(fleet), stamp);
         }
@@ -369,7 +353,7 @@ impl IssuerService {
             let missing = shared.members.keys().filter(|id| !fleet.ids.contains(*id)).count();
             if let Err(held) = shared.guard.check(known, missing, now) {
                 shared.pending = Some(fleet);
-                anyhow::bail!("{}: instances with certificates: {held}", self.records.display());
+                anyhow::bail!("{}: instances with certificates: {held}", self.options.records.display());
             }
             shared.members.retain(|id, _| fleet.ids.contains(id));
             shared.fleet = fleet;
@@ -392,7 +376,7 @@ impl IssuerService {
             shared.saved_at = now;
             shared.members.clone()
         };
-        let grain = self.validity.as_secs() / SAVED_SHARE;
+        let grain = self.options.validity.as_secs() / SAVED_SHARE;
         if let Err(error) = file.save(&members, grain) {
             tracing::error!("members not saved; rotate-ca misses the newest reports: {error}");
             self.shared.lock().unsaved = Unsaved::Progress;
@@ -437,7 +421,7 @@ impl IssuerService {
             let shared = self.shared.lock();
             (shared.fleet.clone(), shared.authority.clone())
         };
-        let profile = super::permitted_profile(&fleet.snapshot, &self.roles, request)
+        let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
         let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
         let proved = proved.ok_or_else(|| {
@@ -448,7 +432,7 @@ impl IssuerService {
         if !authority.is_valid_at(now) {
             return Err(unable("the CA expired; rotate to a new one".to_owned()));
         }
-        let wanted = Validity::backdated(now, self.validity, self.backdate);
+        let wanted = Validity::backdated(now, self.options.validity, self.options.backdate);
         let issued = authority
             .issue(&profile, &proved.public_key_info, wanted)
             .map_err(|error| unable(error.to_string()))?;
@@ -465,7 +449,7 @@ impl IssuerService {
         let before = shared.members.get(&request.instance).cloned();
         let is_new = before.is_none();
         let mut member = before.unwrap_or(Member { generation: 0, issuers: BTreeSet::new(), not_after: end });
-        member.issuers.insert(authority.fingerprint().clone());
+        member.issuers.insert(authority.fingerprint.clone());
         member.not_after = member.not_after.max(end);
         shared.set_member(request.instance.clone(), member);
         drop(shared);
@@ -494,7 +478,7 @@ impl IssuerService {
         }
         // No pair ends later than the last one issued; a rotation would wait for it.
         let issued = shared.members.get(&instance).map_or(0, |member| member.not_after);
-        let not_after = not_after.min(issued.max(seconds(now + self.validity)));
+        let not_after = not_after.min(issued.max(seconds(now + self.options.validity)));
         shared.set_member(instance, Member { generation, issuers, not_after });
         drop(shared);
         Ok(self.desired_trust(now))

@@ -437,12 +437,12 @@ mod tests {
         let roles = ["health.bosh-dns".to_owned()];
         let names = ["i1.web.other.app.bosh", "a1.bosh-agent-id"];
         let granted = permitted_profile(&fleet(), &roles, &ask("i1", None, &names)).unwrap();
-        assert_eq!(granted.common_name(), "i1");
-        assert_eq!(granted.dns_names(), ["i1", "i1.web.other.app.bosh", "a1.bosh-agent-id"]);
-        assert_eq!(granted.addresses().len(), 2);
+        assert_eq!(granted.common_name, "i1");
+        assert_eq!(granted.dns_names, ["i1", "i1.web.other.app.bosh", "a1.bosh-agent-id"]);
+        assert_eq!(granted.addresses.len(), 2);
         let granted = permitted_profile(&fleet(), &roles, &ask("i2", Some("health.bosh-dns"), &[])).unwrap();
-        assert_eq!(granted.common_name(), "health.bosh-dns");
-        assert_eq!(granted.dns_names(), ["health.bosh-dns", "i2"]);
+        assert_eq!(granted.common_name, "health.bosh-dns");
+        assert_eq!(granted.dns_names, ["health.bosh-dns", "i2"]);
     }
 
     #[test]

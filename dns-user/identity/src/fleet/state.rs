@@ -150,7 +150,7 @@ impl StateFolder {
     /// Verifies a CA and copies it into the folder.
     pub fn import(&self, files: &CaFiles, now: SystemTime) -> Result<Fingerprint, StateError> {
         let authority = files.load(now)?;
-        let fingerprint = authority.fingerprint().clone();
+        let fingerprint = authority.fingerprint.clone();
         let folder = self.path.join("authorities").join(fingerprint.as_str());
         if folder.join("ca.crt").exists() {
             return Ok(fingerprint);

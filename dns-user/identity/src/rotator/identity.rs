@@ -75,7 +75,7 @@ impl Identity {
         }
         let mut identity = Self::new(container, folder);
         // Without a readable pair, the identity is due immediately.
-        if let Ok(pair) = read_pair(identity.folder.path(), "instance")
+        if let Ok(pair) = read_pair(&identity.folder.path, "instance")
             && pair.is_matching()
             && let Ok(ders) = certificates(pair.certificate.as_bytes())
             && let Ok(parsed) = parse_all(&ders)
@@ -93,7 +93,7 @@ impl Identity {
 
     /// Returns whether certificate and key can be opened by their names.
     pub(super) fn has_files(&self) -> bool {
-        ["instance.key", "instance.crt"].iter().all(|name| self.folder.path().join(name).exists())
+        ["instance.key", "instance.crt"].iter().all(|name| self.folder.path.join(name).exists())
     }
 
     pub(super) fn is_from(&self, authority: &Fingerprint) -> bool {
@@ -101,8 +101,8 @@ impl Identity {
     }
 
     pub(super) fn read(&self, name: &str) -> Result<Pair, FolderError> {
-        read_pair(self.folder.path(), name)
-            .map_err(|cause| FolderError { path: self.folder.path().join(name), cause })
+        read_pair(&self.folder.path, name)
+            .map_err(|cause| FolderError { path: self.folder.path.join(name), cause })
     }
 
     /// Writes the same pairs with another trust bundle.
@@ -117,16 +117,16 @@ impl Identity {
     }
 
     pub(super) fn status(&self, now: SystemTime) -> IdentityStatus {
-        let validity = self.schedule.validity();
+        let validity = self.schedule.validity;
         IdentityStatus {
             guid: self.container.guid.clone(),
-            folder: self.folder.path().to_owned(),
+            folder: self.folder.path.to_owned(),
             not_before: validity.map(|validity| seconds(validity.not_before)),
             not_after: validity.map(|validity| seconds(validity.not_after)),
             renews_at: self.schedule.due(now),
             renew_by: self.schedule.deadline().map(seconds),
             issuer: self.issuer.as_ref().map(|issuer| issuer.fingerprint.clone()),
-            failure: self.schedule.failure().cloned(),
+            failure: self.schedule.failure.clone(),
         }
     }
 }

@@ -199,7 +199,7 @@ impl Rotator {
             Identity::new(container, IdentityFolder::new(self.settings.folder.join(guid.as_str())));
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
-                self.problems.retain(|problem| problem.path != identity.folder.path());
+                self.problems.retain(|problem| problem.path != identity.folder.path);
                 self.identities.insert(identity, now);
                 Ok(())
             }
@@ -313,7 +313,7 @@ impl Rotator {
             self.identities.insert(identity, now);
             return if has_key { Renewal::Done } else { Renewal::NeedsKey };
         }
-        let failed_before = identity.schedule.failure().is_some();
+        let failed_before = identity.schedule.failure.is_some();
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
                 self.renewals += 1;
@@ -324,7 +324,7 @@ impl Rotator {
             Err(error) => {
                 if identity.schedule.failed(now, error.to_string()) {
                     self.count_failure(&error);
-                    let expires = identity.schedule.validity().map(|validity| validity.not_after);
+                    let expires = identity.schedule.validity.map(|validity| validity.not_after);
                     let expires = expires.map_or_else(|| "-".to_owned(), crate::authority::date);
                     tracing::error!(
                         %guid, expires,
@@ -365,7 +365,7 @@ impl Rotator {
         if let Some(validity) = validity {
             identity.schedule.succeeded(now, validity);
             let issuer = IssuedBy {
-                fingerprint: self.authority.fingerprint().clone(),
+                fingerprint: self.authority.fingerprint.clone(),
                 chain: Arc::from(self.authority.chain_pem()),
             };
             // The bundle holds the current CA in any case.
@@ -397,9 +397,9 @@ impl Rotator {
         }
         match self.ca.load(now) {
             Ok(authority) => {
-                if authority.fingerprint() != self.authority.fingerprint() {
+                if authority.fingerprint != self.authority.fingerprint {
                     tracing::info!(
-                        ca = %authority.fingerprint(),
+                        ca = %authority.fingerprint,
                         "CA replaced; identities are reissued over 5 minutes, and both CAs are trusted \
                          meanwhile"
                     );
@@ -429,7 +429,7 @@ impl Rotator {
 
     /// Requests a renewal of every identity whose certificate is from another CA.
     fn request_reissue(&mut self, now: SystemTime) {
-        let authority = self.authority.fingerprint();
+        let authority = &self.authority.fingerprint;
         self.identities.change_all(now, |identity| {
             if !identity.is_from(authority) {
                 identity.schedule.request(now, REISSUE_SPREAD);
@@ -461,7 +461,7 @@ impl Rotator {
                 identity.bundle = bundle.clone();
                 continue;
             }
-            if identity.schedule.failure().is_some_and(|failure| now < failure.retry_at) {
+            if identity.schedule.failure.as_ref().is_some_and(|failure| now < failure.retry_at) {
                 failing = true;
                 continue;
             }
@@ -494,7 +494,7 @@ impl Rotator {
         *next = now + LONGEST_SLEEP;
         let count = self.identities.len().div_ceil(CHECK_PERIOD).min(MOST_CHECKS);
         *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
-            if identity.schedule.validity().is_some() && !identity.has_files() {
+            if identity.schedule.validity.is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
                 identity.schedule.lost();
             }
@@ -506,7 +506,7 @@ impl Rotator {
         RotatorStatus {
             authority: AuthorityStatus {
                 file: self.ca.certificate.clone(),
-                fingerprint: self.authority.fingerprint().clone(),
+                fingerprint: self.authority.fingerprint.clone(),
                 not_after: self.authority.validity().not_after,
                 problem: self.ca_problem.as_deref().or(self.trusted.problem()).map(str::to_owned),
             },

@@ -69,16 +69,16 @@ fn watched_names_report_each_change() {
     let (place, authority) = (memory(), authority());
     let folder = IdentityFolder::new(place.path().join("g1"));
     renew(&folder, &authority);
-    let mut watch = Watch::new(folder.path(), WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::MODIFY);
+    let mut watch = Watch::new(&folder.path, WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::MODIFY);
     for change in 0..CHANGES {
-        let before = by_names(folder.path()).certificate;
+        let before = by_names(&folder.path).certificate;
         thread::scope(|scope| {
             let changed = scope.spawn(|| renew(&folder, &authority));
             let mut seen = Vec::new();
             while !seen.iter().any(|name| name == "ca.crt") {
                 for (mask, name) in watch.read() {
                     if mask.contains(EventMask::MOVED_TO) && !name.starts_with("..") {
-                        let pair = by_names(folder.path());
+                        let pair = by_names(&folder.path);
                         assert!(matches(&pair) && pair.certificate != before, "change {change}: {name}");
                         seen.push(name);
                     }
@@ -87,8 +87,8 @@ fn watched_names_report_each_change() {
             assert_eq!(seen[..2], ["instance.key", "instance.crt"], "the key comes first");
             changed.join().unwrap();
         });
-        assert!(matches(&read_pair(folder.path(), "instance").unwrap()));
-        assert!(matches(&joined(folder.path()).unwrap()));
+        assert!(matches(&read_pair(&folder.path, "instance").unwrap()));
+        assert!(matches(&joined(&folder.path).unwrap()));
     }
 }
 
@@ -99,7 +99,7 @@ fn watched_file_ends_with_its_generation() {
     let folder = IdentityFolder::new(place.path().join("g1"));
     renew(&folder, &authority);
     for name in ["instance.crt", "instance.key", "instance.pem"] {
-        let mut watch = Watch::new(&folder.path().join(name), WatchMask::DELETE_SELF);
+        let mut watch = Watch::new(&folder.path.join(name), WatchMask::DELETE_SELF);
         let resolved = folder.current().unwrap();
         renew(&folder, &authority);
         let events = watch.read();
@@ -119,7 +119,7 @@ fn java_watch_service_reloads_each_pair() {
     renew(&folder, &authority);
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/identity/Watch.java");
     let mut java = Command::new("java");
-    java.arg("-Xshare:auto").arg("-XX:TieredStopAtLevel=1").arg(program).arg(folder.path());
+    java.arg("-Xshare:auto").arg("-XX:TieredStopAtLevel=1").arg(program).arg(&folder.path);
     let mut java =
         Running(java.stdout(Stdio::piped()).spawn().expect("openjdk-17-jdk-headless is installed"));
     let mut lines = BufReader::new(java.0.stdout.take().unwrap()).lines();
@@ -138,7 +138,7 @@ fn interrupted_change_is_announced() {
     let (place, authority) = (memory(), authority());
     let folder = IdentityFolder::new(place.path().join("g1"));
     renew(&folder, &authority);
-    let path = folder.path();
+    let path = &folder.path;
     let target = std::fs::read_link(path.join("..data")).unwrap();
     // Time stamps have the resolution of a tick.
     thread::sleep(Duration::from_millis(20));

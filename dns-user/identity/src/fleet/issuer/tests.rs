@@ -101,7 +101,7 @@ impl Agents {
     }
 
     fn report(&self, number: u32, now: SystemTime) {
-        let issuers = BTreeSet::from([self.service.shared.lock().authority.fingerprint().clone()]);
+        let issuers = BTreeSet::from([self.service.shared.lock().authority.fingerprint.clone()]);
         let report = Report { generation: 1, issuers, not_after: self.ends[&number] };
         let reply = self.service.report(&Peer(Some(id(number))), report, now);
         assert_eq!(reply.map_err(|refusal| refusal.error).unwrap().generation, 1);
