@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Sender, channel},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -178,19 +178,8 @@ impl Messenger {
     }
 }
 
-/// Requests RCU grace periods from the attacher.
-pub(crate) struct Grace {
-    messenger: Messenger,
-    /// Receives the end of each grace period from the reading thread.
-    over: Receiver<bool>,
-}
-
-impl Grace {
-    /// Waits for a grace period; `false` if the attacher cannot confirm it.
-    pub(crate) fn wait(&self) -> bool {
-        self.messenger.send(&ServerMessage::Grace).is_ok() && self.over.recv().unwrap_or(false)
-    }
-}
+/// Waits for a grace period; `false` if the attacher cannot confirm it.
+pub(crate) type GraceWait = Box<dyn FnMut() -> bool + Send>;
 
 /// A connection whose maps are not filled yet; becomes a [`Session`]. Filling them already needs
 /// grace periods.
@@ -202,30 +191,29 @@ pub(crate) struct Pending {
 }
 
 impl ReceivedMaps {
-    /// Splits off the memory, the names learned by a predecessor, and both sides of the connection.
-    pub(crate) fn split(self) -> io::Result<(Memory, Option<Vec<Name>>, Pending, Grace)> {
+    /// Splits off the memory, the names learned by a predecessor, the connection, and the wait for grace
+    /// periods.
+    pub(crate) fn split(self) -> io::Result<(Memory, Option<Vec<Name>>, Pending, GraceWait)> {
         let Self { stream, lines, memory, earlier } = self;
         stream.set_write_timeout(Some(ROUND))?;
         let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
         let (grace, over) = channel();
         let pending = Pending { messenger: messenger.clone(), stream, lines, grace };
-        Ok((memory, earlier, pending, Grace { messenger, over }))
+        let wait = move || messenger.send(&ServerMessage::Grace).is_ok() && over.recv().unwrap_or(false);
+        Ok((memory, earlier, pending, Box::new(wait)))
     }
 }
 
 impl Pending {
     /// Requests that the programs be attached once `may_attach` says so.
     pub(crate) fn attach(self, may_attach: watch::Receiver<bool>) -> io::Result<Session> {
-        let Self { messenger, stream, lines, grace } = self;
+        let messenger = self.messenger.clone();
         let attached = Arc::new(Mutex::new(AttacherStatus::default()));
         let end = Arc::new(Mutex::new(None));
         let (is_ready, ready) = watch::channel(false);
         let (is_lost, lost) = watch::channel(false);
         let listener = Listener {
-            messenger: messenger.clone(),
-            stream,
-            lines,
-            grace,
+            connection: self,
             attached: attached.clone(),
             ready: is_ready,
             may_attach,
@@ -279,11 +267,7 @@ impl Session {
 }
 
 struct Listener {
-    /// Sends the message that the maps are filled.
-    messenger: Messenger,
-    stream: UnixStream,
-    lines: Lines,
-    grace: Sender<bool>,
+    connection: Pending,
     attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Sender<bool>,
@@ -297,15 +281,15 @@ struct Listener {
 impl Listener {
     /// Reads until the end; an error if the attacher goes away before.
     fn run(mut self) -> io::Result<()> {
-        self.stream.set_read_timeout(Some(FILL_ROUND))?;
+        self.connection.stream.set_read_timeout(Some(FILL_ROUND))?;
         loop {
             if !self.is_notified && *self.may_attach.borrow() {
                 self.is_notified = true;
-                self.messenger.send(&ServerMessage::Filled)?;
-                self.stream.set_read_timeout(Some(ROUND))?;
+                self.connection.messenger.send(&ServerMessage::Filled)?;
+                self.connection.stream.set_read_timeout(Some(ROUND))?;
             }
             let end = *self.end.lock();
-            match self.lines.next(&self.stream) {
+            match self.connection.lines.next(&self.connection.stream) {
                 Ok(AttacherMessage::Status(attached)) => {
                     let is_ready = attached.ready;
                     *self.attached.lock() = attached;
@@ -313,7 +297,7 @@ impl Listener {
                 }
                 Ok(AttacherMessage::GraceOver(is_confirmed)) => {
                     // Fails if the publisher has ended and no longer waits.
-                    let _ = self.grace.send(is_confirmed);
+                    let _ = self.connection.grace.send(is_confirmed);
                 }
                 Err(error) if is_nothing_yet(&error) => {
                     if end.is_some_and(|end| Instant::now() > end) {

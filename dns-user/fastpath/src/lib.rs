@@ -28,7 +28,6 @@ mod publish;
 
 use std::{
     any::Any,
-    fs::File,
     hash::{BuildHasher as _, Hasher as _},
     io,
     net::{IpAddr, SocketAddr},
@@ -45,6 +44,7 @@ pub use self::{
         gate::{Arrival, ENOUGH as EVIDENCE, MOST_CLIENTS},
         pins::FolderState,
         reconcile::report::{InterfaceState, InterfaceStatus, InterfacesStatus},
+        rules::{LISTS as RULE_LISTS, open_lists as open_rule_lists, use_lists as use_rule_lists},
         topology::InterfaceKinds,
     },
     attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
@@ -69,7 +69,7 @@ use self::{
         attachment::{self, Filters},
         netlink::Socket,
         pins::{self, Pins},
-        rules::{self, Device, Facts, PacketFilter},
+        rules::{Device, Facts, PacketFilter},
     },
     connection::{AttacherStatus, Session},
     map::{control::ControlPage, counters::CounterPages},
@@ -248,15 +248,15 @@ impl FastPath {
     ) -> Result<Self, FastPathError> {
         main_endpoint(config, endpoints)?;
         let asking = |error| FastPathError::io("asking the attacher", error);
-        let (memory, earlier, pending, grace) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
+        let (memory, earlier, pending, wait) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
         let Memory { names, answers, control, counters, tap, limits } = memory;
         if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
             tracing::info!(names, "taking over the predecessor's learned names");
         }
-        let grace = Arc::new(Mutex::new(grace));
+        let wait = Arc::new(Mutex::new(wait));
         let grace_periods = || {
-            let grace = grace.clone();
-            GracePeriods::start(move || grace.lock().wait())
+            let wait = wait.clone();
+            GracePeriods::start(move || wait.lock()())
                 .map_err(|error| FastPathError::io("starting the thread of grace periods", error))
         };
         let seed = random_seed();
@@ -452,21 +452,6 @@ pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
-/// Names of the lists of legacy packet filter tables, for IPv4 and IPv6.
-pub const RULE_LISTS: [&str; 2] = rules::LISTS;
-
-/// Opens the lists of the calling thread's network namespace, which only root may, for an attacher that never
-/// is root. A missing one does not exist.
-pub fn open_rule_lists() -> [Option<File>; 2] {
-    rules::open_lists()
-}
-
-/// Makes the attacher read these lists, otherwise the lists that it can open now. Must be called before it changes
-/// its user.
-pub fn use_rule_lists(handed: [Option<File>; 2]) {
-    rules::use_lists(handed);
-}
-
 /// Links and pins that [`detach_all`] removed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
@@ -503,7 +488,7 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
             .map_err(|error| FastPathError::io(&format!("removing the filter of {}", link.name), error))?;
         detached_filters += usize::from(removed);
     }
-    let folder = pins.folder().to_path_buf();
+    let folder = pins.folder.clone();
     Ok(Detached { links: detached_links, filters: detached_filters, folder, folder_state })
 }
 

@@ -56,10 +56,8 @@ pub(super) const KEPT_MAPS: usize = 10;
 /// Number of maps that a server needs.
 pub(super) const SHARED_MAPS: usize = 7;
 
-/// The maps, and the object with programs not yet loaded.
+/// The maps of a loaded object.
 pub(super) struct Object {
-    /// The object. Its programs refer to its maps by the descriptors open here.
-    pub(super) ebpf: Ebpf,
     /// Maps to keep open, by name, including the arrays for tail calls: the kernel empties those
     /// when their last descriptor or pin is gone, and the tc programs then answer nothing.
     pub(super) kept_maps: [(&'static str, OwnedFd); KEPT_MAPS],
@@ -73,8 +71,9 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Creates the maps. No program is loaded yet, and the lease has expired.
-    pub(super) fn load(config: &XdpConfig) -> Result<Self, FastPathError> {
+    /// Creates the maps. No program of the object is loaded yet, and the lease has expired. The programs
+    /// refer to the maps by the descriptors that the object holds.
+    pub(super) fn load(config: &XdpConfig) -> Result<(Ebpf, Self), FastPathError> {
         let max_names = config.max_names;
         let replies = if config.other_types { MAX_REPLIES } else { 0 };
         let limits = Limits { answers: config.cache_entries as usize, replies, ..limits(max_names) };
@@ -120,15 +119,8 @@ impl Object {
             .and_then(|shape| CounterPages::map(counters.as_fd(), shape))
             .map_err(|error| mapped(object::COUNTERS, error))?;
         let messages = Messages::of(&mut ebpf);
-        Ok(Self {
-            ebpf,
-            kept_maps,
-            tap,
-            scope: Arc::new(scope),
-            counters: Arc::new(counters),
-            messages,
-            limits,
-        })
+        let (scope, counters) = (Arc::new(scope), Arc::new(counters));
+        Ok((ebpf, Self { kept_maps, tap, scope, counters, messages, limits }))
     }
 }
 

@@ -341,10 +341,11 @@ impl Loader {
 
     /// Loads the program that answers at tc, once.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
-        if let Some(done) = self.answer.clone().filter(|done| match done {
-            Ok(()) => true,
-            Err(problem) => problem.state == ProgramState::Refused,
-        }) {
+        if let Some(done) = self
+            .answer
+            .clone()
+            .filter(|done| done.as_ref().err().is_none_or(|problem| problem.state == ProgramState::Refused))
+        {
             return done;
         }
         let done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);

@@ -11,7 +11,7 @@ use std::{
 use dns_common::object;
 
 use super::{
-    netlink::{FilterInfo, Link, Socket},
+    netlink::{FilterInfo, Link, Occupant, Socket},
     rtnl_throttle::QUIET,
 };
 use crate::{
@@ -324,24 +324,23 @@ impl Filters {
         settled: bool,
         netlink: &mut Socket,
     ) -> Result<Filter, ClsactError> {
-        let place = match netlink.ingress_qdisc(ifindex)? {
+        let (filter, occupant) = match netlink.ingress_qdisc(ifindex)? {
             Some(kind) if kind == CLSACT => {
                 self.place(&netlink.filters(ifindex)?).ok_or(ClsactError::NoPriority)?
             }
             Some(kind) => return Err(ClsactError::OtherQdisc(kind)),
             // Another qdisc may have been added just before ours; the next attempt finds it.
             None if !settled || !netlink.add_clsact(ifindex)? => return Err(ClsactError::Unsettled),
-            None => Place { priority: self.first, is_ours: false, qdisc: QdiscOwner::Us },
+            None => (Filter { priority: self.first, qdisc: QdiscOwner::Us }, Occupant::Absent),
         };
-        let Place { priority, is_ours, qdisc } = place;
-        netlink.set_filter(ifindex, priority, is_ours, program, &self.name(qdisc))?;
-        Ok(Filter { priority, qdisc })
+        netlink.set_filter(ifindex, filter.priority, occupant, program, &self.name(filter.qdisc))?;
+        Ok(filter)
     }
 
     /// Returns our filter on an interface, whichever process set it.
     fn find(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<Option<Filter>> {
-        let place = self.place(&netlink.filters(ifindex)?).filter(|place| place.is_ours);
-        Ok(place.map(|Place { priority, qdisc, .. }| Filter { priority, qdisc }))
+        let place = self.place(&netlink.filters(ifindex)?);
+        Ok(place.filter(|(_, occupant)| *occupant == Occupant::Replaced).map(|(filter, _)| filter))
     }
 
     pub(crate) fn is_on(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
@@ -375,33 +374,26 @@ impl Filters {
         filters.iter().all(|filter| self.are(&filter.name))
     }
 
-    /// Returns the place for our filter among those at ingress; `None` if foreign filters occupy
-    /// every priority tried.
-    fn place(&self, filters: &[FilterInfo]) -> Option<Place> {
+    /// Returns our filter among those at ingress, or the place for it; `None` if foreign filters occupy every
+    /// priority tried.
+    fn place(&self, filters: &[FilterInfo]) -> Option<(Filter, Occupant)> {
         let mut free = None;
         for step in 0..Self::TRIES {
             let priority = 0xb000 | (self.first.wrapping_add(step) & 0xfff);
             match filters.iter().find(|filter| filter.priority == priority) {
                 Some(filter) => {
                     if let Some(qdisc) = self.qdisc_of(&filter.name) {
-                        return Some(Place { priority, is_ours: true, qdisc });
+                        return Some((Filter { priority, qdisc }, Occupant::Replaced));
                     }
                 }
                 None => {
-                    free = free.or(Some(Place { priority, is_ours: false, qdisc: QdiscOwner::Others }));
+                    let filter = Filter { priority, qdisc: QdiscOwner::Others };
+                    free = free.or(Some((filter, Occupant::Absent)));
                 }
             }
         }
         free
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    priority: u16,
-    /// Whether our filter is there already.
-    is_ours: bool,
-    qdisc: QdiscOwner,
 }
 
 /// A hook to which a program can be attached.
@@ -464,14 +456,14 @@ mod tests {
         let filter = |priority: u16, name: String| FilterInfo { priority, program: 1, name };
         let mut there = Vec::new();
         let others = QdiscOwner::Others;
-        let free = |priority| Some(Place { priority, is_ours: false, qdisc: others });
+        let free = |priority| Some((Filter { priority, qdisc: others }, Occupant::Absent));
         assert_eq!(ours.place(&there), free(ours.first));
         // As if the hashes of both addresses were equal.
         there.push(filter(ours.first, theirs.name(others)));
         let next = 0xb000 | (ours.first + 1) & 0xfff;
         assert_eq!(ours.place(&there), free(next));
         there.push(filter(next, ours.name(QdiscOwner::Us)));
-        let found = Some(Place { priority: next, is_ours: true, qdisc: QdiscOwner::Us });
+        let found = Some((Filter { priority: next, qdisc: QdiscOwner::Us }, Occupant::Replaced));
         assert_eq!(ours.place(&there), found, "of an earlier process");
         // Our filter is found even if the first priority has become free.
         there.remove(0);

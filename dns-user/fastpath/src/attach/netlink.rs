@@ -74,7 +74,7 @@ const CLSACT_EGRESS: u32 = 0xffff_fff3;
 const BUFFER: usize = 1 << 16;
 
 /// The properties of an interface that decide whether and how it is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) ifindex: u32,
     pub(crate) name: String,
@@ -92,24 +92,6 @@ pub(crate) struct Link {
     pub(crate) collects_metadata: bool,
     /// Whether this is a VLAN-aware bridge.
     pub(crate) filters_vlans: bool,
-}
-
-impl Link {
-    /// Returns a plain Ethernet interface.
-    pub(crate) fn named(ifindex: u32, name: &str) -> Self {
-        Self {
-            ifindex,
-            name: name.to_owned(),
-            layer: ETHERNET,
-            kind: None,
-            part_of: None,
-            address: [0; 6],
-            master: None,
-            xdp_program: None,
-            collects_metadata: false,
-            filters_vlans: false,
-        }
-    }
 }
 
 pub(crate) const ETHERNET: u16 = 1;
@@ -159,6 +141,13 @@ pub(crate) struct Socket {
     fd: OwnedFd,
     /// Sequence number of the last request.
     sequence: u32,
+}
+
+/// The filter that has a priority already; it is an error if one is expected to be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occupant {
+    Absent,
+    Replaced,
 }
 
 impl Socket {
@@ -326,13 +315,12 @@ impl Socket {
         Ok(any)
     }
 
-    /// Attaches a program at ingress as the classic filter of this priority. With `replace` it
-    /// replaces the existing filter; otherwise there must be none.
+    /// Attaches a program at ingress as the classic filter of this priority.
     pub(crate) fn set_filter(
         &mut self,
         ifindex: u32,
         priority: u16,
-        replace: bool,
+        occupant: Occupant,
         program: BorrowedFd<'_>,
         name: &str,
     ) -> io::Result<()> {
@@ -343,7 +331,10 @@ impl Socket {
         push_text(&mut options, TCA_BPF_NAME, name);
         push_attribute(&mut options, TCA_BPF_FLAGS, &ACT_DIRECT.to_ne_bytes());
         push_attribute(&mut body, libc::TCA_OPTIONS, &options);
-        let place = if replace { REPLACE } else { EXCLUSIVE };
+        let place = match occupant {
+            Occupant::Replaced => REPLACE,
+            Occupant::Absent => EXCLUSIVE,
+        };
         self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
     }
 
@@ -546,7 +537,7 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     let mut link = Link {
         ifindex: word(&header[4..])?,
         layer: u16::from_ne_bytes([header[2], header[3]]),
-        ..Link::named(0, "")
+        ..Link::default()
     };
     for (kind, value) in Attributes(attributes) {
         match kind {
@@ -660,6 +651,13 @@ pub(crate) fn text(value: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Link {
+        /// Returns a plain Ethernet interface.
+        pub(crate) fn named(ifindex: u32, name: &str) -> Self {
+            Self { ifindex, name: name.to_owned(), layer: ETHERNET, ..Self::default() }
+        }
+    }
 
     #[test]
     fn the_kernel_names_lo() {

@@ -39,7 +39,7 @@ use crate::{bpf, bpf::LinkKind, map::control::ControlPage, object::KEPT_MAPS};
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
     /// `<bpffs>/<address>-<port>-<network namespace>`.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// State of the folder of pins after a removal.
@@ -81,10 +81,6 @@ impl Pins {
         // The administrator controls the path of xdp.bpffs; below it, no symbolic link is followed.
         let bpffs = fs::canonicalize(bpffs).unwrap_or_else(|_| bpffs.to_path_buf());
         Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     /// Returns the links pinned here by root, this process's user or `attacher`. Skips links that
@@ -308,7 +304,8 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
 /// only for the folder and for entries with names that servers pin, and never through a symbolic
 /// link: this runs as root, and a previous owner of the folder could have put anything there.
 pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
-    let folder = open_itself(path).map_err(|error| in_file(path, error))?;
+    let folder =
+        openat(AT_FDCWD, path, ITSELF, Mode::empty()).map_err(|error| in_file(path, error.into()))?;
     if fstatfs(&folder)?.filesystem_type() != BPF_FS_MAGIC {
         return Err(in_file(path, io::Error::other("it is not on a bpffs")));
     }
@@ -374,11 +371,6 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
         }
     }
     Ok(())
-}
-
-/// Opens the object at the end of a path itself, even if it is a symbolic link.
-fn open_itself(path: &Path) -> io::Result<OwnedFd> {
-    Ok(openat(AT_FDCWD, path, ITSELF, Mode::empty())?)
 }
 
 /// Flags of `openat` for a handle to the object itself, even if it is a symbolic link.
@@ -455,8 +447,7 @@ impl Folder {
     /// Opens an object pinned by root, by this process's user or by `attacher`.
     pub(super) fn get(&self, name: &str, attacher: Option<Uid>) -> io::Result<OwnedFd> {
         let path = self.path.join(name);
-        let handle = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let pin = openat(&self.opened, name, handle, Mode::empty())?;
+        let pin = openat(&self.opened, name, ITSELF, Mode::empty())?;
         let found = fstat(&pin)?;
         let owner = Uid::from_raw(found.st_uid);
         let is_file = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
@@ -572,9 +563,9 @@ mod tests {
         assert!(pins.links().join("other").exists() && !pins.maps().exists());
         // A link in place of the folder leads nowhere.
         let elsewhere = base.path().join("elsewhere");
-        fs::rename(pins.folder(), &elsewhere).unwrap();
+        fs::rename(&pins.folder, &elsewhere).unwrap();
         fs::remove_file(elsewhere.join("links/other")).unwrap();
-        symlink(&elsewhere, pins.folder()).unwrap();
+        symlink(&elsewhere, &pins.folder).unwrap();
         pins.remove().unwrap_err();
         assert!(elsewhere.join("links").exists());
     }
@@ -582,7 +573,7 @@ mod tests {
     #[test]
     fn folder_names_identify_endpoints() {
         let at = |text: &str| {
-            Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder().to_str().unwrap().to_owned()
+            Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder.to_str().unwrap().to_owned()
         };
         assert!(at("169.254.0.2:53").starts_with("/b/169_254_0_2-53-"));
         assert!(!at("127.0.0.1:53").contains('.'));

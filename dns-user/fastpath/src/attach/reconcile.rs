@@ -23,7 +23,7 @@ use super::{
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
     netlink::{Link, LocalAddress, Socket},
-    pins::{KeptMaps, PinnedLink, Pins},
+    pins::{KeptMaps, PinnedLink},
     rtnl_throttle::{Backlog, CniGrace, DEADLINE, EventPace, Events, RtnlThrottle},
     selection::Selection,
     topology,
@@ -72,8 +72,6 @@ pub(crate) struct Setting {
     pub(crate) mode: HookMode,
     pub(crate) programs: Programs,
     pub(crate) filters: Filters,
-    /// The folder of pins; `None` without pinning.
-    pub(crate) pins: Option<Pins>,
     /// Listen addresses of the server; wildcards expand to the local addresses.
     pub(crate) listen: Vec<SocketAddr>,
     /// The page from which the programs read the endpoints and interfaces to serve.
@@ -85,7 +83,7 @@ pub(crate) struct Setting {
     pub(crate) predecessor: Vec<PinnedLink>,
     /// Becomes 1 when the map is filled; programs are attached only then.
     pub(crate) installs: watch::Receiver<u64>,
-    /// Maps that the programs still need after this process has ended.
+    /// Maps that the programs still need after this process has ended, and the folder of pins.
     pub(crate) kept_maps: Arc<KeptMaps>,
     /// Log messages of the programs, read here because this thread wakes up regularly.
     pub(crate) messages: Option<Messages>,
@@ -452,53 +450,44 @@ impl InterfaceReconciler {
 
     /// Returns the interfaces to serve, with the endpoints for which the gate is open.
     fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
-        let Self {
-            setting,
-            netlink,
-            links,
-            endpoints,
-            gate,
-            attached,
-            firewall,
-            refusals,
-            earlier_filters,
-            ..
-        } = self;
-        for link in links.iter() {
-            let named = setting.selection.names(link);
-            let was_served = earlier_filters.contains(&link.ifindex)
-                || setting.predecessor.iter().any(|left| left.ifindex == link.ifindex);
-            if named || was_served {
-                endpoints.iter().for_each(|&(_, slot)| gate.open(link.ifindex, slot, now));
+        for link in &self.links {
+            if self.is_urgent(link) {
+                self.endpoints.iter().for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
             }
         }
-        for (&ifindex, on) in attached.iter_mut() {
-            let replies = setting.scope.interface(ifindex).map_or(0, |slot| setting.counters.interface(slot));
+        for (&ifindex, on) in &mut self.attached {
+            let replies =
+                self.setting.scope.interface(ifindex).map_or(0, |slot| self.setting.counters.interface(slot));
             if replies != on.replies.0 {
                 on.replies = (replies, now);
             }
             if now.saturating_duration_since(on.replies.1) >= IDLE {
-                gate.close(ifindex);
+                self.gate.close(ifindex);
             }
         }
-        refusals.clear();
+        self.refusals.clear();
         let mut wanted = BTreeMap::new();
-        if gate.interfaces().next().is_some() && firewall.refresh(now) {
-            gate.disturb(now);
+        if self.gate.interfaces().next().is_some() && self.firewall.refresh(now) {
+            self.gate.disturb(now);
         }
-        for link in links.iter().filter(|link| setting.selection.takes(link)) {
+        for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
             let mut mask = 0;
-            for &(endpoint, slot) in endpoints.iter() {
-                if !gate.is_open(link.ifindex, slot) {
+            for &(endpoint, slot) in &self.endpoints {
+                if !self.gate.is_open(link.ifindex, slot) {
                     continue;
                 }
-                let objection = match topology::refusal(link, links) {
+                let objection = match topology::refusal(link, &self.links) {
                     Some(refusal) => Some((refusal.to_owned(), None)),
-                    None => firewall.objection(link, endpoint, gate.known(link.ifindex, slot), netlink),
+                    None => self.firewall.objection(
+                        link,
+                        endpoint,
+                        self.gate.known(link.ifindex, slot),
+                        &mut self.netlink,
+                    ),
                 };
-                gate.forbid(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
+                self.gate.forbid(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
                 match objection {
-                    Some((why, _)) => drop(refusals.insert(link.ifindex, why)),
+                    Some((why, _)) => drop(self.refusals.insert(link.ifindex, why)),
                     None => mask |= 1 << slot,
                 }
             }
@@ -722,6 +711,6 @@ impl InterfaceReconciler {
 }
 
 fn context<'a>(setting: &'a mut Setting, netlink: &'a mut Socket, settled: bool) -> AttachContext<'a> {
-    let Setting { programs, filters, pins, predecessor, .. } = setting;
-    AttachContext { programs, filters, pins: pins.as_ref(), predecessor, netlink, settled }
+    let Setting { programs, filters, kept_maps, predecessor, .. } = setting;
+    AttachContext { programs, filters, pins: kept_maps.pins.as_ref(), predecessor, netlink, settled }
 }

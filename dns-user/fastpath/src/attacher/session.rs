@@ -8,7 +8,7 @@ use std::{
     io,
     net::SocketAddr,
     os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
     },
     sync::Arc,
@@ -37,11 +37,9 @@ use crate::{
         AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, send, send_descriptors,
     },
     mailbox::{self, Notifications, Notifier},
-    map::{counters::CounterPages, scope::ScopePage},
-    object::{KEPT_MAPS, Object, SHARED_MAPS},
+    object::{Object, SHARED_MAPS},
     observe::Messages,
     programs::{Program, ProgramStatuses, Programs},
-    publish::table::Limits,
 };
 
 /// Minimum time between two reports once the server is ready: on a machine with short-lived
@@ -134,7 +132,7 @@ fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
     let shapes =
         |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
     let response =
-        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.limits };
+        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.object.limits };
     send_descriptors(stream, &[&maps[..], &earlier].concat())?;
     send(stream, &response)
 }
@@ -236,12 +234,7 @@ struct Loaded {
     /// Our filters, for interfaces with clsact.
     filters: Filters,
     statuses: ProgramStatuses,
-    maps: [(&'static str, OwnedFd); KEPT_MAPS],
-    tap: OwnedFd,
-    scope: Arc<ScopePage>,
-    counters: Arc<CounterPages>,
-    messages: Option<Messages>,
-    limits: Limits,
+    object: Object,
     changed: Notifier,
     notifications: Notifications,
 }
@@ -251,29 +244,16 @@ impl Loaded {
     fn load(authority: &Authority) -> Result<Self, FastPathError> {
         let (changed, notifications) =
             mailbox::notifications().map_err(|error| FastPathError::io("creating a socket pair", error))?;
-        let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } =
-            Object::load(&authority.xdp)?;
+        let (ebpf, object) = Object::load(&authority.xdp)?;
         let statuses = ProgramStatuses::new(changed.clone());
         let programs = Programs::start(
             ebpf,
-            messages.as_ref().map(Messages::map),
+            object.messages.as_ref().map(Messages::map),
             statuses.clone(),
-            limits.answers + limits.replies > 0,
+            object.limits.answers + object.limits.replies > 0,
         )
         .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
-        Ok(Self {
-            programs,
-            filters: Filters::of(authority.main),
-            statuses,
-            maps: kept_maps,
-            tap,
-            scope,
-            counters,
-            messages,
-            limits,
-            changed,
-            notifications,
-        })
+        Ok(Self { programs, filters: Filters::of(authority.main), statuses, object, changed, notifications })
     }
 
     /// Lets the kernel verify the program that most interfaces need in this mode, before they are known.
@@ -309,7 +289,7 @@ impl Loaded {
     /// Returns the maps that the server needs, in the protocol's order.
     fn shared_maps(&self) -> Option<[BorrowedFd<'_>; SHARED_MAPS]> {
         let map = |name: &str| {
-            let found = self.maps.iter().find(|(known, _)| *known == name);
+            let found = self.object.kept_maps.iter().find(|(known, _)| *known == name);
             found.map(|(_, fd)| fd.as_fd())
         };
         Some([
@@ -319,7 +299,7 @@ impl Loaded {
             map(names::ANSWER_ENTRIES)?,
             map(names::CONTROL)?,
             map(names::COUNTERS)?,
-            self.tap.as_fd(),
+            self.object.tap.as_fd(),
         ])
     }
 }
@@ -341,27 +321,14 @@ impl Prepared {
         installs: watch::Receiver<u64>,
     ) -> Result<Installed, FastPathError> {
         let Self { loaded, pins, predecessor } = self;
-        let Loaded {
-            programs,
-            filters,
-            statuses,
-            maps,
-            tap: _,
-            scope,
-            counters,
-            messages,
-            limits: _,
-            changed,
-            notifications,
-        } = loaded;
+        let Object { kept_maps: maps, tap: _, scope, counters, messages, limits: _ } = loaded.object;
         scope.set_vlans(&config.vlans);
-        let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps });
+        let kept_maps = Arc::new(KeptMaps { pins, maps });
         let interfaces = Interfaces::start(Setting {
             selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
             mode: config.mode,
-            programs,
-            filters,
-            pins: pins.clone(),
+            programs: loaded.programs,
+            filters: loaded.filters,
             listen: endpoints.to_vec(),
             scope,
             counters,
@@ -370,10 +337,11 @@ impl Prepared {
             installs,
             kept_maps: kept_maps.clone(),
             messages,
-            changed,
+            changed: loaded.changed,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
-        Ok(Installed { interfaces, statuses, notifications, pins, kept_maps })
+        let (statuses, notifications) = (loaded.statuses, loaded.notifications);
+        Ok(Installed { interfaces, statuses, notifications, kept_maps })
     }
 }
 
@@ -383,8 +351,7 @@ struct Installed {
     statuses: ProgramStatuses,
     /// Sent when the state of interfaces or programs may have changed.
     notifications: Notifications,
-    pins: Option<Pins>,
-    /// The maps needed by the programs, kept open.
+    /// The maps needed by the programs, kept open, and the folder of pins.
     kept_maps: Arc<KeptMaps>,
 }
 
@@ -394,16 +361,16 @@ impl Installed {
             interfaces: self.interfaces.status.borrow().clone(),
             programs: self.statuses.all(),
             ready: *self.interfaces.ready.borrow(),
-            pinned_at: self.pins.as_ref().map(|pins| pins.folder().to_path_buf()),
+            pinned_at: self.kept_maps.pins.as_ref().map(|pins| pins.folder.clone()),
         }
     }
 
     /// Detaches everything, or leaves it to a successor.
     fn stop(self, on_stop: OnStop) {
-        let Self { interfaces, statuses: _, notifications: _, pins, kept_maps } = self;
+        let Self { interfaces, statuses: _, notifications: _, kept_maps } = self;
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
-            && let Some(pins) = pins
+            && let Some(pins) = &kept_maps.pins
             // The pinned links are a predecessor's if this server ended before it took over.
             && (kept_maps.are_pinned() || pins.pinned_links(None).is_empty())
             && let Err(error) = pins.remove()

@@ -99,7 +99,7 @@ impl InterfaceReconciler {
             self.attached.remove(&ifindex);
             self.earlier_filters.remove(&ifindex);
             self.setting.scope.remove_interface(ifindex);
-            if let Some(pins) = &self.setting.pins {
+            if let Some(pins) = &self.setting.kept_maps.pins {
                 pins.unpin_links(ifindex);
             }
         }

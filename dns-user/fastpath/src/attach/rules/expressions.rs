@@ -28,7 +28,7 @@ pub(super) struct Machine<'a, F> {
     /// Name of the last expression that loaded a register.
     origin: &'static str,
     /// Whether the conditions so far hold.
-    meets: Meets,
+    pub(super) meets: Meets,
     verdicts: Vec<Verdict>,
 }
 
@@ -47,10 +47,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             meets: Meets::Yes,
             verdicts: Vec::new(),
         }
-    }
-
-    pub(super) fn meets(&self) -> Meets {
-        self.meets
     }
 
     /// Returns the possible verdicts of the rule, exactly one of which applies.

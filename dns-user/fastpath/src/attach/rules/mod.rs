@@ -24,11 +24,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-pub(crate) use self::{
-    facts::Facts,
-    walk::Device,
-    xtables::{LISTS, open_lists, use_lists},
-};
+pub use self::xtables::{LISTS, open_lists, use_lists};
+pub(crate) use self::{facts::Facts, walk::Device};
 use self::{
     nft::DeviceHook,
     walk::{Ends, Nat, Packet},

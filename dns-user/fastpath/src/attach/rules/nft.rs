@@ -214,11 +214,11 @@ impl Chains for Way<'_, '_> {
         let mut machine = Machine::new(packet, |name| ruleset.set(chain, name));
         for expression in &chain.rules[rule] {
             machine.step(expression);
-            if machine.meets() == Meets::No {
+            if machine.meets == Meets::No {
                 return Vec::new();
             }
         }
-        let meets = machine.meets();
+        let meets = machine.meets;
         let mut actions = Vec::new();
         for verdict in machine.verdicts() {
             let action = match verdict {

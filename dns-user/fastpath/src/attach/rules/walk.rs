@@ -334,17 +334,14 @@ impl Packet {
     /// through `device`. `from` and `to` are those of the query as the client sent it.
     pub(super) fn reply(&self, device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
         Self {
-            input: None,
             output: Some(device.clone()),
             from: endpoint,
             to: SocketAddr::new(client, CLIENT_PORT),
             established: true,
             to_us: false,
             from_us: true,
-            mark: Mark::ZERO,
             flow_mark: self.flow_mark,
-            untracked: false,
-            facts: self.facts.clone(),
+            ..Self::without_device(client, endpoint, &self.facts)
         }
     }
 

@@ -50,8 +50,8 @@ pub(super) struct Table {
     entries: Vec<u8>,
 }
 
-/// Names of the lists of existing tables, for IPv4 and IPv6.
-pub(crate) const LISTS: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
+/// Names of the lists of legacy packet filter tables, for IPv4 and IPv6.
+pub const LISTS: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 
 /// Kernel modules of a family: the one on which its tables depend, and the prefix of the module of each table.
 const MODULES: [(&str, &str); 2] = [("ip_tables", "iptable_"), ("ip6_tables", "ip6table_")];
@@ -64,13 +64,15 @@ fn path(list: usize) -> String {
     format!("/proc/thread-self/net/{}", LISTS[list])
 }
 
-/// Opens the lists of the calling thread's network namespace. Only root may (mode 0440).
-pub(crate) fn open_lists() -> [Option<File>; 2] {
+/// Opens the lists of the calling thread's network namespace, which only root may (mode 0440), for an
+/// attacher that never is root. A missing one does not exist.
+pub fn open_lists() -> [Option<File>; 2] {
     [0, 1].map(|list| File::open(path(list)).ok())
 }
 
-/// Uses these lists, otherwise the lists that the process can open now, for the rest of its life.
-pub(crate) fn use_lists(handed: [Option<File>; 2]) {
+/// Makes the attacher read these lists, otherwise the lists that it can open now, for the rest of its life.
+/// Must be called before it changes its user.
+pub fn use_lists(handed: [Option<File>; 2]) {
     OPENED.get_or_init(|| {
         let [v4, v6] = open_lists();
         let [handed_v4, handed_v6] = handed;
