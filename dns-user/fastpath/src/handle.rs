@@ -148,29 +148,30 @@ impl FastPathHandle {
         self.0.members.load().first()?.fast_path.upgrade()
     }
 
-    /// Publishes the names of a new state, see [`Publisher::install`].
+    /// Publishes the names of a new snapshot, and learned names that still resolve.
     pub fn install(&self, names: &Arc<dyn NameSource>) {
         self.for_each(|publisher| publisher.install(names.clone()));
     }
 
-    /// Resolves the names of these domains again, see [`Publisher::refresh`].
+    /// Publishes the current answers of names within these domains; all other answers are unchanged.
     pub fn refresh(&self, names: &Arc<dyn NameSource>, domains: &[Name]) {
         self.for_each(|publisher| publisher.refresh(names.clone(), domains));
     }
 
-    /// Resolves the names of these instances again, see [`Publisher::health_changed`].
+    /// Resolves the names again whose answers contain these instances.
     pub fn health_changed(&self, instances: &[IpAddr]) {
         self.for_each(|publisher| publisher.health_changed(instances));
     }
 
-    /// Publishes a name that was just resolved in userspace, see [`Publisher::learn`].
+    /// Hands over a name resolved locally in userspace, so that the interface answers its next query. Dropped
+    /// if the publisher is behind.
     #[inline]
     pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
         self.current(|publisher| publisher.learn(name));
     }
 
-    /// Publishes the denial of a name that does not exist, see [`Self::learn`], unless the client hands
-    /// over too many.
+    /// Like [`Self::learn`], for a name that does not exist: random names are any number, so each client
+    /// hands over some per second.
     #[inline]
     pub fn learn_denial<'n>(&self, name: impl Into<NameRef<'n>>, client: Option<IpAddr>) {
         self.current(|publisher| publisher.learn_denial(name.into(), client));
@@ -190,8 +191,9 @@ impl FastPathHandle {
         self.for_each(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
     }
 
-    /// Publishes a forwarded answer that was looked up in `generation` and used in userspace,
-    /// unless it was handed over before.
+    /// Hands over a forwarded answer that was looked up in `generation` and used in userspace, so that the
+    /// interface answers the next query. `answer` is called only if it was not handed over before. Dropped if
+    /// the publisher is behind.
     #[inline]
     pub fn offer_answer(
         &self,
@@ -202,14 +204,15 @@ impl FastPathHandle {
         self.current(|publisher| publisher.offer(question, generation, answer));
     }
 
-    /// Publishes the local reply to a question that userspace has just answered, if it is repeated, see
-    /// [`Publisher::learn_reply`].
+    /// Hands over a question that was answered by a local reply other than a list of addresses, so that the
+    /// interface answers it from the third query on. `size` is the client's EDNS size. Dropped if the publisher
+    /// is behind, or the client hands over too many.
     #[inline]
     pub fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
         self.current(|publisher| publisher.learn_reply(question, size, client));
     }
 
-    /// Replaces a forwarded answer by one that was looked up in `generation`.
+    /// Replaces a forwarded answer by one that was looked up in `generation`. Dropped if the publisher is behind.
     pub fn replace_answer(&self, answer: ForwardedAnswer, generation: u64) {
         self.current(|publisher| publisher.renew(answer, generation));
     }
@@ -219,8 +222,9 @@ impl FastPathHandle {
         self.for_each(|publisher| publisher.remove_answer(question));
     }
 
-    /// Returns when an interface last gave the forwarded answer to this question, in nanoseconds of
-    /// `CLOCK_MONOTONIC_COARSE`; `None` if there is none or it was never used.
+    /// Returns when an interface last gave the forwarded answer to this question, in ns of
+    /// `CLOCK_MONOTONIC_COARSE`; `None` if there is none or it was never used. Approximate: another question may
+    /// have the same hash.
     pub fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
         self.current(|publisher| publisher.answer_last_used_ns(question))?
     }
@@ -243,12 +247,13 @@ impl FastPathHandle {
         self.0.renewals.1.lock().take()
     }
 
-    /// Withdraws names that are no longer admitted, see [`Publisher::withdraw`].
+    /// Removes names that are no longer admitted.
     pub fn withdraw(&self, names: &[Name]) {
         self.for_each(|publisher| publisher.withdraw(names));
     }
 
-    /// Limits for some time how many queries reach userspace, see [`Publisher::shed`].
+    /// Limits the queries passed to userspace during this time to `shares`, one per group of clients, as
+    /// fractions of 2^32 - 1; `None` lifts the limit. Takes effect immediately.
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
         self.for_each(|publisher| publisher.shed(shares, time));
     }
@@ -258,12 +263,14 @@ impl FastPathHandle {
         self.get().map(|fast_path| fast_path.counters.passed_to_userspace())
     }
 
-    /// Returns when an interface last answered for a name, see [`Publisher::last_used_ns`].
+    /// Returns when an interface last answered for a name, in ns of `CLOCK_MONOTONIC_COARSE`; `None` if it is not
+    /// published or was never used.
     pub fn last_used_ns(&self, name: &Name) -> Option<u64> {
         self.current(|publisher| publisher.last_used_ns(name))?
     }
 
-    /// Makes last-used times exact or cheap, see [`Publisher::keep_exact_last_used`].
+    /// Sets whether last-used times are exact, for callers that need the order within one tick of the clock.
+    /// Takes effect immediately; costs the program a clock read.
     pub fn keep_exact_last_used(&self, exact: bool) {
         // Stored first, so that a publisher added concurrently sees it either way.
         self.0.exact_last_used.store(exact, Ordering::SeqCst);

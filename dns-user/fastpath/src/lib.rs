@@ -59,7 +59,6 @@ pub use self::{
     programs::{ProgramState, ProgramStatus},
     publish::{
         answers::{AnswersStatus, HeldReply, RepliesStatus},
-        publisher::Publisher,
         replies::is_answerable,
         table::{NameSource, TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
@@ -77,7 +76,7 @@ use self::{
     observe::Ring,
     publish::{
         lease::{GracePeriods, Lease},
-        publisher::{self, PublisherThread},
+        publisher::{self, Publisher, PublisherThread},
     },
 };
 use dns_core::{
@@ -299,8 +298,7 @@ impl FastPath {
         Self::start(config, stream.into(), endpoints, health, admission)
     }
 
-    /// Returns a handle of the publisher.
-    pub fn publisher(&self) -> Publisher {
+    pub(crate) fn publisher(&self) -> Publisher {
         self.running(|running| running.publisher.publisher.clone()).unwrap_or_else(Publisher::off)
     }
 

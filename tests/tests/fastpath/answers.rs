@@ -25,7 +25,7 @@ use whole_system_tests::{
     requires,
 };
 
-use crate::lab::{self, List, start, wait};
+use crate::lab::{self, List, handle_of, start, wait};
 
 /// Address counts; the last one exceeds a 512-byte reply.
 const COUNTS: [u16; 4] = [1, 10, 24, 60];
@@ -243,22 +243,22 @@ fn unknown_names_are_learned() -> Result<()> {
     let any = asked("a.bosh.", RecordType::ANY)?.context("no reply to ANY")?;
     assert_eq!(client::addresses(&any), [IpAddr::from([10, 0, 0, 1])]);
 
-    let publisher = fast_path.publisher();
+    let handle = handle_of(&fast_path);
     for name in ["later.bosh", "none.bosh"] {
         assert!(asked(&format!("{name}."), RecordType::A)?.is_none(), "{name} was not queried yet");
-        publisher.learn(&lab::name_of(name));
+        handle.learn(&lab::name_of(name));
     }
-    wait(publisher.flushed());
+    wait(handle.flushed());
     assert_eq!(client::addresses(&asked("later.bosh.", RecordType::A)?.context("no reply")?).len(), 1);
     let nothing = asked("none.bosh.", RecordType::SRV)?.context("no reply")?;
     assert_eq!(lab::code(&nothing), ResponseCode::NXDomain);
     let status = fast_path.status().names;
     assert_eq!((status.published, status.learned, status.negative), (1, 1, 1));
 
-    assert!(publisher.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|at| at > 0));
-    assert_eq!(publisher.last_used_ns(&lab::name_of("never.bosh")), None);
-    publisher.withdraw(&[lab::name_of("later.bosh")]);
-    wait(publisher.flushed());
+    assert!(handle.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|at| at > 0));
+    assert_eq!(handle.last_used_ns(&lab::name_of("never.bosh")), None);
+    handle.withdraw(&[lab::name_of("later.bosh")]);
+    wait(handle.flushed());
     assert!(asked("later.bosh.", RecordType::A)?.is_none());
     let counters = fast_path.counters();
     assert_eq!(counters.hits(), 5);

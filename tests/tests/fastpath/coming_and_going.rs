@@ -6,10 +6,7 @@ use std::{
     net::IpAddr,
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -29,7 +26,7 @@ use whole_system_tests::{
     yardstick::{self, Yardstick},
 };
 
-use crate::lab::{List, ask_unclear, deliver, name_of, start, wait};
+use crate::lab::{List, ask_unclear, deliver, handle_of, name_of, start, wait};
 
 /// Time limit for hundreds of interfaces to be attached, each of which waits for the RTNL lock.
 const ALL_ATTACHED: Duration = Duration::from_secs(400);
@@ -45,13 +42,13 @@ const NOTHING: [&str; 0] = [];
 fn stop_detaches_shared_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
-    let fast_path = Arc::new(start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?);
+    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
     // A scrape of the metrics holds the fast path the same way.
     let held = fast_path.clone();
     fast_path.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert!(held.is_ready() && held.status().interfaces.interfaces.is_empty());
-    assert!(!held.publisher().is_published(&name_of("a.bosh")));
+    assert!(!handle_of(&held).is_published(&name_of("a.bosh")));
     Ok(())
 }
 
@@ -156,8 +153,9 @@ fn successor_adopts_kept_programs() -> Result<()> {
     keep.lease = Duration::from_secs(60);
     let answers = one(1).unlisted("learned.bosh", [10, 0, 0, 9].into());
     let fast_path = start(&pair.server, &keep, &[v4()], answers.clone())?;
-    fast_path.publisher().learn(&name_of("learned.bosh"));
-    wait(fast_path.publisher().flushed());
+    let handle = handle_of(&fast_path);
+    handle.learn(&name_of("learned.bosh"));
+    wait(handle.flushed());
     fast_path.stop();
     assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 1].into()]));
 

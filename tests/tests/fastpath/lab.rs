@@ -13,7 +13,7 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
-use dns_fastpath::{Arrival, Everything, FastPath, NameSource};
+use dns_fastpath::{Arrival, Everything, FastPath, FastPathHandle, NameSource};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -90,16 +90,25 @@ pub(crate) fn start(
     config: &XdpConfig,
     endpoints: &[SocketAddr],
     answers: impl NameSource + 'static,
-) -> Result<FastPath> {
+) -> Result<Arc<FastPath>> {
     let fast_path = namespace
         .run(|| FastPath::start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
         .context("the fast path does not start")?;
-    fast_path.publisher().install(Arc::new(answers));
+    let fast_path = Arc::new(fast_path);
+    let handle = handle_of(&fast_path);
+    let answers: Arc<dyn NameSource> = Arc::new(answers);
+    handle.install(&answers);
     wait(async {
-        fast_path.publisher().flushed().await;
+        handle.flushed().await;
         fast_path.ready().await;
     });
     Ok(fast_path)
+}
+
+pub(crate) fn handle_of(fast_path: &Arc<FastPath>) -> FastPathHandle {
+    let handle = FastPathHandle::default();
+    handle.fill(fast_path);
+    handle
 }
 
 /// Runs a future of the fast path to completion.

@@ -17,7 +17,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
+use dns_fastpath::{Counters, Everything, FastPath, FastPathHandle, NameSource};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
 use whole_system_tests::{
@@ -28,7 +28,7 @@ use whole_system_tests::{
     requires,
 };
 
-use crate::lab::{self, name_of, wait};
+use crate::lab::{self, handle_of, name_of, wait};
 
 /// Number of snapshots installed in sequence.
 const VERSIONS: u32 = 150;
@@ -114,10 +114,10 @@ fn race(mode: HookMode) -> Result<()> {
     let last = Arc::new(LastInstance::default());
     let config = config(mode, &bpffs);
     let start = || FastPath::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
-    let fast_path = pair.server.run(start)?.context("the fast path does not start")?;
-    let publisher = &fast_path.publisher();
+    let fast_path = Arc::new(pair.server.run(start)?.context("the fast path does not start")?);
+    let handle = &handle_of(&fast_path);
     let known = Known::default();
-    install(publisher, &known, 1);
+    install(handle, &known, 1);
     wait(fast_path.ready());
 
     let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -130,17 +130,17 @@ fn race(mode: HookMode) -> Result<()> {
         scope.spawn(move || {
             let mut random = Rng::with_seed(cpus);
             while !done.load(SeqCst) {
-                publisher.learn(&name_of(&learned(random.u32(..LEARNED))));
+                handle.learn(&name_of(&learned(random.u32(..LEARNED))));
                 thread::yield_now();
             }
         });
         scope.spawn(|| {
             while !done.load(SeqCst) {
-                flip(publisher, known, last);
+                flip(handle, known, last);
             }
         });
         for version in 2..=VERSIONS {
-            install(publisher, known, version);
+            install(handle, known, version);
         }
         done.store(true, SeqCst);
         for asker in askers {
@@ -161,15 +161,16 @@ fn outcomes(counters: &Counters) -> String {
 }
 
 /// Hands a version to the publisher and waits until it is published.
-fn install(publisher: &Publisher, known: &Known, version: u32) {
+fn install(handle: &FastPathHandle, known: &Known, version: u32) {
     known.handed.store(version, SeqCst);
-    publisher.install(Arc::new(Versioned(version)));
-    wait(publisher.flushed());
+    let versioned: Arc<dyn NameSource> = Arc::new(Versioned(version));
+    handle.install(&versioned);
+    wait(handle.flushed());
     known.published.store(version, SeqCst);
 }
 
 /// Toggles the health of the last instances.
-fn flip(publisher: &Publisher, known: &Known, last: &LastInstance) {
+fn flip(handle: &FastPathHandle, known: &Known, last: &LastInstance) {
     known.health.fetch_add(1, SeqCst);
     last.fails.fetch_xor(true, SeqCst);
     // Versions handed over from now on use the new state; earlier ones are resolved again now.
@@ -177,8 +178,8 @@ fn flip(publisher: &Publisher, known: &Known, last: &LastInstance) {
     let instances = (handed.saturating_sub(1)..=handed)
         .map(|version| IpAddr::from(Versioned(version).address(INSTANCES)))
         .collect::<Vec<_>>();
-    publisher.health_changed(&instances);
-    wait(publisher.flushed());
+    handle.health_changed(&instances);
+    wait(handle.flushed());
     known.health.fetch_add(1, SeqCst);
 }
 

@@ -28,7 +28,7 @@ struct Run {
 
 /// Allocates runs of cells by best fit and merges freed neighbours. An entry never crosses the
 /// boundary of a chunk.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CellAllocator {
     /// Free runs by length, then position, for best fit.
     by_length: BTreeSet<Run>,
@@ -38,25 +38,17 @@ pub(crate) struct CellAllocator {
     quarantine: Vec<Run>,
     /// Runs freed before the current grace period began; free once it ends.
     waiting: Vec<Run>,
-    total: u32,
+    pub(crate) total: u32,
     /// Cells in use, without quarantine.
     used: u32,
-    quarantined: u32,
+    pub(crate) quarantined: u32,
 }
 
 impl CellAllocator {
     pub(crate) fn new(chunks: u32) -> Self {
         let total =
             chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the store far below 2^32 cells");
-        let mut allocator = Self {
-            by_length: BTreeSet::new(),
-            by_start: BTreeMap::new(),
-            quarantine: Vec::new(),
-            waiting: Vec::new(),
-            total,
-            used: 0,
-            quarantined: 0,
-        };
+        let mut allocator = Self { total, ..Self::default() };
         for chunk in 0..chunks {
             allocator.insert_free(Run { start: chunk * CHUNK_CELLS, length: CHUNK_CELLS });
         }
@@ -103,15 +95,6 @@ impl CellAllocator {
 
     pub(crate) fn free_cells(&self) -> u32 {
         self.total - self.used - self.quarantined
-    }
-
-    /// Returns the number of freed cells that cannot be reused yet.
-    pub(crate) fn quarantined_cells(&self) -> u32 {
-        self.quarantined
-    }
-
-    pub(crate) fn total_cells(&self) -> u32 {
-        self.total
     }
 
     /// Returns the number of bytes in total, in use and in quarantine.
@@ -367,7 +350,7 @@ mod tests {
         allocator.free(second, CELL_SIZE);
         assert!(!allocator.begin_grace_period(), "one is running");
         allocator.end_grace_period();
-        assert_eq!(allocator.quarantined_cells(), 1, "what came later waits for the next one");
+        assert_eq!(allocator.quarantined, 1, "what came later waits for the next one");
         release(&mut allocator);
         assert_eq!(allocator.free_cells(), CHUNK_CELLS);
     }

@@ -28,7 +28,7 @@ use crate::map::control::ControlPage;
 /// Renews the deadline in the `CONTROL` map.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
-    control: Arc<ControlPage>,
+    pub(crate) control: Arc<ControlPage>,
     length_ns: u64,
     /// Time of the last sign of life of the daemon's runtime, in ns of CLOCK_MONOTONIC; 0 before
     /// the first one.
@@ -40,10 +40,6 @@ impl Lease {
     pub(crate) fn new(control: Arc<ControlPage>, length: Duration) -> Self {
         let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 4);
         Self { control, length_ns, heartbeat_ns: Arc::default() }
-    }
-
-    pub(crate) fn page(&self) -> Arc<ControlPage> {
-        self.control.clone()
     }
 
     /// Returns the renewal interval, short enough that most of the lease is left whenever the process stops.
@@ -105,9 +101,9 @@ pub(crate) struct GracePeriods {
     /// One message per grace period: whether the kernel confirmed it.
     over: Receiver<bool>,
     /// Whether a grace period was begun whose end was not reported yet.
-    running: bool,
+    pub(crate) running: bool,
     /// Whether the kernel confirmed every grace period so far.
-    confirmed: bool,
+    pub(crate) confirmed: bool,
 }
 
 impl GracePeriods {
@@ -152,16 +148,6 @@ impl GracePeriods {
         self.note(ended)
     }
 
-    pub(crate) fn is_running(&self) -> bool {
-        self.running
-    }
-
-    /// Returns whether the kernel confirmed every grace period so far; otherwise the thread waited
-    /// for a fixed time instead.
-    pub(crate) fn are_confirmed(&self) -> bool {
-        self.confirmed
-    }
-
     fn note(&mut self, ended: Option<bool>) -> bool {
         let Some(is_confirmed) = ended else { return false };
         self.running = false;
@@ -189,6 +175,6 @@ mod tests {
         assert!(grace.begin());
         assert!(!grace.begin(), "one is running");
         assert!(grace.wait());
-        assert!(!grace.ended() && !grace.is_running());
+        assert!(!grace.ended() && !grace.running);
     }
 }

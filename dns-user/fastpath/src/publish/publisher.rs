@@ -60,9 +60,10 @@ const SLICE: Duration = Duration::from_millis(1);
 /// Longest time spent on what waits in one queue, unless something more urgent arrives first.
 const LEARNING: Duration = Duration::from_millis(20);
 
-/// Handle of the publisher. Cheap to clone; calls never block.
+/// Handle of the publisher. Cheap to clone; calls never block. [`FastPathHandle`](crate::FastPathHandle)
+/// passes its calls on.
 #[derive(Clone)]
-pub struct Publisher {
+pub(crate) struct Publisher {
     /// `None` without a fast path.
     inner: Option<Arc<Handle>>,
 }
@@ -134,36 +135,28 @@ enum Event {
 }
 
 impl Publisher {
-    /// Returns the publisher of a server without a fast path: every call does nothing.
-    pub fn off() -> Self {
+    pub(crate) fn off() -> Self {
         Self { inner: None }
     }
 
-    /// Publishes the names of a new snapshot, and learned names that still resolve.
-    pub fn install(&self, answers: Arc<dyn NameSource>) {
+    pub(crate) fn install(&self, answers: Arc<dyn NameSource>) {
         self.send(Event::Install(answers));
     }
 
-    /// Publishes the current answers of names within these domains; all other answers are unchanged.
-    pub fn refresh(&self, answers: Arc<dyn NameSource>, domains: &[Name]) {
+    pub(crate) fn refresh(&self, answers: Arc<dyn NameSource>, domains: &[Name]) {
         self.send(Event::Refresh(answers, domains.into()));
     }
 
-    /// Resolves the names again whose answers contain these instances.
-    pub fn health_changed(&self, instances: &[IpAddr]) {
+    pub(crate) fn health_changed(&self, instances: &[IpAddr]) {
         if !instances.is_empty() {
             self.send(Event::HealthChanged(instances.into()));
         }
     }
 
-    /// Hands over a name resolved locally in userspace, so that the interface answers its next
-    /// query. Dropped if the publisher is behind.
-    pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
+    pub(crate) fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
         self.learn_if(name.into(), |_| true);
     }
 
-    /// Like [`Self::learn`], for a name that does not exist: random names are any number, so each client
-    /// hands over some per second.
     pub(crate) fn learn_denial(&self, name: NameRef<'_>, client: Option<IpAddr>) {
         self.learn_if(name, |handle| handle.may_hand_over(client));
     }
@@ -186,9 +179,6 @@ impl Publisher {
         self.send(Event::BeginAnswers(generation, renewals.clone()));
     }
 
-    /// Hands over a forwarded answer that was looked up in `generation` and used in userspace, so
-    /// that the interface answers the next query. `answer` is called only if it was not handed over
-    /// before. Dropped if the publisher is behind.
     pub(crate) fn offer(
         &self,
         question: &AnswerKey<'_>,
@@ -210,9 +200,6 @@ impl Publisher {
         }
     }
 
-    /// Hands over a question that was answered by a local reply other than a list of addresses, so that
-    /// the interface answers it from the third query on. `size` is the client's EDNS size. Dropped if
-    /// the publisher is behind, or the client hands over too many.
     pub(crate) fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
         let Some(handle) = &self.inner else { return };
         let AnswersHandle { questions: Some(questions), question_filter, .. } = &handle.answers else {
@@ -231,7 +218,6 @@ impl Publisher {
         }
     }
 
-    /// Hands over the renewed answer to a question in the map. Dropped if the publisher is behind.
     pub(crate) fn renew(&self, answer: ForwardedAnswer, generation: u64) {
         if let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) {
             // If this fails, the old answer expires.
@@ -253,8 +239,6 @@ impl Publisher {
         }
     }
 
-    /// Returns when the programs last gave the answer to this question; `None` if the map holds none
-    /// or it was never used. Approximate: another question may have the same hash.
     pub(crate) fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
         let handle = self.inner.as_ref()?;
         let index = &handle.answers.index;
@@ -262,21 +246,17 @@ impl Publisher {
         Some(index.entries.last_used_ns(location)).filter(|&last_used| last_used != 0)
     }
 
-    /// Removes names that are no longer admitted.
-    pub fn withdraw(&self, names: &[Name]) {
+    pub(crate) fn withdraw(&self, names: &[Name]) {
         if !names.is_empty() {
             self.send(Event::Withdraw(names.into()));
         }
     }
 
-    /// Returns whether the interface currently answers this name.
-    pub fn is_published(&self, name: &Name) -> bool {
+    pub(crate) fn is_published(&self, name: &Name) -> bool {
         self.header(name).is_some()
     }
 
-    /// Returns when the programs last answered this name, in ns of `CLOCK_MONOTONIC_COARSE`; `None`
-    /// if it is not published or was never used.
-    pub fn last_used_ns(&self, name: &Name) -> Option<u64> {
+    pub(crate) fn last_used_ns(&self, name: &Name) -> Option<u64> {
         self.header(name).map(|header| header.last_used_ns).filter(|&last_used| last_used != 0)
     }
 
@@ -289,17 +269,13 @@ impl Publisher {
         (read_name(memory, location)? == *name).then_some(header)
     }
 
-    /// Sets whether last-used times are exact, for callers that need the order within one tick of
-    /// the clock. Takes effect immediately; costs the program a clock read.
-    pub fn keep_exact_last_used(&self, exact: bool) {
+    pub(crate) fn keep_exact_last_used(&self, exact: bool) {
         if let Some(handle) = &self.inner {
             handle.page.set_exact_last_used(exact);
         }
     }
 
-    /// Limits the queries passed to userspace during this time to `shares`, one per group of
-    /// clients, as fractions of 2^32 - 1; `None` lifts the limit. Takes effect immediately.
-    pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
+    pub(crate) fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
         let Some(handle) = &self.inner else { return };
         match shares {
             Some(shares) => {
@@ -310,15 +286,13 @@ impl Publisher {
         }
     }
 
-    /// Resolves when all earlier calls have taken effect in the map.
-    pub async fn flushed(&self) {
+    pub(crate) async fn flushed(&self) {
         let (done, wait) = oneshot::channel();
         self.send(Event::Flush(done));
         // An error means that the publisher has ended, so there is nothing left to wait for.
         let _ = wait.await;
     }
 
-    /// Returns the local replies in the map, in no particular order.
     pub(crate) async fn local_replies(&self) -> Vec<HeldReply> {
         let (done, replies) = oneshot::channel();
         self.send(Event::ListReplies(done));
@@ -390,7 +364,7 @@ impl PublisherThread {
             allowance: ClientAllowance::default(),
             seed,
             names,
-            page: lease.page(),
+            page: lease.control.clone(),
             answers: AnswersHandle {
                 offers,
                 filter: answer_filter,
@@ -543,7 +517,7 @@ impl Worker {
         let source = self.table.answers();
         // The programs look for local replies only while they look for whole answers at all.
         if !self.answers.keeps_forwarded() {
-            self.lease.page().begin_answers();
+            self.lease.control.begin_answers();
         }
         let Self { answers, control, questions, .. } = self;
         let mut learn = |Question { question, size }| answers.learn(&*source, question, size, now_ns);
@@ -593,11 +567,11 @@ impl Worker {
                 self.note_installed(begun);
             }
             Event::Refresh(source, domains) => {
-                let had_work = (table.is_installing(), table.is_outdated());
+                let had_work = (table.is_installing(), table.is_outdated);
                 let older = table.answers();
                 table.refresh_within(source.clone(), &domains, &mut progress);
                 answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
-                if (self.table.is_installing(), self.table.is_outdated()) != had_work {
+                if (self.table.is_installing(), self.table.is_outdated) != had_work {
                     self.note_installed(begun);
                 }
             }
@@ -615,7 +589,7 @@ impl Worker {
             Event::Flush(done) => {
                 self.learn_waiting();
                 let waiting =
-                    if self.table.is_outdated() { &mut self.later_flushes } else { &mut self.flushes };
+                    if self.table.is_outdated { &mut self.later_flushes } else { &mut self.flushes };
                 waiting.push(done);
                 if !self.table.is_installing() {
                     self.flush();
@@ -628,8 +602,7 @@ impl Worker {
 
     /// Records that new records were installed, which the table may still have to finish.
     fn note_installed(&mut self, begun: Instant) {
-        let since =
-            if self.table.is_outdated() { &mut self.next_behind_since } else { &mut self.behind_since };
+        let since = if self.table.is_outdated { &mut self.next_behind_since } else { &mut self.behind_since };
         since.get_or_insert(begun);
         if !self.table.is_installing() {
             self.finish_pass();

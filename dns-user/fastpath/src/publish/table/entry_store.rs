@@ -63,12 +63,12 @@ impl<W: Words> EntryStore<W> {
 
     /// Returns whether `size` bytes are in quarantine and will become free.
     pub(crate) fn will_have(&self, size: usize) -> bool {
-        self.allocator.quarantined_cells() >= cells(size)
+        self.allocator.quarantined >= cells(size)
     }
 
     /// Returns the bytes freed by one eviction, at least `size`.
     pub(crate) fn batch(&self, size: usize) -> usize {
-        size.max((self.allocator.total_cells() / BATCH_SHARE) as usize * CELL_SIZE)
+        size.max((self.allocator.total / BATCH_SHARE) as usize * CELL_SIZE)
     }
 
     /// Writes an entry to its allocated cells and points the index to it, in place of an older
@@ -109,7 +109,7 @@ impl<W: Words> EntryStore<W> {
         if grace.ended() {
             self.allocator.end_grace_period();
         }
-        if !grace.is_running() && self.allocator.begin_grace_period() {
+        if !grace.running && self.allocator.begin_grace_period() {
             // If the thread of the grace periods has ended, these cells stay in quarantine.
             grace.begin();
         }
@@ -117,6 +117,6 @@ impl<W: Words> EntryStore<W> {
 
     /// Returns the number of cells that learned names leave free.
     fn reserve(&self) -> u32 {
-        self.allocator.total_cells() / RESERVE_SHARE
+        self.allocator.total / RESERVE_SHARE
     }
 }

@@ -19,7 +19,7 @@ impl Table {
 
     /// Allocates cells for the encoded entry of a name of this kind, evicting other names if permitted.
     pub(super) fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
-        let held = self.records.get(key).map(|record| record.kind());
+        let held = self.records.get(key).map(|record| record.kind);
         match kind {
             Kind::Published | Kind::Learned if !matches!(held, Some(Kind::Published | Kind::Learned)) => {
                 while self.records.positive_count() >= self.limits.max_names {

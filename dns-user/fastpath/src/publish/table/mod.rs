@@ -139,7 +139,7 @@ pub(crate) struct Table {
     /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
     /// Whether newer answers have arrived since the current pass began.
-    is_outdated: bool,
+    pub(crate) is_outdated: bool,
     evicted: u64,
     encoded: Encoded,
 }
@@ -288,7 +288,7 @@ impl Table {
             return;
         }
         let concerned = |record: &NameRecord| {
-            let name = read_name(&self.store.memory, record.location());
+            let name = read_name(&self.store.memory, record.location);
             // A name that cannot be read is removed.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
         };
@@ -303,11 +303,6 @@ impl Table {
 
     pub(crate) fn is_installing(&self) -> bool {
         self.pass.is_some()
-    }
-
-    /// Returns whether newer answers wait for the end of the current pass.
-    pub(crate) fn is_outdated(&self) -> bool {
-        self.is_outdated
     }
 
     /// Continues the current pass, approximately until `until`. Returns `true` once it has ended;
@@ -338,8 +333,8 @@ impl Table {
     fn reconsider(&mut self, key: u64) {
         // An earlier step may have evicted it.
         let Some(record) = self.records.get(key) else { return };
-        let used = self.store.memory.last_used_ns(record.location()) != 0;
-        if record.kind() == Kind::Published && !self.listing.contains(key) && !used {
+        let used = self.store.memory.last_used_ns(record.location) != 0;
+        if record.kind == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
         } else {
             self.refresh_known(key);
@@ -359,7 +354,7 @@ impl Table {
             return (keys, Vec::new());
         }
         let last_used =
-            |key| self.records.get(key).map_or(0, |record| self.store.memory.last_used_ns(record.location()));
+            |key| self.records.get(key).map_or(0, |record| self.store.memory.last_used_ns(record.location));
         let mut used: Vec<(u64, u64)> = keys.into_iter().map(|key| (last_used(key), key)).collect();
         if used_only {
             used.retain(|&(last_used, _)| last_used != 0);
@@ -386,7 +381,7 @@ impl Table {
 
     fn refresh_known(&mut self, key: u64) {
         let Some(record) = self.records.get(key) else { return };
-        match read_name(&self.store.memory, record.location()) {
+        match read_name(&self.store.memory, record.location) {
             Some(name) => self.refresh(key, &name),
             // A foreign process has overwritten the store.
             None => self.remove(key),
@@ -414,10 +409,7 @@ impl Table {
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
-            if self
-                .records
-                .get(key)
-                .is_some_and(|record| is_named(&self.store.memory, record.location(), name))
+            if self.records.get(key).is_some_and(|record| is_named(&self.store.memory, record.location, name))
             {
                 self.remove(key);
             }
@@ -431,7 +423,7 @@ impl Table {
 
     /// Returns whether cells will become free soon.
     pub(crate) fn is_reclaiming(&self) -> bool {
-        self.grace.is_running()
+        self.grace.running
     }
 
     /// Waits until all freed cells are reusable: one or two grace periods.
@@ -455,7 +447,7 @@ impl Table {
             store: self.store.allocator.fill(),
             evicted: self.evicted,
             written: self.store.written,
-            grace_unconfirmed: !self.grace.are_confirmed(),
+            grace_unconfirmed: !self.grace.confirmed,
         }
     }
 
@@ -466,7 +458,7 @@ impl Table {
     /// Publishes a listed name. A listed name without an answer is not published before its first query.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
-            Some(record) if is_named(&self.store.memory, record.location(), name) => return,
+            Some(record) if is_named(&self.store.memory, record.location, name) => return,
             Some(_) => {
                 self.listing.note_unfitting(key, name, Unfitting::Collision);
                 return;
@@ -543,7 +535,7 @@ impl Table {
     fn says_so(&self, key: u64) -> bool {
         self.records.get(key).is_some_and(|record| {
             record.size() == self.encoded.size()
-                && self.store.memory.equals_but_last_used(record.location(), self.encoded.words())
+                && self.store.memory.equals_but_last_used(record.location, self.encoded.words())
         })
     }
 
@@ -551,7 +543,7 @@ impl Table {
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed { key, location, size } = entry;
         // Making room may have evicted this name itself.
-        let old = self.records.get(key).map(|record| (record.location(), record.size()));
+        let old = self.records.get(key).map(|record| (record.location, record.size()));
         if let Some((old, _)) = old {
             self.encoded.set_last_used_ns(self.store.memory.last_used_ns(old));
         }
@@ -571,7 +563,7 @@ impl Table {
             self.dependents.release(key, set);
         }
         self.filter.release(key);
-        self.store.remove(Placed { key, location: record.location(), size: record.size() });
+        self.store.remove(Placed { key, location: record.location, size: record.size() });
     }
 
     /// Records the instances and the facets on which a name depends.

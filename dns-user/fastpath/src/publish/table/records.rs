@@ -38,12 +38,12 @@ pub(super) struct NameRecord {
     pub(super) dependency: Option<SetNumber>,
     /// Ticket in the queue of its kind.
     ticket: u64,
-    location: Location,
+    pub(super) location: Location,
     /// The only facet of the name, or [`NONE`] or [`SEVERAL`].
     facet: Facet,
     /// Length of the entry in bytes.
     size: u16,
-    kind: Kind,
+    pub(super) kind: Kind,
 }
 
 const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize && size_of::<NameRecord>() == 24);
@@ -55,14 +55,6 @@ const NONE: Facet = Facet::reserved(0);
 const SEVERAL: Facet = Facet::reserved(1);
 
 impl NameRecord {
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    pub(super) fn location(&self) -> Location {
-        self.location
-    }
-
     fn holds(&self, kind: Kind, ticket: u64) -> bool {
         self.kind == kind && self.ticket == ticket
     }

@@ -187,7 +187,7 @@ impl Machine {
         assert!(status.negative <= status.max_negative);
         let mut used = 0;
         for (key, record) in self.table.records.iter() {
-            assert_eq!(self.index.get(key), Some(record.location()));
+            assert_eq!(self.index.get(key), Some(record.location));
             used += record.size().next_multiple_of(CELL_SIZE);
             if let Some(set) = record.dependency {
                 assert!(self.table.dependents.depends(key, set));

@@ -146,9 +146,9 @@ impl Trial {
 
     /// Continues the current pass.
     fn go_on(&mut self) {
-        let was_outdated = self.machine.table.is_outdated();
+        let was_outdated = self.machine.table.is_outdated;
         self.machine.table.go_on(Instant::now());
-        if was_outdated && !self.machine.table.is_outdated() {
+        if was_outdated && !self.machine.table.is_outdated {
             self.withdrawn.clear();
         }
         self.forget_replaced();

@@ -94,7 +94,7 @@ fn only_differences_are_written() {
     assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
     let key = hash_name(SEED, name("b.bosh").as_wire());
     assert_eq!(
-        bench.memory.last_used_ns(bench.table.records.get(key).unwrap().location()),
+        bench.memory.last_used_ns(bench.table.records.get(key).unwrap().location),
         99,
         "the last use is carried over"
     );
@@ -120,9 +120,9 @@ fn names_used_last_are_the_first_to_change() {
 fn a_published_entry_is_never_changed_in_place() {
     let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]));
-    let before = bench.table.records.iter().next().unwrap().1.location();
+    let before = bench.table.records.iter().next().unwrap().1.location;
     bench.install(&Fixed::default().with("a.bosh", true, &[2]));
-    let after = bench.table.records.iter().next().unwrap().1.location();
+    let after = bench.table.records.iter().next().unwrap().1.location;
     assert_ne!(before, after);
     assert!(bench.table.status().store.quarantined > 0, "the old cells may still be being read");
     bench.table.reclaim_now();

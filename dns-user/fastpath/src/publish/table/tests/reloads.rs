@@ -101,8 +101,8 @@ impl Machine {
     /// Returns the entry of each name, without the time of its last use.
     fn entries(&self) -> BTreeMap<Name, Vec<u64>> {
         let entries = self.table.records.iter().map(|(_, record)| {
-            let words = self.memory.read(record.location(), record.size() / 8).unwrap();
-            (read_name(&self.memory, record.location()).unwrap(), words[1..].to_vec())
+            let words = self.memory.read(record.location, record.size() / 8).unwrap();
+            (read_name(&self.memory, record.location).unwrap(), words[1..].to_vec())
         });
         entries.collect()
     }
