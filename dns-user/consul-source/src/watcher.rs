@@ -318,15 +318,13 @@ impl CatalogWatcher {
             _ => None,
         };
         match content {
-            Ok(Content::Health(instances)) => {
+            Ok(content) => {
                 tracked.cursor = cursor;
                 tracked.loaded_at = Some(Instant::now());
-                let changed = self.known.set_instances(key, instances);
-                self.schedule_snapshot_if(changed);
-            }
-            Ok(_) => {
-                tracked.cursor = cursor;
-                tracked.loaded_at = Some(Instant::now());
+                if let Content::Health(instances) = content {
+                    let changed = self.known.set_instances(key, instances);
+                    self.schedule_snapshot_if(changed);
+                }
             }
             Err(problem) => tracing::debug!("Consul: {}: {problem}", key.1),
         }

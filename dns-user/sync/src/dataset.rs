@@ -208,11 +208,11 @@ pub(crate) const LINK: &str = "link";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ids {
     /// Availability zones by name.
-    zones: BTreeMap<String, u64>,
-    networks: BTreeMap<String, u64>,
+    pub(crate) zones: BTreeMap<String, u64>,
+    pub(crate) networks: BTreeMap<String, u64>,
     /// Groups by deployment, type and name; instance groups and links share the numbers.
     groups: BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>,
-    instances: BTreeMap<String, u64>,
+    pub(crate) instances: BTreeMap<String, u64>,
     /// Highest number among the groups.
     last_group: u64,
 }
@@ -229,19 +229,6 @@ impl Ids {
 
     pub(crate) fn instance(&mut self, id: &str) -> u64 {
         allocate(&mut self.instances, id)
-    }
-
-    /// Returns the id of an availability zone, if allocated.
-    pub(crate) fn find_zone(&self, name: &str) -> Option<u64> {
-        self.zones.get(name).copied()
-    }
-
-    pub(crate) fn find_network(&self, name: &str) -> Option<u64> {
-        self.networks.get(name).copied()
-    }
-
-    pub(crate) fn find_instance(&self, id: &str) -> Option<u64> {
-        self.instances.get(id).copied()
     }
 
     pub(crate) fn find_group(&self, deployment: &str, kind: &str, name: &str) -> Option<u64> {

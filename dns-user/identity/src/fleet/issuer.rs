@@ -281,7 +281,7 @@ impl IssuerService {
             fleet,
             fleet_stamp,
             guard: RemovalGuard::default(),
-            members: file.members().clone(),
+            members: file.held.clone(),
             unsaved: Unsaved::Nothing,
             saved_at: now,
             tls,

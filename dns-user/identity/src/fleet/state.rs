@@ -283,7 +283,8 @@ const SPARE_LINES: usize = 1000;
 /// A line that was cut off by a kill is the last one and is ignored: its change was not completed.
 pub struct MembersFile {
     path: PathBuf,
-    held: Members,
+    /// The members of the file.
+    pub(crate) held: Members,
     /// Number of lines; `None` if the file must be replaced before anything is appended.
     lines: Option<usize>,
 }
@@ -324,11 +325,6 @@ impl MembersFile {
         }
         let lines = damaged.is_none().then_some(lines);
         Ok(Self { path, held, lines })
-    }
-
-    /// Returns the members of the file.
-    pub fn members(&self) -> &Members {
-        &self.held
     }
 
     /// Saves the differences of `members` from the file. Ends of validity are rounded up to multiples
@@ -433,7 +429,7 @@ mod tests {
             let complete = text[..length].iter().filter(|byte| **byte == b'\n').count();
             let expected = complete.checked_sub(1).map(|at| states[at].clone()).unwrap_or_default();
             let mut file = MembersFile::open(&state).unwrap();
-            assert_eq!(*file.members(), expected, "{length} bytes");
+            assert_eq!(file.held, expected, "{length} bytes");
             // The next change is readable, whatever it follows.
             file.save(&states[1], 1).unwrap();
             assert_eq!(state.members().unwrap(), states[1], "{length} bytes");
@@ -467,10 +463,10 @@ mod tests {
             let members = Members::from([("b".to_owned(), member.clone())]);
             file.save(&members, 1).unwrap();
             longest = longest.max(fs::metadata(&path).unwrap().len());
-            assert_eq!(*file.members(), members);
+            assert_eq!(file.held, members);
         }
         assert!(longest < 40_000, "{longest}");
-        assert_eq!(state.members().unwrap(), *file.members());
+        assert_eq!(state.members().unwrap(), file.held);
         // Rounded up, many renewals are one change.
         let before = fs::metadata(&path).unwrap().len();
         for end in 10_001..10_099 {

@@ -249,7 +249,8 @@ pub(super) const REISSUE_SPREAD: Duration = Duration::from_secs(300);
 
 /// Identities by guid, and by the time at which they are due.
 pub(super) struct Identities {
-    all: BTreeMap<Guid, Identity>,
+    /// Changes that may make identities due earlier are made by the functions below.
+    pub(super) all: BTreeMap<Guid, Identity>,
     /// Each identity once. The times are lower bounds: a failed attempt delays an identity, but moves
     /// it in the queue only at its turn.
     queue: BTreeSet<(SystemTime, Guid)>,
@@ -260,27 +261,6 @@ pub(super) struct Identities {
 impl Identities {
     pub(super) fn new(now: SystemTime) -> Self {
         Self { all: BTreeMap::new(), queue: BTreeSet::new(), latest: now }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    pub(super) fn get(&self, guid: &Guid) -> Option<&Identity> {
-        self.all.get(guid)
-    }
-
-    pub(super) fn guids(&self) -> impl Iterator<Item = &Guid> {
-        self.all.keys()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Identity> {
-        self.all.values()
-    }
-
-    /// Returns all identities for changes that make none due earlier.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Guid, &mut Identity)> {
-        self.all.iter_mut()
     }
 
     /// Adds an identity, or replaces the one with its guid.

@@ -191,7 +191,7 @@ impl Rotator {
     /// Creates an identity, or changes an existing one to this description. If the first pair
     /// cannot be issued, nothing is left behind.
     pub fn create(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
-        if self.identities.get(&container.guid).is_some() {
+        if self.identities.all.contains_key(&container.guid) {
             return self.update(container, now);
         }
         let guid = container.guid.clone();
@@ -242,7 +242,7 @@ impl Rotator {
 
     /// Removes an identity and its folder.
     pub fn destroy(&mut self, guid: &Guid) -> Result<(), RotatorError> {
-        let identity = self.identities.get(guid).ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
+        let identity = self.identities.all.get(guid).ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
         identity.folder.clone().destroy()?;
         let removed = self.identities.remove(guid);
         if let Some(IssuedBy { chain, .. }) = removed.and_then(|identity| identity.issuer)
@@ -260,7 +260,7 @@ impl Rotator {
 
     /// Returns the ids of all identities.
     pub fn guids(&self) -> BTreeSet<Guid> {
-        self.identities.guids().cloned().collect()
+        self.identities.all.keys().cloned().collect()
     }
 
     /// Reloads changed CA files, updates trust bundles, and renews pairs that are due.
@@ -300,7 +300,7 @@ impl Rotator {
     }
 
     fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
-        if self.identities.get(guid).is_none_or(|identity| now < identity.schedule.due(now)) {
+        if self.identities.all.get(guid).is_none_or(|identity| now < identity.schedule.due(now)) {
             return Renewal::Done;
         }
         let Some(mut identity) = self.identities.remove(guid) else { return Renewal::Done };
@@ -453,7 +453,7 @@ impl Rotator {
         }
         let (bundle, envoy, failures) = (&self.bundle, self.settings.envoy, &mut self.failures);
         let (mut written, mut failing) = (0, false);
-        for (guid, identity) in self.identities.iter_mut() {
+        for (guid, identity) in &mut self.identities.all {
             if Arc::ptr_eq(&identity.bundle, bundle) || identity.issuer.is_none() {
                 continue;
             }
@@ -492,7 +492,7 @@ impl Rotator {
             return;
         }
         *next = now + LONGEST_SLEEP;
-        let count = self.identities.len().div_ceil(CHECK_PERIOD).min(MOST_CHECKS);
+        let count = self.identities.all.len().div_ceil(CHECK_PERIOD).min(MOST_CHECKS);
         *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
             if identity.schedule.validity.is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
@@ -514,7 +514,7 @@ impl Rotator {
             pool_size: self.pool.size(),
             renewals: self.renewals,
             failures: self.failures.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
-            identities: self.identities.iter().map(|identity| identity.status(now)).collect(),
+            identities: self.identities.all.values().map(|identity| identity.status(now)).collect(),
             problems: self.problems.clone(),
         }
     }

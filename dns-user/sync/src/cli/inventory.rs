@@ -246,12 +246,12 @@ impl Address {
     fn name(self) -> anyhow::Result<LinkAddress> {
         let Self { group, az, uuid, status, initial_health_check } = self;
         let ids = group.ids()?;
-        let known = |found: Option<u64>, what: &str, name: &str| {
-            found.with_context(|| format!("{what} {name} has no id; publish first"))
+        let known = |found: Option<&u64>, what: &str, name: &str| {
+            found.copied().with_context(|| format!("{what} {name} has no id; publish first"))
         };
         let zones: anyhow::Result<Vec<String>> = az
             .iter()
-            .map(|zone| Ok(known(ids.find_zone(zone), "availability zone", zone)?.to_string()))
+            .map(|zone| Ok(known(ids.zones.get(zone), "availability zone", zone)?.to_string()))
             .collect();
         let mut criteria = Criteria {
             zones: zones?,
@@ -269,9 +269,9 @@ impl Address {
             return Ok(LinkAddress { first, ..group.name(&ids)? });
         }
         if let Some(uuid) = uuid {
-            criteria.numbers = vec![known(ids.find_instance(&uuid), "instance", &uuid)?];
+            criteria.numbers = vec![known(ids.instances.get(&uuid), "instance", &uuid)?];
         }
-        criteria.networks = vec![known(ids.find_network(&group.network), "network", &group.network)?];
+        criteria.networks = vec![known(ids.networks.get(&group.network), "network", &group.network)?];
         Ok(LinkAddress { first: FirstLabel::Query(criteria), ..group.name(&ids)? })
     }
 }
