@@ -21,6 +21,8 @@ pub mod requirements;
 pub mod resolv_conf;
 pub mod terminal;
 pub mod thread;
+#[cfg(target_arch = "x86_64")]
+pub mod visited;
 pub mod yardstick;
 
 pub use test_lab::{checksum, client, cpu, fleet, interrupt, metrics, namespace, pair, process, server};

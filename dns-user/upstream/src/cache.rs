@@ -15,8 +15,7 @@ use smallvec::SmallVec;
 
 use super::{
     CachedQuestion, InterfaceAnswers, NoInterfaces,
-    message::{self, Flags, MessageIndex},
-    outgoing::{AD, Form, KEY_CLASS, Key, KeyFields},
+    message::{self, FLAG_AD, Flags, Form, KEY_CLASS, Key, KeyFields, MessageIndex},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
 };
 use dns_core::{
@@ -251,7 +250,7 @@ impl Cache {
         }
         let mut message = entry.message.clone();
         // For a client that understands AD.
-        self.write_flags(&mut message, &Query { flags: query.flags | AD, ..*query });
+        self.write_flags(&mut message, &Query { flags: query.flags | FLAG_AD, ..*query });
         Some(ForwardedAnswer {
             name: query.question.name(),
             qtype: query.question.qtype,

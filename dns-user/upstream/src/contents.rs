@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cache::{Cache, Entry},
-    message::Flags,
-    outgoing::KeyFields,
+    message::{Flags, KeyFields},
 };
 use dns_core::name::Name;
 use dns_kit::metrics::labels::{rcode_label, type_text};

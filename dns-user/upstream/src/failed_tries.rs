@@ -14,7 +14,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{TryError, message, validated::ValidatedReply};
+use super::{
+    TryError,
+    message::{self, ValidatedReply},
+};
 
 /// Length of the first interval of a series.
 const FIRST_INTERVAL: Duration = Duration::from_secs(10);

@@ -13,7 +13,7 @@ use super::{
     message,
     recursor::{ProbeDecision, Recursor, RecursorOptions},
 };
-use crate::{forwarded::Forwarded, validated::ValidatedReply};
+use crate::message::{Forwarded, ValidatedReply};
 use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{ExtendedError, InfoCode, Query, ReplyFlags, Transport},

@@ -6,9 +6,7 @@ use std::time::Duration;
 use super::{
     cache::{Cache, Lookup},
     json_answer,
-    message::{self, MessageIndex},
-    outgoing::Form,
-    validated::ValidatedReply,
+    message::{self, Form, MessageIndex, ValidatedReply},
 };
 use dns_core::{
     config::{CacheConfig, Compat},

@@ -20,7 +20,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    forward::Forwarder, message::MessageIndex, outgoing::Form, recursor::RecursorOptions, udp::Matching,
+    forward::Forwarder,
+    message::{Form, MessageIndex},
+    recursor::RecursorOptions,
+    udp::Matching,
     without_excluded,
 };
 use dns_core::{

@@ -28,9 +28,9 @@ use tower_service::Service;
 use url::Url;
 
 use super::{
-    forwarded::Forwarded,
     host_names::{HostName, HostNames},
-    json_answer, message,
+    json_answer,
+    message::{self, Forwarded},
     tcp::Trust,
 };
 use dns_core::wire::{ExtendedError, InfoCode, Query, ReplyFlags, begin_reply};

@@ -11,7 +11,7 @@ use dns_core::{
     wire::{CLASS_IN, ForwardedAnswer},
 };
 
-use super::outgoing::KeyFields;
+use super::message::KeyFields;
 
 /// A question of class IN with the flags that decide about its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

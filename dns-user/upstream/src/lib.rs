@@ -5,12 +5,12 @@
 //! * [`failed_tries`]: counters and log lines of failures.
 //! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses, and the
 //!   recursors of /etc/resolv.conf.
-//! * [`cached`], [`cache`], [`store`], [`flight`]: caching and sharing of look-ups in front of a source, and remembered
+//! * [`cached`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and remembered
 //!   failures; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
-//! * [`outgoing`]: builds queries to recursors; [`message`]: reads replies without changing the bytes of their
-//!   records; [`rdata`]: validates those bytes.
+//! * [`message`]: builds queries to recursors, and reads replies without changing the bytes of their records;
+//!   [`rdata`]: validates those bytes.
 //! * [`interfaces`]: the interfaces' copies of cached answers.
 //! * [`contents`]: lists and flushes caches for operators; [`status`]: recursors, caches, and the way of a name.
 //! * [`fuzzing`]: entry points of the fuzz targets.
@@ -19,9 +19,7 @@ mod cache;
 mod cached;
 mod contents;
 mod failed_tries;
-mod flight;
 mod forward;
-mod forwarded;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;
@@ -31,7 +29,6 @@ mod interfaces;
 mod json_answer;
 mod message;
 pub mod metrics;
-mod outgoing;
 mod rdata;
 mod recursor;
 mod reverse;
@@ -42,7 +39,6 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod udp;
-mod validated;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -65,7 +61,7 @@ pub use dns_kit::admission;
 
 use self::{
     admission::AdmissionStatus, cache::Cache, cached::Source, forward::Forwarder, host_names::Nameservers,
-    outgoing::Form, recursor::RecursorOptions, udp::Matching,
+    message::Form, recursor::RecursorOptions, udp::Matching,
 };
 use dns_core::{
     config::Config,

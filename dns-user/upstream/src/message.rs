@@ -1,13 +1,25 @@
-//! Reads and edits messages without fully parsing them.
+//! The messages of an exchange with another server: the query, built from a client's question; the validated reply;
+//! the result for clients; and what they are read and edited with, without fully parsing them.
+//!
+//! Only the parts of a client's message that a recursor needs are forwarded: name, type and class,
+//! RD, CD and DO, and Client Subnet if configured. An option or flag from one client therefore
+//! cannot affect a reply that other clients share.
 //!
 //! Forwarded messages keep their bytes, including records of unknown types, compression and order.
 //! One walk finds the relevant positions (end of the question, OPT, TTLs); fields are then
 //! overwritten in place.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-use super::rdata::{FixedFields, is_valid_rdata, name_end, valid_name_end};
-use dns_core::wire::Query;
+use smallvec::SmallVec;
+
+use super::{
+    TryError,
+    rdata::{FixedFields, is_valid_rdata, name_end, valid_name_end},
+};
+use dns_core::wire::{
+    ExtendedError, FLAG_CD, FLAG_RD, OPT_LEN, Query, ReplyFlags, UDP_PAYLOAD_SIZE, begin_reply, opt_record,
+};
 pub(crate) use dns_core::wire::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
 pub(crate) const NOERROR: u8 = 0;
@@ -33,6 +45,211 @@ const AD: u8 = 0x20;
 const CD: u8 = 0x10;
 /// RCODE in the fourth byte.
 const RCODE: u8 = 0x0f;
+/// AD in the second 16 bits of a header.
+pub(crate) const FLAG_AD: u16 = 0x0020;
+
+//----------- Queries ----------------------------------------------------------
+
+/// Selects the parts of a client's query that are forwarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// Forwards a query without EDNS without it, and AD as set by the client
+    /// (`compat.transparent_forwarding`). Otherwise every query carries an OPT and AD, so that AD
+    /// in the reply shows whether the recursor has validated it (RFC 6840, section 5.7).
+    pub(crate) transparent: bool,
+    /// Forwards Client Subnet (`recursor_client_subnet`).
+    pub(crate) client_subnet: bool,
+}
+
+/// Everything that distinguishes recursor queries: flags, type, class, name in lower case, Client
+/// Subnet.
+pub(crate) type Key = SmallVec<[u8; 128]>;
+
+/// Offset of the class in a [`Key`].
+pub(crate) const KEY_CLASS: usize = 3;
+
+/// The fields of a [`Key`] without Client Subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyFields<'a> {
+    pub(crate) dnssec_ok: bool,
+    pub(crate) checking_disabled: bool,
+    pub(crate) qtype: u16,
+    pub(crate) qclass: u16,
+    /// The name in lower case.
+    pub(crate) name: &'a [u8],
+}
+
+impl<'a> KeyFields<'a> {
+    /// Splits a key; `None` if it is too short.
+    pub(crate) fn of(key: &'a [u8]) -> Option<Self> {
+        let ([flags, type_high, type_low, class_high, class_low], name) = key.split_first_chunk()?;
+        Some(Self {
+            dnssec_ok: flags & 1 != 0,
+            checking_disabled: flags & 2 != 0,
+            qtype: u16::from_be_bytes([*type_high, *type_low]),
+            qclass: u16::from_be_bytes([*class_high, *class_low]),
+            name,
+        })
+    }
+}
+
+impl Form {
+    /// Returns the message to a recursor, with id 0.
+    pub(crate) fn message(self, query: &Query<'_>) -> Vec<u8> {
+        let mut flags = query.flags & (FLAG_RD | FLAG_CD | FLAG_AD);
+        if !self.transparent {
+            flags |= FLAG_AD;
+        }
+        let has_opt = self.has_opt(query);
+        let question = &query.message[query.question_range()];
+        let subnet = self.subnet(query).unwrap_or_default();
+        let mut message = Vec::with_capacity(12 + question.len() + OPT_LEN + subnet.len());
+        message.extend_from_slice(&[0, 0]);
+        message.extend_from_slice(&flags.to_be_bytes());
+        message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(has_opt)]);
+        message.extend_from_slice(question);
+        if has_opt {
+            let [fields @ .., _, _] = opt_record(UDP_PAYLOAD_SIZE, 0, query.dnssec_ok());
+            message.extend_from_slice(&fields);
+            // The option's length was parsed from 16 bits.
+            message.extend_from_slice(&(subnet.len() as u16).to_be_bytes());
+            message.extend_from_slice(subnet);
+        }
+        message
+    }
+
+    /// Returns the key of the recursor query. Recursors cannot distinguish queries with equal keys.
+    pub(crate) fn key(self, query: &Query<'_>) -> Key {
+        let mut flags = u8::from(query.dnssec_ok())
+            | u8::from(query.checking_disabled()) << 1
+            | u8::from(query.recursion_desired()) << 2;
+        if self.transparent {
+            flags |= u8::from(query.flags & FLAG_AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
+        }
+        let ([t, y], [c, l]) = (query.question.qtype.to_be_bytes(), query.question.qclass.to_be_bytes());
+        let fields = [flags, t, y, c, l];
+        let mut key = Key::from_slice(&fields);
+        key.extend_from_slice(query.question.raw_name);
+        key[fields.len()..].make_ascii_lowercase();
+        if let Some(subnet) = self.subnet(query) {
+            key.extend_from_slice(subnet);
+        }
+        key
+    }
+
+    /// Returns the Client Subnet option to forward, if any.
+    pub(crate) fn subnet<'a>(self, query: &Query<'a>) -> Option<&'a [u8]> {
+        self.client_subnet.then(|| query.client_subnet()).flatten()
+    }
+
+    pub(crate) fn has_opt(self, query: &Query<'_>) -> bool {
+        !self.transparent || query.edns.is_some()
+    }
+}
+
+//----------- Replies ----------------------------------------------------------
+
+/// A recursor's reply that is a complete and well-formed message ([`MessageIndex`]).
+#[derive(Debug)]
+pub(crate) struct ValidatedReply {
+    pub(crate) reply: Vec<u8>,
+    pub(crate) index: MessageIndex,
+}
+
+impl ValidatedReply {
+    /// Validates a reply. A malformed one is treated like a missing one, because clients would get
+    /// it malformed.
+    pub(crate) fn new(reply: Vec<u8>) -> Result<Self, TryError> {
+        let index = MessageIndex::of(&reply).ok_or(TryError::Unreadable)?;
+        Ok(Self { reply, index })
+    }
+
+    /// Validates a reply by UDP to a query with this question. A truncated one (TC) may be cut
+    /// anywhere; its content is ignored (RFC 2181, section 9).
+    pub(crate) fn of_datagram(reply: Vec<u8>, question: &[u8]) -> Result<Self, TryError> {
+        if !Flags::of(&reply).truncated() {
+            return Self::new(reply);
+        }
+        match MessageIndex::of(&reply) {
+            Some(index) if index.questions > 0 => Ok(Self { reply, index }),
+            _ => Self::new(truncated_reply(&reply, question)),
+        }
+    }
+
+    /// Returns the RCODE. Upper bits in the OPT make it an error of the exchange with the recursor
+    /// (BADVERS 16, BADCOOKIE 23), for which a client gets SERVFAIL.
+    pub(crate) fn rcode(&self) -> u8 {
+        if self.has_extended_rcode() {
+            return SERVFAIL;
+        }
+        Flags::of(&self.reply).rcode()
+    }
+
+    /// Returns whether the RCODE has upper bits in the OPT.
+    pub(crate) fn has_extended_rcode(&self) -> bool {
+        has_extended_rcode(&self.reply, &self.index)
+    }
+
+    pub(crate) fn is_truncated(&self) -> bool {
+        Flags::of(&self.reply).truncated()
+    }
+
+    /// Returns the Extended DNS Errors in the OPT.
+    pub(crate) fn errors(&self) -> Vec<ExtendedError> {
+        let Some(opt) = &self.index.opt else { return Vec::new() };
+        // The owner of the OPT is the root.
+        self.reply.get(opt.start + OPT_LEN..opt.end).map(ExtendedError::read_all).unwrap_or_default()
+    }
+
+    /// Returns the reply with the client's id and letter case and without the recursor's OPT, which
+    /// concerns only this hop (RFC 6891, section 6.1.1).
+    pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
+        // With transparent forwarding, the client gets the whole OPT.
+        let errors = if form.transparent { Vec::new() } else { self.errors() };
+        let Self { mut reply, mut index } = self;
+        reply.truncate(index.end);
+        set_id(&mut reply, query.id);
+        restore_case(&mut reply, &index, query);
+        if !form.transparent {
+            remove_opt(&mut reply, &mut index);
+        }
+        Forwarded { reply, index, failed: false, errors, keep: false, busy: false, recursor: None }
+    }
+}
+
+/// The result of a forwarded query.
+#[derive(Debug)]
+pub(crate) struct Forwarded {
+    /// Reply with the client's id and letter case, not yet truncated. It contains an OPT only with
+    /// transparent forwarding.
+    pub(crate) reply: Vec<u8>,
+    pub(crate) index: MessageIndex,
+    /// Whether there is no usable answer: no recursor replied, or all replies were errors.
+    pub(crate) failed: bool,
+    /// Extended DNS Errors for clients: the recursor's or our own.
+    pub(crate) errors: Vec<ExtendedError>,
+    /// Whether the answer cache keeps the reply although it is a failure.
+    pub(crate) keep: bool,
+    /// Whether the query was refused because this server is overloaded, which is independent of the name.
+    pub(crate) busy: bool,
+    /// Name of the recursor that sent the reply; `None` for replies created here.
+    pub(crate) recursor: Option<Arc<str>>,
+}
+
+impl Forwarded {
+    /// Returns a reply without records, marked as a failure.
+    pub(crate) fn bare(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Self {
+        Self { keep: false, ..Self::own(begin_reply(query, rcode, flags), true) }
+    }
+
+    /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
+    pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
+        let index = MessageIndex::of(&reply).unwrap_or_default();
+        Self { reply, index, failed, errors: Vec::new(), keep: failed, busy: false, recursor: None }
+    }
+}
+
+//----------- Positions and fields ---------------------------------------------
 
 /// Reads four bytes in network order; `None` past the end.
 pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
@@ -221,7 +438,7 @@ pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
 #[cfg(test)]
 pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
     let Some(count) = u16_at(message, 10) else { return };
-    message.extend_from_slice(&dns_core::wire::opt_record(udp_size, 0, false));
+    message.extend_from_slice(&opt_record(udp_size, 0, false));
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
@@ -341,6 +558,7 @@ pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dns_core::wire::{Parsed, parse};
     use proptest::prelude::*;
 
     /// Returns a reply with one A record and an OPT.
@@ -381,6 +599,68 @@ mod tests {
         assert!(same_question(b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"));
         assert!(!same_question(b"\x02ok\0\0\x41\0\x01", b"\x02ok\0\0\x61\0\x01"));
         assert!(!same_question(b"\x02ok\0\0\x01\0\x01", b"\x03oks\0\0\x01\0\x01"));
+    }
+
+    /// Builds a query for `oK. A` with these flags and OPT.
+    fn message(flags: [u8; 2], opt: &[u8]) -> Vec<u8> {
+        let count = u8::from(!opt.is_empty());
+        let header = [0x12, 0x34, flags[0], flags[1], 0, 1, 0, 0, 0, 0, 0, count];
+        [&header[..], b"\x02oK\0\0\x01\0\x01", opt].concat()
+    }
+
+    /// Parses the query in `message`.
+    fn query(message: &[u8]) -> Query<'_> {
+        let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+        query
+    }
+
+    /// An OPT of 4096 bytes with DO, a cookie that is too short, and Client Subnet.
+    const OPT: &[u8] = b"\0\0\x29\x10\0\0\0\x80\0\0\x10\0\x0a\0\x01x\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
+
+    #[test]
+    fn client_options_stay_behind() {
+        let asked = message([0x01, 0x10], OPT);
+        let sent = Form::default().message(&query(&asked));
+        assert_eq!(sent[..12], *b"\0\0\x01\x30\0\x01\0\0\0\0\0\x01", "AD is ours, CD is the client's");
+        assert_eq!(sent[12..], *b"\x02oK\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\x80\0\0\0");
+        let with_subnet = Form { client_subnet: true, ..Form::default() };
+        let sent = with_subnet.message(&query(&asked));
+        assert_eq!(sent[29..], *b"\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0\x02");
+    }
+
+    #[test]
+    fn key_splits_into_fields() {
+        let asked = message([0x01, 0x10], OPT);
+        let key = Form::default().key(&query(&asked));
+        let fields = KeyFields::of(&key);
+        let expected =
+            KeyFields { dnssec_ok: true, checking_disabled: true, qtype: 1, qclass: 1, name: b"\x02ok\0" };
+        assert_eq!((fields, KeyFields::of(&key[..4])), (Some(expected), None));
+    }
+
+    #[test]
+    fn keys_differ_as_messages_do() {
+        let opt = |dnssec_ok: bool| opt_record(512, 0, dnssec_ok).to_vec();
+        let messages: Vec<Vec<u8>> = [[0, 0], [1, 0], [1, 0x10], [1, 0x20]]
+            .into_iter()
+            .flat_map(|flags| [&[][..], &opt(false), &opt(true), OPT].map(|opt| message(flags, opt)))
+            .collect();
+        for form in [
+            Form::default(),
+            Form { transparent: true, client_subnet: false },
+            Form { transparent: false, client_subnet: true },
+        ] {
+            for one in &messages {
+                for other in &messages {
+                    let (one, other) = (query(one), query(other));
+                    assert_eq!(
+                        form.key(&one) == form.key(&other),
+                        form.message(&one) == form.message(&other),
+                        "{form:?}: {one:?} and {other:?}"
+                    );
+                }
+            }
+        }
     }
 
     proptest! {

@@ -15,7 +15,7 @@ use super::{
     CachedSource, CurrentUpstreams,
     admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
-    flight,
+    cached,
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
     store::Totals,
@@ -36,7 +36,7 @@ const LIMITS: [(&str, usize); 4] = [
     ("recursor_tcp_connections", tcp::MAX_CONNECTIONS),
     ("recursor_tcp_connection_queries", tcp::MAX_PIPELINED),
     ("recursor_socket_queries", udp::MAX_IN_FLIGHT),
-    ("remembered_failures", flight::MAX_FAILURES),
+    ("remembered_failures", cached::MAX_FAILURES),
 ];
 
 impl UpstreamMetrics {

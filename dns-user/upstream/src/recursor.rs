@@ -15,11 +15,9 @@ use super::{
     TryError,
     failed_tries::{FailedTries, Reason},
     host_names::{HostName, HostNames, has_host_name, socket_address},
-    message,
-    outgoing::Form,
+    message::{self, Form, ValidatedReply},
     tcp::{TcpConnections, Tls},
     udp::{Matching, SocketChoice, UdpSockets},
-    validated::ValidatedReply,
 };
 use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
 use dns_dnstap::{Exchange, Protocol};

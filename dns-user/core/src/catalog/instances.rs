@@ -7,8 +7,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::columns::{Column, Dictionary, NO_VALUE, Postings, Renumbering, Row, Symbol};
-use super::edits::{Edits, Piece};
+use super::columns::{Column, Dictionary, Edits, NO_VALUE, Piece, Postings, Renumbering, Row, Symbol};
 use crate::query::{Domains, Pattern};
 
 /// An instance on one network: a row of `records.json`.

@@ -4,7 +4,6 @@
 mod alias_files;
 mod aliases;
 mod columns;
-mod edits;
 mod instances;
 mod outline;
 mod records;
@@ -24,7 +23,7 @@ pub use alias_files::{AliasError, AliasFiles};
 use aliases::Definitions;
 pub(crate) use aliases::{Aliases, PlaceholderFilter, Target};
 pub(crate) use columns::{Dictionary, NO_VALUE, Postings, Row, Symbol};
-use edits::{Edits, Piece};
+use columns::{Edits, Piece};
 pub use instances::Instance;
 pub(crate) use instances::{InstanceIndex, Place, PlaceNumber};
 use outline::{Difference, Outline};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use foldhash::quality::RandomState;
 
-use super::{edits::Edits, records::read, rows::Columns};
+use super::{columns::Edits, records::read, rows::Columns};
 
 /// Number of skipped elements after which an earlier one is recognised again.
 const LONGEST_RUN: usize = 64;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Layout, Query, Transport, reply::OPT_LEN, u16_at};
+use super::{Layout, OPT_LEN, Query, Transport, u16_at};
 
 /// Option NSID, the name of the server (RFC 5001).
 pub const OPTION_NSID: u16 = 3;

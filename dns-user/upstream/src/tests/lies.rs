@@ -4,7 +4,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{cache::Cache, json_answer, message::MessageIndex, validated::ValidatedReply};
+use crate::{
+    cache::Cache,
+    json_answer,
+    message::{MessageIndex, ValidatedReply},
+};
 use dns_core::{
     config::CacheConfig,
     wire::{ReplyFlags, begin_reply},

@@ -8,7 +8,12 @@ mod scripted;
 
 use std::{sync::Arc, time::Duration};
 
-use super::{forward::Forwarder, message, outgoing::Form, recursor::RecursorOptions, udp::Matching};
+use super::{
+    forward::Forwarder,
+    message::{self, Form},
+    recursor::RecursorOptions,
+    udp::Matching,
+};
 use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{Parsed, Query, Transport, append_opt, parse},
