@@ -28,7 +28,7 @@ use crate::process::capture;
 const BREAKPOINT: u8 = 0xcc;
 
 /// Time limit for one event, many times what a busy machine needs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at the program.
 const NAP: Duration = Duration::from_micros(300);
@@ -183,7 +183,7 @@ impl Traced {
             self.arm(&passed)?;
             done = done || is_done()?;
             quiet = if done && self.all_sleep() { quiet + 1 } else { 0 };
-            ensure!(begin.elapsed() < PATIENCE, "the program is not done after {PATIENCE:?}");
+            ensure!(begin.elapsed() < TIMEOUT, "the program is not done after {TIMEOUT:?}");
             thread::sleep(NAP);
         }
         Ok(entered)

@@ -195,7 +195,7 @@ async fn no_line_is_written_per_query() {
         rows.join(", ")
     );
     let (group, other, alone) = ("q-s0.q-g1.bosh", "q-s0.q-g2.bosh", "id-5.web.net.dep.bosh");
-    let limits = Limits { names: 100, first_checks: PATIENCE, ttl: None };
+    let limits = Limits { names: 100, first_checks: TIMEOUT, ttl: None };
     let (tracker, state, handler_options) = Shared::allocate(|| {
         let (records, _) = Records::parse(json.as_bytes()).unwrap();
         let states = Arc::new(HealthStates::new());
@@ -231,7 +231,7 @@ async fn no_line_is_written_per_query() {
     }));
     let asking = tokio::task::spawn_blocking(move || {
         let client = UdpSocket::bind("127.0.7.100:0").unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         let queries = [group, alone].map(|name| query(1, name, TYPE_A, CLASS_IN));
         for worker in &workers {
             for _ in 0..2 {
@@ -277,7 +277,7 @@ async fn no_line_is_written_per_query() {
         let arrived = arrivals.take();
         assert_eq!(arrived.len(), WORKERS, "each worker counts the arrivals at its address");
     });
-    timeout(6 * PATIENCE, asking).await.unwrap().unwrap();
+    timeout(6 * TIMEOUT, asking).await.unwrap().unwrap();
     stop.send(()).unwrap();
-    timeout(PATIENCE, ended).await.unwrap().unwrap();
+    timeout(TIMEOUT, ended).await.unwrap().unwrap();
 }

@@ -44,7 +44,7 @@ use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
 use dns_upstream::Answer;
 
 /// Longest wait for a reply, far above the usual time, so that exceeding it is a failure.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 //----------- Set-up ---------------------------------------------------------
 
@@ -121,7 +121,7 @@ impl Running {
     /// Stops the server and waits for its end.
     async fn stop(self) {
         self.stop.send(()).unwrap();
-        timeout(PATIENCE, self.ended).await.unwrap().unwrap();
+        timeout(TIMEOUT, self.ended).await.unwrap().unwrap();
     }
 }
 
@@ -188,15 +188,15 @@ async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
     socket.connect(server).await.unwrap();
     socket.send(message).await.unwrap();
     let mut reply = vec![0; 65_535];
-    let length = timeout(PATIENCE, socket.recv(&mut reply)).await.unwrap().unwrap();
+    let length = timeout(TIMEOUT, socket.recv(&mut reply)).await.unwrap().unwrap();
     Message::from_vec(&reply[..length]).unwrap()
 }
 
 /// Reads the next reply on a connection; `None` if it was closed.
 async fn read_reply(stream: &mut TcpStream) -> Option<Message> {
-    let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().ok()?;
+    let length = timeout(TIMEOUT, stream.read_u16()).await.unwrap().ok()?;
     let mut reply = vec![0; length.into()];
-    timeout(PATIENCE, stream.read_exact(&mut reply)).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.read_exact(&mut reply)).await.unwrap().unwrap();
     Some(Message::from_vec(&reply).unwrap())
 }
 
@@ -379,7 +379,7 @@ async fn a_panic_spares_the_batch() {
     let mut answered = std::collections::HashSet::new();
     while answered.len() < 200 {
         let mut buffer = [0; 512];
-        let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.unwrap().unwrap();
+        let length = timeout(TIMEOUT, socket.recv(&mut buffer)).await.unwrap().unwrap();
         let reply = Message::from_vec(&buffer[..length]).unwrap();
         assert_eq!(addresses(&reply).len(), 1);
         answered.insert(reply.metadata.id);

@@ -64,7 +64,7 @@ async fn unread_replies_are_bounded() {
         stalled.release();
         let expected = usize::from(QUERIES) + usize::from(behind_a_forwarded_name);
         for count in 0..expected {
-            let length = timeout(PATIENCE, reader.read_u16()).await.unwrap().unwrap();
+            let length = timeout(TIMEOUT, reader.read_u16()).await.unwrap().unwrap();
             let mut reply = vec![0; usize::from(length)];
             reader.read_exact(&mut reply).await.unwrap();
             assert!(reply.len() > 12, "reply {count}");
@@ -99,7 +99,7 @@ async fn pipelined_queries_are_answered() {
             assert_eq!(reply.queries[0].name().to_string(), format!("{asked}."));
         }
     };
-    timeout(PATIENCE, async { tokio::join!(write, read) }).await.unwrap();
+    timeout(TIMEOUT, async { tokio::join!(write, read) }).await.unwrap();
 
     stream.set_nodelay(true).unwrap();
     for byte in framed(&query(4711, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)) {
