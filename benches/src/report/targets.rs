@@ -51,19 +51,37 @@ const fn value(what: &'static str, title: &'static str, point: &'static str, bou
     Target { what, of: Source(title, TC, point), over: None, bound, intel: None }
 }
 
-/// Returns a target of the ratio of two subjects.
-const fn ratio(what: &'static str, of: Source, over: Source, bound: Bound) -> Target {
-    Target { what, of, over: Some(over), bound, intel: None }
+/// Returns a target of the ratio of two subjects at the same point.
+const fn ratio(
+    what: &'static str,
+    title: &'static str,
+    [subject, over]: [&'static str; 2],
+    point: &'static str,
+    bound: Bound,
+) -> Target {
+    Target {
+        what,
+        of: Source(title, subject, point),
+        over: Some(Source(title, over, point)),
+        bound,
+        intel: None,
+    }
 }
 
 /// Returns a target of the rate with few names over the rate with many.
 const fn scaling(
     what: &'static str,
     subject: &'static str,
-    points: [&'static str; 2],
+    [few, many]: [&'static str; 2],
     bound: Bound,
 ) -> Target {
-    ratio(what, Source(SCALE, subject, points[0]), Source(SCALE, subject, points[1]), bound)
+    Target {
+        what,
+        of: Source(SCALE, subject, few),
+        over: Some(Source(SCALE, subject, many)),
+        bound,
+        intel: None,
+    }
 }
 
 const TARGETS: [Target; 26] = [
@@ -100,60 +118,44 @@ const TARGETS: [Target; 26] = [
         ["1,000, by Zipf", "100,000, by Zipf"],
         AtMost(1.15),
     ),
-    ratio(
-        "Ours over the constant reflector, tc",
-        Source(SATURATED, TC, ""),
-        Source(SATURATED, "constant answers, tc", ""),
-        AtLeast(0.92),
-    ),
+    ratio("Ours over the constant reflector, tc", SATURATED, [TC, "constant answers, tc"], "", AtLeast(0.92)),
     Target {
         intel: Some(AtLeast(0.7)),
         ..ratio(
             "Ours over the constant reflector, native",
-            Source(SATURATED, NATIVE, ""),
-            Source(SATURATED, "constant answers, native", ""),
+            SATURATED,
+            [NATIVE, "constant answers, native"],
+            "",
             AtLeast(0.75),
         )
     },
-    ratio(
-        "Ours over nsd, userspace only",
-        Source(SATURATED, USERSPACE, ""),
-        Source(SATURATED, "nsd", ""),
-        AtLeast(1.5),
-    ),
+    ratio("Ours over nsd, userspace only", SATURATED, [USERSPACE, "nsd"], "", AtLeast(1.5)),
     ratio(
         "Ours over the socket echo, userspace only",
-        Source(SATURATED, USERSPACE, ""),
-        Source(SATURATED, "socket echo", ""),
+        SATURATED,
+        [USERSPACE, "socket echo"],
+        "",
         AtLeast(0.85),
     ),
-    ratio(
-        "Ours over knotd, userspace only",
-        Source(SATURATED, USERSPACE, ""),
-        Source(SATURATED, "knotd", ""),
-        AtLeast(1.0),
-    ),
+    ratio("Ours over knotd, userspace only", SATURATED, [USERSPACE, "knotd"], "", AtLeast(1.0)),
     ratio(
         "CPU per forwarded query over unbound's, cached",
-        Source(FORWARDED, "ours", "cached"),
-        Source(FORWARDED, "unbound", "cached"),
+        FORWARDED,
+        ["ours", "unbound"],
+        "cached",
         AtMost(1.0),
     ),
     Target {
         intel: Some(AtMost(0.8)),
         ..ratio(
             "CPU per forwarded query over unbound's, uncached",
-            Source(FORWARDED, "ours", "uncached"),
-            Source(FORWARDED, "unbound", "uncached"),
+            FORWARDED,
+            ["ours", "unbound"],
+            "uncached",
             AtMost(0.35),
         )
     },
-    ratio(
-        "New answer, hot name, 10,000 instances, over knotd's",
-        Source(HOT, TC, "10,000"),
-        Source(HOT, "knotd", "10,000"),
-        AtMost(1.0),
-    ),
+    ratio("New answer, hot name, 10,000 instances, over knotd's", HOT, [TC, "knotd"], "10,000", AtMost(1.0)),
 ];
 
 /// Returns the rows of the targets that this run measured: target, measured value, bound, and whether it was met.
