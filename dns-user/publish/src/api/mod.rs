@@ -364,7 +364,7 @@ async fn adjust(State(webhook): State<Shared>, body: Body) -> Response {
         Ok(endpoints) => endpoints,
         Err(refused) => return refused,
     };
-    match webhook.known_targets(&endpoints).await {
+    match webhook.known_targets(endpoints.iter()).await {
         Ok(known) => blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await,
         Err(error) => failed(&error),
     }
@@ -375,8 +375,7 @@ async fn apply(State(webhook): State<Shared>, body: Body) -> Response {
         Ok(changes) => changes,
         Err(refused) => return refused,
     };
-    let added: Vec<Endpoint> = changes.create.iter().chain(&changes.update_new).cloned().collect();
-    let known = match webhook.known_targets(&added).await {
+    let known = match webhook.known_targets(changes.create.iter().chain(&changes.update_new)).await {
         Ok(known) => known,
         Err(error) => return failed(&error),
     };
@@ -392,7 +391,10 @@ async fn apply(State(webhook): State<Shared>, body: Body) -> Response {
 
 impl Webhook {
     /// Asks the server which targets of CNAMEs are names of the fleet, if it may know some.
-    async fn known_targets(&self, endpoints: &[Endpoint]) -> Result<KnownTargets, WriteError> {
+    async fn known_targets<'a>(
+        &self,
+        endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
+    ) -> Result<KnownTargets, WriteError> {
         let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints))?;
         known_targets(&self.server, targets).await
     }

@@ -116,12 +116,15 @@ impl AliasWriter {
     }
 
     /// Returns the targets of CNAMEs that only the server may know.
-    pub(crate) fn other_targets(&mut self, endpoints: &[Endpoint]) -> Result<KnownTargets, WriteError> {
+    pub(crate) fn other_targets<'a>(
+        &mut self,
+        endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
+    ) -> Result<KnownTargets, WriteError> {
         let records = self.load()?;
-        let of_message = endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
+        let of_message = endpoints.clone().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
         let names: BTreeSet<Name> =
             of_message.chain(records.into_values().map(|record| record.name)).collect();
-        let targets = endpoints.iter().filter(|endpoint| endpoint.record_type != "TXT");
+        let targets = endpoints.filter(|endpoint| endpoint.record_type != "TXT");
         let targets = targets.flat_map(|endpoint| &endpoint.targets).filter(|target| {
             target.parse::<IpAddr>().is_err()
                 && !Name::parse(target).is_ok_and(|target| names.contains(&target))
