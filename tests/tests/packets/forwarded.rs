@@ -137,7 +137,8 @@ pub(super) fn clients(query: &Query) -> Vec<Query> {
 /// Publishes an answer as if it had arrived `age` ago; `false` if it is left to userspace.
 pub(super) fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bool {
     let seed = program.control().hash_seed;
-    let since_ns = BootInstant::now().kernel_ns() - age.as_nanos() as u64;
+    // Wraps, as the program's subtraction does, if the machine was started after the answer "arrived".
+    let since_ns = BootInstant::now().kernel_ns().wrapping_sub(age.as_nanos() as u64);
     let answer = ForwardedAnswer { since_ns, ..answer.clone() };
     let Some(entry) = dns_fastpath::forwarded::encode(&answer, seed, GENERATION) else { return false };
     program.publish_answer(entry.as_bytes()).expect("the test's store has room");
