@@ -167,7 +167,7 @@ impl StateWriter {
     /// Reads the inventory if it changed and is complete. Returns the ids of its agents.
     pub(super) fn poll(&mut self) -> Option<anyhow::Result<Vec<String>>> {
         let now = now_ms();
-        let commands = stamps(vec![self.folder.path.join(CHANGES), self.folder.path.join(CONFIRMED)]);
+        let commands = stamps([CHANGES, CONFIRMED].map(|name| self.folder.path.join(name)).to_vec());
         let by_command = commands != self.commands && self.inventory.is_some();
         let again = self.read_again.is_some_and(|at| now >= at);
         if again {
@@ -262,9 +262,7 @@ impl StateWriter {
         let dataset = Dataset::build(inventory, &mut ids);
         let new = self.folder.commit(&mut self.state, ids, &dataset, floor, now)?;
         self.known = inventory.instances.iter().map(|instance| instance.id.clone()).collect();
-        // A confirmation applies to a single version.
-        self.folder.remove(CONFIRMED)?;
-        self.commands = stamps(vec![self.folder.path.join(CHANGES), self.folder.path.join(CONFIRMED)]);
+        self.use_up_confirmation()?;
         let made = self.state.versions.last().context("no version was made")?.clone();
         if new {
             tracing::info!(
@@ -275,6 +273,19 @@ impl StateWriter {
         }
         let bytes = self.folder.dataset(made.version).context("the newest dataset is missing")?.into();
         Ok(Committed { made, bytes, new, gone })
+    }
+
+    /// Removes the confirmation with which the inventory was read: it applies to a single version. One that was
+    /// written since then belongs to the next version, as do changes: their stamps stay those of the last read.
+    fn use_up_confirmation(&mut self) -> Result<(), StateError> {
+        let now = stamps(vec![self.folder.path.join(CONFIRMED)]);
+        if let Some(read) = self.commands.last_mut()
+            && now.last() == Some(&*read)
+        {
+            self.folder.remove(CONFIRMED)?;
+            read.1 = None;
+        }
+        Ok(())
     }
 
     fn patch(&self, from: u64, bytes: &Bytes) -> Option<Patch> {
@@ -324,4 +335,54 @@ pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
     error.is::<StateError>()
         || error.is::<dns_kit::files::atomic::ReplaceError>()
         || matches!(error.downcast_ref(), Some(SourceError::State(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test that cannot write its files has failed")]
+
+    use std::path::Path;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::inventory::changes::Change;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        options: PublishOptions,
+    }
+
+    fn writer(folder: &Path) -> StateWriter {
+        let path = |name: &str| folder.join(name).display().to_string();
+        let words = ["publish", "--state", &path("state"), "--inventory", &path("inventory.json")];
+        let words = words.map(str::to_owned).into_iter().chain(["--local".to_owned(), path("records.json")]);
+        StateWriter::open(&CommandLine::parse_from(words).options).unwrap()
+    }
+
+    /// Polls until the inventory was read.
+    fn read(writer: &mut StateWriter) {
+        std::iter::repeat_with(|| writer.poll()).flatten().next().unwrap().unwrap();
+    }
+
+    #[test]
+    fn command_before_commit_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let inventory = r#"{"deployments": [{"name": "d", "instance_groups": [{"name": "g", "instances": [
+            {"id": "i0", "networks": {"n": "10.0.0.1"}}, {"id": "i1", "networks": {"n": "10.0.0.2"}}]}]}]}"#;
+        std::fs::write(folder.path().join("inventory.json"), inventory).unwrap();
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        let source = writer.options.source.clone();
+        source.change(&writer.folder, Change::Remove { id: "i1".to_owned() }).unwrap();
+        writer.folder.write(CONFIRMED, &7).unwrap();
+        writer.commit(0).unwrap();
+        assert_eq!(writer.folder.read(CONFIRMED).unwrap(), Some(7), "for the next version");
+        writer.poll().unwrap().unwrap();
+        writer.commit(0).unwrap();
+        assert_eq!(writer.known, HashSet::from(["i0".to_owned()]));
+        assert_eq!(writer.folder.read::<usize>(CONFIRMED).unwrap(), None);
+        assert!(writer.poll().is_none());
+    }
 }
