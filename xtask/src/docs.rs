@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     dist::archive,
@@ -18,13 +18,17 @@ use crate::{
 /// Version of mdBook to install below `.toolchain`.
 const MDBOOK_VERSION: &str = "0.5.4";
 
+/// Checks links, and that the book's summary lists every page.
+pub(crate) fn check() -> Result<()> {
+    let problems = problems(&root().canonicalize()?)?;
+    ensure!(problems.is_empty(), "documentation has broken links:\n{}", problems.join("\n"));
+    Ok(())
+}
+
 /// Checks links and builds the book into `target/book`.
 pub(crate) fn build() -> Result<()> {
+    check()?;
     let root = root().canonicalize()?;
-    let problems = problems(&root)?;
-    if !problems.is_empty() {
-        bail!("documentation has broken links:\n{}", problems.join("\n"));
-    }
     run(Command::new(mdbook(&root)?).arg("build").arg(root.join("docs")))?;
     println!("written: {}", root.join("target/book/index.html").display());
     Ok(())
@@ -64,7 +68,7 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for (file, text) in &pages {
         for link in links(text) {
-            if let Err(reason) = check(root, file, &link, &pages) {
+            if let Err(reason) = check_link(root, file, &link, &pages) {
                 problems.push(format!("{}: {link}: {reason}", file.display()));
             }
         }
@@ -113,7 +117,7 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
 }
 
 /// Checks a link in `file`: its target and the heading in it must exist.
-fn check(root: &Path, file: &Path, link: &str, pages: &HashMap<PathBuf, String>) -> Result<(), String> {
+fn check_link(root: &Path, file: &Path, link: &str, pages: &HashMap<PathBuf, String>) -> Result<(), String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return Ok(());
     }
@@ -211,7 +215,7 @@ mod tests {
         for (file, text) in &pages {
             assert!(!text.contains("{{#"), "{}: an include that only mdBook understands", file.display());
             for link in links(text).into_iter().filter(|link| !link.starts_with('/')) {
-                let checked = check(folder.path(), file, &link, &pages);
+                let checked = check_link(folder.path(), file, &link, &pages);
                 assert_eq!(checked, Ok(()), "{}: {link}", file.display());
             }
         }

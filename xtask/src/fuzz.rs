@@ -209,7 +209,7 @@ pub(crate) fn packet_test(name: &str, build: &[&str], environment: &[(&str, OsSt
         command.arg("test").args(build).args(["--test", "packets"]).args(more);
         command.envs(environment.iter().cloned()).current_dir(root());
         // Some of the tests start the server.
-        crate::name_server(&mut command)?;
+        crate::name_server(&mut command, Profile::Release)?;
         anyhow::Ok(command)
     };
     run_command(&mut cargo(&["--no-run"])?)?;

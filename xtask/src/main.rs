@@ -55,6 +55,10 @@ enum Command {
         /// patch. Leaves out documentation, packages, virtual machines and the other whole-system tests.
         #[arg(long, conflicts_with = "filters")]
         quick: bool,
+        /// Test the optimised server, as before a release. Without it, the server is built with the tests, and its
+        /// arithmetic is checked for overflow.
+        #[arg(long, conflicts_with = "quick")]
+        optimised: bool,
     },
     /// Test the BPF programs and the real server on another kernel, in a virtual machine.
     ///
@@ -133,14 +137,18 @@ fn main() -> Result<()> {
             set_up(packages::DEMO)?;
             process::run(&mut build_of_demo()?)?;
             let mut demo = Process::new(process::root().join("target/release/demo"));
-            process::run(name_server(&mut demo)?.args(arguments).current_dir(process::root()))
+            process::run(
+                name_server(&mut demo, Profile::Release)?.args(arguments).current_dir(process::root()),
+            )
         }
-        Command::Test { filters, quick: true } => {
+        Command::Test { filters, quick: true, .. } => {
             debug_assert!(filters.is_empty());
             toolchain::ensure()?;
             test::run_quick()
         }
-        Command::Test { filters, quick: false } => test::run(&filters),
+        Command::Test { filters, quick: false, optimised } => {
+            test::run(&filters, if optimised { Profile::Release } else { Profile::Dev })
+        }
         Command::KernelTest { image, modules } => {
             packages::ensure(packages::KERNEL_TEST)?;
             toolchain::ensure()?;
@@ -163,7 +171,9 @@ fn main() -> Result<()> {
             toolchain::ensure()?;
             build(Profile::Release, &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat())?;
             let mut bench = Process::new(process::root().join("target/release/bench"));
-            process::run(name_server(&mut bench)?.args(arguments).current_dir(process::root()))
+            process::run(
+                name_server(&mut bench, Profile::Release)?.args(arguments).current_dir(process::root()),
+            )
         }
     }
 }
@@ -182,15 +192,17 @@ fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
     build(Profile::Release, &[SERVER, ["whole-system-tests", "soak"]])?;
     let mut command = Process::new(process::root().join("target/release/soak"));
     let seed = seed.map_or_else(|| "-".to_owned(), |seed| seed.to_string());
-    let command = name_server(&mut command)?.args([minutes.to_string(), seed]).args(faults);
+    let command = name_server(&mut command, Profile::Release)?.args([minutes.to_string(), seed]).args(faults);
     process::run(command.current_dir(process::root()))
 }
 
-/// Makes a command use the release build of the server: the debug build, which may be newer, is too
-/// slow for timing.
-fn name_server(command: &mut Process) -> Result<&mut Process> {
-    let server = process::root().canonicalize()?.join("target/release/bosh-dns-xdp");
-    Ok(command.env("BOSH_DNS_XDP", server))
+/// Makes a command use the server's build of `profile`: the other one may be newer.
+fn name_server(command: &mut Process, profile: Profile) -> Result<&mut Process> {
+    let folder = match profile {
+        Profile::Dev => "target/debug",
+        Profile::Release => "target/release",
+    };
+    Ok(command.env("BOSH_DNS_XDP", process::root().canonicalize()?.join(folder).join(SERVER[1])))
 }
 
 // Package and binary name of each program.

@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    arm64,
+    Profile, arm64,
     dist::{self, Programs},
-    packages,
+    docs, packages,
     process::{capture, root, run as run_command},
     test,
 };
@@ -60,7 +60,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         let changes = dist::git(&["status", "--porcelain"])?;
         ensure!(changes.is_empty(), "a release is built from a clean tree; commit or remove:\n{changes}");
         if !checked {
-            test::run(&[])?;
+            docs::build()?;
+            test::run(&[], Profile::Release)?;
             arm64::Arm64::Test { unit: false }.run()?;
             test::run_soaks()?;
         }

@@ -1,17 +1,21 @@
 //! `cargo xtask test`: all checks and tests, cheapest first.
 
 use std::{
-    env, fs,
-    path::Path,
+    env,
+    ffi::OsStr,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    arm64, docs, kernel, packages,
+    Profile, arm64, docs, kernel, packages,
     process::{Step, capture, cargo, cargo_home, install, root, run as run_command},
     toolchain,
 };
@@ -28,62 +32,36 @@ const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
 /// Checks that are not part of this command.
-const NEVER_RUN: [&str; 3] = [
+const NEVER_RUN: [&str; 4] = [
+    "the book of the documentation, whose links are checked: `cargo xtask docs` compiles mdBook and builds it",
     "the programs on arm64 kernels, which are emulated for minutes: `cargo xtask arm64 test`",
     "reproducibility of the distribution, which takes half an hour: `cargo xtask dist --twice`",
     "the programs on a custom kernel: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
 ];
 
 /// Runs all checks, or only the tests whose names contain one of `filters`; finally prints the time
-/// of each group and the tests that could not run.
-pub(crate) fn run(filters: &[String]) -> Result<()> {
+/// of each group and the tests that could not run. `server` is the profile of the server in whole-system tests.
+pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     let mut times = Times::default();
     let set_up = SetUp::start();
     if filters.is_empty() {
         times.step("format", check_format)?;
     }
     let set_up = times.step("set-up: Debian packages, BPF toolchain", || set_up.tools())?;
-    if filters.is_empty() {
-        times.step("lints", || {
-            lint()?;
-            // The resolver without a live Consul. With the rest of the workspace, so that no library is checked again
-            // with other features.
-            let reduced = [
-                "--workspace",
-                "--all-targets",
-                "--no-default-features",
-                "--features",
-                "dns-resolver/screen",
-            ];
-            run_command(with_clippy("check")?.args(reduced))
-        })?;
-        times.step("documentation", || {
-            docs::build()?;
-            document()
-        })?;
-        if advisories_not_run(cargo_home().as_deref()).is_none() {
-            times.step("advisories", || {
-                cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"])
-            })?;
-        }
+    if let Profile::Release = server {
+        times.step("build: optimised server", || crate::build(server, &[crate::SERVER]))?;
     }
-    times.step("build: optimised server", || crate::build(crate::Profile::Release, &[crate::SERVER]))?;
     times.step("build: programs and tests", || {
         cargo([&["build", "--quiet"][..], &ALL].concat())?;
         cargo(["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"])
     })?;
     times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
-    let mut not_run = String::new();
-    if filters.is_empty() {
-        // Debian's archive has only the newest version of the compiler's libraries.
-        match arm64::ensure() {
-            Ok(()) => times.step("arm64: unit tests of the wire format, emulated", arm64::unit_tests)?,
-            Err(problem) => not_run = format!("the wire format's unit tests on arm64: {problem:#}\n"),
-        }
-    }
+    let binaries = Binaries::list()?;
+    // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
+    let checks = filters.is_empty().then(Checks::start);
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run", "--workspace"]).args(filters);
-    run_tests(times, crate::name_server(&mut nextest)?, &not_run)
+    nextest.args(["nextest", "run", "--workspace"]).args(binaries.arguments()).args(filters);
+    run_tests(times, crate::name_server(&mut nextest, server)?, checks)
 }
 
 /// Programs and tests, in one build: without tests, dependencies would be compiled with other features.
@@ -105,8 +83,7 @@ pub(crate) fn run_quick() -> Result<()> {
     })?;
     let mut nextest = Command::new("cargo");
     nextest.args(["nextest", "run", "--workspace", "--lib", "--bins"]).args(tests);
-    nextest.env("BOSH_DNS_XDP", root().canonicalize()?.join("target/debug/bosh-dns-xdp"));
-    let passed = run_tests(times, &mut nextest, "");
+    let passed = run_tests(times, crate::name_server(&mut nextest, Profile::Dev)?, None);
     println!("\nA quick run: `cargo xtask test` runs everything.");
     passed
 }
@@ -123,15 +100,18 @@ pub(crate) fn run_soaks() -> Result<()> {
     let mut nextest = Command::new("cargo");
     nextest.args(["nextest", "run", "--workspace", "--profile", "soak", "--no-capture", "-E", SOAKS]);
     nextest.args(["--test-threads", "8"]);
-    run_command(crate::name_server(nextest.env("SOAK_SECONDS", "3600").current_dir(root()))?)
+    run_command(crate::name_server(
+        nextest.env("SOAK_SECONDS", "3600").current_dir(root()),
+        Profile::Release,
+    )?)
 }
 
-/// Runs nextest, then prints all times and the tests that could not run, after the lines of `first`.
-fn run_tests(mut times: Times, nextest: &mut Command, first: &str) -> Result<()> {
+/// Runs nextest beside `checks`, then prints all times and what could not run.
+fn run_tests(mut times: Times, nextest: &mut Command, checks: Option<Checks>) -> Result<()> {
     let target = root().canonicalize()?.join("target");
     let not_run = target.join("not-run.txt");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
-    fs::write(&not_run, first).with_context(|| not_run.display().to_string())?;
+    fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
     let passed = times.step("tests", || {
         run_command(
             nextest
@@ -142,9 +122,101 @@ fn run_tests(mut times: Times, nextest: &mut Command, first: &str) -> Result<()>
         )
     });
     times.add_groups(&target.join("nextest/default/junit.xml"))?;
+    let mut list = fs::read_to_string(&not_run)?;
+    let checked = checks.map_or(Ok(()), |checks| checks.finish(&mut times, &mut list));
     times.print();
-    print_not_run(&fs::read_to_string(&not_run)?);
-    passed
+    print_not_run(&list);
+    passed.and(checked)
+}
+
+/// Test programs that are built, as nextest lists them: it starts them without cargo, whose lock [`Checks`] holds
+/// meanwhile.
+struct Binaries {
+    programs: PathBuf,
+    workspace: PathBuf,
+}
+
+impl Binaries {
+    /// Writes both lists into the target folder.
+    fn list() -> Result<Self> {
+        let target = root().canonicalize()?.join("target");
+        let list = |name: &str, arguments: &[&str]| {
+            let (path, mut cargo) = (target.join(name), Command::new("cargo"));
+            let listed = capture(cargo.args(arguments).current_dir(root()))?;
+            fs::write(&path, listed).with_context(|| path.display().to_string())?;
+            Ok::<_, anyhow::Error>(path)
+        };
+        let of_nextest = ["nextest", "list", "--workspace", "--list-type", "binaries-only"];
+        Ok(Self {
+            programs: list("test-programs.json", &[&of_nextest[..], &["--message-format", "json"]].concat())?,
+            workspace: list("workspace.json", &["metadata", "--format-version", "1", "--all-features"])?,
+        })
+    }
+
+    fn arguments(&self) -> [&OsStr; 4] {
+        let [programs, workspace] = [&self.programs, &self.workspace].map(|path| path.as_os_str());
+        ["--binaries-metadata".as_ref(), programs, "--cargo-metadata".as_ref(), workspace]
+    }
+}
+
+/// Checks of the sources, in a separate thread.
+struct Checks(JoinHandle<Checked>);
+
+/// Results of [`Checks`].
+struct Checked {
+    times: Times,
+    /// Lines for the list of what was not run.
+    not_run: String,
+    passed: Result<()>,
+}
+
+impl Checks {
+    /// Starts lints, documentation, advisories and the unit tests for arm64, one after the other.
+    fn start() -> Self {
+        Self(thread::spawn(|| {
+            let (mut times, mut not_run) = (Times::default(), String::new());
+            let passed = check_sources(&mut times, &mut not_run);
+            if let Err(problem) = &passed {
+                eprintln!("\n{problem:#}; the tests go on");
+            }
+            Checked { times, not_run, passed }
+        }))
+    }
+
+    /// Waits for the end; adds the durations and what could not run.
+    fn finish(self, times: &mut Times, list: &mut String) -> Result<()> {
+        let Ok(checked) = self.0.join() else { bail!("the checks panicked") };
+        times.0.extend(checked.times.0);
+        list.push_str(&checked.not_run);
+        checked.passed
+    }
+}
+
+fn check_sources(times: &mut Times, not_run: &mut String) -> Result<()> {
+    times.step("lints", || {
+        lint()?;
+        // The resolver without a live Consul. With the rest of the workspace, so that no library is checked again
+        // with other features.
+        let reduced =
+            ["--workspace", "--all-targets", "--no-default-features", "--features", "dns-resolver/screen"];
+        run_command(with_clippy("check")?.args(reduced))
+    })?;
+    times.step("documentation", || {
+        docs::check()?;
+        document()
+    })?;
+    if advisories_not_run(cargo_home().as_deref()).is_none() {
+        times
+            .step("advisories", || cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"]))?;
+    }
+    // Debian's archive has only the newest version of the compiler's libraries.
+    match arm64::ensure() {
+        Ok(()) => times.step("arm64: unit tests of the wire format, emulated", arm64::unit_tests),
+        Err(problem) => {
+            writeln!(not_run, "the wire format's unit tests on arm64: {problem:#}")?;
+            Ok(())
+        }
+    }
 }
 
 /// Set-up beside the first checks.
