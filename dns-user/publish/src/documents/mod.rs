@@ -1,103 +1,329 @@
-//! The folder of documents: read completely after every change, each document independently.
+//! Documents: folders and files, read completely after every change, each document independently.
 //!
 //! An unreadable document affects only itself. Records that it published stay unchanged (*held*),
 //! and a DNS Update Record, list or intent that was valid before stays in use.
 
-mod folder;
-
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
-use dns_kit::files::atomic::{self, Attributes};
+use dns_kit::files::{
+    FileStamp,
+    atomic::{self, Attributes},
+    bounded,
+};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
-pub(crate) use self::folder::{FileState, Folder, Scan, Watch};
 use crate::{
     endpoint::{self, Endpoints, Labels, read_labels},
     fleet::{self, FleetNames},
-    text::{Fields, Member, Node, Problems, Reader, Value, remedy_for_unknown},
+    text::{self, Fields, Node, Problem, Problems, Reader, Value, remedy_for_unknown},
     update_record::{
         DEFAULT_PROJECT, Intent, ListOwner, Metadata, RecordList, UpdateRecord, read_identifier,
     },
 };
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StatusFile {
-    pub documents: Vec<DocumentStatus>,
-    /// Problems of the file that belong to no document.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<String>,
+/// Maximum size of a file in bytes: 100,000 endpoints take about 12 MB.
+const LONGEST: u64 = 64 << 20;
+
+/// Time that a program may need to write a file.
+const WRITING: Duration = Duration::from_mins(1);
+
+/// Follows files and folders of documents.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    paths: Vec<PathBuf>,
+    /// Last valid documents of each file, which replace invalid ones.
+    good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
+    /// State of each file at the last scan.
+    read: BTreeMap<PathBuf, Reading>,
+    /// Text of each file when its documents were last known, to detect that its end is missing.
+    texts: BTreeMap<PathBuf, String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DocumentStatus {
-    #[serde(flatten)]
-    pub id: DocumentId,
-    /// `metadata.generation`, or the number of content changes seen by the publisher.
-    #[serde(rename = "observedGeneration")]
-    pub observed_generation: u64,
-    /// Digest of the content at this generation.
-    pub digest: String,
-    /// Result by provider (`PROJECT/RECORD`).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub providers: BTreeMap<String, ProviderResult>,
-    /// Latest error; absent if there is none.
-    #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
-    pub last_error: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub remarks: Vec<String>,
+/// A file at the last scan.
+#[derive(Clone, Debug)]
+struct Reading {
+    stamp: Option<FileStamp>,
+    state: FileState,
+    /// Whether the identity of every document in it is known.
+    is_complete: bool,
+    /// Whether nothing can be read, not even what kind of document it is.
+    is_illegible: bool,
 }
 
-/// Result of a document at one provider.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProviderResult {
-    /// Whether every record set is published as wanted.
-    pub synced: bool,
-    /// Number of record sets wanted there.
-    pub records: usize,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<String>,
+/// Content of all files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scan {
+    /// Every file, sorted by path.
+    pub files: Vec<FileState>,
+    /// Documents in use, in the order of files and lines.
+    pub documents: Vec<Document>,
+    /// Resources of unreadable documents, whose records stay unchanged.
+    pub held: BTreeSet<String>,
+    /// Whether a list or intent is unreadable, so that the records of all intents stay unchanged.
+    pub holds_intents: bool,
+    /// Whether a file is illegible, and no earlier scan or status file tells what it held. The records
+    /// of all documents that are not found stay unchanged.
+    pub holds_unknown: bool,
 }
 
-impl StatusFile {
-    /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
-    pub(crate) fn read(documents: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileState {
+    pub path: PathBuf,
+    /// Identity, line and generation of its documents, unreadable ones included.
+    pub documents: Vec<Document>,
+    pub problems: Vec<Problem>,
+}
+
+impl Folder {
+    /// Follows files, and all `*.yml`, `*.yaml` and `*.json` files in folders.
+    ///
+    /// The status files of an earlier process list the documents of a damaged file.
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, good: BTreeMap::new(), read: BTreeMap::new(), texts: BTreeMap::new() }
     }
 
-    /// Writes the status file of a file of documents if the status has changed.
-    pub(crate) fn write(&self, documents: &Path) -> io::Result<()> {
-        if Self::read(documents).as_ref() == Some(self) {
-            return Ok(());
+    pub(crate) fn scan(&mut self) -> Scan {
+        let mut scan = Scan::default();
+        let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
+        let mut files = BTreeSet::new();
+        for path in &self.paths {
+            match files_of(path) {
+                Ok(found) => files.extend(found),
+                Err(error) => {
+                    // Files in an unreadable folder count as unreadable, not as removed.
+                    let known = self.good.keys().filter(|file| file.starts_with(path));
+                    files.extend(known.cloned());
+                    scan.holds_unknown |= !self.good.keys().any(|file| file.starts_with(path));
+                    scan.files.push(unreadable(path, &error));
+                }
+            }
         }
-        let mut text = serde_json::to_vec_pretty(self)?;
-        text.push(b'\n');
-        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
-        Ok(())
+        self.good.retain(|file, _| files.contains(file));
+        self.read.retain(|file, _| files.contains(file));
+        self.texts.retain(|file, _| files.contains(file));
+        for path in files {
+            let good = self.good.entry(path.clone()).or_insert_with(|| remembered(&path));
+            let stamp = FileStamp::of(&path);
+            let known =
+                self.read.get(&path).filter(|reading| stamp.is_some() && reading.stamp == stamp).cloned();
+            let reading = known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
+            self.read.insert(path.clone(), reading.clone());
+            let Reading { stamp: _, mut state, is_complete, is_illegible } = reading;
+            scan.holds_unknown |= is_illegible && good.is_empty();
+            let mut next = BTreeMap::new();
+            for document in &state.documents {
+                let first = places.get(&document.id);
+                if let Some((file, line)) = first {
+                    state.problems.push(duplicate(&path, document, file, *line));
+                    continue;
+                }
+                places.insert(document.id.clone(), (path.clone(), document.line));
+                let before = good.get(&document.id).cloned().flatten();
+                let kept = scan.take(document, before);
+                next.insert(document.id.clone(), kept);
+            }
+            if !is_complete {
+                // If a document cannot be identified, all earlier documents of the file stay.
+                for (id, before) in good.iter() {
+                    if !next.contains_key(id) && !places.contains_key(id) {
+                        places.insert(id.clone(), (path.clone(), 1));
+                        scan.hold(id, before.clone());
+                        next.insert(id.clone(), before.clone());
+                    }
+                }
+            }
+            *good = next;
+            scan.files.push(state);
+        }
+        scan
     }
+}
 
-    /// Removes the status files of documents that no longer exist in a folder.
-    pub(crate) fn sweep(folder: &Path) {
-        let Ok(entries) = fs::read_dir(folder) else { return };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            let is_status = path.extension().is_some_and(|extension| extension == "status");
-            let documents = path.with_extension("");
-            if is_status && folder::is_document_file(&documents) && !documents.exists() {
-                // The next round tries again.
-                let _ = fs::remove_file(&path);
+impl Scan {
+    /// Adds a document, or its last valid version, to the documents in use. Returns the valid version for
+    /// the next scan.
+    fn take(&mut self, document: &Document, before: Option<Document>) -> Option<Document> {
+        match &document.content {
+            None => {
+                self.hold(&document.id, before.clone());
+                before
+            }
+            Some(content) => {
+                let is_damaged = match content {
+                    Content::Endpoints(endpoints) => endpoints.is_unreadable,
+                    Content::Fleet(names) => names.is_unreadable,
+                    Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
+                };
+                if is_damaged {
+                    self.held.insert(document.id.resource());
+                }
+                self.documents.push(document.clone());
+                Some(document.clone())
             }
         }
     }
+
+    /// Keeps the effect of an unreadable document.
+    fn hold(&mut self, id: &DocumentId, before: Option<Document>) {
+        match (id.kind, before) {
+            (Kind::Endpoint | Kind::Fleet, _) => drop(self.held.insert(id.resource())),
+            (_, Some(before)) => self.documents.push(before),
+            (Kind::UpdateRecord, None) => {}
+            (Kind::List | Kind::Intent, None) => self.holds_intents = true,
+        }
+    }
+
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.files.iter().flat_map(|file| &file.problems)
+    }
 }
 
-fn path_beside(documents: &Path) -> PathBuf {
-    let mut name = documents.as_os_str().to_owned();
-    name.push(".status");
-    PathBuf::from(name)
+/// Returns the documents that a file contained according to its status file.
+fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
+    let Some(status) = StatusFile::read(path) else { return BTreeMap::new() };
+    status.documents.into_iter().map(|document| (document.id, None)).collect()
+}
+
+/// Reads a file that held `count` documents before.
+fn read_file(
+    path: &Path,
+    stamp: Option<FileStamp>,
+    count: usize,
+    texts: &mut BTreeMap<PathBuf, String>,
+) -> Reading {
+    let name = path.display().to_string();
+    let text = match read_text(path) {
+        Ok(text) => text,
+        // Without a stamp the next scan reads it again.
+        Err(error) => {
+            let state = unreadable(path, &error);
+            return Reading { stamp: None, state, is_complete: false, is_illegible: true };
+        }
+    };
+    let problems = Problems::of(name);
+    let last_line = text.lines().count().max(1) as u64;
+    if text.trim().is_empty() && count == 0 {
+        problems.add(1, "", "the file is empty", "write documents to it, or remove the file");
+    } else if count > 0 && text::documents(&text).is_empty() {
+        problems.add(
+            last_line,
+            "",
+            format!("the file is empty, but held {count} documents; their records stay unchanged"),
+            "restore it, or remove the file to withdraw the records",
+        );
+    } else if let Some(end) = texts.get(path).and_then(|before| missing_end(path, &text, before)) {
+        let remedy = match end {
+            MissingEnd::WithinLine => "write the file completely, and end it with a line break",
+            MissingEnd::Young => "wait a minute if that is intended; the file may still be being written",
+        };
+        let reason = "the file ends within its earlier text; the records of its documents stay unchanged";
+        problems.add(last_line, "", reason, remedy);
+    }
+    if problems.count() > 0 {
+        let state = FileState { path: path.to_owned(), documents: Vec::new(), problems: problems.into_vec() };
+        // Without a stamp the next scan reads it again.
+        return Reading { stamp: None, state, is_complete: false, is_illegible: true };
+    }
+    let mut documents = Vec::new();
+    let mut is_complete = true;
+    let mut is_illegible = false;
+    for document in text::documents(&text) {
+        let last_line = document.line + document.text.lines().count() as u64;
+        let found = match text::parse(document, &problems) {
+            Some(node) => Document::read_all(&node, last_line, &problems),
+            None => {
+                is_illegible = true;
+                vec![None]
+            }
+        };
+        is_complete &= found.iter().all(Option::is_some);
+        documents.extend(found.into_iter().flatten());
+    }
+    if is_complete {
+        texts.insert(path.to_owned(), text);
+    }
+    let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
+    Reading { stamp, state, is_complete, is_illegible }
+}
+
+/// How a text lacks the end of an earlier one.
+enum MissingEnd {
+    /// It ends within a line, as after a write that was interrupted.
+    WithinLine,
+    /// It ends with a line, and was written a short time ago.
+    Young,
+}
+
+/// Returns how a text lacks the end of `before`; `None` if it does not, or if it has been so for
+/// [`WRITING`], which must be intended.
+fn missing_end(path: &Path, text: &str, before: &str) -> Option<MissingEnd> {
+    let rest = before.strip_prefix(text).filter(|rest| !rest.is_empty())?;
+    if !text.ends_with('\n') && !rest.starts_with(['\r', '\n']) {
+        return Some(MissingEnd::WithinLine);
+    }
+    let written = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+    let is_young = SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING);
+    is_young.then_some(MissingEnd::Young)
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > LONGEST {
+        return Err(io::Error::other(format!("it is larger than {} MiB", LONGEST >> 20)));
+    }
+    // A FIFO in the folder must not block.
+    let bytes = bounded::read(path)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> FileState {
+    let problem = Problem {
+        file: path.display().to_string().into(),
+        line: 1,
+        path: String::new(),
+        reason: format!("cannot be read: {error}"),
+        remedy: "correct the path or its permissions; the records of its documents stay unchanged".to_owned(),
+    };
+    FileState { path: path.to_owned(), documents: Vec::new(), problems: vec![problem] }
+}
+
+fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Problem {
+    Problem {
+        file: path.display().to_string().into(),
+        line: document.line,
+        path: "metadata.name".to_owned(),
+        reason: format!("{} is already defined at {}:{line}", document.id, file.display()),
+        remedy: "remove or rename one of them".to_owned(),
+    }
+}
+
+/// Returns the files of a path, sorted, without hidden files.
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let file = entry?.path();
+        if is_document_file(&file) {
+            found.push(file);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn is_document_file(path: &Path) -> bool {
+    let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -263,11 +489,8 @@ impl Document {
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
 fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
     let Value::Map(members) = root.value() else { return None };
-    let is_list = |member: &Member| {
-        let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
-        member.name == "kind" && kinds.contains(&member.node.value)
-    };
-    members.iter().find(|member| is_list(member))?;
+    let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
+    members.iter().find(|(name, node)| name == "kind" && kinds.contains(&node.value))?;
     Some(root.fields()?.required("items")?.items()?.collect())
 }
 
@@ -333,6 +556,136 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
         list
     });
     Some((id, list.map(|list| Content::List(owner, list))))
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StatusFile {
+    pub documents: Vec<DocumentStatus>,
+    /// Problems of the file that belong to no document.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentStatus {
+    #[serde(flatten)]
+    pub id: DocumentId,
+    /// `metadata.generation`, or the number of content changes seen by the publisher.
+    #[serde(rename = "observedGeneration")]
+    pub observed_generation: u64,
+    /// Digest of the content at this generation.
+    pub digest: String,
+    /// Result by provider (`PROJECT/RECORD`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub providers: BTreeMap<String, ProviderResult>,
+    /// Latest error; absent if there is none.
+    #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
+}
+
+/// Result of a document at one provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderResult {
+    /// Whether every record set is published as wanted.
+    pub synced: bool,
+    /// Number of record sets wanted there.
+    pub records: usize,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+impl StatusFile {
+    /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
+    pub(crate) fn read(documents: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
+    }
+
+    /// Writes the status file of a file of documents if the status has changed.
+    pub(crate) fn write(&self, documents: &Path) -> io::Result<()> {
+        if Self::read(documents).as_ref() == Some(self) {
+            return Ok(());
+        }
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
+        Ok(())
+    }
+
+    /// Removes the status files of documents that no longer exist in a folder.
+    pub(crate) fn sweep(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_status = path.extension().is_some_and(|extension| extension == "status");
+            let documents = path.with_extension("");
+            if is_status && is_document_file(&documents) && !documents.exists() {
+                // The next round tries again.
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn path_beside(documents: &Path) -> PathBuf {
+    let mut name = documents.as_os_str().to_owned();
+    name.push(".status");
+    PathBuf::from(name)
+}
+
+/// Reports changes of the documents.
+///
+/// Events are only a hint: everything is also read at an interval, so a lost event only causes a
+/// delay.
+pub(crate) struct Watch {
+    // Dropping it ends the watch.
+    _watcher: Option<RecommendedWatcher>,
+    events: mpsc::Receiver<()>,
+}
+
+impl Watch {
+    /// Watches folders of documents, and the folders in which single files lie.
+    pub(crate) fn start(documents: &[PathBuf]) -> Self {
+        let (sender, events) = mpsc::channel(1);
+        let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
+        let concerns = move |path: &Path| is_document_file(path) || single.iter().any(|file| file == path);
+        let handler = move |event: notify::Result<notify::Event>| {
+            let is_of_interest = match event {
+                Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
+                // Events may have been lost.
+                Err(_) => true,
+            };
+            if is_of_interest {
+                // One pending event is enough.
+                let _ = sender.try_send(());
+            }
+        };
+        let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
+            let mut folders: Vec<&Path> = Vec::new();
+            for path in documents {
+                let folder = match path.parent() {
+                    _ if path.is_dir() => path.as_path(),
+                    Some(folder) if !folder.as_os_str().is_empty() => folder,
+                    _ => Path::new("."),
+                };
+                if !folders.contains(&folder) && folder.is_dir() {
+                    folders.push(folder);
+                    watcher.watch(folder, RecursiveMode::NonRecursive)?;
+                }
+            }
+            Ok(watcher)
+        });
+        let watcher = watcher.inspect_err(|error| {
+            tracing::warn!(%error, "cannot watch files; changes are noticed at the next interval");
+        });
+        Self { _watcher: watcher.ok(), events }
+    }
+
+    pub(crate) async fn changed(&mut self) {
+        if self.events.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 #[cfg(test)]

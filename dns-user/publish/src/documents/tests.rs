@@ -102,7 +102,7 @@ fn emptied_or_cut_file_is_unreadable() {
     }
     // A file that stays so is intended.
     write(path, "a.yml", &[&whole[..second]]);
-    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_hours(1);
+    let hour_ago = SystemTime::now() - Duration::from_hours(1);
     fs::File::open(path.join("a.yml")).unwrap().set_modified(hour_ago).unwrap();
     let scan = followed.scan();
     assert_eq!((names(&scan).len(), scan.held.len()), (1, 0));
@@ -272,6 +272,6 @@ async fn change_wakes_the_watch() {
     let mut watch = Watch::start(&[folder.path().to_owned(), single.clone()]);
     for path in [folder.path().join("new.yml"), single] {
         fs::write(path, "{}").unwrap();
-        tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.unwrap();
     }
 }

@@ -227,7 +227,7 @@ impl Parameters {
                 );
                 continue;
             }
-            if let (false, Some(setting)) = (value.is_null(), parameter.kind.read(&value)) {
+            if let (false, Some(setting)) = (*value.value() == Value::Null, parameter.kind.read(&value)) {
                 settings.insert(parameter.name, setting);
             }
         }

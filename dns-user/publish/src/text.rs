@@ -4,12 +4,7 @@
 //! Files and API bodies share one reader, so errors have the same wording: position, cause and
 //! remedy.
 
-use std::{
-    cell::RefCell,
-    collections::HashSet,
-    fmt::{self, Write as _},
-    sync::Arc,
-};
+use std::{cell::RefCell, collections::HashSet, fmt, sync::Arc};
 
 use serde::{
     Deserialize, Serialize,
@@ -93,7 +88,7 @@ pub struct Reader<'a> {
 #[derive(Debug)]
 pub struct Fields<'a> {
     map: Reader<'a>,
-    rest: Vec<&'a Member>,
+    rest: Vec<&'a (String, Node)>,
     /// Names that were asked for.
     known: Vec<&'static str>,
 }
@@ -122,11 +117,6 @@ impl<'a> Reader<'a> {
     /// Reports a problem at this node.
     pub fn problem(&self, reason: impl Into<String>, remedy: impl Into<String>) {
         self.problems.add(self.node.line, &self.path, reason, remedy);
-    }
-
-    /// Returns whether the value is null.
-    pub fn is_null(&self) -> bool {
-        self.node.value == Value::Null
     }
 
     /// Returns a text; reports any other type.
@@ -228,10 +218,9 @@ impl<'a> Fields<'a> {
     /// Takes a member; null counts as absent.
     pub fn optional(&mut self, name: &'static str) -> Option<Reader<'a>> {
         self.known.push(name);
-        let index = self.rest.iter().position(|member| member.name == name)?;
+        let index = self.rest.iter().position(|(member, _)| member == name)?;
         let member = self.rest.remove(index);
-        let reader = self.reader(member);
-        (!reader.is_null()).then_some(reader)
+        Some(self.reader(member)).filter(|reader| *reader.value() != Value::Null)
     }
 
     /// Takes a member; reports its absence.
@@ -246,7 +235,7 @@ impl<'a> Fields<'a> {
     /// Takes all remaining members.
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
         let rest = std::mem::take(&mut self.rest);
-        rest.into_iter().map(|member| (member.name.as_str(), self.reader(member))).collect()
+        rest.into_iter().map(|member| (member.0.as_str(), self.reader(member))).collect()
     }
 
     /// Reports remaining members as unknown; the remedy names those that were asked for.
@@ -256,15 +245,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn reader(&self, member: &'a Member) -> Reader<'a> {
-        let mut path = self.map.path.clone();
-        if !path.is_empty() {
-            path.push('.');
-        }
-        // Writing to a String cannot fail.
-        let _ = write!(path, "{}", member.name);
-        // A problem is reported at the member's name even if the value begins on a later line.
-        Reader { node: &member.node, path, problems: self.map.problems }
+    fn reader(&self, (name, node): &'a (String, Node)) -> Reader<'a> {
+        let path = match &*self.map.path {
+            "" => name.clone(),
+            above => format!("{above}.{name}"),
+        };
+        Reader { node, path, problems: self.map.problems }
     }
 }
 
@@ -315,15 +301,7 @@ pub enum Value {
     /// Items in the order of the text.
     List(Vec<Node>),
     /// Members in the order of the text.
-    Map(Vec<Member>),
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Member {
-    pub name: String,
-    pub line: u64,
-    /// Value of the member, with its position.
-    pub node: Node,
+    Map(Vec<(String, Node)>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -372,8 +350,11 @@ fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_events: most, max_nodes: most },
     };
-    match serde_saphyr::from_str_with_options::<Tree>(document.text, options) {
-        Ok(Tree(node)) => Some(shift(node, document.line - 1)),
+    match serde_saphyr::from_str_with_options::<Node>(document.text, options) {
+        Ok(mut node) => {
+            shift(&mut node, document.line - 1);
+            Some(node)
+        }
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line());
             let reason = error.without_snippet().to_string();
@@ -389,111 +370,93 @@ fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
 }
 
 /// Adds an offset to all lines of a tree.
-fn shift(mut node: Node, by: u64) -> Node {
-    if by > 0 {
-        shift_in_place(&mut node, by);
-    }
-    node
-}
-
-fn shift_in_place(node: &mut Node, by: u64) {
+fn shift(node: &mut Node, by: u64) {
     node.line += by;
     match &mut node.value {
-        Value::List(items) => items.iter_mut().for_each(|item| shift_in_place(item, by)),
-        Value::Map(members) => {
-            for member in members {
-                member.line += by;
-                shift_in_place(&mut member.node, by);
-            }
-        }
+        Value::List(items) => items.iter_mut().for_each(|item| shift(item, by)),
+        Value::Map(members) => members.iter_mut().for_each(|(_, member)| shift(member, by)),
         Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) | Value::Text(_) => {}
     }
 }
 
-/// A [`Node`] that serde can deserialize.
-struct Tree(Node);
-
-impl<'de> Deserialize<'de> for Tree {
+impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = Spanned::<Bare>::deserialize(deserializer)?;
-        Ok(Self(Node { line: spanned.referenced.line(), value: spanned.value.0 }))
+        let spanned = Spanned::<Value>::deserialize(deserializer)?;
+        Ok(Self { line: spanned.referenced.line(), value: spanned.value })
     }
 }
 
-/// A [`Value`] that serde can deserialize.
-struct Bare(Value);
-
-impl<'de> Deserialize<'de> for Bare {
+impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(BareVisitor)
+        deserializer.deserialize_any(ValueVisitor)
     }
 }
 
-struct BareVisitor;
+struct ValueVisitor;
 
-impl<'de> Visitor<'de> for BareVisitor {
-    type Value = Bare;
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value of YAML or JSON")
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Bare, E> {
-        Ok(Bare(Value::Bool(value)))
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Bare, E> {
-        Ok(Bare(Value::Integer(value.into())))
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Integer(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Bare, E> {
-        Ok(Bare(Value::Integer(value.into())))
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Integer(value.into()))
     }
 
-    fn visit_i128<E>(self, value: i128) -> Result<Bare, E> {
-        Ok(Bare(Value::Integer(value)))
+    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
+        Ok(Value::Integer(value))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Bare, E> {
-        Ok(Bare(Value::Float(value)))
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Bare, E> {
-        Ok(Bare(Value::Text(value.to_owned())))
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::Text(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Bare, E> {
-        Ok(Bare(Value::Text(value)))
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::Text(value))
     }
 
-    fn visit_unit<E>(self) -> Result<Bare, E> {
-        Ok(Bare(Value::Null))
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Bare, E> {
-        Ok(Bare(Value::Null))
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Bare, D::Error> {
-        Bare::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        Value::deserialize(deserializer)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Bare, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(Tree(node)) = items.next_element()? {
+        while let Some(node) = items.next_element()? {
             list.push(node);
         }
-        Ok(Bare(Value::List(list)))
+        Ok(Value::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Bare, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut members = Vec::new();
         // The position of a name costs as much as the name, so a value does not have another one.
-        while let Some((name, Bare(value))) = entries.next_entry::<Spanned<String>, Bare>()? {
+        while let Some((name, value)) = entries.next_entry::<Spanned<String>, Value>()? {
             let line = name.referenced.line();
-            members.push(Member { line, name: name.value, node: Node { line, value } });
+            members.push((name.value, Node { line, value }));
         }
-        Ok(Bare(Value::Map(members)))
+        Ok(Value::Map(members))
     }
 }
 
@@ -544,8 +507,8 @@ impl<'a> Json<'a> {
         Some(items)
     }
 
-    fn map(&mut self, depth: usize) -> Option<Vec<Member>> {
-        let mut members: Vec<Member> = Vec::new();
+    fn map(&mut self, depth: usize) -> Option<Vec<(String, Node)>> {
+        let mut members: Vec<(String, Node)> = Vec::new();
         self.each('}', |json| {
             let line = json.line;
             let name = json.rest.starts_with('"').then(|| json.text())??;
@@ -554,11 +517,11 @@ impl<'a> Json<'a> {
             json.skip_blanks();
             let value = json.node(depth)?.value;
             // As in YAML, a value has the line of its name.
-            members.push(Member { name, line, node: Node { line, value } });
+            members.push((name, Node { line, value }));
             Some(())
         })?;
         // YAML merges the members of "<<".
-        let is_plain = members.iter().all(|member| member.name != "<<") && !has_duplicate(&members);
+        let is_plain = members.iter().all(|(name, _)| name != "<<") && !has_duplicate(&members);
         is_plain.then_some(members)
     }
 
@@ -632,12 +595,15 @@ impl<'a> Json<'a> {
     }
 }
 
-fn has_duplicate(members: &[Member]) -> bool {
+fn has_duplicate(members: &[(String, Node)]) -> bool {
     if members.len() > FEW {
         let mut names = HashSet::new();
-        return !members.iter().all(|member| names.insert(&*member.name));
+        return !members.iter().all(|(name, _)| names.insert(&**name));
     }
-    members.iter().enumerate().any(|(index, one)| members[..index].iter().any(|other| other.name == one.name))
+    members
+        .iter()
+        .enumerate()
+        .any(|(index, (name, _))| members[..index].iter().any(|(other, _)| other == name))
 }
 
 #[cfg(test)]
