@@ -27,7 +27,7 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
     ];
     for (parameter, setting) in record.parameters.iter() {
         let is_of_process = NOT_OF_WEBHOOK.iter().any(|start| parameter.name.starts_with(start));
-        if parameter.without_effect().is_none() && !is_of_process {
+        if parameter.without_effect.is_none() && !is_of_process {
             words.extend(arguments_of(parameter.name, setting));
         }
     }

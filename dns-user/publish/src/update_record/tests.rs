@@ -41,19 +41,19 @@ fn general_example() -> Value {
 /// Returns the parameters of each provider in the document's example.
 fn provider_example(group: Group) -> Value {
     match group {
-        Group::General => json!({}),
-        Group::Aws => json!({
+        General => json!({}),
+        Aws => json!({
             "aws-zone-type": "public", "aws-zone-tags": "zone tags",
             "aws-assume-role": "arn:aws:iam::123455567:role/external-dns", "aws-batch-change-size": 1000,
             "aws-batch-change-interval": "1s", "aws-evaluate-target-health": true,
             "no-aws-evaluate-target-health": true, "aws-api-retries": 3, "aws-prefer-cname": true,
         }),
-        Group::Azure => json!({
+        Azure => json!({
             "azure-config-file": "/etc/kubernetes/azure.json", "azure-resource-group": "resource group",
             "azure-subscription-id": "subscription id", "azure-user-assigned-identity-client-id": "client id",
         }),
-        Group::CoreDns => json!({"coredns-prefix": "skydns"}),
-        Group::Rfc2136 => json!({
+        CoreDns => json!({"coredns-prefix": "skydns"}),
+        Rfc2136 => json!({
             "rfc2136-host": "host.sample.com", "rfc2136-zone": "", "rfc2136-insecure": false,
             "rfc2136-tsig-keyname": "tsig key", "rfc2136-tsig-secret": "tsig secret",
             "rfc2136-tsig-secret-alg": "tsig secret alg", "rfc2136-tsig-axfr": "axfr", "request-timeout": "30s",
@@ -63,7 +63,7 @@ fn provider_example(group: Group) -> Value {
 
 #[test]
 fn document_examples_are_accepted() {
-    for provider in Provider::ALL {
+    for (provider, _) in Provider::ALL {
         let mut parameters = general_example();
         let own = provider_example(provider.group());
         parameters.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
@@ -154,13 +154,9 @@ fn obstacles_are_named() {
             "the provider rfc2136 does not support GSS-TSIG",
         ),
         ("rfc2136", json!({"rfc2136-host": "h", "rfc2136-zone": "z"}), "rfc2136-tsig-keyname is missing"),
-        ("rfc2136", provider_example(Group::Rfc2136), "rfc2136-zone is missing"),
-        ("rfc2136", provider_example(Group::Rfc2136), "rfc2136-tsig-secret is not base64"),
-        (
-            "rfc2136",
-            provider_example(Group::Rfc2136),
-            "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown",
-        ),
+        ("rfc2136", provider_example(Rfc2136), "rfc2136-zone is missing"),
+        ("rfc2136", provider_example(Rfc2136), "rfc2136-tsig-secret is not base64"),
+        ("rfc2136", provider_example(Rfc2136), "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown"),
         ("coredns", json!({"registry": "aws-sd"}), "registry aws-sd is not available"),
         ("coredns", json!({"tls-client-cert": "c"}), "tls-client-cert-key require each other"),
     ] {
@@ -298,4 +294,24 @@ fn host_name_stands_alone_in_an_intent() {
     assert_eq!(beside.bindings, []);
     assert!(beside.problems.iter().any(|problem| problem.contains("cannot be combined")), "{beside:?}");
     assert!(with(json!([])).problems.iter().any(|problem| problem.contains("no cluster has an address")));
+}
+
+#[test]
+fn names_are_unique_and_defaults_fit() {
+    let mut names: Vec<_> = PARAMETERS.iter().map(|parameter| parameter.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), PARAMETERS.len());
+    for Parameter { name, kind, default, .. } in PARAMETERS {
+        if let Some(text) = *default {
+            let fits = match kind {
+                Text | TextOrBoolean => true,
+                Duration => parse_duration(text).is_ok(),
+                Boolean => text.parse::<bool>().is_ok(),
+                Integer => text.parse::<u32>().is_ok(),
+                Choice(words) => words.contains(&text),
+            };
+            assert!(fits, "{name}: {text}");
+        }
+    }
 }
