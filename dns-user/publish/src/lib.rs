@@ -11,7 +11,6 @@ mod documents;
 mod endpoint;
 pub mod engine;
 mod fleet;
-pub mod guard;
 mod metrics;
 pub mod ownership;
 pub mod plan;

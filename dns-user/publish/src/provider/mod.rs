@@ -61,9 +61,13 @@ pub trait Provider: Send {
     /// listed completely carries its own error.
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>>;
 
-    /// Applies a batch that was planned on the last listing. `progress` is called with the number
-    /// of transactions completed since the last call.
-    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome>;
+    /// Applies a batch that was planned on the last listing, and returns a result for each transaction, in
+    /// their order. `progress` is called with the number of transactions completed since the last call.
+    fn apply<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        progress: Progress<'a>,
+    ) -> BoxFuture<'a, Vec<TransactionResult>>;
 }
 
 /// Callback for the number of completed transactions.
@@ -146,13 +150,6 @@ pub enum Step {
     Require(Record),
     /// Requires that no set of this name and type exists.
     RequireAbsent(Name, RecordType),
-}
-
-/// Results of a batch.
-#[derive(Debug, Clone, Default)]
-pub struct Outcome {
-    /// One result per transaction, in the batch's order.
-    pub results: Vec<TransactionResult>,
 }
 
 /// Result of a transaction.

@@ -14,8 +14,8 @@ use hyper::{Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Batch, GroupSender, Http, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles,
-    Transaction, TransactionResult, Visibility, Zone, send_groups,
+    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
+    TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType},
@@ -196,12 +196,12 @@ impl Webhook {
         Ok(())
     }
 
-    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let before = match self.records().await {
             Ok((records, _)) => by_key(records),
             Err(error) => {
                 let failed = TransactionResult::Failed(error);
-                return Outcome { results: vec![failed; batch.transactions.len()] };
+                return vec![failed; batch.transactions.len()];
             }
         };
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
@@ -219,7 +219,7 @@ impl Webhook {
             Ok((records, _)) => by_key(records),
             Err(error) => {
                 let failed = TransactionResult::Failed(error);
-                return Outcome { results: vec![failed; batch.transactions.len()] };
+                return vec![failed; batch.transactions.len()];
             }
         };
         for ((place, result), transaction) in places.into_iter().zip(sent).zip(&current) {
@@ -236,7 +236,7 @@ impl Webhook {
                 }),
             };
         }
-        Outcome { results }
+        results
     }
 }
 
@@ -293,7 +293,11 @@ impl Provider for Webhook {
         Box::pin(self.list_all())
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+    fn apply<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        progress: Progress<'a>,
+    ) -> BoxFuture<'a, Vec<TransactionResult>> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

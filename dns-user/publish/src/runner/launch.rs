@@ -11,8 +11,7 @@ use std::{
 
 use crate::{
     config::Config,
-    engine::Engine,
-    guard::RecentDeletions,
+    engine::{Engine, RecentDeletions},
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
     provider::{self, Parameters, ProviderError},

@@ -73,8 +73,7 @@ impl ProviderState {
                     zone.id
                 ));
             }
-            let failures = zone.failures.iter().map(|(name, error)| (name.clone(), error.to_string()));
-            state.names.extend(failures);
+            state.names.extend(zone.failures.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }
         state.names.extend(notes.into_iter().map(|note| (note.name.clone(), note.to_string())));

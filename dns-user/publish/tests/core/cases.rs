@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, env, fs, path::PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use dns_publish::{
-    guard::{self, Scale},
+    engine::{Planned, ZonePlan},
     ownership::{self, Cipher, Mapper},
     plan::{self, Action, Desired, NameChange, Plan, PlanRules, Policy},
     record::{DomainFilter, Labels, Name, Record, RecordType, Target},
@@ -252,7 +252,9 @@ fn plans_match_cases() {
             Some(Ours::Difference { expect, refused, unreadable, transactions, notes }) => {
                 let expected = expect.as_ref().map_or(theirs, Expected::normal);
                 failures.compare(&case.id, &found, &expected);
-                let refusal = guard::check(&plan, Scale { owned, wanted, recent: 0 }, None);
+                let zone = ZonePlan { id: String::new(), plan: plan.clone(), owned, recent: 0 };
+                let planned = Planned { zones: vec![zone], notes: Vec::new(), wanted };
+                let refusal = planned.check(&planned.zones[0], None);
                 failures.compare(&case.id, &refusal.is_err(), refused);
                 let refused = case.desired.iter().filter(|wish| wish.record().is_none()).count();
                 failures.compare(&case.id, &refused, unreadable);

@@ -15,8 +15,7 @@ use dns_publish::{
     ownership::{self, Mapper, Registry},
     plan::{Desired, PlanRules, Reason},
     provider::{
-        Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility,
-        Zone,
+        Batch, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility, Zone,
         rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
     },
     record::{Labels, Name, Record, RecordType, Target},
@@ -74,7 +73,7 @@ impl Provider for InMemory {
         Box::pin(async { Ok(zones) })
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> BoxFuture<'a, Outcome> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> BoxFuture<'a, Vec<TransactionResult>> {
         let model = self.zones.get_mut(&batch.zone).unwrap();
         let is_disturbed = match std::mem::take(&mut self.fault) {
             Fault::Addition(record) => {
@@ -98,7 +97,7 @@ impl Provider for InMemory {
             let lines = transaction.steps.iter().flat_map(lines_of);
             self.sent.lock().unwrap().entry(batch.zone.clone()).or_default().extend(lines);
         }
-        Box::pin(async { Outcome { results } })
+        Box::pin(async { results })
     }
 }
 

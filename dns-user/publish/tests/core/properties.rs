@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dns_publish::{
-    guard::{self, Scale},
+    engine::{Planned, Refusal, ZonePlan},
     ownership::{self, Cipher, Mapper, Registry},
     plan::{self, Desired, Plan, PlanRules},
     record::{Labels, Name, Record, RecordType, Target},
@@ -233,14 +233,16 @@ fn guard_limits_deletions() {
         let desired = Desired { records: records[..kept].to_vec(), ..Desired::default() };
         plan::plan(&PlanRules::of(OWNER), &records, &desired)
     };
-    let scale = |wanted| Scale { owned: 300, wanted, recent: 0 };
-    assert!(guard::check(&keep(270), scale(270), None).is_ok(), "30 of 300 are 10 %");
-    assert!(guard::check(&keep(269), scale(269), None).is_err());
-    assert!(guard::check(&keep(269), scale(269), Some(31)).is_ok());
-    assert!(guard::check(&keep(269), scale(269), Some(30)).is_err());
-    assert!(
-        guard::check(&keep(0), scale(0), None).unwrap_err().to_string().contains("--confirm-deletions 300")
-    );
+    let check = |kept: usize, confirmed: Option<usize>| -> Result<(), Refusal> {
+        let zone = ZonePlan { id: String::new(), plan: keep(kept), owned: 300, recent: 0 };
+        let planned = Planned { zones: vec![zone], notes: Vec::new(), wanted: kept };
+        planned.check(&planned.zones[0], confirmed)
+    };
+    assert!(check(270, None).is_ok(), "30 of 300 are 10 %");
+    assert!(check(269, None).is_err());
+    assert!(check(269, Some(31)).is_ok());
+    assert!(check(269, Some(30)).is_err());
+    assert!(check(0, None).unwrap_err().to_string().contains("--confirm-deletions 300"));
 }
 
 #[test]

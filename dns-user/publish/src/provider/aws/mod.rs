@@ -21,7 +21,7 @@ use self::{
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
@@ -301,7 +301,7 @@ impl Aws {
         Ok(records)
     }
 
-    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
         let convert = |transaction: &Transaction| {
             let changes = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
@@ -314,7 +314,7 @@ impl Aws {
         };
         let changes = batch.transactions.iter().map(convert).collect();
         let mut sender = Sender { aws: self, zone: &batch.zone };
-        Outcome { results: send_groups(&mut sender, changes, batch.on_conflict, progress).await }
+        send_groups(&mut sender, changes, batch.on_conflict, progress).await
     }
 }
 
@@ -327,7 +327,11 @@ impl Provider for Aws {
         Box::pin(self.list_all())
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+    fn apply<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        progress: Progress<'a>,
+    ) -> BoxFuture<'a, Vec<TransactionResult>> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 
 use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{Key, Name, Record, RecordType};
@@ -155,7 +155,7 @@ impl CoreDns {
         Ok(Zone { id: prefix, apex, visibility: Visibility::Public, records, warnings })
     }
 
-    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         // The comparison of a name covers the keys below it, so shorter names are written first.
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
@@ -165,7 +165,7 @@ impl CoreDns {
         for (place, result) in order.into_iter().zip(sent) {
             results[place] = result;
         }
-        Outcome { results }
+        results
     }
 
     /// Converts a transaction to comparisons and operations on keys.
@@ -289,7 +289,11 @@ impl Provider for CoreDns {
         Box::pin(async { Ok(vec![self.list_keys().await?]) })
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+    fn apply<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        progress: Progress<'a>,
+    ) -> BoxFuture<'a, Vec<TransactionResult>> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

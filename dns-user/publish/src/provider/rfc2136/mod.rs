@@ -28,7 +28,7 @@ use self::{
     wire::{Message, MessageReader, TYPE_AXFR, WireError},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{Name, Record};
@@ -173,10 +173,10 @@ impl Rfc2136 {
         finished.map_err(|error| error.of(self.settings.server(), apex))
     }
 
-    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let Some(zone) = self.settings.zones.iter().find(|zone| zone.as_str() == batch.zone).cloned() else {
             let error = ProviderError::Settings(format!("no zone {}", batch.zone));
-            return Outcome { results: vec![TransactionResult::Failed(error); batch.transactions.len()] };
+            return vec![TransactionResult::Failed(error); batch.transactions.len()];
         };
         let listed = self.texts.remove(&zone).unwrap_or_default();
         let encode = |transaction: &Transaction| {
@@ -190,7 +190,7 @@ impl Rfc2136 {
         let encoded = batch.transactions.iter().map(encode).collect();
         self.texts.insert(zone.clone(), listed);
         let mut sender = Sender { provider: self, zone, connection: None };
-        Outcome { results: send_groups(&mut sender, encoded, batch.on_conflict, progress).await }
+        send_groups(&mut sender, encoded, batch.on_conflict, progress).await
     }
 }
 
@@ -220,7 +220,11 @@ impl Provider for Rfc2136 {
         })
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+    fn apply<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        progress: Progress<'a>,
+    ) -> BoxFuture<'a, Vec<TransactionResult>> {
         Box::pin(self.apply_all(batch, progress))
     }
 }
