@@ -1,14 +1,13 @@
-//! Zone transfers, from SOA to SOA (RFC 5936), and updates with prerequisites (RFC 2136). Pure.
+//! DNS messages for zone transfers, from SOA to SOA (RFC 5936), and for updates with prerequisites (RFC 2136). Pure.
 
-use std::collections::HashMap;
-
-use super::wire::{
-    CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, MessageReader, Records, Sets, TYPE_AXFR, UPDATE,
-    WireError, decode, encode,
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
 };
+
 use crate::{
     provider::{Step, Transaction},
-    record::{Key, Name, Record, RecordType, Target},
+    record::{Key, Name, Record, RecordType, Target, quoted_strings},
 };
 
 /// TXT values whose strings differ from how [`encode`] splits them: each with its data as listed.
@@ -27,15 +26,10 @@ pub(super) struct Transfer {
     /// Serial number of the first SOA.
     serial: Option<u32>,
     is_complete: bool,
-    sets: Sets,
+    records: BTreeMap<Key, Record>,
     texts: ListedTexts,
     /// Octets that may still follow.
     left: usize,
-}
-
-pub(super) struct Transferred {
-    pub(super) records: Vec<Record>,
-    pub(super) texts: ListedTexts,
 }
 
 /// Defect of a transfer, which is discarded as a whole.
@@ -68,7 +62,7 @@ impl Transfer {
             id,
             serial: None,
             is_complete: false,
-            sets: Sets::default(),
+            records: BTreeMap::new(),
             texts: ListedTexts::new(),
             left: MAX_ZONE,
         }
@@ -114,10 +108,13 @@ impl Transfer {
                     }
                     if record.class == CLASS_IN && !SIGNATURES.contains(&record.record_type.0) {
                         let target = decode(message, &record)?;
-                        let name = record.name.clone();
-                        let is_new = self.sets.add(name, record.record_type, record.ttl, target.clone());
-                        if record.record_type == RecordType::TXT {
-                            self.keep_text(record.name, target, &message[record.data], is_new)?;
+                        let RawRecord { name, record_type, ttl, data, .. } = record;
+                        let set = Record { ttl: Some(ttl), ..Record::new(name, record_type, []) };
+                        let key = set.key();
+                        let set = self.records.entry(key.clone()).or_insert(set);
+                        let is_new = set.targets.insert(target.clone());
+                        if record_type == RecordType::TXT {
+                            self.keep_text(key, target, &message[data], is_new)?;
                         }
                     }
                 }
@@ -127,12 +124,11 @@ impl Transfer {
     }
 
     /// Keeps the data of a TXT record if it cannot be derived from the value.
-    fn keep_text(&mut self, name: Name, target: Target, data: &[u8], is_new: bool) -> Result<(), WireError> {
+    fn keep_text(&mut self, key: Key, target: Target, data: &[u8], is_new: bool) -> Result<(), WireError> {
         let canonical = encode(RecordType::TXT, &target)?;
         if is_new && canonical == data {
             return Ok(());
         }
-        let key = Key { name, set_identifier: String::new(), record_type: RecordType::TXT };
         let known = self.texts.entry(key).or_default();
         if !is_new && !known.iter().any(|(value, _)| *value == target) {
             // The record with the same value that came before.
@@ -143,14 +139,13 @@ impl Transfer {
     }
 
     /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
-    pub(super) fn finish(self) -> Result<Transferred, TransferError> {
-        let Self { apex, id: _, serial: _, is_complete, sets, texts, left: _ } = self;
+    pub(super) fn finish(self) -> Result<(Vec<Record>, ListedTexts), TransferError> {
+        let Self { apex, id: _, serial: _, is_complete, records, texts, left: _ } = self;
         if !is_complete {
             return Err(TransferError::Incomplete);
         }
-        let mut records = sets.finish();
-        records.retain(|record| record.record_type != RecordType::NS || record.name != apex);
-        Ok(Transferred { records, texts })
+        let is_own = |record: &Record| record.record_type != RecordType::NS || record.name != apex;
+        Ok((records.into_values().filter(is_own).collect(), texts))
     }
 }
 
@@ -167,7 +162,8 @@ const MAX_MESSAGE: usize = 64_000;
 /// Maximum size of header and zone section in octets.
 const MAX_HEAD: usize = HEADER + Name::MAX_WIRE + 4;
 
-pub(super) const DEFAULT_TTL: u32 = 60;
+/// Default TTL of new records in seconds.
+pub const DEFAULT_TTL: u32 = 60;
 
 pub(super) struct Encoded {
     pub(super) name: Name,
@@ -270,12 +266,356 @@ pub(super) fn fitting(transactions: &[Encoded]) -> usize {
 }
 
 pub(super) fn message(id: u16, zone: &Name, group: &[Encoded]) -> Vec<u8> {
-    let mut message = Message::new(id, UPDATE, zone, RecordType::SOA.0);
+    let mut message = question(id, UPDATE, zone, RecordType::SOA.0);
     for transaction in group {
-        message.append(1, transaction.prerequisites.count, &transaction.prerequisites.octets);
+        append(&mut message, 1, &transaction.prerequisites);
     }
     for transaction in group {
-        message.append(2, transaction.updates.count, &transaction.updates.octets);
+        append(&mut message, 2, &transaction.updates);
     }
-    message.finish()
+    message
+}
+
+/// Size of a message header in octets.
+pub(super) const HEADER: usize = 12;
+pub(super) const CLASS_IN: u16 = 1;
+/// Class NONE: a set must not exist (RFC 2136, section 2.4.3).
+const CLASS_NONE: u16 = 254;
+/// Class ANY: a set is deleted (RFC 2136, section 2.5.2).
+pub(super) const CLASS_ANY: u16 = 255;
+pub(super) const TYPE_AXFR: u16 = 252;
+pub(super) const TYPE_TSIG: u16 = 250;
+const UPDATE: u16 = 5;
+/// Pointer to the name in the question or zone section, which follows the header.
+const ZONE_POINTER: [u8; 2] = [0xc0, HEADER as u8];
+/// Maximum length of a string within TXT data.
+const MAX_STRING: usize = 255;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct WireError(pub(super) &'static str);
+
+/// Starts a message with the question, or zone, `name record_type IN`.
+pub(super) fn question(id: u16, opcode: u16, name: &Name, record_type: u16) -> Vec<u8> {
+    let mut message = Vec::with_capacity(512);
+    for word in [id, opcode << 11, 1, 0, 0, 0] {
+        message.extend(word.to_be_bytes());
+    }
+    push_name(&mut message, name);
+    message.extend(record_type.to_be_bytes());
+    message.extend(CLASS_IN.to_be_bytes());
+    message
+}
+
+/// Appends encoded records to the section with this index (1 for prerequisites or answers, 2
+/// for updates) and adds to its count.
+pub(super) fn append(message: &mut Vec<u8>, section: usize, records: &Records) {
+    let at = 4 + 2 * section;
+    let before = u16::from_be_bytes([message[at], message[at + 1]]);
+    message[at..at + 2].copy_from_slice(&before.saturating_add(records.count).to_be_bytes());
+    message.extend_from_slice(&records.octets);
+}
+
+/// Encoded records of one section.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Records {
+    pub(super) octets: Vec<u8>,
+    pub(super) count: u16,
+}
+
+impl Records {
+    /// Appends a record whose name is within `zone`, the name of the message's question.
+    pub(super) fn push(
+        &mut self,
+        zone: &Name,
+        name: &Name,
+        record_type: RecordType,
+        class: u16,
+        ttl: u32,
+        data: &[u8],
+    ) -> Result<(), WireError> {
+        let length = u16::try_from(data.len()).map_err(|_| WireError("data above 65,535 octets"))?;
+        push_name_below(&mut self.octets, name, zone);
+        self.octets.extend(record_type.0.to_be_bytes());
+        self.octets.extend(class.to_be_bytes());
+        self.octets.extend(ttl.to_be_bytes());
+        self.octets.extend(length.to_be_bytes());
+        self.octets.extend_from_slice(data);
+        self.count = self.count.checked_add(1).ok_or(WireError("above 65,535 records"))?;
+        Ok(())
+    }
+}
+
+/// Appends a name without compression.
+pub(super) fn push_name(octets: &mut Vec<u8>, name: &Name) {
+    for label in name.raw_labels() {
+        // Labels have at most 63 octets.
+        octets.push(label.len() as u8);
+        octets.extend(label);
+    }
+    octets.push(0);
+}
+
+/// Appends a name that ends with a pointer to the message's zone.
+fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
+    if zone.is_root() || !name.is_within(zone) {
+        return push_name(octets, name);
+    }
+    let own = name.labels().count() - zone.labels().count();
+    for label in name.raw_labels().take(own) {
+        octets.push(label.len() as u8);
+        octets.extend(label);
+    }
+    octets.extend(ZONE_POINTER);
+}
+
+fn push_numbers(octets: &mut Vec<u8>, numbers: &str) -> Result<(), WireError> {
+    for number in numbers.split_ascii_whitespace() {
+        let number: u16 = number.parse().map_err(|_| WireError("data with a malformed number"))?;
+        octets.extend(number.to_be_bytes());
+    }
+    Ok(())
+}
+
+pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>, WireError> {
+    let text = target.as_str();
+    let mut data = Vec::new();
+    let name = |text: &str| Name::parse(text).map_err(|_| WireError("data with a malformed name"));
+    match record_type {
+        RecordType::A | RecordType::AAAA => match text.parse() {
+            Ok(IpAddr::V4(address)) => data.extend(address.octets()),
+            Ok(IpAddr::V6(address)) => data.extend(address.octets()),
+            Err(_) => return Err(WireError("data with a malformed address")),
+        },
+        RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+            push_name(&mut data, &name(text)?)
+        }
+        RecordType::TXT => {
+            let value = target.text_octets();
+            if value.is_empty() {
+                data.push(0);
+            }
+            for string in value.chunks(MAX_STRING) {
+                data.push(string.len() as u8);
+                data.extend(string);
+            }
+        }
+        RecordType::MX | RecordType::SRV => {
+            let (numbers, host) = text.rsplit_once(' ').ok_or(WireError("data without a host"))?;
+            push_numbers(&mut data, numbers)?;
+            push_name(&mut data, &name(host)?);
+        }
+        RecordType::NAPTR => {
+            let (head, replacement) = text.rsplit_once(' ').ok_or(WireError("data without a replacement"))?;
+            let (numbers, strings) = head.split_once('"').ok_or(WireError("data without strings"))?;
+            push_numbers(&mut data, numbers)?;
+            let strings = format!("\"{strings}");
+            let strings = quoted_strings(&strings).ok_or(WireError("data with an open quote"))?;
+            for string in strings {
+                let length =
+                    u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
+                data.push(length);
+                data.extend(string);
+            }
+            push_name(&mut data, &name(replacement)?);
+        }
+        _ => {
+            let hex = text.rsplit_once(' ').map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
+            for pair in hex.as_bytes().chunks(2) {
+                let digits =
+                    std::str::from_utf8(pair).map_err(|_| WireError("malformed hexadecimal data"))?;
+                let octet =
+                    u8::from_str_radix(digits, 16).map_err(|_| WireError("malformed hexadecimal data"))?;
+                data.push(octet);
+            }
+        }
+    }
+    Ok(data)
+}
+
+/// Cursor over the bytes of a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MessageReader<'a> {
+    message: &'a [u8],
+    at: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) id: u16,
+    pub(super) flags: u16,
+    /// Number of records in each section; the first are questions.
+    pub(super) counts: [u16; 4],
+}
+
+impl Header {
+    pub(super) fn is_response(self) -> bool {
+        self.flags & 0x8000 != 0
+    }
+
+    pub(super) fn rcode(self) -> u8 {
+        (self.flags & 0xf) as u8
+    }
+}
+
+/// An undecoded record of a message.
+#[derive(Debug, Clone)]
+pub(super) struct RawRecord {
+    pub(super) name: Name,
+    pub(super) record_type: RecordType,
+    pub(super) class: u16,
+    pub(super) ttl: u32,
+    /// Offsets of the record and of its data in the message.
+    pub(super) start: usize,
+    pub(super) data: std::ops::Range<usize>,
+}
+
+impl<'a> MessageReader<'a> {
+    pub(super) fn new(message: &'a [u8]) -> Self {
+        Self { message, at: 0 }
+    }
+
+    pub(super) fn at(message: &'a [u8], at: usize) -> Self {
+        Self { message, at }
+    }
+
+    pub(super) fn header(&mut self) -> Result<Header, WireError> {
+        let mut words = [0; 6];
+        for word in &mut words {
+            *word = self.u16()?;
+        }
+        let [id, flags, counts @ ..] = words;
+        Ok(Header { id, flags, counts })
+    }
+
+    pub(super) fn octets(&mut self, count: usize) -> Result<&'a [u8], WireError> {
+        let end = self.at.checked_add(count).ok_or(WireError("a length beyond the message"))?;
+        let octets = self.message.get(self.at..end).ok_or(WireError("it is truncated"))?;
+        self.at = end;
+        Ok(octets)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, WireError> {
+        Ok(self.octets(1)?[0])
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, WireError> {
+        let octets = self.octets(2)?;
+        Ok(u16::from_be_bytes([octets[0], octets[1]]))
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, WireError> {
+        Ok(u32::from(self.u16()?) << 16 | u32::from(self.u16()?))
+    }
+
+    /// Reads a name, following only backward pointers (RFC 1035, section 4.1.4).
+    pub(super) fn name(&mut self) -> Result<Name, WireError> {
+        let mut labels: Vec<&[u8]> = Vec::new();
+        let mut reader = *self;
+        let mut lowest = self.at;
+        let mut is_behind_pointer = false;
+        loop {
+            let length = reader.u8()?;
+            match length {
+                0 => break,
+                1..=63 => labels.push(reader.octets(usize::from(length))?),
+                192.. => {
+                    let target = usize::from(length & 0x3f) << 8 | usize::from(reader.u8()?);
+                    if !is_behind_pointer {
+                        self.at = reader.at;
+                        is_behind_pointer = true;
+                    }
+                    if target >= lowest {
+                        return Err(WireError("a name's pointer points forward"));
+                    }
+                    lowest = target;
+                    reader.at = target;
+                }
+                _ => return Err(WireError("a label of an unknown kind")),
+            }
+            if labels.len() > Name::MAX_WIRE / 2 {
+                return Err(WireError("a name with too many labels"));
+            }
+        }
+        if !is_behind_pointer {
+            self.at = reader.at;
+        }
+        Name::from_labels(&labels).map_err(|_| WireError("a malformed name"))
+    }
+
+    pub(super) fn question(&mut self) -> Result<(Name, u16), WireError> {
+        let name = self.name()?;
+        let record_type = self.u16()?;
+        self.u16()?;
+        Ok((name, record_type))
+    }
+
+    pub(super) fn record(&mut self) -> Result<RawRecord, WireError> {
+        let start = self.at;
+        let name = self.name()?;
+        let record_type = RecordType(self.u16()?);
+        let class = self.u16()?;
+        let ttl = self.u32()?;
+        let length = usize::from(self.u16()?);
+        let data = self.at..self.at + length;
+        self.octets(length)?;
+        Ok(RawRecord { name, record_type, class, ttl, start, data })
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.at
+    }
+}
+
+/// Decodes record data, whose names may be compressed.
+pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireError> {
+    let data = &message[record.data.clone()];
+    let mut reader = MessageReader::at(message, record.data.start);
+    let text = match record.record_type {
+        RecordType::A => {
+            let octets: [u8; 4] = data.try_into().map_err(|_| WireError("an address of another length"))?;
+            IpAddr::from(octets).to_string()
+        }
+        RecordType::AAAA => {
+            let octets: [u8; 16] = data.try_into().map_err(|_| WireError("an address of another length"))?;
+            IpAddr::from(octets).to_string()
+        }
+        RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+            reader.name()?.to_string()
+        }
+        RecordType::TXT => {
+            let mut value = Vec::with_capacity(data.len());
+            while reader.position() < record.data.end {
+                let length = usize::from(reader.u8()?);
+                value.extend_from_slice(reader.octets(length)?);
+            }
+            // A string must not reach into the next record.
+            return match reader.position() == record.data.end {
+                true => Ok(Target::text(&value)),
+                false => Err(WireError("malformed data")),
+            };
+        }
+        RecordType::MX => format!("{} {}", reader.u16()?, reader.name()?),
+        RecordType::SRV => {
+            format!("{} {} {} {}", reader.u16()?, reader.u16()?, reader.u16()?, reader.name()?)
+        }
+        RecordType::NAPTR => {
+            let mut text = format!("{} {}", reader.u16()?, reader.u16()?);
+            for _ in 0..3 {
+                let length = usize::from(reader.u8()?);
+                let string = Target::text(reader.octets(length)?);
+                text.push_str(&format!(" \"{}\"", string.as_str().replace('"', "\\\"")));
+            }
+            format!("{text} {}", reader.name()?)
+        }
+        _ => {
+            let hex: String = data.iter().map(|octet| format!("{octet:02x}")).collect();
+            format!(r"\# {} {hex}", data.len())
+        }
+    };
+    let is_read = reader.position() > record.data.start;
+    if is_read && reader.position() != record.data.end {
+        return Err(WireError("data of another length"));
+    }
+    Target::parse(record.record_type, &text).map_err(|_| WireError("malformed data"))
 }

@@ -3,38 +3,39 @@
 //! A zone is listed by AXFR, which must be complete and correctly signed. An update requires the
 //! listed sets, so it either finds the planned state or changes nothing.
 
-mod connection;
 mod messages;
 #[cfg(test)]
 mod tests;
 mod tsig;
-mod wire;
 
 use std::{
     collections::HashMap,
+    io,
     time::{Duration, SystemTime},
 };
 
 use futures_util::future::BoxFuture;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
 
 pub use self::{
-    connection::Server,
+    messages::DEFAULT_TTL,
     tsig::{Algorithm, TsigKey},
 };
 use self::{
-    connection::{Connection, ConnectionError},
-    messages::{Encoded, ListedTexts, Transfer, TransferError, Transferred},
+    messages::{Encoded, ListedTexts, MessageReader, TYPE_AXFR, Transfer, TransferError, WireError},
     tsig::TsigError,
-    wire::{Message, MessageReader, TYPE_AXFR, WireError},
 };
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{Name, Record};
-
-/// Default TTL of new records in seconds.
-pub const DEFAULT_TTL: u32 = messages::DEFAULT_TTL;
 
 /// Timeout of a connection or a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -140,7 +141,7 @@ impl Rfc2136 {
 
     async fn connect_first(&self, zone: &Name) -> Result<Connection, ProviderError> {
         let connected = Connection::open(&self.settings).await;
-        connected.map_err(|error| ListError::from(error).of(self.settings.server(), zone))
+        connected.map_err(|failure| failure.of(self.settings.server(), zone))
     }
 
     /// Lists one zone; if a server fails during the transfer, from the next one.
@@ -157,20 +158,20 @@ impl Rfc2136 {
             self.settings.servers.rotate_left(1);
             result = self.transfer(apex).await;
         }
-        let Transferred { records, texts } = result?;
+        let (records, texts) = result?;
         self.texts.insert(apex.clone(), texts);
         Ok(records)
     }
 
-    async fn transfer(&mut self, apex: &Name) -> Result<Transferred, ProviderError> {
-        let mut connection = self.connect(apex).await?;
+    async fn transfer(&self, apex: &Name) -> Result<(Vec<Record>, ListedTexts), ProviderError> {
+        let mut connection = self.connect_first(apex).await?;
         let id = fastrand::u16(..);
-        let query = Message::new(id, 0, apex, TYPE_AXFR).finish();
+        let query = messages::question(id, 0, apex, TYPE_AXFR);
         let mut transfer = Transfer::new(apex, id);
-        let take = |message: &[u8]| Ok::<_, ListError>(transfer.take(message)?);
+        let take = |message: &[u8]| Ok(transfer.take(message)?);
         let asked = connection.ask(query, self.settings.key.as_ref(), take).await;
         let finished = asked.and_then(|()| Ok(transfer.finish()?));
-        finished.map_err(|error| error.of(self.settings.server(), apex))
+        finished.map_err(|failure| failure.of(self.settings.server(), apex))
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
@@ -276,14 +277,14 @@ impl Sender<'_> {
         let take = |number: usize, message: &[u8]| {
             let header = MessageReader::new(message).header()?;
             if !header.is_response() {
-                return Err(ConnectionError::Wire(WireError("no response")));
+                return Err(WireError("no response").into());
             }
             codes[number] = Some(header.rcode());
             Ok(())
         };
         let Settings { key, .. } = &self.provider.settings;
         let asked = connection.ask_all(messages, key.as_ref(), take).await;
-        asked.map_err(|error| ListError::from(error).of(self.provider.settings.server(), &self.zone))
+        asked.map_err(|failure| failure.of(self.provider.settings.server(), &self.zone))
     }
 
     fn result(&self, code: u8, group: &[Encoded]) -> TransactionResult {
@@ -292,87 +293,273 @@ impl Sender<'_> {
             // A prerequisite failed: YXDOMAIN, YXRRSET, NXRRSET, or NXDOMAIN.
             3 | 6..=8 => TransactionResult::Conflict,
             _ => {
-                let error = ListError::Transfer(TransferError::Code(code));
-                let failed = error.of(self.provider.settings.server(), &self.zone);
-                match (failed, group) {
-                    (ProviderError::Refused { server, reason }, [one]) => {
-                        let mut reason = format!("{}: {reason}", one.name);
-                        if code == SERVFAIL && one.largest > COMMON_LIMIT {
-                            reason = format!(
-                                "{}: SERVFAIL; its set of {} records probably exceeds a limit of the server \
-                                 (max-records-per-type of BIND, by default {COMMON_LIMIT}); raise the limit, or \
-                                 use fewer targets",
-                                one.name, one.largest
-                            );
-                        }
-                        TransactionResult::Failed(ProviderError::Refused { server, reason })
+                let server = self.provider.settings.server().to_string();
+                let mut reason = format!("zone {}: {}", self.zone, explain(code));
+                if let [one] = group {
+                    reason = format!("{}: {reason}", one.name);
+                    if code == SERVFAIL && one.largest > COMMON_LIMIT {
+                        reason = format!(
+                            "{}: SERVFAIL; its set of {} records probably exceeds a limit of the server \
+                             (max-records-per-type of BIND, by default {COMMON_LIMIT}); raise the limit, or \
+                             use fewer targets",
+                            one.name, one.largest
+                        );
                     }
-                    (failed, _) => TransactionResult::Failed(failed),
                 }
+                TransactionResult::Failed(ProviderError::Refused { server, reason })
             }
         }
     }
 }
 
-/// Error of a listing.
-#[derive(Debug, thiserror::Error)]
-enum ListError {
-    #[error(transparent)]
-    Connection(#[from] ConnectionError),
-    #[error(transparent)]
-    Transfer(#[from] TransferError),
+/// Failure of an exchange with the server.
+enum Failure {
+    Settings(ProviderError),
+    Unreachable(String),
+    BadAnswer(String),
+    Refused(String),
 }
 
-impl From<WireError> for ListError {
-    fn from(error: WireError) -> Self {
-        Self::Transfer(error.into())
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        Self::Settings(error)
     }
 }
 
-impl ListError {
-    /// Adds server, zone and remedy to the error.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Unreachable(error.to_string())
+    }
+}
+
+impl From<WireError> for Failure {
+    fn from(error: WireError) -> Self {
+        Self::BadAnswer(error.to_string())
+    }
+}
+
+impl From<TsigError> for Failure {
+    fn from(error: TsigError) -> Self {
+        use TsigError::{Clock, Other, Rejected, UnknownKey};
+        match error {
+            UnknownKey(_) | Rejected | Clock(_) | Other(_) => Self::Refused(error.to_string()),
+            _ => Self::BadAnswer(error.to_string()),
+        }
+    }
+}
+
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::Code(code) => Self::Refused(explain(code)),
+            _ => Self::BadAnswer(error.to_string()),
+        }
+    }
+}
+
+impl Failure {
+    /// Adds server and zone to the failure.
     fn of(self, server: &Server, zone: &Name) -> ProviderError {
         let server = server.to_string();
         let about = |reason: String| format!("zone {zone}: {reason}");
         match self {
-            Self::Connection(ConnectionError::Settings(error)) => error,
-            Self::Connection(ConnectionError::Wire(error)) => {
-                ProviderError::BadAnswer { server, reason: about(error.to_string()) }
-            }
-            Self::Connection(ConnectionError::Tsig(error)) => match error {
-                TsigError::UnknownKey(_)
-                | TsigError::Rejected
-                | TsigError::Clock(_)
-                | TsigError::Other(_) => ProviderError::Refused { server, reason: about(error.to_string()) },
-                _ => ProviderError::BadAnswer { server, reason: about(error.to_string()) },
-            },
-            Self::Connection(error) => {
-                ProviderError::Unreachable { server, reason: about(error.to_string()) }
-            }
-            Self::Transfer(TransferError::Code(code)) => {
-                let (name, remedy) = explain(code);
-                ProviderError::Refused { server, reason: about(format!("{name}; {remedy}")) }
-            }
-            Self::Transfer(error) => ProviderError::BadAnswer { server, reason: about(error.to_string()) },
+            Self::Settings(error) => error,
+            Self::Unreachable(reason) => ProviderError::Unreachable { server, reason: about(reason) },
+            Self::BadAnswer(reason) => ProviderError::BadAnswer { server, reason: about(reason) },
+            Self::Refused(reason) => ProviderError::Refused { server, reason: about(reason) },
         }
     }
 }
 
 /// Returns the name of a response code, and a remedy.
-fn explain(code: u8) -> (String, &'static str) {
-    match code {
-        1 => ("FORMERR".to_owned(), "the server does not understand the message"),
-        SERVFAIL => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
-        4 => ("NOTIMP".to_owned(), "the server accepts no updates; set rfc2136-host to the primary"),
-        5 => (
-            "REFUSED".to_owned(),
-            "allow the key to transfer and to update the zone, set rfc2136-host to the primary, or correct a name \
-             that the server's check-names rejects",
-        ),
-        9 => {
-            ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host")
+fn explain(code: u8) -> String {
+    let text = match code {
+        1 => "FORMERR; the server does not understand the message",
+        SERVFAIL => "SERVFAIL; see the server's log; its journal may not be writable",
+        4 => "NOTIMP; the server accepts no updates; set rfc2136-host to the primary",
+        5 => {
+            "REFUSED; allow the key to transfer and to update the zone, set rfc2136-host to the primary, or correct a \
+             name that the server's check-names rejects"
         }
-        10 => ("NOTZONE".to_owned(), "a name is outside the zone; check rfc2136-zone"),
-        other => (format!("response code {other}"), "see the server's log"),
+        9 => "NOTAUTH; the server does not serve the zone; check rfc2136-zone and rfc2136-host",
+        10 => "NOTZONE; a name is outside the zone; check rfc2136-zone",
+        other => return format!("response code {other}; see the server's log"),
+    };
+    text.to_owned()
+}
+
+/// Address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Host name or IP address.
+    pub host: String,
+    /// TCP port of the server.
+    pub port: u16,
+    /// Whether messages go over TLS (RFC 9103).
+    pub tls: bool,
+}
+
+impl Server {
+    /// Parses `host`, `host:port`, `[address]:port` or `tls://host:port`.
+    pub fn parse(text: &str) -> Result<Self, ProviderError> {
+        let (tls, rest) =
+            text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
+        let default = if tls { 853 } else { 53 };
+        let bad = || {
+            ProviderError::Settings(format!(
+                "rfc2136-host is {text:?}; write host, host:port, [address]:port or tls://host:port"
+            ))
+        };
+        let (host, port) = if let Some(rest) = rest.strip_prefix('[') {
+            let (host, behind) = rest.split_once(']').ok_or_else(bad)?;
+            (host, behind.strip_prefix(':'))
+        } else if rest.matches(':').count() == 1 {
+            let (host, port) = rest.split_once(':').ok_or_else(bad)?;
+            (host, Some(port))
+        } else {
+            (rest, None)
+        };
+        if host.is_empty() || host.contains('/') {
+            return Err(bad());
+        }
+        let port = port.map_or(Ok(default), str::parse).map_err(|_| bad())?;
+        Ok(Self { host: host.to_owned(), port, tls })
     }
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, port, tls } = self;
+        let scheme = if *tls { "tls://" } else { "" };
+        if host.contains(':') {
+            write!(f, "{scheme}[{host}]:{port}")
+        } else {
+            write!(f, "{scheme}{host}:{port}")
+        }
+    }
+}
+
+/// A bidirectional byte stream.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// An open connection. Messages are prefixed with their length (RFC 1035, section 4.2.2).
+struct Connection {
+    stream: Box<dyn Stream>,
+    /// Timeout of a message.
+    limit: Duration,
+    clock: fn() -> SystemTime,
+}
+
+impl Connection {
+    async fn open(settings: &Settings) -> Result<Self, Failure> {
+        let Settings { files, timeout: limit, clock, .. } = settings;
+        let (server, limit, clock) = (settings.server(), *limit, *clock);
+        let open = async {
+            let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
+            tcp.set_nodelay(true)?;
+            if !server.tls {
+                return Ok(Box::new(tcp) as Box<dyn Stream>);
+            }
+            let name = ServerName::try_from(server.host.clone())
+                .map_err(|error| Failure::Unreachable(format!("TLS name: {error}")))?;
+            // RFC 9103, section 7.1.
+            let config = files.config(&[b"dot"])?;
+            Ok(Box::new(TlsConnector::from(config).connect(name, tcp).await?) as Box<dyn Stream>)
+        };
+        let stream = within(limit, open).await?;
+        Ok(Self { stream, limit, clock })
+    }
+
+    /// Sends a message, signed if there is a key, and passes every response to `take` until it
+    /// returns true. Signatures are verified and removed first.
+    async fn ask(
+        &mut self,
+        mut message: Vec<u8>,
+        key: Option<&TsigKey>,
+        mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        let mut verifier = key.map(|key| key.sign(&mut message, self.now()));
+        self.send(&message).await?;
+        loop {
+            let mut response = self.receive().await?;
+            if let Some(verifier) = &mut verifier {
+                verifier.verify(&mut response, self.now())?;
+            }
+            if take(&response)? {
+                break;
+            }
+        }
+        if let Some(verifier) = &verifier {
+            verifier.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Sends messages with different ids, signed if there is a key, without waiting in between, and
+    /// passes every response to `take` with the number of its message. A server may respond in any
+    /// order (RFC 7766, section 7).
+    async fn ask_all(
+        &mut self,
+        messages: impl Iterator<Item = Vec<u8>>,
+        key: Option<&TsigKey>,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut waiting = Vec::new();
+        for mut message in messages {
+            let id = MessageReader::new(&message).header()?.id;
+            waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())))));
+            self.send(&message).await?;
+        }
+        for _ in 0..waiting.len() {
+            let mut response = self.receive().await?;
+            let id = MessageReader::new(&response).header()?.id;
+            let asked = waiting.iter().position(|one| one.as_ref().is_some_and(|(asked, _)| *asked == id));
+            let number = asked.ok_or(WireError("a response to a different message"))?;
+            if let Some((_, Some(mut verifier))) = waiting[number].take() {
+                verifier.verify(&mut response, self.now())?;
+                verifier.finish()?;
+            }
+            take(number, &response)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the time in seconds since 1970.
+    fn now(&self) -> u64 {
+        (self.clock)().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
+
+    async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let length = u16::try_from(message.len()).map_err(|_| WireError("a message above 65,535 octets"))?;
+        let framed = [&length.to_be_bytes(), message].concat();
+        within(self.limit, async {
+            self.stream.write_all(&framed).await?;
+            Ok(self.stream.flush().await?)
+        })
+        .await
+    }
+
+    async fn receive(&mut self) -> Result<Vec<u8>, Failure> {
+        let read = async {
+            let mut message = vec![0; usize::from(self.stream.read_u16().await?)];
+            self.stream.read_exact(&mut message).await?;
+            Ok(message)
+        };
+        within(self.limit, async {
+            read.await.map_err(|error: io::Error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    Failure::Unreachable("the server closed the connection prematurely".to_owned())
+                }
+                _ => error.into(),
+            })
+        })
+        .await
+    }
+}
+
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let late = || Failure::Unreachable(format!("no answer within {} s", limit.as_secs()));
+    timeout(limit, work).await.map_err(|_| late())?
 }

@@ -5,45 +5,48 @@
 use std::{fmt, str::FromStr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::{Hmac, KeyInit as _, Mac as _};
+use hmac::{Hmac, KeyInit, Mac};
 
-use super::wire::{CLASS_ANY, HEADER, MessageReader, TYPE_TSIG, WireError, push_name};
+use super::messages::{CLASS_ANY, HEADER, MessageReader, TYPE_TSIG, WireError, push_name};
 use crate::{provider::ProviderError, record::Name};
 
 /// Allowed clock difference in seconds (RFC 8945, section 10).
-pub(super) const FUDGE: u16 = 300;
+const FUDGE: u16 = 300;
 
 /// Maximum number of unsigned messages between two signed ones (RFC 8945, section 5.3.1).
 const MAX_UNSIGNED: usize = 99;
 
-/// MAC algorithms for TSIG (RFC 8945, section 6).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
-    /// `hmac-sha1`, 20 octets of MAC.
-    Sha1,
-    /// `hmac-sha224`, 28 octets of MAC.
-    Sha224,
-    /// `hmac-sha256`, 32 octets of MAC.
-    Sha256,
-    /// `hmac-sha384`, 48 octets of MAC.
-    Sha384,
-    /// `hmac-sha512`, 64 octets of MAC.
-    Sha512,
+/// A MAC algorithm for TSIG (RFC 8945, section 6).
+#[derive(Debug, Clone, Copy)]
+pub struct Algorithm {
+    name: &'static str,
+    /// Returns the MAC of octets under a secret.
+    code: fn(&[u8], &[u8]) -> Vec<u8>,
+    /// Compares the MAC with a code in constant time. Truncated codes are rejected.
+    is_code: fn(&[u8], &[u8], &[u8]) -> bool,
 }
 
 impl Algorithm {
-    const ALL: [(Self, &str); 5] = [
-        (Self::Sha1, "hmac-sha1"),
-        (Self::Sha224, "hmac-sha224"),
-        (Self::Sha256, "hmac-sha256"),
-        (Self::Sha384, "hmac-sha384"),
-        (Self::Sha512, "hmac-sha512"),
+    const ALL: [Self; 5] = [
+        Self::of::<Hmac<sha1::Sha1>>("hmac-sha1"),
+        Self::of::<Hmac<sha2::Sha224>>("hmac-sha224"),
+        Self::of::<Hmac<sha2::Sha256>>("hmac-sha256"),
+        Self::of::<Hmac<sha2::Sha384>>("hmac-sha384"),
+        Self::of::<Hmac<sha2::Sha512>>("hmac-sha512"),
     ];
 
-    fn name(self) -> &'static str {
-        // Every algorithm has a row.
-        Self::ALL.iter().find(|(algorithm, _)| *algorithm == self).map_or("", |(_, name)| name)
+    const fn of<M: Mac + KeyInit>(name: &'static str) -> Self {
+        Self {
+            name,
+            code: |secret, octets| hmac::<M>(secret, octets).finalize().into_bytes().to_vec(),
+            is_code: |secret, octets, code| hmac::<M>(secret, octets).verify_slice(code).is_ok(),
+        }
     }
+}
+
+#[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
+fn hmac<M: Mac + KeyInit>(secret: &[u8], octets: &[u8]) -> M {
+    <M as KeyInit>::new_from_slice(secret).expect("HMAC takes keys of every length").chain_update(octets)
 }
 
 impl FromStr for Algorithm {
@@ -51,8 +54,7 @@ impl FromStr for Algorithm {
 
     fn from_str(text: &str) -> Result<Self, ProviderError> {
         let lower = text.trim().trim_end_matches('.').to_ascii_lowercase();
-        let row = Self::ALL.iter().find(|(_, name)| *name == lower);
-        row.map(|(algorithm, _)| *algorithm).ok_or_else(|| {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name == lower).ok_or_else(|| {
             ProviderError::Settings(format!(
                 "rfc2136-tsig-secret-alg is {text:?}; use hmac-sha1, hmac-sha224, hmac-sha256, hmac-sha384 or hmac-sha512"
             ))
@@ -65,40 +67,43 @@ impl FromStr for Algorithm {
 pub struct TsigKey {
     name: Name,
     algorithm: Algorithm,
+    algorithm_name: Name,
     secret: Vec<u8>,
 }
 
 impl fmt::Debug for TsigKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TsigKey({}, {})", self.name, self.algorithm.name())
+        write!(f, "TsigKey({}, {})", self.name, self.algorithm.name)
     }
 }
 
 impl TsigKey {
     /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
-        let name = Name::parse(name)
-            .map_err(|error| ProviderError::Settings(format!("rfc2136-tsig-keyname: {error}")))?;
+        let parse = |name| {
+            Name::parse(name)
+                .map_err(|error| ProviderError::Settings(format!("rfc2136-tsig-keyname: {error}")))
+        };
+        let (name, algorithm_name) = (parse(name)?, parse(algorithm.name)?);
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
             ProviderError::Settings(format!(
                 "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"
             ))
         })?;
-        Ok(Self { name, algorithm, secret })
+        Ok(Self { name, algorithm, algorithm_name, secret })
     }
 
     /// Appends a signature at `now` (seconds since 1970) and returns a verifier of the responses.
     pub(super) fn sign(&self, message: &mut Vec<u8>, now: u64) -> Verifier<'_> {
-        let mut mac = MacState::new(self);
-        mac.update(message);
-        mac.update(&self.variables(now, 0, &[]));
-        let code = mac.finish();
+        let code =
+            (self.algorithm.code)(&self.secret, &[&message[..], &self.variables(now, 0, &[])].concat());
         let mut record = Vec::new();
         push_name(&mut record, &self.name);
         record.extend(TYPE_TSIG.to_be_bytes());
         record.extend(CLASS_ANY.to_be_bytes());
         record.extend(0_u32.to_be_bytes());
-        let mut data = algorithm_name(self.algorithm);
+        let mut data = Vec::new();
+        push_name(&mut data, &self.algorithm_name);
         data.extend(&now.to_be_bytes()[2..]);
         data.extend(FUDGE.to_be_bytes());
         data.extend((code.len() as u16).to_be_bytes());
@@ -110,9 +115,7 @@ impl TsigKey {
         message.extend(record);
         let additional = u16::from_be_bytes([message[10], message[11]]) + 1;
         message[10..12].copy_from_slice(&additional.to_be_bytes());
-        let mut next = MacState::new(self);
-        next.chain(&code);
-        Verifier { key: self, mac: next, is_first: true, unsigned: 0 }
+        Verifier { key: self, covered: with_length(&code), is_first: true, unsigned: 0 }
     }
 
     /// Returns the variables that a signature covers besides the message (RFC 8945, section 4.3.3).
@@ -121,7 +124,7 @@ impl TsigKey {
         push_name(&mut variables, &self.name);
         variables.extend(CLASS_ANY.to_be_bytes());
         variables.extend(0_u32.to_be_bytes());
-        variables.extend(algorithm_name(self.algorithm));
+        push_name(&mut variables, &self.algorithm_name);
         variables.extend(&time.to_be_bytes()[2..]);
         variables.extend(FUDGE.to_be_bytes());
         variables.extend(error.to_be_bytes());
@@ -131,11 +134,16 @@ impl TsigKey {
     }
 }
 
+/// Returns a MAC preceded by its length, as the next signature covers it.
+fn with_length(code: &[u8]) -> Vec<u8> {
+    [&(code.len() as u16).to_be_bytes(), code].concat()
+}
+
 /// Verifies the responses to one request, in order.
 pub(super) struct Verifier<'a> {
     key: &'a TsigKey,
-    /// Covers the last signature and all messages since.
-    mac: MacState,
+    /// Octets that the next signature covers: the last signature, and all messages since.
+    covered: Vec<u8>,
     is_first: bool,
     unsigned: usize,
 }
@@ -168,7 +176,7 @@ impl Verifier<'_> {
             if self.is_first || self.unsigned > MAX_UNSIGNED {
                 return Err(TsigError::Missing);
             }
-            self.mac.update(message);
+            self.covered.extend_from_slice(message);
             return Ok(());
         };
         match signature.error {
@@ -177,8 +185,7 @@ impl Verifier<'_> {
             17 => return Err(TsigError::UnknownKey(self.key.name.clone())),
             _ => {}
         }
-        let algorithm = Name::parse(self.key.algorithm.name()).map_err(|_| TsigError::OtherKey)?;
-        if signature.key != self.key.name || signature.algorithm != algorithm {
+        if signature.key != self.key.name || signature.algorithm != self.key.algorithm_name {
             return Err(TsigError::OtherKey);
         }
         message.truncate(signature.start);
@@ -186,24 +193,23 @@ impl Verifier<'_> {
         message[10..12].copy_from_slice(&additional.to_be_bytes());
         let wire_id = [message[0], message[1]];
         message[..2].copy_from_slice(&signature.original_id);
-        self.mac.update(message);
+        self.covered.extend_from_slice(message);
         message[..2].copy_from_slice(&wire_id);
         if self.is_first {
             let mut variables = self.key.variables(signature.time, signature.error, &signature.other);
             // The server's fudge applies.
             let fudge_at = variables.len() - signature.other.len() - 6;
             variables[fudge_at..fudge_at + 2].copy_from_slice(&signature.fudge.to_be_bytes());
-            self.mac.update(&variables);
+            self.covered.extend(variables);
         } else {
             // In later messages only the time is covered (RFC 8945, section 5.3.1).
-            self.mac.update(&signature.time.to_be_bytes()[2..]);
-            self.mac.update(&signature.fudge.to_be_bytes());
+            self.covered.extend(&signature.time.to_be_bytes()[2..]);
+            self.covered.extend(signature.fudge.to_be_bytes());
         }
-        let mac = std::mem::replace(&mut self.mac, MacState::new(self.key));
-        if !mac.is(&signature.code) {
+        if !(self.key.algorithm.is_code)(&self.key.secret, &self.covered, &signature.code) {
             return Err(TsigError::BadSignature);
         }
-        self.mac.chain(&signature.code);
+        self.covered = with_length(&signature.code);
         self.is_first = false;
         self.unsigned = 0;
         match signature.error {
@@ -284,68 +290,5 @@ impl Signature {
     fn server_time(&self) -> Option<u64> {
         let octets: [u8; 6] = self.other.as_slice().try_into().ok()?;
         Some(octets.iter().fold(0, |time, octet| time << 8 | u64::from(*octet)))
-    }
-}
-
-fn algorithm_name(algorithm: Algorithm) -> Vec<u8> {
-    let label = algorithm.name();
-    let mut name = vec![label.len() as u8];
-    name.extend(label.as_bytes());
-    name.push(0);
-    name
-}
-
-enum MacState {
-    Sha1(Hmac<sha1::Sha1>),
-    Sha224(Hmac<sha2::Sha224>),
-    Sha256(Hmac<sha2::Sha256>),
-    Sha384(Hmac<sha2::Sha384>),
-    Sha512(Hmac<sha2::Sha512>),
-}
-
-/// Evaluates an expression for the HMAC in use.
-macro_rules! on_mac {
-    ($state:expr, $mac:ident => $work:expr) => {
-        match $state {
-            MacState::Sha1($mac) => $work,
-            MacState::Sha224($mac) => $work,
-            MacState::Sha256($mac) => $work,
-            MacState::Sha384($mac) => $work,
-            MacState::Sha512($mac) => $work,
-        }
-    };
-}
-
-impl MacState {
-    #[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
-    fn new(key: &TsigKey) -> Self {
-        const ANY_LENGTH: &str = "HMAC takes keys of every length";
-        let secret = &key.secret;
-        match key.algorithm {
-            Algorithm::Sha1 => Self::Sha1(Hmac::new_from_slice(secret).expect(ANY_LENGTH)),
-            Algorithm::Sha224 => Self::Sha224(Hmac::new_from_slice(secret).expect(ANY_LENGTH)),
-            Algorithm::Sha256 => Self::Sha256(Hmac::new_from_slice(secret).expect(ANY_LENGTH)),
-            Algorithm::Sha384 => Self::Sha384(Hmac::new_from_slice(secret).expect(ANY_LENGTH)),
-            Algorithm::Sha512 => Self::Sha512(Hmac::new_from_slice(secret).expect(ANY_LENGTH)),
-        }
-    }
-
-    fn update(&mut self, octets: &[u8]) {
-        on_mac!(self, mac => mac.update(octets));
-    }
-
-    /// Covers the previous MAC, preceded by its length.
-    fn chain(&mut self, code: &[u8]) {
-        self.update(&(code.len() as u16).to_be_bytes());
-        self.update(code);
-    }
-
-    fn finish(self) -> Vec<u8> {
-        on_mac!(self, mac => mac.finalize().into_bytes().to_vec())
-    }
-
-    /// Compares in constant time. Truncated MACs are rejected.
-    fn is(self, code: &[u8]) -> bool {
-        on_mac!(self, mac => mac.verify_slice(code).is_ok())
     }
 }
