@@ -384,22 +384,16 @@ impl Engine {
             view.records.iter().filter(|record| self.is_ours(record)).map(Record::key).collect();
         let before = count(&owned);
         for action in changes.iter().flat_map(|change| &change.actions) {
+            let (record, is_ours) = (action.record(), self.is_ours(action.record()));
             match action {
                 Action::Create(_) => result.records += 1,
                 Action::Delete(_) => result.records = result.records.saturating_sub(1),
                 Action::Update { .. } | Action::Release(_) | Action::DropOrphan(_) => {}
             }
             match action {
-                Action::Create(record) | Action::Update { after: record, .. } if self.is_ours(record) => {
-                    owned.insert(record.key());
-                }
-                Action::Create(record)
-                | Action::Update { after: record, .. }
-                | Action::Delete(record)
-                | Action::Release(record) => {
-                    owned.remove(&record.key());
-                }
                 Action::DropOrphan(_) => {}
+                Action::Create(_) | Action::Update { .. } if is_ours => drop(owned.insert(record.key())),
+                _ => drop(owned.remove(&record.key())),
             }
         }
         result.owned = (result.owned + count(&owned)).saturating_sub(before);

@@ -483,6 +483,19 @@ pub enum Action {
     DropOrphan(Record),
 }
 
+impl Action {
+    /// Returns the record that results, or the one that was listed.
+    pub(crate) fn record(&self) -> &Record {
+        match self {
+            Self::Create(record)
+            | Self::Update { after: record, .. }
+            | Self::Delete(record)
+            | Self::Release(record)
+            | Self::DropOrphan(record) => record,
+        }
+    }
+}
+
 /// One line that starts with `+`, `~`, `-` or `=`.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,24 +1,16 @@
-//! Ownership of records, stored in adjacent TXT records in external-dns's format: their names and texts. Pure.
+//! Ownership of records, stored in adjacent TXT records in external-dns's format: their names and texts, and the
+//! transactions that change them together with the records. Pure.
 
-mod transaction;
+mod cipher;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    io::{Read, Write},
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use flate2::{Compression, read::GzDecoder, write::GzEncoder};
-use ring::{
-    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
-    digest,
-    rand::{SecureRandom, SystemRandom},
-};
+use ring::digest;
 
-pub use self::transaction::OwnershipError;
-pub(crate) use self::transaction::remove_collisions;
+pub use self::cipher::{Cipher, CipherError, KeyError};
 use crate::{
-    plan::{Note, Reason},
+    plan::{Action, NameChange, Note, Reason},
+    provider::{Step, Transaction},
     record::{Key, Labels, Name, Record, RecordType, Target},
 };
 
@@ -189,6 +181,328 @@ fn note(name: Name, record_type: RecordType, reason: Reason) -> Note {
     Note { name, record_type, reason }
 }
 
+/// Types that must be absent for a new CNAME.
+const BESIDE_ALIAS: [RecordType; 8] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::MX,
+    RecordType::NAPTR,
+    RecordType::NS,
+    RecordType::PTR,
+    RecordType::SRV,
+    RecordType::TXT,
+];
+
+impl Registry {
+    /// Returns the transaction for a change planned on `view`.
+    ///
+    /// Every step states the listed set. A record of which only the labels change is required
+    /// unchanged; owner records in earlier forms are replaced by the current form.
+    pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
+        let mut pending = PendingSets { registry: self, view, sets: BTreeMap::new() };
+        for action in &change.actions {
+            pending.apply(action)?;
+        }
+        pending.replace_earlier_forms(change)?;
+        Ok(Transaction { name: change.name.clone(), steps: pending.steps(&change.name) })
+    }
+}
+
+/// Removes transactions that would put an owner record and a CNAME at one name, which servers
+/// ignore silently (RFC 2136, section 3.4.2.2). An owner record wins over a new CNAME, and an
+/// existing CNAME over a new owner record.
+pub(crate) fn remove_collisions(
+    view: &View,
+    transactions: &mut Vec<Transaction>,
+) -> Vec<(Name, OwnershipError)> {
+    let created = |step: &Step, record_type: RecordType| match step {
+        Step::Create(record) if record.record_type == record_type => Some(record.name.clone()),
+        _ => None,
+    };
+    let texts: HashSet<Name> = transactions
+        .iter()
+        .flat_map(|transaction| &transaction.steps)
+        .filter_map(|step| created(step, RecordType::TXT))
+        .collect();
+    let deletes = |transaction: &Transaction, name: &Name, record_type: RecordType| {
+        let is_it = |record: &Record| record.name == *name && record.record_type == record_type;
+        transaction.steps.iter().any(|step| matches!(step, Step::Delete(record) if is_it(record)))
+    };
+    let collision = |transaction: &Transaction| {
+        transaction.steps.iter().find_map(|step| {
+            let alias = created(step, RecordType::CNAME).filter(|name| {
+                let stays = view.has(name, RecordType::TXT) && !deletes(transaction, name, RecordType::TXT);
+                stays || texts.contains(name)
+            });
+            let text = created(step, RecordType::TXT).filter(|name| {
+                view.has(name, RecordType::CNAME) && !deletes(transaction, name, RecordType::CNAME)
+            });
+            alias.or(text)
+        })
+    };
+    let mut collisions = Vec::new();
+    transactions.retain(|transaction| {
+        let Some(at) = collision(transaction) else { return true };
+        let name = transaction.name.clone();
+        collisions.push((name.clone(), OwnershipError::Collision { name, at }));
+        false
+    });
+    collisions
+}
+
+/// Future state of the sets that a transaction changes.
+struct PendingSets<'a> {
+    registry: &'a Registry,
+    view: &'a View,
+    sets: BTreeMap<Key, Option<Record>>,
+}
+
+impl PendingSets<'_> {
+    fn apply(&mut self, action: &Action) -> Result<(), OwnershipError> {
+        match action {
+            Action::Create(record) => {
+                self.refuse_claimed(record)?;
+                self.put(record, None);
+                self.own(record)
+            }
+            Action::Update { before, after } => {
+                self.put(after, Some(before));
+                self.own(after)
+            }
+            Action::Delete(record) => {
+                self.remove(record);
+                self.disown(record);
+                Ok(())
+            }
+            Action::Release(record) => {
+                self.touch(record.key());
+                self.disown(record);
+                Ok(())
+            }
+            Action::DropOrphan(record) => {
+                self.require_claimants(record);
+                self.remove_texts(record.key(), record.labels.owner());
+                Ok(())
+            }
+        }
+    }
+
+    /// Requires the records that an owner record may belong to as listed.
+    fn require_claimants(&mut self, orphan: &Record) {
+        let of_old_form = RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
+        let mut claimants = Vec::from(of_old_form);
+        if let Some((name, record_type)) = self.registry.mapper.record_of(&orphan.name)
+            && let Ok(name) = Name::parse(&name)
+        {
+            let types = record_type.map_or(RecordType::DEFAULT_MANAGED.into(), |found| vec![found]);
+            claimants.extend(types.into_iter().map(|record_type| (name.clone(), record_type)));
+        }
+        for (name, record_type) in claimants.into_iter().filter(|(name, _)| name.is_within(&self.view.apex)) {
+            self.touch(Key { name, set_identifier: orphan.set_identifier.clone(), record_type });
+        }
+    }
+
+    fn touch(&mut self, key: Key) -> &mut Option<Record> {
+        let listed = self.view.listed.get(&key);
+        self.sets.entry(key).or_insert_with(|| listed.cloned())
+    }
+
+    /// Writes targets. Owner texts in the same TXT set are kept.
+    fn put(&mut self, record: &Record, before: Option<&Record>) {
+        let unchanged = before.is_some_and(|before| {
+            before.targets == record.targets
+                && before.properties == record.properties
+                && record.ttl.is_none_or(|ttl| Some(ttl) == before.ttl)
+        });
+        let set = self.touch(record.key());
+        if unchanged {
+            return;
+        }
+        let mut after = Record { labels: Default::default(), ..record.clone() };
+        if let Some(listed) = set {
+            after.ttl = after.ttl.or(listed.ttl);
+            if let Some(before) = before {
+                let kept = listed.targets.iter().filter(|target| !before.targets.contains(target));
+                after.targets.extend(kept.cloned());
+            }
+        }
+        *set = Some(after);
+    }
+
+    /// Removes a record's targets. Owner texts in the same TXT set are kept.
+    fn remove(&mut self, record: &Record) {
+        let set = self.touch(record.key());
+        if let Some(listed) = set {
+            listed.targets.retain(|target| !record.targets.contains(target));
+            if listed.targets.is_empty() {
+                *set = None;
+            }
+        }
+    }
+
+    /// Writes the owner record, unless the zone contains an equal one.
+    fn own(&mut self, record: &Record) -> Result<(), OwnershipError> {
+        if record.labels.owner().is_empty() {
+            return Ok(());
+        }
+        for value in record.labels.0.values() {
+            check_value(value)?;
+        }
+        let Some(key) = self.registry.owner_key(record, &self.view.apex) else {
+            return Err(OwnershipError::NoName { name: record.name.clone() });
+        };
+        let texts = self.owner_texts(&key);
+        if texts.iter().any(|(_, labels)| *labels == record.labels) {
+            return Ok(());
+        }
+        let plain = write_labels(&record.labels);
+        let value = match &self.registry.cipher {
+            Some(cipher) => cipher.encrypt(&plain)?,
+            None => plain,
+        };
+        let set = self.touch(key.clone());
+        let written = set.get_or_insert_with(|| Record {
+            set_identifier: key.set_identifier,
+            ttl: record.ttl,
+            properties: owner_properties(record),
+            ..Record::new(key.name, RecordType::TXT, [])
+        });
+        for (target, _) in &texts {
+            written.targets.remove(target);
+        }
+        written.targets.insert(Target::text(value.as_bytes()));
+        Ok(())
+    }
+
+    /// Fails if the name of the record's owner record already holds another owner's text.
+    fn refuse_claimed(&mut self, record: &Record) -> Result<(), OwnershipError> {
+        let Some(key) = self.registry.owner_key(record, &self.view.apex) else { return Ok(()) };
+        let owner = record.labels.owner();
+        match self.owner_texts(&key).into_iter().find(|(_, labels)| labels.owner() != owner) {
+            Some((_, labels)) if !owner.is_empty() => Err(OwnershipError::Claimed {
+                name: record.name.clone(),
+                owner_record: key.name,
+                owner: labels.owner().to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the owner texts of a record. Other values of the set are kept.
+    fn disown(&mut self, record: &Record) {
+        if record.labels.owner().is_empty() {
+            return;
+        }
+        if let Some(key) = self.registry.owner_key(record, &self.view.apex) {
+            self.remove_texts(key, record.labels.owner());
+        }
+    }
+
+    /// Removes the texts of one owner.
+    fn remove_texts(&mut self, key: Key, owner: &str) {
+        let texts = self.owner_texts(&key);
+        let set = self.touch(key);
+        if let Some(owner_set) = set {
+            for (target, _) in texts.iter().filter(|(_, labels)| labels.owner() == owner) {
+                owner_set.targets.remove(target);
+            }
+            if owner_set.targets.is_empty() {
+                *set = None;
+            }
+        }
+    }
+
+    fn owner_texts(&mut self, key: &Key) -> Texts {
+        let registry = self.registry;
+        self.touch(key.clone()).as_ref().map(|set| registry.split(set).0).unwrap_or_default()
+    }
+
+    /// Moves the ownership of all records of the name that use an owner record in an earlier form to
+    /// the current form, and removes the earlier one.
+    fn replace_earlier_forms(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
+        let view = self.view;
+        let first =
+            Key { name: change.name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
+        let of_name = view.earlier.range(first..).take_while(|(key, _)| key.name == change.name);
+        for (_, (record, earlier)) in of_name {
+            if !change.actions.iter().any(|action| action.record().key() == record.key()) {
+                self.touch(record.key());
+                self.own(record)?;
+            }
+            for key in earlier {
+                self.remove_texts(key.clone(), record.labels.owner());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the differences, and the transaction's requirements on other sets.
+    fn steps(self, name: &Name) -> Vec<Step> {
+        let Self { registry: _, view, sets } = self;
+        let mut steps = Vec::new();
+        let mut creates = Vec::new();
+        for (key, after) in sets {
+            match (view.listed.get(&key).cloned(), after) {
+                (None, None) => steps.push(Step::RequireAbsent(key.name, key.record_type)),
+                (None, Some(after)) => {
+                    if key.name == *name {
+                        creates.push(key.record_type);
+                    }
+                    steps.push(Step::Create(after));
+                }
+                (Some(before), None) => steps.push(Step::Delete(before)),
+                (Some(before), Some(after)) if before == after => steps.push(Step::Require(before)),
+                (Some(before), Some(after)) => steps.push(Step::Replace { before, after }),
+            }
+        }
+        let rivals: &[RecordType] = match creates[..] {
+            [] => &[],
+            [RecordType::CNAME, ..] => &BESIDE_ALIAS,
+            _ => &[RecordType::CNAME],
+        };
+        for rival in rivals.iter().filter(|rival| !view.has(name, **rival)) {
+            steps.push(Step::RequireAbsent(name.clone(), *rival));
+        }
+        // Requirements and deletions come first, because some providers apply steps in order.
+        steps.sort_by_key(|step| match step {
+            Step::Require(_) | Step::RequireAbsent(..) => 0,
+            Step::Delete(_) => 1,
+            Step::Replace { .. } => 2,
+            Step::Create(_) => 3,
+        });
+        steps
+    }
+}
+
+/// Returns the properties of an owner record: the record's (Route 53 requires the same routing
+/// policy for all sets with a set identifier) without the properties of its targets.
+fn owner_properties(record: &Record) -> BTreeMap<String, String> {
+    let about_targets = ["alias", "aws/evaluate-target-health", "aws/target-hosted-zone"];
+    let mut properties = record.properties.clone();
+    properties.retain(|name, _| !about_targets.contains(&name.as_str()));
+    properties
+}
+
+/// Reason why an owner record cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum OwnershipError {
+    #[error(
+        "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
+         gone, delete it with `retire --orphans={owner}`"
+    )]
+    Claimed { name: Name, owner_record: Name, owner: String },
+    #[error("{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix")]
+    Collision { name: Name, at: Name },
+    /// The owner record's name would exceed 255 octets.
+    #[error("{name}: the name of its owner record exceeds 255 octets; use a shorter name or txt-prefix")]
+    NoName { name: Name },
+    #[error(transparent)]
+    Value(#[from] ValueError),
+    #[error(transparent)]
+    Cipher(#[from] CipherError),
+}
+
 /// Placeholder for the record type within an affix.
 const TEMPLATE: &str = "%{record_type}";
 
@@ -241,9 +555,7 @@ impl Mapper {
     /// Returns the name in external-dns's form. It may be too long to be valid.
     pub fn text_of(&self, name: &str, record_type: &str) -> String {
         let record_type = record_type.to_ascii_lowercase();
-        let (first, behind) = name.split_once('.').unwrap_or((name, ""));
-        let first = if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first };
-        let label = match &self.affix {
+        self.with_label(name, |first| match &self.affix {
             Affix::None => format!("{record_type}-{first}"),
             Affix::Prefix(text) if text.contains(TEMPLATE) => {
                 format!("{}{first}", text.replace(TEMPLATE, &record_type))
@@ -253,7 +565,13 @@ impl Mapper {
             }
             Affix::Prefix(text) => format!("{text}{record_type}-{first}"),
             Affix::Suffix(text) => format!("{record_type}-{first}{text}"),
-        };
+        })
+    }
+
+    /// Returns a name with another first label, which `label` makes of the old one.
+    fn with_label(&self, name: &str, label: impl Fn(&str) -> String) -> String {
+        let (first, behind) = name.split_once('.').unwrap_or((name, ""));
+        let label = label(if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first });
         if behind.is_empty() { label } else { format!("{label}.{behind}") }
     }
 
@@ -283,14 +601,12 @@ impl Mapper {
 
     /// Returns the name in the older form, which contains no type.
     pub fn old_owner_name(&self, name: &Name) -> Option<Name> {
-        let (first, behind) = name.as_str().split_once('.').unwrap_or((name.as_str(), ""));
-        let first = if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first };
-        let label = match &self.affix {
+        let text = self.with_label(name.as_str(), |first| match &self.affix {
             Affix::None => first.to_owned(),
             Affix::Prefix(text) => format!("{}{first}", text.replace(TEMPLATE, "")),
             Affix::Suffix(text) => format!("{first}{}", text.replace(TEMPLATE, "")),
-        };
-        Name::parse(&if behind.is_empty() { label } else { format!("{label}.{behind}") }).ok()
+        });
+        Name::parse(&text).ok()
     }
 
     /// Maps an owner record back to name and type, as external-dns does. The type is `None`
@@ -349,9 +665,6 @@ pub enum AffixError {
 /// Value of `heritage`, and prefix of every label.
 const HERITAGE: &str = "external-dns";
 
-/// Maximum size of a decompressed text in octets; an owner record is far smaller.
-const MAX_TEXT: u64 = 64 * 1024;
-
 /// Parses the text of an owner record; `None` for other TXT records.
 ///
 /// Unknown labels are kept. If a label appears twice, the last one counts.
@@ -396,76 +709,3 @@ pub struct ValueError {
     value: String,
     character: char,
 }
-
-/// Key that encrypts owner records: AES-256-GCM over gzip, in base64.
-#[derive(Clone)]
-pub struct Cipher(LessSafeKey);
-
-impl Cipher {
-    /// Length of a key in octets.
-    pub const KEY_LEN: usize = 32;
-
-    /// Parses a key of 32 octets, or its base64 (standard or URL-safe).
-    pub fn new(key: &str) -> Result<Self, KeyError> {
-        let decoded = if key.len() == Self::KEY_LEN {
-            key.as_bytes().to_vec()
-        } else {
-            let standard: String = key
-                .trim()
-                .trim_end_matches('=')
-                .chars()
-                .map(|c| match c {
-                    '-' => '+',
-                    '_' => '/',
-                    c => c,
-                })
-                .collect();
-            base64::engine::general_purpose::STANDARD_NO_PAD.decode(standard).unwrap_or_default()
-        };
-        if decoded.len() != Self::KEY_LEN {
-            return Err(KeyError);
-        }
-        let key = UnboundKey::new(&AES_256_GCM, &decoded).map_err(|_| KeyError)?;
-        Ok(Self(LessSafeKey::new(key)))
-    }
-
-    /// Encrypts with a random nonce.
-    pub fn encrypt(&self, text: &str) -> Result<String, CipherError> {
-        let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut nonce).map_err(|_| CipherError)?;
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-        encoder.write_all(text.as_bytes()).map_err(|_| CipherError)?;
-        let mut sealed = encoder.finish().map_err(|_| CipherError)?;
-        let unique = Nonce::assume_unique_for_key(nonce);
-        self.0.seal_in_place_append_tag(unique, Aad::empty(), &mut sealed).map_err(|_| CipherError)?;
-        Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
-    }
-
-    /// Decrypts a text; `None` if it was not encrypted with this key.
-    pub fn decrypt(&self, text: &str) -> Option<String> {
-        let mut octets = STANDARD.decode(text.trim_matches('"')).ok()?;
-        let (nonce, sealed) = octets.split_at_mut_checked(NONCE_LEN)?;
-        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-        let plain = self.0.open_in_place(nonce, Aad::empty(), sealed).ok()?;
-        let mut text = Vec::new();
-        let unpacked = GzDecoder::new(&*plain).take(MAX_TEXT).read_to_end(&mut text);
-        // external-dns accepts uncompressed texts.
-        String::from_utf8(if unpacked.is_ok() { text } else { plain.to_vec() }).ok()
-    }
-}
-
-impl std::fmt::Debug for Cipher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cipher")
-    }
-}
-
-/// A key of the wrong size.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one")]
-pub struct KeyError;
-
-/// Encryption failed because the system returned no random numbers.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot encrypt an owner record: no random numbers")]
-pub struct CipherError;
