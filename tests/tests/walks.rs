@@ -47,12 +47,15 @@ const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127,
 const ROUNDS: usize = 12;
 
 /// Files that a step uses like the standard library: the names of their functions say what they do.
-const VOCABULARY: [(&str, &str); 12] = [
+const VOCABULARY: [(&str, &str); 15] = [
     ("core/catalog/columns.rs", "dictionaries and lists of rows"),
+    ("core/config/values.rs", "reads a duration"),
     ("core/name.rs", "a domain name and its labels"),
     ("core/terminal.rs", "escapes control characters"),
     ("dns-common/name.rs", "the hash of a name"),
     ("kit/clock.rs", "reads a clock"),
+    ("kit/files/atomic.rs", "like fs::write"),
+    ("kit/files/bounded.rs", "like fs::read"),
     ("kit/logs/requests.rs", "whether requests are logged"),
     ("kit/logs/tags.rs", "the tag of a log line"),
     ("kit/logs/writer.rs", "writes a log line"),
@@ -87,7 +90,7 @@ const FORWARDED: Walk = Walk {
 };
 const RECORDS: Walk = Walk { lists: &[("New records.json:", 1)], most_files: 20 };
 const INTERFACES: Walk = Walk { lists: &[("The interfaces follow:", 1)], most_files: 25 };
-const DOCUMENT: Walk = Walk { lists: &[("A changed document of `bosh-dns-publish`,", 1)], most_files: 30 };
+const DOCUMENT: Walk = Walk { lists: &[("A changed document of `bosh-dns-publish`,", 1)], most_files: 17 };
 
 impl Walk {
     /// Returns the files that the document lists, relative to the workspace.

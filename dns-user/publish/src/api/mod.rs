@@ -15,7 +15,6 @@
 //! document 003 writes its paths so.
 
 mod resources;
-mod state;
 
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
@@ -39,12 +38,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use self::resources::{Page, Preconditions, Scope};
-pub(crate) use self::state::{ApiState, Confirmation, Confirmed, Overview, ProviderOverview};
+use self::resources::{Page, Preconditions, Scope, refusal};
 use crate::{
-    api::resources::refusal,
     documents::Kind,
     fleet::{AliasWriter, KnownTargets, ServerClient, WriteError, known_targets},
+    status::ApiState,
     update_record::ListOwner,
     webhook::{Changes, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
@@ -206,11 +204,11 @@ async fn openapi_document() -> Response {
 }
 
 async fn status(State(api_state): State<Arc<ApiState>>) -> Response {
-    Json(api_state.overview()).into_response()
+    Json(&*api_state.overview.lock()).into_response()
 }
 
 async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
-    api_state.wake();
+    api_state.change.notify_one();
     StatusCode::ACCEPTED.into_response()
 }
 

@@ -10,9 +10,9 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::ApiState;
 use crate::{
     documents::{Content, Document, DocumentId, DocumentStatus, Kind},
+    status::ApiState,
     store::{Resource, StoreError, Write, Written},
     text::{self, Problem, Problems, Reader},
     update_record::{Intent, ListOwner, RecordList, UpdateRecord, is_identifier},
@@ -208,7 +208,7 @@ fn write(
         ),
         Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
-            api_state.wake();
+            api_state.change.notify_one();
             let code = if written == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
             let tag = resource.tag();
             let mut response = (code, Json(resource.body)).into_response();
@@ -274,7 +274,7 @@ pub(super) fn delete(
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
     match api_state.store.delete(&id, &condition) {
         Ok(Written::Deleted) => {
-            api_state.wake();
+            api_state.change.notify_one();
             StatusCode::NO_CONTENT.into_response()
         }
         Ok(Written::Unmet) => unmet(&id),

@@ -4,7 +4,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{control, documents::Folder, metrics::Metrics, store::Store};
+use crate::{control, documents::Folder, status::Metrics, store::Store};
 
 /// A publisher's API on a control socket.
 struct Lab {
@@ -270,7 +270,7 @@ async fn documents_win_over_the_api() {
     let text = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd, namespace: shop}\n\
                 spec: {provider: coredns}\n";
     fs::write(documents.join("a.yml"), text).unwrap();
-    lab.api_state.set_scan(Folder::new(vec![documents]).scan());
+    *lab.api_state.scan.lock() = Arc::new(Folder::new(vec![documents]).scan());
     let all = "/v2/projects/shop/dns-update-records";
     for (method, path) in [
         (Method::POST, all.to_owned()),

@@ -281,7 +281,7 @@ mod tests {
 fn metrics_reference_is_current() {
     use test_support::command_page;
 
-    let families = crate::metrics::families();
+    let families = crate::status::families();
     let rows = families.iter().map(|family| {
         let labels =
             family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));

@@ -16,7 +16,8 @@ use crate::{
     provider::OnConflict,
     publication::Target,
     record::{Name, Record},
-    runner::{LaunchOptions, ProviderState},
+    runner::LaunchOptions,
+    status::ProviderState,
 };
 
 #[derive(Debug, clap::Args)]

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{Colour, Selection, complain, print, read_sources};
 use crate::{
-    api::{ConfirmRequest, Confirmed, Overview, ProviderOverview},
+    api::ConfirmRequest,
     config::Config,
     control,
     engine::{Engine, Planned, ZoneListing},
@@ -25,7 +25,8 @@ use crate::{
     provider::ProviderError,
     publication::Target,
     render,
-    runner::{LaunchOptions, ProviderState, alias_writer, launch, options_problems},
+    runner::{LaunchOptions, alias_writer, launch, options_problems},
+    status::{Confirmed, Overview, ProviderOverview, ProviderState},
 };
 
 #[derive(Debug, clap::Args)]

@@ -184,6 +184,25 @@ impl Scan {
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.files.iter().flat_map(|file| &file.problems)
     }
+
+    /// Returns the problems by the document that contains their line, and those outside of documents.
+    pub(crate) fn problems_by_document(&self) -> (BTreeMap<DocumentId, Vec<String>>, Vec<String>) {
+        let mut of_documents: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        let mut of_files = Vec::new();
+        for file in &self.files {
+            for problem in &file.problems {
+                // Documents are sorted by line.
+                let document = file.documents.iter().rev().find(|document| document.line <= problem.line);
+                match document.filter(|document| problem.line <= document.last_line) {
+                    Some(document) => {
+                        of_documents.entry(document.id.clone()).or_default().push(problem.to_string())
+                    }
+                    None => of_files.push(problem.to_string()),
+                }
+            }
+        }
+        (of_documents, of_files)
+    }
 }
 
 /// Returns the documents that a file contained according to its status file.
@@ -567,7 +586,7 @@ pub(crate) struct StatusFile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DocumentStatus {
+pub(crate) struct DocumentStatus {
     #[serde(flatten)]
     pub id: DocumentId,
     /// `metadata.generation`, or the number of content changes seen by the publisher.
@@ -587,7 +606,7 @@ pub struct DocumentStatus {
 
 /// Result of a document at one provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProviderResult {
+pub(crate) struct ProviderResult {
     /// Whether every record set is published as wanted.
     pub synced: bool,
     /// Number of record sets wanted there.

@@ -1,12 +1,11 @@
-//! The main loop: reads the sources after every change, and reconciles each provider in its own
-//! task, so that a slow or failing provider delays no other.
+//! The main loop: reads the sources (documents, stored resources, fleet and health) after every change, and
+//! reconciles each provider in its own task, so that a slow or failing provider delays no other.
 
 mod launch;
-mod report;
-mod sources;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -25,23 +24,19 @@ use tokio::{
     task::JoinHandle,
 };
 
-use self::report::shortened;
-pub use self::{
-    launch::{LaunchOptions, launch, options_problems},
-    report::{ProviderState, statuses},
-    sources::{SourceState, Sources, read_once},
-};
+pub use self::launch::{LaunchOptions, launch, options_problems};
+use self::launch::{fill_targets, mark_rivals};
 use crate::{
-    api::{self, Access, ApiState, Confirmation, Confirmed},
+    api::{self, Access},
     config::{ApiConfig, Config, WebhookConfig},
-    documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
-    engine::{Engine, Refusal, Report},
-    fleet::{AliasWriter, ServerClient},
-    metrics::Metrics,
+    documents::{Folder, Scan, Watch},
+    engine::{Engine, Refusal, Report, ZoneReport},
+    fleet::{AliasWriter, Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     plan::Reason,
-    publication::{Publication, Target},
-    record::Record,
-    store::Store,
+    provider::ProviderError,
+    publication::{Publication, Target, fleet_names, publish},
+    status::{ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened},
+    store::{Store, write_json},
 };
 
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -56,7 +51,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
-    let shared = Arc::new(Shared { api_state: api_state.clone(), results: RoundResults::default(), options });
+    let (states, changed) = (Mutex::default(), Notify::new());
+    let shared = Arc::new(Shared { api_state: api_state.clone(), states, changed, options });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
     let mut watch = Watch::start(&documents);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -79,20 +75,20 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
                 tracing::warn!("{problem}");
             }
         }
-        expose(&api_state, &state);
-        api_state.set_scan(state.scan.clone());
+        api_state.metrics.set_sources(&state.scan, &state.publication);
+        *api_state.scan.lock() = state.scan.clone();
         workers.update(&shared, &state.publication);
-        status.write(&shared, &state);
+        shared.write_status(&mut status, &state);
         // Succeeds only if systemd started the process.
         let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         loop {
             tokio::select! {
                 () = watch.changed() => {}
-                () = api_state.changed() => {}
+                () = api_state.change.notified() => {}
                 _ = hangup.recv() => {}
                 () = tokio::time::sleep_until(state.next.into()) => {}
-                () = shared.results.changed.notified() => {
-                    status.write(&shared, &state);
+                () = shared.changed.notified() => {
+                    shared.write_status(&mut status, &state);
                     continue;
                 }
                 _ = terminate.recv() => return workers.end().await,
@@ -102,6 +98,135 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         }
         if Instant::now() < state.next {
             tokio::time::sleep(DEBOUNCE).await;
+        }
+    }
+}
+
+const FLEET_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Maximum interval between scans of all files, in case an event was lost.
+const SCAN_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The sources of one publisher.
+#[derive(Debug)]
+pub struct Sources {
+    folder: Folder,
+    fleet: Option<FollowedFleet>,
+    options: LaunchOptions,
+}
+
+#[derive(Debug)]
+struct FollowedFleet {
+    fleet: Fleet,
+    /// File of the health saved for the next process; `None` in a command.
+    health_file: Option<PathBuf>,
+    saved: SavedHealth,
+    /// The last problem logged.
+    problem: Option<String>,
+}
+
+/// Reads documents and fleet once, for a command.
+pub async fn read_once(config: &Config) -> anyhow::Result<SourceState> {
+    let mut sources = Sources::new(config)?;
+    if let Some(fleet) = &mut sources.fleet {
+        fleet.health_file = None;
+    }
+    Ok(sources.read().await)
+}
+
+/// State of all sources.
+#[derive(Debug)]
+pub struct SourceState {
+    /// Documents of the folder.
+    pub scan: Arc<Scan>,
+    /// Wanted records of every provider.
+    pub publication: Publication,
+    /// Time at which the sources may change without an event.
+    pub next: Instant,
+    /// Failure to ask the server; its last answers are in use.
+    pub fleet_problem: Option<String>,
+}
+
+impl Sources {
+    /// Prepares the sources that a configuration names.
+    ///
+    /// An unreadable configuration of the server is an error, because fleet names have no addresses
+    /// without it.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        let fleet = config.server.as_deref().map(|path| FollowedFleet::new(path, config)).transpose()?;
+        let options = LaunchOptions::of(config)?;
+        let mut paths = config.documents.clone();
+        // Without it the API was never used.
+        paths.extend(config.store.is_dir().then(|| config.store.clone()));
+        Ok(Self { folder: Folder::new(paths), fleet, options })
+    }
+
+    /// Reads all changed sources.
+    pub async fn read(&mut self) -> SourceState {
+        let mut state = self.read_all().await;
+        fill_targets(&mut state.publication, &self.options);
+        mark_rivals(&mut state.publication, &self.options);
+        state
+    }
+
+    async fn read_all(&mut self) -> SourceState {
+        let scan = tokio::task::block_in_place(|| self.folder.scan());
+        let now = Instant::now();
+        let mut next = now + SCAN_INTERVAL;
+        let names = fleet_names(&scan.documents);
+        let Some(followed) = &mut self.fleet else {
+            let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
+            return SourceState { scan: scan.into(), publication, next, fleet_problem: None };
+        };
+        let mut problem = None;
+        if !names.is_empty() {
+            let asked = followed.fleet.ask(&names).await;
+            problem =
+                asked.err().map(|error| format!("the fleet's addresses and health are unknown: {error}"));
+            next = next.min(now + FLEET_INTERVAL).min(followed.fleet.next_change(now).unwrap_or(next));
+            followed.save();
+        }
+        followed.log(problem.as_deref());
+        let publication = publish(&scan, &|name| followed.fleet.records(name, problem.as_deref()));
+        SourceState { scan: scan.into(), publication, next, fleet_problem: problem }
+    }
+}
+
+impl FollowedFleet {
+    fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
+        let (server, _) = ServerClient::of_server(path)?;
+        let health_file = config.store.with_file_name("health.json");
+        let saved = fs::read(&health_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let saved: SavedHealth = saved.unwrap_or_default();
+        let history = HealthHistory::restore(&saved, Instant::now(), SystemTime::now());
+        let fleet = Fleet::new(server, history);
+        Ok(Self { fleet, health_file: Some(health_file), saved, problem: None })
+    }
+
+    /// Saves the time since which instances have been unhealthy, so that a restart does not restart
+    /// their hold time.
+    fn save(&mut self) {
+        let Some(file) = &self.health_file else { return };
+        let current = self.fleet.health();
+        if current.is_like(&self.saved) {
+            return;
+        }
+        match write_json(file, &current) {
+            Ok(()) => self.saved = current,
+            Err(error) => tracing::warn!(
+                file = %file.display(), %error,
+                "cannot save health state: after a restart unhealthy addresses are published again for their hold time"
+            ),
+        }
+    }
+
+    fn log(&mut self, problem: Option<&str>) {
+        if self.problem.as_deref() != problem {
+            match problem {
+                Some(problem) => tracing::warn!("{problem}; the last known state stays in use"),
+                None => tracing::info!("addresses and health of the fleet are available again"),
+            }
+            self.problem = problem.map(str::to_owned);
         }
     }
 }
@@ -165,7 +290,7 @@ impl Workers {
         for name in gone {
             // Its current round completes; published records stay.
             drop(self.0.remove(&name));
-            shared.results.states.lock().remove(&name);
+            shared.states.lock().remove(&name);
             shared.api_state.metrics.forget(&name);
             tracing::info!(
                 provider = name,
@@ -210,116 +335,15 @@ impl Workers {
     }
 }
 
-/// Writes status files, and keeps the last status of every document.
-#[derive(Default)]
-struct StatusWriter {
-    known: BTreeMap<DocumentId, DocumentStatus>,
-    unwritable: BTreeMap<PathBuf, String>,
-    is_restored: bool,
-}
-
-impl StatusWriter {
-    fn write(&mut self, shared: &Shared, state: &SourceState) {
-        if !self.is_restored {
-            let files = state.scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
-            self.known =
-                files.flat_map(|file| file.documents).map(|status| (status.id.clone(), status)).collect();
-            self.is_restored = true;
-        }
-        let states = shared.results.states.lock().clone();
-        let mut overview = statuses(&state.scan, &state.publication, &states, &self.known);
-        self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
-        overview.problems.extend(state.fleet_problem.clone());
-        shared.api_state.set_overview(overview);
-        self.write_files(&state.scan, shared.api_state.store.folder());
-    }
-
-    /// Writes the status beside the operator's documents; the API shows the status of its resources.
-    fn write_files(&mut self, scan: &Scan, store: &Path) {
-        let (_, of_files) = sources::problems_by_document(scan);
-        let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);
-        for file in scan.files.iter().filter(|file| is_operators(&file.path)) {
-            let documents =
-                file.documents.iter().filter_map(|document| self.known.get(&document.id).cloned());
-            let prefix = format!("{}:", file.path.display());
-            let status = StatusFile {
-                documents: documents.chain(missing(file, scan, &self.known)).collect(),
-                problems: of_files.iter().filter(|problem| problem.starts_with(&prefix)).cloned().collect(),
-            };
-            match status.write(&file.path) {
-                Ok(()) => drop(self.unwritable.remove(&file.path)),
-                Err(error) => {
-                    let error = error.to_string();
-                    if self.unwritable.get(&file.path) != Some(&error) {
-                        tracing::warn!(
-                            file = %file.path.display(), error,
-                            "cannot write the status beside the documents; see `bosh-dns-publish status`"
-                        );
-                        self.unwritable.insert(file.path.clone(), error);
-                    }
-                }
-            }
-        }
-        let folders = scan.files.iter().filter_map(|file| file.path.parent());
-        let folders: BTreeSet<&Path> = folders.collect();
-        folders.into_iter().for_each(StatusFile::sweep);
-    }
-}
-
-/// Returns the unreadable documents of a file, which a restart must still know.
-fn missing(
-    file: &crate::documents::FileState,
-    scan: &Scan,
-    known: &BTreeMap<DocumentId, DocumentStatus>,
-) -> Vec<DocumentStatus> {
-    if file.problems.is_empty() {
-        return Vec::new();
-    }
-    let Some(before) = StatusFile::read(&file.path) else { return Vec::new() };
-    let is_missing = |id: &DocumentId| {
-        file.documents.iter().all(|document| document.id != *id) && scan.held.contains(&id.resource())
-    };
-    let missing = before.documents.into_iter().filter(|status| is_missing(&status.id));
-    missing.map(|status| known.get(&status.id).cloned().unwrap_or(status)).collect()
-}
-
-/// Exposes the sources in metrics.
-fn expose(api_state: &ApiState, state: &SourceState) {
-    let metrics = &api_state.metrics;
-    let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
-    let counts = Metrics::count_types(records);
-    metrics.source_endpoints.set(i64::try_from(counts.values().sum::<usize>()).unwrap_or(i64::MAX));
-    Metrics::set_types(&metrics.source_records, None, &counts);
-    let problems = state.scan.problems().count();
-    metrics.invalid_endpoints.set(i64::try_from(problems).unwrap_or(i64::MAX));
-    if problems > 0 {
-        metrics.source_errors.inc();
-    }
-    let duplicates: usize = state
-        .publication
-        .targets
-        .values()
-        .map(|target| {
-            let keys: BTreeSet<_> = target.desired.records.iter().map(Record::key).collect();
-            target.desired.records.len() - keys.len()
-        })
-        .sum();
-    metrics.deduplicated_endpoints.set(i64::try_from(duplicates).unwrap_or(i64::MAX));
-}
-
 /// Minimum pause between two rounds.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Results of all providers, and a signal of changes.
-#[derive(Debug, Default)]
-struct RoundResults {
-    states: Mutex<BTreeMap<String, ProviderState>>,
-    changed: Notify,
-}
-
 struct Shared {
     api_state: Arc<ApiState>,
-    results: RoundResults,
+    /// Results of the last rounds, by provider.
+    states: Mutex<BTreeMap<String, ProviderState>>,
+    /// Signals a change of `states`.
+    changed: Notify,
     options: LaunchOptions,
 }
 
@@ -372,8 +396,13 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
 }
 
 impl Shared {
+    fn write_status(&self, writer: &mut StatusWriter, state: &SourceState) {
+        let states = self.states.lock().clone();
+        writer.write(&self.api_state, &state.publication, &states, state.fleet_problem.as_deref());
+    }
+
     fn state(&self, name: &str) -> ProviderState {
-        self.results.states.lock().get(name).cloned().unwrap_or_default()
+        self.states.lock().get(name).cloned().unwrap_or_default()
     }
 
     /// Runs one round. Returns the number of changed names.
@@ -426,22 +455,19 @@ impl Shared {
     fn count(&self, name: &str, report: &Report, state: &ProviderState) {
         let metrics = &self.api_state.metrics;
         let labels = &[name];
-        let sum = |count: &dyn Fn(&crate::engine::ZoneReport) -> usize| -> i64 {
-            i64::try_from(report.zones.iter().map(count).sum::<usize>()).unwrap_or(i64::MAX)
-        };
+        let sum = |count: &dyn Fn(&ZoneReport) -> usize| gauge(report.zones.iter().map(count).sum());
         // An unavailable zone keeps its last counts.
         let records: usize = state.zones.values().map(|counts| counts.records).sum();
-        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         metrics.registry_endpoints.with_label_values(labels).set(gauge(records));
         metrics.registry_records.with_label_values(labels).set(gauge(state.owned()));
         if report.zones.iter().any(|zone| zone.failure.is_some()) {
             metrics.registry_errors.with_label_values(labels).inc();
         }
-        let is_foreign = |zone: &crate::engine::ZoneReport| {
+        let is_foreign = |zone: &ZoneReport| {
             zone.notes.iter().filter(|note| matches!(note.reason, Reason::Foreign { .. })).count()
         };
         metrics.skipped.with_label_values(labels).set(sum(&is_foreign));
-        let waiting = |zone: &crate::engine::ZoneReport| zone.refusal.as_ref().map_or(0, Refusal::deletions);
+        let waiting = |zone: &ZoneReport| zone.refusal.as_ref().map_or(0, Refusal::deletions);
         metrics.awaiting_confirmation.with_label_values(labels).set(sum(&waiting));
         if report.applied() == 0 && report.is_complete() {
             metrics.no_op_runs.with_label_values(labels).inc();
@@ -457,7 +483,7 @@ impl Shared {
             None => errors.set(0),
             Some(_) => errors.inc(),
         }
-        let mut states = self.results.states.lock();
+        let mut states = self.states.lock();
         if states.get(name) != Some(&state) {
             let before = states.remove(name).unwrap_or_default();
             let known: BTreeSet<&String> =
@@ -472,16 +498,12 @@ impl Shared {
         }
         drop(states);
         self.api_state.end_round(name, problem);
-        self.results.changed.notify_one();
+        self.changed.notify_one();
     }
 }
 
 /// Plans and logs without applying changes.
-async fn dry_round(
-    name: &str,
-    engine: &mut Engine,
-    target: &Target,
-) -> Result<Report, crate::provider::ProviderError> {
+async fn dry_round(name: &str, engine: &mut Engine, target: &Target) -> Result<Report, ProviderError> {
     let listing = engine.list().await?;
     engine.prepare(&target.desired).await?;
     let planned = engine.plan(&listing, &target.desired);
@@ -490,13 +512,13 @@ async fn dry_round(
     }
     let zones = listing.iter().map(|zone| {
         let plan = planned.zones.iter().find(|plan| plan.id == zone.id);
-        crate::engine::ZoneReport {
+        ZoneReport {
             id: zone.id.clone(),
             failure: zone.view.as_ref().err().cloned(),
             records: zone.view.as_ref().map_or(0, |view| view.records.len()),
             owned: plan.map_or(0, |plan| plan.owned),
             notes: plan.map_or_else(Vec::new, |plan| plan.plan.notes.clone()),
-            ..crate::engine::ZoneReport::default()
+            ..ZoneReport::default()
         }
     });
     Ok(Report { zones: zones.collect(), notes: planned.notes, rounds: 1 })

@@ -1,0 +1,640 @@
+//! State for operators: behind the API, the status of documents and providers, also in files beside the documents,
+//! and metrics, named as in external-dns.
+//!
+//! Metrics of the controller and the registry have a `provider` label, because one process serves
+//! several providers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::{
+    documents::{Content, Document, DocumentId, DocumentStatus, FileState, ProviderResult, Scan, StatusFile},
+    engine::Report,
+    publication::{Publication, Target},
+    record::{Name, Record, RecordType},
+    store::Store,
+};
+
+/// Resources, documents of the folder, and state of the publisher.
+#[derive(Debug)]
+pub(crate) struct ApiState {
+    pub store: Store,
+    pub scan: Mutex<Arc<Scan>>,
+    pub overview: Mutex<Overview>,
+    /// Expected rounds, by provider.
+    rounds: Mutex<BTreeMap<String, Round>>,
+    /// Signals that a resource changed.
+    pub change: Notify,
+    pub metrics: Metrics,
+    confirmations: Mutex<BTreeMap<String, mpsc::UnboundedSender<Confirmation>>>,
+}
+
+/// Permission for one round of a provider to delete names.
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    /// Maximum number of names.
+    pub deletions: usize,
+    /// Receives the result of the round.
+    pub reply: oneshot::Sender<Confirmed>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Confirmed {
+    /// Number of changed names.
+    pub changed: usize,
+    pub problems: Vec<String>,
+}
+
+/// State of the publisher, as `status` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Overview {
+    /// Every provider, by `PROJECT/RECORD`.
+    pub providers: BTreeMap<String, ProviderOverview>,
+    pub documents: Vec<DocumentStatus>,
+    /// Problems of files that belong to no document.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ProviderOverview {
+    /// `spec.provider` of the record.
+    pub provider: String,
+    /// Whether the last round published all wanted records.
+    pub synced: bool,
+    /// Number of wanted record sets.
+    pub wanted: usize,
+    /// Number of names in its zones that this publisher owns.
+    pub owned: usize,
+    pub problems: Vec<String>,
+    pub remarks: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Round {
+    /// Maximum time between successful rounds.
+    time_limit: Duration,
+    /// Start of the wait: the first expectation, or the last successful round.
+    since: Instant,
+    problem: Option<String>,
+}
+
+impl ApiState {
+    pub(crate) fn new(store: Store, metrics: Metrics) -> Self {
+        Self {
+            store,
+            scan: Mutex::default(),
+            overview: Mutex::default(),
+            rounds: Mutex::default(),
+            change: Notify::new(),
+            metrics,
+            confirmations: Mutex::default(),
+        }
+    }
+
+    /// Returns the confirmations for a provider, until the next call.
+    pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::UnboundedReceiver<Confirmation> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.confirmations.lock().insert(provider.to_owned(), sender);
+        receiver
+    }
+
+    /// Starts a round in which a provider may delete this number of names, and waits for its end;
+    /// `None` if the provider does not run.
+    pub(crate) async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
+        let (reply, result) = oneshot::channel();
+        let sender = self.confirmations.lock().get(provider).cloned()?;
+        sender.send(Confirmation { deletions, reply }).ok()?;
+        result.await.ok()
+    }
+
+    pub(crate) fn providers(&self) -> Vec<String> {
+        let senders = self.confirmations.lock();
+        senders.iter().filter(|(_, sender)| !sender.is_closed()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the valid documents of the operator's files, without the store's.
+    pub(crate) fn documents(&self) -> Vec<Document> {
+        let scan = self.scan.lock();
+        let files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        let own: BTreeSet<&DocumentId> =
+            files.flat_map(|file| &file.documents).map(|document| &document.id).collect();
+        scan.documents.iter().filter(|document| own.contains(&document.id)).cloned().collect()
+    }
+
+    /// Returns the operator's file and line of a document.
+    pub(crate) fn file_of(&self, id: &DocumentId) -> Option<String> {
+        let scan = self.scan.lock();
+        let mut files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        files.find_map(|file| {
+            let document = file.documents.iter().find(|document| document.id == *id)?;
+            Some(format!("{}:{}", file.path.display(), document.line))
+        })
+    }
+
+    pub(crate) fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
+        self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
+    }
+
+    /// Expects rounds of exactly these providers, each within its time limit.
+    pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
+        let mut rounds = self.rounds.lock();
+        let mut before = std::mem::take(&mut *rounds);
+        for (provider, time_limit) in providers {
+            let round = before.remove(&provider);
+            let since = round.as_ref().map_or_else(Instant::now, |round| round.since);
+            rounds.insert(
+                provider,
+                Round { time_limit, since, problem: round.and_then(|round| round.problem) },
+            );
+        }
+    }
+
+    /// Records the end of a provider's round; without a `problem` it was successful.
+    pub(crate) fn end_round(&self, provider: &str, problem: Option<String>) {
+        if let Some(round) = self.rounds.lock().get_mut(provider) {
+            if problem.is_none() {
+                round.since = Instant::now();
+            }
+            round.problem = problem;
+        }
+    }
+
+    /// Returns causes and remedies for every provider without a successful round in time.
+    pub(crate) fn late_rounds(&self) -> Vec<String> {
+        let rounds = self.rounds.lock();
+        let late = rounds.iter().filter(|(_, round)| round.since.elapsed() > round.time_limit);
+        let reason = |(provider, Round { since, problem, .. }): (&String, &Round)| {
+            let problem = problem.as_deref().unwrap_or("the round has not ended");
+            format!("{provider}: no successful round for {} s: {problem}", since.elapsed().as_secs())
+        };
+        late.map(reason).collect()
+    }
+}
+
+/// Result of a provider's last round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ProviderState {
+    /// Whether a round has completed.
+    pub ran: bool,
+    /// Number of record sets and of owned names in each zone, from its last listing.
+    pub zones: BTreeMap<String, Counts>,
+    /// Problems of the provider or a zone, which affect all documents.
+    pub general: Vec<String>,
+    /// Problems of single names.
+    pub names: Vec<(Name, String)>,
+}
+
+/// Size of a zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Number of record sets, without owner records.
+    pub records: usize,
+    /// Number of owned names.
+    pub owned: usize,
+}
+
+/// Maximum number of problems of one document or provider in a status.
+const MAX_PROBLEMS: usize = 20;
+
+impl ProviderState {
+    /// Summarises a report for the status. A zone that could not be listed keeps its counts of
+    /// `before`.
+    pub(crate) fn of_report(report: &Report, before: &Self) -> Self {
+        let mut state = Self { ran: true, ..Self::default() };
+        let mut notes = report.notes.clone();
+        for zone in &report.zones {
+            let counts = match zone.failure {
+                None => Counts { records: zone.records, owned: zone.owned },
+                Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
+            };
+            state.zones.insert(zone.id.clone(), counts);
+            if let Some(name) = zone.contested.first() {
+                let others = match zone.contested.len() {
+                    1 => String::new(),
+                    count => format!(" and {} more", count - 1),
+                };
+                state.general.push(format!(
+                    "zone {}: another writer with the same owner deletes and creates {name}{others} again and \
+                     again; give each publisher its own txt-owner-id",
+                    zone.id
+                ));
+            }
+            if let Some(failure) = &zone.failure {
+                state.general.push(format!("zone {}: {failure}", zone.id));
+            }
+            if let Some(refusal) = &zone.refusal {
+                state.general.push(format!("zone {}: {refusal}", zone.id));
+            }
+            if zone.conflicts > 0 {
+                let conflicts = zone.conflicts;
+                state.general.push(format!(
+                    "zone {}: {conflicts} changes conflicted with another writer in every round; the next \
+                     run tries again",
+                    zone.id
+                ));
+            }
+            state.names.extend(zone.failures.iter().cloned());
+            notes.extend(zone.notes.iter().cloned());
+        }
+        state.names.extend(notes.into_iter().map(|note| (note.name.clone(), note.to_string())));
+        state
+    }
+
+    /// Returns the result of a provider that could not run, with the counts of `before`.
+    pub(crate) fn failed(problem: impl ToString, before: &Self) -> Self {
+        let zones = before.zones.clone();
+        Self { ran: true, zones, general: vec![problem.to_string()], names: Vec::new() }
+    }
+
+    /// Returns the number of owned names in all zones.
+    pub(crate) fn owned(&self) -> usize {
+        self.zones.values().map(|counts| counts.owned).sum()
+    }
+
+    /// Returns the problems that prevent the publication of wanted records.
+    pub(crate) fn problems(&self, target: &Target) -> Vec<String> {
+        let wanted = self.names.iter().filter(|(name, _)| target.origins.contains_key(name));
+        shortened(self.general.iter().chain(wanted.map(|(_, problem)| problem)))
+    }
+
+    /// Returns remarks on names that no document wants, such as owner records without a record.
+    pub(crate) fn remarks(&self, target: &Target) -> Vec<String> {
+        let others = self.names.iter().filter(|(name, _)| !target.origins.contains_key(name));
+        shortened(others.map(|(_, remark)| remark))
+    }
+
+    fn overview(&self, target: &Target) -> ProviderOverview {
+        let problems = self.problems(target);
+        ProviderOverview {
+            provider: target.record.provider.name().to_owned(),
+            synced: self.ran && problems.is_empty(),
+            wanted: target.counts.values().sum(),
+            owned: self.owned(),
+            problems,
+            remarks: target.record.remarks().into_iter().chain(self.remarks(target)).collect(),
+        }
+    }
+
+    fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
+        let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
+        let of_names = self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem);
+        let problems = shortened(self.general.iter().chain(of_names));
+        let records = target.counts.get(document).copied().unwrap_or_default();
+        ProviderResult { synced: self.ran && problems.is_empty(), records, problems }
+    }
+}
+
+/// Returns the first texts, and the number of the others.
+pub(crate) fn shortened<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut texts: Vec<String> = texts.cloned().collect();
+    if texts.len() > MAX_PROBLEMS {
+        let others = texts.len() - MAX_PROBLEMS;
+        texts.truncate(MAX_PROBLEMS);
+        texts.push(format!("and {others} more"));
+    }
+    texts
+}
+
+/// Returns the status of all documents and resources. `before` is the previous status, from which
+/// generations are counted.
+pub(crate) fn statuses(
+    scan: &Scan,
+    publication: &Publication,
+    states: &BTreeMap<String, ProviderState>,
+    before: &BTreeMap<DocumentId, DocumentStatus>,
+) -> Overview {
+    let (mut problems, of_files) = scan.problems_by_document();
+    for (id, found) in &publication.problems {
+        problems.entry(id.clone()).or_default().extend(found.iter().cloned());
+    }
+    let mut documents = Vec::new();
+    let mut seen = BTreeSet::new();
+    for document in scan.files.iter().flat_map(|file| &file.documents) {
+        if !seen.insert(&document.id) {
+            continue;
+        }
+        let digest = digest(document);
+        let counted = match before.get(&document.id) {
+            Some(known) if known.digest == digest => known.observed_generation,
+            Some(known) => known.observed_generation + 1,
+            None => 1,
+        };
+        let observed_generation = document.generation.unwrap_or(counted);
+        let mut own = problems.remove(&document.id).unwrap_or_default();
+        let mut remarks = Vec::new();
+        let mut providers = BTreeMap::new();
+        for (name, target) in &publication.targets {
+            let state = states.get(name).cloned().unwrap_or_default();
+            if target.counts.contains_key(&document.id) {
+                providers.insert(name.clone(), state.result(target, &document.id));
+            }
+            if target.id == document.id {
+                own.extend(state.general);
+            }
+        }
+        if let Some(Content::UpdateRecord(record)) = &document.content {
+            remarks = record.remarks();
+        }
+        let of_providers = providers.values().flat_map(|result| result.problems.first());
+        let last_error = own.first().or_else(|| of_providers.into_iter().next()).cloned();
+        let last_error = last_error.map(|first| match own.len() {
+            0 | 1 => first,
+            count => format!("{first} (and {} more)", count - 1),
+        });
+        documents.push(DocumentStatus {
+            id: document.id.clone(),
+            observed_generation,
+            digest,
+            providers,
+            last_error,
+            remarks,
+        });
+    }
+    let overview = |(name, target): (&String, &Arc<Target>)| {
+        (name.clone(), states.get(name).unwrap_or(&ProviderState::default()).overview(target))
+    };
+    let providers = publication.targets.iter().map(overview);
+    Overview { providers: providers.collect(), documents, problems: of_files }
+}
+
+/// Returns a digest of a document's content, from which changes are detected.
+fn digest(document: &Document) -> String {
+    let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
+    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{labels:?}{content:?}").as_bytes());
+    digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+/// Writes status files, and keeps the last status of every document.
+#[derive(Default)]
+pub(crate) struct StatusWriter {
+    known: BTreeMap<DocumentId, DocumentStatus>,
+    unwritable: BTreeMap<PathBuf, String>,
+    is_restored: bool,
+}
+
+impl StatusWriter {
+    /// Shows the results of the last rounds, by provider.
+    pub(crate) fn write(
+        &mut self,
+        api_state: &ApiState,
+        publication: &Publication,
+        states: &BTreeMap<String, ProviderState>,
+        fleet_problem: Option<&str>,
+    ) {
+        let scan = api_state.scan.lock().clone();
+        if !self.is_restored {
+            let files = scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
+            self.known =
+                files.flat_map(|file| file.documents).map(|status| (status.id.clone(), status)).collect();
+            self.is_restored = true;
+        }
+        let mut overview = statuses(&scan, publication, states, &self.known);
+        self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
+        overview.problems.extend(fleet_problem.map(str::to_owned));
+        *api_state.overview.lock() = overview;
+        self.write_files(&scan, api_state.store.folder());
+    }
+
+    /// Writes the status beside the operator's documents; the API shows the status of its resources.
+    fn write_files(&mut self, scan: &Scan, store: &Path) {
+        let (_, of_files) = scan.problems_by_document();
+        let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);
+        for file in scan.files.iter().filter(|file| is_operators(&file.path)) {
+            let documents =
+                file.documents.iter().filter_map(|document| self.known.get(&document.id).cloned());
+            let prefix = format!("{}:", file.path.display());
+            let status = StatusFile {
+                documents: documents.chain(missing(file, scan, &self.known)).collect(),
+                problems: of_files.iter().filter(|problem| problem.starts_with(&prefix)).cloned().collect(),
+            };
+            match status.write(&file.path) {
+                Ok(()) => drop(self.unwritable.remove(&file.path)),
+                Err(error) => {
+                    let error = error.to_string();
+                    if self.unwritable.get(&file.path) != Some(&error) {
+                        tracing::warn!(
+                            file = %file.path.display(), error,
+                            "cannot write the status beside the documents; see `bosh-dns-publish status`"
+                        );
+                        self.unwritable.insert(file.path.clone(), error);
+                    }
+                }
+            }
+        }
+        let folders = scan.files.iter().filter_map(|file| file.path.parent());
+        let folders: BTreeSet<&Path> = folders.collect();
+        folders.into_iter().for_each(StatusFile::sweep);
+    }
+}
+
+/// Returns the unreadable documents of a file, which a restart must still know.
+fn missing(
+    file: &FileState,
+    scan: &Scan,
+    known: &BTreeMap<DocumentId, DocumentStatus>,
+) -> Vec<DocumentStatus> {
+    if file.problems.is_empty() {
+        return Vec::new();
+    }
+    let Some(before) = StatusFile::read(&file.path) else { return Vec::new() };
+    let is_missing = |id: &DocumentId| {
+        file.documents.iter().all(|document| document.id != *id) && scan.held.contains(&id.resource())
+    };
+    let missing = before.documents.into_iter().filter(|status| is_missing(&status.id));
+    missing.map(|status| known.get(&status.id).cloned().unwrap_or(status)).collect()
+}
+
+/// Declares the metrics: one row each.
+macro_rules! metrics {
+    ($($field:ident: $kind:ident $name:literal $([$($label:literal),+])? $help:literal;)*) => {
+        #[derive(Clone, Debug)]
+        pub(crate) struct Metrics {
+            registry: Registry,
+            $(
+                #[doc = concat!($help, ".")]
+                pub $field: $kind,
+            )*
+        }
+
+        impl Metrics {
+            pub(crate) fn new() -> prometheus::Result<Self> {
+                let registry = Registry::new();
+                dns_kit::metrics::register_process(&registry)?;
+                $(
+                    let $field = metrics!(@new $kind $name $([$($label),+])? $help)?;
+                    registry.register(Box::new($field.clone()))?;
+                )*
+                Ok(Self { registry, $($field),* })
+            }
+        }
+    };
+    (@new $kind:ident $name:literal $help:literal) => { $kind::new($name, $help) };
+    (@new $kind:ident $name:literal [$($label:literal),+] $help:literal) => {
+        $kind::new(Opts::new($name, $help), &[$($label),+])
+    };
+}
+
+metrics! {
+    last_sync: GaugeVec "external_dns_controller_last_sync_timestamp_seconds" ["provider"]
+        "End of the last round that published everything";
+    last_reconcile: GaugeVec "external_dns_controller_last_reconcile_timestamp_seconds" ["provider"]
+        "End of the last round";
+    soft_errors: IntGaugeVec "external_dns_controller_consecutive_soft_errors" ["provider"]
+        "Consecutive rounds that did not publish everything";
+    no_op_runs: IntCounterVec "external_dns_controller_no_op_runs_total" ["provider"]
+        "Rounds that changed nothing";
+    verified_records: IntGaugeVec "external_dns_controller_verified_records" ["provider", "record_type"]
+        "Wanted record sets of providers whose last round published everything";
+    registry_endpoints: IntGaugeVec "external_dns_registry_endpoints_total" ["provider"]
+        "Record sets in the zones";
+    registry_errors: IntCounterVec "external_dns_registry_errors_total" ["provider"] "Failed rounds";
+    registry_records: IntGaugeVec "external_dns_registry_records" ["provider"]
+        "Names in the zones owned by this publisher";
+    skipped: IntGaugeVec "external_dns_registry_skipped_records_owner_mismatch_per_sync" ["provider"]
+        "Wanted records that belong to another owner";
+    awaiting_confirmation: IntGaugeVec "bosh_dns_publish_deletions_awaiting_confirmation" ["provider"]
+        "Deletions awaiting --confirm-deletions";
+    source_endpoints: IntGauge "external_dns_source_endpoints_total" "Wanted record sets";
+    source_errors: IntCounter "external_dns_source_errors_total" "Document reads that found problems";
+    source_records: IntGaugeVec "external_dns_source_records" ["record_type"] "Wanted record sets by type";
+    invalid_endpoints: IntGauge "external_dns_source_invalid_endpoints" "Problems in documents";
+    deduplicated_endpoints: IntGauge "external_dns_source_deduplicated_endpoints"
+        "Record sets wanted by several documents";
+}
+
+impl Metrics {
+    pub(crate) fn text(&self) -> String {
+        let families = self.registry.gather();
+        TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+
+    /// Sets the metrics of the sources.
+    pub(crate) fn set_sources(&self, scan: &Scan, publication: &Publication) {
+        let targets = publication.targets.values();
+        let counts = Self::count_types(targets.clone().flat_map(|target| &target.desired.records));
+        self.source_endpoints.set(gauge(counts.values().sum()));
+        Self::set_types(&self.source_records, None, &counts);
+        let problems = scan.problems().count();
+        self.invalid_endpoints.set(gauge(problems));
+        if problems > 0 {
+            self.source_errors.inc();
+        }
+        let duplicates = targets.map(|target| {
+            let keys: BTreeSet<_> = target.desired.records.iter().map(Record::key).collect();
+            target.desired.records.len() - keys.len()
+        });
+        self.deduplicated_endpoints.set(gauge(duplicates.sum()));
+    }
+
+    /// Returns the number of record sets by type; the default types are counted even at zero.
+    pub(crate) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
+        let shown = RecordType::DEFAULT_MANAGED.into_iter();
+        let mut counts: BTreeMap<String, usize> =
+            shown.map(|record_type| (record_type.to_string(), 0)).collect();
+        for record in records.into_iter().filter(|record| !record.targets.is_empty()) {
+            *counts.entry(record.record_type.to_string()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Sets the gauges by record type; types that no longer occur are set to zero.
+    pub(crate) fn set_types(family: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
+        for record_type in ["A", "AAAA", "CNAME"].into_iter().chain(counts.keys().map(String::as_str)) {
+            let count = counts.get(record_type).copied().unwrap_or_default();
+            let labels: Vec<&str> = provider.into_iter().chain([record_type]).collect();
+            family.with_label_values(&labels).set(gauge(count));
+        }
+    }
+
+    /// Removes the metrics of a provider that is no longer configured.
+    pub(crate) fn forget(&self, provider: &str) {
+        // Removal fails in metrics that lack the provider, which is fine.
+        for family in [
+            &self.soft_errors,
+            &self.registry_endpoints,
+            &self.registry_records,
+            &self.skipped,
+            &self.awaiting_confirmation,
+        ] {
+            let _ = family.remove_label_values(&[provider]);
+        }
+        for family in [&self.last_sync, &self.last_reconcile] {
+            let _ = family.remove_label_values(&[provider]);
+        }
+    }
+}
+
+/// Returns a count as the value of a gauge.
+pub(crate) fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Returns the metric families with a sample, except those of the process.
+#[cfg(test)]
+pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
+    let all = tests::complete().registry.gather();
+    all.into_iter().filter(|family| !family.name().starts_with("process_")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns metrics with a sample of each family.
+    pub(super) fn complete() -> Metrics {
+        let metrics = Metrics::new().unwrap();
+        for family in [&metrics.last_sync, &metrics.last_reconcile] {
+            family.with_label_values(&["p"]);
+        }
+        for family in [
+            &metrics.soft_errors,
+            &metrics.registry_endpoints,
+            &metrics.registry_records,
+            &metrics.skipped,
+            &metrics.awaiting_confirmation,
+        ] {
+            family.with_label_values(&["p"]);
+        }
+        metrics.no_op_runs.with_label_values(&["p"]);
+        metrics.registry_errors.with_label_values(&["p"]);
+        metrics.verified_records.with_label_values(&["p", "A"]);
+        metrics.source_records.with_label_values(&["A"]);
+        metrics
+    }
+
+    #[test]
+    fn dashboard_uses_existing_metrics() {
+        let metrics = complete();
+        let text = metrics.text();
+        let dashboard = concat!(
+            include_str!("../../../deploy/grafana/bosh-dns-publish.json"),
+            include_str!("../../../deploy/prometheus/publish-rules.yml")
+        );
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let used: BTreeSet<&str> = dashboard
+            .split(|letter: char| !is_name(letter))
+            .filter(|word| word.starts_with("external_dns_") || word.starts_with("bosh_dns_publish_"))
+            .collect();
+        assert!(used.len() > 10, "{used:?}");
+        for name in used {
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn vanished_provider_leaves_metrics() {
+        let metrics = Metrics::new().unwrap();
+        metrics.soft_errors.with_label_values(&["p"]).set(3);
+        metrics.forget("p");
+        assert!(!metrics.text().contains("provider=\"p\""));
+    }
+}
