@@ -20,7 +20,7 @@ use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{Request, Response};
 use hyper_rustls::ConfigBuilderExt as _;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
@@ -34,7 +34,7 @@ pub(crate) fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provid
         "aws" => Box::new(Aws::new(aws::Settings::from_parameters(parameters)?)?),
         "webhook" => Box::new(Webhook::new(webhook::Settings::from_parameters(parameters)?)?),
         _ => {
-            return Err(ProviderError::Settings(format!(
+            return Err(settings(format!(
                 "provider {kind:?} is not supported at run time; use one of rfc2136, coredns, aws, webhook"
             )));
         }
@@ -181,6 +181,15 @@ pub enum ProviderError {
     Unfit { name: Name, reason: String },
 }
 
+/// Returns the error of a setting; `problem` names it with a remedy.
+pub(crate) fn settings(problem: impl Into<String>) -> ProviderError {
+    ProviderError::Settings(problem.into())
+}
+
+fn bad_answer(server: &str, reason: impl ToString) -> ProviderError {
+    ProviderError::BadAnswer { server: server.to_owned(), reason: reason.to_string() }
+}
+
 /// Number of refused groups in a batch after which failing transactions are no longer isolated.
 const MAX_REFUSALS: usize = 64;
 
@@ -195,7 +204,7 @@ trait GroupSender: Send {
     /// Number of messages that may wait for their responses at the same time.
     const WINDOW: usize = 1;
 
-    /// Sends at most [`Self::WINDOW`] groups; returns a result for each.
+    /// Sends at most [`Self::WINDOW`] groups, at least one; returns a result for each.
     fn send(&mut self, groups: &[&[Self::Item]]) -> impl Future<Output = Vec<TransactionResult>> + Send;
 }
 
@@ -299,13 +308,22 @@ impl Parameters {
 
     /// Returns a mandatory parameter's text.
     pub fn required(&self, name: &str) -> Result<&str, ProviderError> {
-        self.text(name).ok_or_else(|| ProviderError::Settings(format!("{name} is missing; set it")))
+        self.text(name).ok_or_else(|| settings(format!("{name} is missing; set it")))
     }
 
     /// Returns the elements of a comma-separated list.
     pub fn list(&self, name: &str) -> Vec<&str> {
         let parts = self.text(name).unwrap_or("").split(',').map(str::trim);
         parts.filter(|part| !part.is_empty()).collect()
+    }
+
+    /// Returns two parameters that require each other; `None` if both are absent.
+    fn pair(&self, one: &str, other: &str) -> Result<Option<(String, String)>, ProviderError> {
+        match (self.text(one), self.text(other)) {
+            (Some(one), Some(other)) => Ok(Some((one.to_owned(), other.to_owned()))),
+            (None, None) => Ok(None),
+            _ => Err(settings(format!("{one} and {other} require each other; set both or neither"))),
+        }
     }
 
     /// Returns a parameter as a path; `None` if absent.
@@ -336,7 +354,7 @@ impl Parameters {
 }
 
 fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
-    ProviderError::Settings(format!("{name} is {value:?}; write {expected}"))
+    settings(format!("{name} is {value:?}; write {expected}"))
 }
 
 /// Maximum size of a response in octets.
@@ -391,43 +409,29 @@ pub struct TlsFiles {
 impl TlsFiles {
     /// Parses `tls-ca`, `tls-client-cert` and `tls-client-cert-key`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let identity = match (parameters.path("tls-client-cert"), parameters.path("tls-client-cert-key")) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            (None, None) => None,
-            _ => {
-                let message = "tls-client-cert and tls-client-cert-key require each other; set both or \
-                               neither";
-                return Err(ProviderError::Settings(message.to_owned()));
-            }
-        };
+        let identity = parameters.pair("tls-client-cert", "tls-client-cert-key")?;
+        let identity = identity.map(|(certificate, key)| (certificate.into(), key.into()));
         Ok(Self { ca: parameters.path("tls-ca"), identity })
     }
 
     /// Returns a configuration for a client that never uses TLS, because the system may have no CA
     /// certificates.
     pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| ProviderError::Settings(format!("TLS: {error}")))?;
-        Ok(Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
+        Ok(Arc::new(client()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
     }
 
     /// Loads the files. `protocols` are offered by ALPN.
     pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
-        let unusable = |error: rustls::Error| ProviderError::Settings(format!("TLS: {error}"));
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
         let builder = match &self.ca {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for authority in certificates(path)? {
                     roots.add(authority).map_err(|error| bad_file(path, error))?;
                 }
-                builder.with_root_certificates(roots)
+                client()?.with_root_certificates(roots)
             }
-            None => builder.with_native_roots().map_err(|error| {
-                ProviderError::Settings(format!("TLS: cannot load the system's CAs: {error}; set tls-ca"))
+            None => client()?.with_native_roots().map_err(|error| {
+                settings(format!("TLS: cannot load the system's CAs: {error}; set tls-ca"))
             })?,
         };
         let mut config = match &self.identity {
@@ -442,6 +446,16 @@ impl TlsFiles {
     }
 }
 
+fn client() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, ProviderError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    builder.map_err(unusable)
+}
+
+fn unusable(error: rustls::Error) -> ProviderError {
+    settings(format!("TLS: {error}"))
+}
+
 /// Reads the certificates of a file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -453,7 +467,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderErr
 }
 
 fn bad_file(path: &Path, problem: impl std::fmt::Display) -> ProviderError {
-    ProviderError::Settings(format!("{}: {problem}", path.display()))
+    settings(format!("{}: {problem}", path.display()))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups,
+    TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType},
@@ -43,7 +43,7 @@ impl Settings {
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let url = parameters.text("webhook-provider-url").unwrap_or("http://localhost:8888");
         if !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err(ProviderError::Settings(format!(
+            return Err(settings(format!(
                 "webhook-provider-url is {url:?}; write it as http://localhost:8888"
             )));
         }
@@ -84,13 +84,11 @@ impl Webhook {
                 .header(header::CONTENT_TYPE, MEDIA_TYPE)
                 .body(Full::new(Bytes::from(body))),
         };
-        let request =
-            request.map_err(|error| ProviderError::Settings(format!("webhook-provider-url: {error}")))?;
+        let request = request.map_err(|error| settings(format!("webhook-provider-url: {error}")))?;
         let response = self.http.send(&self.settings.url, request).await?;
         let (status, body) = (response.status(), response.into_body());
         if body.len() > MAX_MESSAGE {
-            let reason = format!("a response above {} MiB", MAX_MESSAGE >> 20);
-            return Err(ProviderError::BadAnswer { server, reason });
+            return Err(bad_answer(&server, format!("a response above {} MiB", MAX_MESSAGE >> 20)));
         }
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
             return Ok(body);
@@ -107,18 +105,13 @@ impl Webhook {
 
     async fn read<T: DeserializeOwned>(&self, path: &str, body: Option<Vec<u8>>) -> Result<T, ProviderError> {
         let answer = self.call(path, body).await?;
-        serde_json::from_slice(&answer).map_err(|error| ProviderError::BadAnswer {
-            server: format!("{}{path}", self.settings.url),
-            reason: error.to_string(),
-        })
+        serde_json::from_slice(&answer)
+            .map_err(|error| bad_answer(&format!("{}{path}", self.settings.url), error))
     }
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let filter: Domains = self.read("/", None).await?;
-        self.served = filter.filter().map_err(|error| ProviderError::BadAnswer {
-            server: self.settings.url.clone(),
-            reason: error.to_string(),
-        })?;
+        self.served = filter.filter().map_err(|error| bad_answer(&self.settings.url, error))?;
         let named = filter.include.iter().filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
         let mut apexes: Vec<Name> = named.filter(|apex| !apex.is_root()).collect();
         if apexes.is_empty() {
@@ -185,9 +178,9 @@ impl Webhook {
         let mut records: Vec<Record> =
             desired.iter().filter(|record| record.targets.is_empty()).cloned().collect();
         for endpoint in adjusted {
-            let record = endpoint.record().map_err(|reason| ProviderError::BadAnswer {
-                server: format!("{}/adjustendpoints", self.settings.url),
-                reason: format!("{}: {reason}", endpoint.dns_name),
+            let record = endpoint.record().map_err(|reason| {
+                let server = format!("{}/adjustendpoints", self.settings.url);
+                bad_answer(&server, format!("{}: {reason}", endpoint.dns_name))
             })?;
             let labels = resources.get(&record.name).map(|labels| (*labels).clone()).unwrap_or_default();
             records.push(Record { labels, ..record });
@@ -227,13 +220,13 @@ impl Webhook {
                 || transaction.steps.iter().all(|step| is_done(step, &after));
             results[place] = match is_there {
                 true => result,
-                false => TransactionResult::Failed(ProviderError::BadAnswer {
-                    server: self.settings.url.clone(),
-                    reason: format!(
+                false => TransactionResult::Failed(bad_answer(
+                    &self.settings.url,
+                    format!(
                         "{}: accepted, but the records are not as requested; see the log of the webhook",
                         transaction.name
                     ),
-                }),
+                )),
             };
         }
         results
@@ -310,11 +303,7 @@ impl GroupSender for Webhook {
     }
 
     async fn send(&mut self, groups: &[&[Transaction]]) -> Vec<TransactionResult> {
-        let mut results = Vec::with_capacity(groups.len());
-        for group in groups {
-            results.push(self.send_changes(group).await);
-        }
-        results
+        vec![self.send_changes(groups[0]).await]
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     engine::{Engine, RecentDeletions},
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
-    provider::{self, Parameters, ProviderError},
+    provider::{self, Parameters, ProviderError, settings},
     publication::{DefaultTargets, Publication, Target},
     record::{self, DomainFilter, Name, RecordError, RecordType},
     store::write_json,
@@ -67,10 +67,6 @@ impl LaunchOptions {
         let saved = fs::read(&self.deletions).ok();
         saved.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
-}
-
-fn settings(problem: String) -> ProviderError {
-    ProviderError::Settings(problem)
 }
 
 /// Creates the engine of a target.
@@ -286,8 +282,7 @@ fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, ProviderEr
     }
     let hosts = defaults.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
     if hosts > 1 || hosts == 1 && defaults.len() > 1 {
-        let message = "default-targets: a host name excludes other targets; name one, or addresses";
-        return Err(settings(message.to_owned()));
+        return Err(settings("default-targets: a host name excludes other targets; name one, or addresses"));
     }
     Ok(defaults)
 }

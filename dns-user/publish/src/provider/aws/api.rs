@@ -11,13 +11,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use quick_xml::{
     Reader,
-    escape::escape,
-    events::{BytesRef, Event},
+    escape::{escape, resolve_predefined_entity},
+    events::Event,
 };
 use ring::{digest, hmac};
 use serde::Deserialize;
@@ -28,7 +29,7 @@ use time::{
 };
 
 use super::Settings;
-use crate::provider::{Http, ProviderError};
+use crate::provider::{Http, ProviderError, bad_answer, settings};
 
 /// API version in paths and in the XML namespace of requests.
 pub(super) const VERSION: &str = "2013-04-01";
@@ -122,10 +123,7 @@ impl Api {
         let response = self.http.send(server, request).await?;
         let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
-            return Ok(parsed.map_err(|error| ProviderError::BadAnswer {
-                server: server.to_owned(),
-                reason: error.to_string(),
-            })?);
+            return Ok(parsed.map_err(|error| bad_answer(server, error))?);
         }
         let answer = parsed.unwrap_or_default();
         let code = answer.find("Code").map_or("", |code| code.text.trim());
@@ -190,7 +188,7 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
 }
 
 fn unreadable(file: &Path, reason: impl std::fmt::Display) -> ProviderError {
-    ProviderError::Settings(format!("{}: {reason}", file.display()))
+    settings(format!("{}: {reason}", file.display()))
 }
 
 /// Response of the metadata service.
@@ -237,7 +235,7 @@ impl Api {
     async fn of_machine(&self) -> Result<(Credentials, SystemTime), ProviderError> {
         let server = &self.settings.metadata_endpoint;
         let missing = |reason: String| {
-            ProviderError::Settings(format!(
+            settings(format!(
                 "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
                  profile ({server}: {reason})"
             ))
@@ -269,16 +267,9 @@ impl Api {
         role: &str,
         base: &Credentials,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
-        let form = [
-            ("Action", "AssumeRole"),
-            ("DurationSeconds", "3600"),
-            ("RoleArn", role),
-            ("RoleSessionName", "bosh-dns-publish"),
-            ("Version", "2011-06-15"),
-        ];
         let Settings { token_endpoint, region, .. } = &self.settings;
         let scope = Scope { region, service: "sts" };
-        let body = encode_query(&form);
+        let body = role_form("AssumeRole", role, None);
         let unsigned = Unsigned { method: "POST", path: "/", query: &[], content_type: FORM, body: &body };
         let request = unsigned.sign(token_endpoint, base, scope)?;
         self.credentials_of(request).await
@@ -291,18 +282,11 @@ impl Api {
         role: &str,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let token = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
-        let form = [
-            ("Action", "AssumeRoleWithWebIdentity"),
-            ("DurationSeconds", "3600"),
-            ("RoleArn", role),
-            ("RoleSessionName", "bosh-dns-publish"),
-            ("Version", "2011-06-15"),
-            ("WebIdentityToken", token.trim()),
-        ];
+        let form = role_form("AssumeRoleWithWebIdentity", role, Some(token.trim()));
         let request =
             Request::post(format!("{}/", self.settings.token_endpoint)).header("content-type", FORM);
-        let request = request.body(Full::new(Bytes::from(encode_query(&form))));
-        let request = request.map_err(|error| ProviderError::Settings(format!("token service: {error}")))?;
+        let request = request.body(Full::new(Bytes::from(form)));
+        let request = request.map_err(|error| settings(format!("token service: {error}")))?;
         self.credentials_of(request).await
     }
 
@@ -313,10 +297,7 @@ impl Api {
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let endpoint = &self.settings.token_endpoint;
         let answer = self.exchange(endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
-        let bad = || ProviderError::BadAnswer {
-            server: endpoint.clone(),
-            reason: "the token service returned no credentials".to_owned(),
-        };
+        let bad = || bad_answer(endpoint, "the token service returned no credentials");
         let found = answer.find("Credentials").ok_or_else(bad)?;
         let credentials = Credentials {
             key_id: found.text_of("AccessKeyId").to_owned(),
@@ -331,21 +312,20 @@ impl Api {
     }
 }
 
-const MAX_DEPTH: usize = 32;
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum XmlError {
-    #[error("{0}")]
-    Structure(&'static str),
-    #[error("unknown entity {0}")]
-    Entity(String),
-    #[error(transparent)]
-    Syntax(#[from] quick_xml::Error),
-    #[error(transparent)]
-    Encoding(#[from] quick_xml::encoding::EncodingError),
+/// Returns the body of a request to assume a role, for an hour.
+fn role_form(action: &str, role: &str, token: Option<&str>) -> String {
+    let mut form = vec![
+        ("Action", action),
+        ("DurationSeconds", "3600"),
+        ("RoleArn", role),
+        ("RoleSessionName", "bosh-dns-publish"),
+        ("Version", "2011-06-15"),
+    ];
+    form.extend(token.map(|token| ("WebIdentityToken", token)));
+    encode_query(&form)
 }
 
-const CLOSED_TWICE: XmlError = XmlError::Structure("an element is closed twice");
+const MAX_DEPTH: usize = 32;
 
 /// An element without attributes: either text or children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -364,14 +344,14 @@ impl Element {
         Self { name: name.to_owned(), text: String::new(), children: children.into_iter().collect() }
     }
 
-    pub(super) fn parse(document: &[u8]) -> Result<Self, XmlError> {
+    pub(super) fn parse(document: &[u8]) -> anyhow::Result<Self> {
         let mut reader = Reader::from_reader(document);
         let mut open: Vec<Self> = vec![Self::default()];
         loop {
             match reader.read_event()? {
                 Event::Start(start) => {
                     if open.len() > MAX_DEPTH {
-                        return Err(XmlError::Structure("elements are nested too deeply"));
+                        bail!("elements are nested too deeply");
                     }
                     let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
                     open.push(Self { name, ..Self::default() });
@@ -381,7 +361,7 @@ impl Element {
                     innermost(&mut open)?.children.push(Self { name, ..Self::default() });
                 }
                 Event::End(_) => {
-                    let mut closed = open.pop().ok_or(CLOSED_TWICE)?;
+                    let mut closed = open.pop().context(CLOSED_TWICE)?;
                     if !closed.children.is_empty() {
                         // Text between children is indentation.
                         closed.text.clear();
@@ -394,13 +374,22 @@ impl Element {
                 Event::CData(data) => {
                     innermost(&mut open)?.text.push_str(&String::from_utf8_lossy(&data));
                 }
-                Event::GeneralRef(reference) => innermost(&mut open)?.text.push(character(&reference)?),
+                Event::GeneralRef(reference) => {
+                    let text = &mut innermost(&mut open)?.text;
+                    match (reference.resolve_char_ref()?, &*reference.decode()?) {
+                        (Some(character), _) => text.push(character),
+                        (None, name) => text.push_str(
+                            resolve_predefined_entity(name)
+                                .with_context(|| format!("unknown entity {name}"))?,
+                        ),
+                    }
+                }
                 Event::Eof => break,
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
-        let [root] = &mut open[..] else { return Err(XmlError::Structure("it is truncated")) };
-        root.children.pop().ok_or(XmlError::Structure("it has no element"))
+        let [root] = &mut open[..] else { bail!("it is truncated") };
+        root.children.pop().context("it has no element")
     }
 
     pub(super) fn child(&self, name: &str) -> Option<&Self> {
@@ -442,23 +431,10 @@ impl Element {
     }
 }
 
-fn innermost(open: &mut [Element]) -> Result<&mut Element, XmlError> {
-    open.last_mut().ok_or(CLOSED_TWICE)
-}
+const CLOSED_TWICE: &str = "an element is closed twice";
 
-/// Returns the character for `&name;` or `&#number;`.
-fn character(reference: &BytesRef<'_>) -> Result<char, XmlError> {
-    if let Some(character) = reference.resolve_char_ref()? {
-        return Ok(character);
-    }
-    match &**reference {
-        b"lt" => Ok('<'),
-        b"gt" => Ok('>'),
-        b"amp" => Ok('&'),
-        b"quot" => Ok('"'),
-        b"apos" => Ok('\''),
-        other => Err(XmlError::Entity(String::from_utf8_lossy(other).into_owned())),
-    }
+fn innermost(open: &mut [Element]) -> anyhow::Result<&mut Element> {
+    open.last_mut().context(CLOSED_TWICE)
 }
 
 /// Keys of an AWS account or role.
@@ -501,7 +477,7 @@ impl Unsigned<'_> {
         credentials: &Credentials,
         scope: Scope<'_>,
     ) -> Result<Request<Full<Bytes>>, ProviderError> {
-        let bad = |error: String| ProviderError::Settings(format!("endpoint {endpoint}: {error}"));
+        let bad = |error: String| settings(format!("endpoint {endpoint}: {error}"));
         let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
         let time = OffsetDateTime::now_utc().format(TIME).map_err(|error| bad(error.to_string()))?;
         let headers = [("content-type", self.content_type), ("host", host)];

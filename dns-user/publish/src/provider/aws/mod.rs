@@ -22,7 +22,7 @@ use self::{
 };
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups,
+    TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
@@ -89,8 +89,7 @@ impl Settings {
             Some("public") => Some(Visibility::Public),
             Some("private") => Some(Visibility::Private),
             Some(other) => {
-                let message = format!("aws-zone-type is {other:?}; write public or private");
-                return Err(ProviderError::Settings(message));
+                return Err(settings(format!("aws-zone-type is {other:?}; write public or private")));
             }
         };
         let tag = |tag: &str| match tag.split_once('=') {
@@ -98,7 +97,7 @@ impl Settings {
             None => (tag.to_owned(), None),
         };
         let domains = DomainFilter::new(parameters.list("domain-filter"), parameters.list("exclude-domains"));
-        let domains = domains.map_err(|error| ProviderError::Settings(format!("domain-filter: {error}")))?;
+        let domains = domains.map_err(|error| settings(format!("domain-filter: {error}")))?;
         let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
         let endpoint =
             |name, default: &str| parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned();
@@ -136,11 +135,9 @@ fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderE
             token: parameters.text("aws-session-token").map(str::to_owned),
         })),
         (None, None) => Ok(None),
-        _ => {
-            let message =
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither";
-            Err(ProviderError::Settings(message.to_owned()))
-        }
+        _ => Err(settings(
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
+        )),
     }
 }
 
@@ -220,10 +217,8 @@ impl Aws {
     fn accept(&self, zone: &Element) -> Result<Option<Hosted>, ProviderError> {
         let Settings { visibility: wanted, zone_ids, domains, .. } = &self.api.settings;
         let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
-        let apex = Name::parse(zone.text_of("Name")).map_err(|error| ProviderError::BadAnswer {
-            server: self.api.settings.endpoint.clone(),
-            reason: error.to_string(),
-        })?;
+        let apex = Name::parse(zone.text_of("Name"))
+            .map_err(|error| bad_answer(&self.api.settings.endpoint, error))?;
         let is_private = zone.find("PrivateZone").is_some_and(|private| private.text.trim() == "true");
         let visibility = if is_private { Visibility::Private } else { Visibility::Public };
         let accepted = wanted.is_none_or(|wanted| wanted == visibility)
@@ -350,11 +345,7 @@ impl GroupSender for Sender<'_> {
     }
 
     async fn send(&mut self, groups: &[&[Changes]]) -> Vec<TransactionResult> {
-        let mut results = Vec::with_capacity(groups.len());
-        for group in groups {
-            results.push(self.send_batch(group).await);
-        }
-        results
+        vec![self.send_batch(groups[0]).await]
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Settings;
 use crate::{
-    provider::{Http, ProviderError},
+    provider::{Http, ProviderError, bad_answer, settings},
     record::{Name, RecordType, Target},
 };
 
@@ -131,8 +131,7 @@ impl Etcd {
                 result => return result,
             }
         }
-        let reason = "its history is compacted faster than keys can be listed".to_owned();
-        Err(ProviderError::BadAnswer { server: self.server(), reason })
+        Err(bad_answer(&self.server(), "its history is compacted faster than keys can be listed"))
     }
 
     async fn range_once(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
@@ -150,8 +149,7 @@ impl Etcd {
                 body["revision"] = revision.to_string().into();
             }
             let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
-            let bad =
-                |what: &str| ProviderError::BadAnswer { server: self.server(), reason: what.to_owned() };
+            let bad = |reason: &str| bad_answer(&self.server(), reason);
             let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is not a number"));
             revision.get_or_insert(number(&response.header.revision)?);
             for pair in response.kvs {
@@ -243,12 +241,11 @@ impl Etcd {
         }
         let request = request
             .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|error| CallError::Other(ProviderError::Settings(format!("etcd-urls: {error}"))))?;
+            .map_err(|error| CallError::Other(settings(format!("etcd-urls: {error}"))))?;
         let response = self.http.send(&server, request).await.map_err(CallError::Other)?;
         if response.status() == StatusCode::OK {
-            return serde_json::from_slice(response.body()).map_err(|error| {
-                CallError::Other(ProviderError::BadAnswer { server, reason: error.to_string() })
-            });
+            return serde_json::from_slice(response.body())
+                .map_err(|error| CallError::Other(bad_answer(&server, error)));
         }
         let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
         let text =

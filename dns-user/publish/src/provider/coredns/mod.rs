@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups,
+    TransactionResult, Visibility, Zone, send_groups, settings,
 };
 use crate::record::{Key, Name, Record, RecordType};
 
@@ -58,33 +58,22 @@ impl Settings {
         }
         for url in &mut urls {
             if !url.starts_with("http://") && !url.starts_with("https://") {
-                return Err(ProviderError::Settings(format!(
+                return Err(settings(format!(
                     "etcd-urls has {url:?}; write http://host:2379 or https://host:2379"
                 )));
             }
             url.truncate(url.trim_end_matches('/').len());
         }
         let prefix = parameters.text("coredns-prefix").unwrap_or("skydns").trim_matches('/').to_owned();
-        let user = match (parameters.text("etcd-username"), parameters.text("etcd-password")) {
-            (Some(user), Some(password)) => Some((user.to_owned(), password.to_owned())),
-            (None, None) => None,
-            _ => {
-                let message = "etcd-username and etcd-password require each other; set both or neither";
-                return Err(ProviderError::Settings(message.to_owned()));
-            }
-        };
-        let strict_owner = if parameters.flag("coredns-strictly-owned")? {
-            Some(parameters.text("txt-owner-id").unwrap_or("default").to_owned())
-        } else {
-            None
-        };
-        let files = TlsFiles::from_parameters(parameters)?;
+        let user = parameters.pair("etcd-username", "etcd-password")?;
+        let owner = || parameters.text("txt-owner-id").unwrap_or("default").to_owned();
+        let strict_owner = parameters.flag("coredns-strictly-owned")?.then(owner);
         Ok(Self {
             urls,
             prefix: format!("/{prefix}/"),
             user,
             strict_owner,
-            files,
+            files: TlsFiles::from_parameters(parameters)?,
             timeout: Duration::from_secs(10),
         })
     }
@@ -313,14 +302,10 @@ impl GroupSender for Etcd {
     }
 
     async fn send(&mut self, groups: &[&[Txn]]) -> Vec<TransactionResult> {
-        let mut results = Vec::with_capacity(groups.len());
-        for group in groups {
-            results.push(match self.txn(group).await {
-                Ok(true) => TransactionResult::Applied,
-                Ok(false) => TransactionResult::Conflict,
-                Err(error) => TransactionResult::Failed(error),
-            });
-        }
-        results
+        vec![match self.txn(groups[0]).await {
+            Ok(true) => TransactionResult::Applied,
+            Ok(false) => TransactionResult::Conflict,
+            Err(error) => TransactionResult::Failed(error),
+        }]
     }
 }

@@ -33,7 +33,7 @@ use self::{
 };
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups,
+    TransactionResult, Visibility, Zone, send_groups, settings,
 };
 use crate::record::{Name, Record};
 
@@ -74,20 +74,17 @@ impl Settings {
         for server in &mut servers {
             server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
                 Ok(port) => port,
-                Err(_) => return Err(ProviderError::Settings("rfc2136-port is above 65535".to_owned())),
+                Err(_) => return Err(settings("rfc2136-port is above 65535")),
             };
         }
         let zones =
             parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
-        let zones = zones.map_err(|error| ProviderError::Settings(format!("rfc2136-zone: {error}")))?;
+        let zones = zones.map_err(|error| settings(format!("rfc2136-zone: {error}")))?;
         if zones.is_empty() {
-            return Err(ProviderError::Settings(
-                "rfc2136-zone is missing; name the zones to update".to_owned(),
-            ));
+            return Err(settings("rfc2136-zone is missing; name the zones to update"));
         }
         let key = if parameters.flag("rfc2136-gss-tsig")? {
-            let message = "rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key";
-            return Err(ProviderError::Settings(message.to_owned()));
+            return Err(settings("rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key"));
         } else if parameters.flag("rfc2136-insecure")? {
             None
         } else {
@@ -176,7 +173,7 @@ impl Rfc2136 {
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let Some(zone) = self.settings.zones.iter().find(|zone| zone.as_str() == batch.zone).cloned() else {
-            let error = ProviderError::Settings(format!("no zone {}", batch.zone));
+            let error = settings(format!("no zone {}", batch.zone));
             return vec![TransactionResult::Failed(error); batch.transactions.len()];
         };
         let listed = self.texts.remove(&zone).unwrap_or_default();
@@ -406,7 +403,7 @@ impl Server {
             text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
         let default = if tls { 853 } else { 53 };
         let bad = || {
-            ProviderError::Settings(format!(
+            settings(format!(
                 "rfc2136-host is {text:?}; write host, host:port, [address]:port or tls://host:port"
             ))
         };

@@ -8,7 +8,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 
 use super::messages::{CLASS_ANY, HEADER, MessageReader, TYPE_TSIG, WireError, push_name};
-use crate::{provider::ProviderError, record::Name};
+use crate::{
+    provider::{ProviderError, settings},
+    record::Name,
+};
 
 /// Allowed clock difference in seconds (RFC 8945, section 10).
 const FUDGE: u16 = 300;
@@ -55,7 +58,7 @@ impl FromStr for Algorithm {
     fn from_str(text: &str) -> Result<Self, ProviderError> {
         let lower = text.trim().trim_end_matches('.').to_ascii_lowercase();
         Self::ALL.into_iter().find(|algorithm| algorithm.name == lower).ok_or_else(|| {
-            ProviderError::Settings(format!(
+            settings(format!(
                 "rfc2136-tsig-secret-alg is {text:?}; use hmac-sha1, hmac-sha224, hmac-sha256, hmac-sha384 or hmac-sha512"
             ))
         })
@@ -80,15 +83,11 @@ impl fmt::Debug for TsigKey {
 impl TsigKey {
     /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
-        let parse = |name| {
-            Name::parse(name)
-                .map_err(|error| ProviderError::Settings(format!("rfc2136-tsig-keyname: {error}")))
-        };
+        let parse =
+            |name| Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")));
         let (name, algorithm_name) = (parse(name)?, parse(algorithm.name)?);
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
-            ProviderError::Settings(format!(
-                "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"
-            ))
+            settings(format!("rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"))
         })?;
         Ok(Self { name, algorithm, algorithm_name, secret })
     }
