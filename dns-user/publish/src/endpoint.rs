@@ -55,8 +55,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
 fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
     let entry = fields.map().clone();
     let name = fields.required("dnsName").and_then(|reader| read_name(&reader));
-    let record_type = fields.optional("recordType");
-    let record_type = record_type.map(|reader| read_type(&reader));
+    let record_type = fields.optional("recordType").map(|reader| read_type(&reader));
     let ttl = fields.optional("recordTTL").map(|ttl| ttl.integer(0..=LONGEST_TTL));
     let set_identifier = fields.optional("setIdentifier").and_then(|text| text.text());
     let labels = read_labels(fields.optional("labels"));
@@ -111,14 +110,12 @@ pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
 }
 
 fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
-    let text = reader.filled_text()?;
-    let forbidden = [RecordType::SOA];
-    match text.parse::<RecordType>() {
-        Ok(known) if !forbidden.contains(&known) => Some(known),
-        Ok(known) => {
-            reader.problem(format!("records of type {known} cannot be published"), "remove the entry");
+    match reader.filled_text()?.parse() {
+        Ok(RecordType::SOA) => {
+            reader.problem("records of type SOA cannot be published", "remove the entry");
             None
         }
+        Ok(known) => Some(known),
         Err(error) => {
             reader.problem(error.to_string(), "use a record type such as A, AAAA or CNAME");
             None
@@ -153,18 +150,14 @@ pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
+/// A condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     label: String,
-    test: Test,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
-    Exists,
-    Absent,
-    In(Vec<String>),
-    NotIn(Vec<String>),
+    /// The label must not have one of the values, or must not exist.
+    is_negated: bool,
+    /// Without values the label must exist.
+    values: Option<Vec<String>>,
 }
 
 impl Selector {
@@ -188,13 +181,11 @@ impl Selector {
     /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a
     /// missing label.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.0.iter().all(|Requirement { label, test }| match (labels.get(label), test) {
-            (value, Test::Exists) => value.is_some(),
-            (value, Test::Absent) => value.is_none(),
-            (Some(value), Test::In(values)) => values.contains(value),
-            (None, Test::In(_)) => false,
-            (Some(value), Test::NotIn(values)) => !values.contains(value),
-            (None, Test::NotIn(_)) => true,
+        self.0.iter().all(|Requirement { label, is_negated, values }| {
+            let has = labels
+                .get(label)
+                .is_some_and(|value| values.as_ref().is_none_or(|values| values.contains(value)));
+            has != *is_negated
         })
     }
 }
@@ -206,41 +197,36 @@ impl Requirement {
             let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
             Some((label, values.split(',').map(|value| value.trim().to_owned()).collect::<Vec<_>>()))
         };
-        let (label, test) = if let Some((label, values)) = set(" notin ") {
-            (label, Test::NotIn(values))
+        let single = |value: &str| Some(vec![value.trim().to_owned()]);
+        let (label, is_negated, values) = if let Some((label, values)) = set(" notin ") {
+            (label, true, Some(values))
         } else if let Some((label, values)) = set(" in ") {
-            (label, Test::In(values))
+            (label, false, Some(values))
         } else if let Some((label, value)) = text.split_once("!=") {
-            (label, Test::NotIn(vec![value.trim().to_owned()]))
+            (label, true, single(value))
         } else if let Some((label, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-            (label, Test::In(vec![value.trim().to_owned()]))
-        } else if let Some(label) = text.strip_prefix('!') {
-            (label, Test::Absent)
+            (label, false, single(value))
         } else {
-            (text, Test::Exists)
+            text.strip_prefix('!').map_or((text, false, None), |label| (label, true, None))
         };
         let label = label.trim();
         let is_key = |letter: char| letter.is_ascii_alphanumeric() || "-._/".contains(letter);
         if label.is_empty() || !label.chars().all(is_key) {
             return Err(format!("{text:?} is not a label requirement"));
         }
-        Ok(Self { label: label.to_owned(), test })
+        Ok(Self { label: label.to_owned(), is_negated, values })
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Requirement { label, test }) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str(",")?;
-            }
-            match test {
-                Test::Exists => f.write_str(label)?,
-                Test::Absent => write!(f, "!{label}")?,
-                Test::In(values) if values.len() == 1 => write!(f, "{label}={}", values[0])?,
-                Test::In(values) => write!(f, "{label} in ({})", values.join(","))?,
-                Test::NotIn(values) if values.len() == 1 => write!(f, "{label}!={}", values[0])?,
-                Test::NotIn(values) => write!(f, "{label} notin ({})", values.join(","))?,
+        for (index, Requirement { label, is_negated, values }) in self.0.iter().enumerate() {
+            f.write_str(if index > 0 { "," } else { "" })?;
+            let (not, word) = if *is_negated { ("!", "notin") } else { ("", "in") };
+            match values.as_deref() {
+                None => write!(f, "{not}{label}")?,
+                Some([value]) => write!(f, "{label}{not}={value}")?,
+                Some(values) => write!(f, "{label} {word} ({})", values.join(","))?,
             }
         }
         Ok(())

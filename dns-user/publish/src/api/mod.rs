@@ -147,7 +147,11 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
-            blocking(move || resources::create(&api_state, &scope(&params), uri.path(), &body)).await
+            let conditions = Preconditions::default();
+            blocking(move || {
+                resources::write(&api_state, &scope(&params), (uri.path(), None), &body, &conditions)
+            })
+            .await
         },
     )
 }
@@ -167,7 +171,7 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
                 Err(refusal) => return refusal,
             };
             let name = param(&params, "name");
-            blocking(move || resources::replace(&api_state, &scope(&params), &name, &body, &conditions)).await
+            blocking(move || resources::write(&api_state, &scope(&params), ("", Some(&name)), &body, &conditions)).await
         },
     )
     .delete(move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap| async move {

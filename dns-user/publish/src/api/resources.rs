@@ -144,44 +144,21 @@ fn set(response: &mut Response, name: header::HeaderName, value: &str) {
     }
 }
 
-pub(super) fn create(api_state: &ApiState, scope: &Scope, path: &str, body: &[u8]) -> Response {
-    let mut response = write(api_state, scope, None, body, (Write::Create, &Preconditions::default()));
-    if let Some(name) = response.extensions_mut().remove::<CreatedName>() {
-        set(&mut response, header::LOCATION, &format!("{}/{}", path.trim_end_matches('/'), name.0));
-    }
-    response
-}
-
-/// Replaces a resource, or creates it.
-pub(super) fn replace(
+/// Writes a resource: creates the one in the body, or with a `name` replaces or creates that one. `path` is the
+/// collection's.
+pub(super) fn write(
     api_state: &ApiState,
     scope: &Scope,
-    name: &str,
+    (path, name): (&str, Option<&str>),
     body: &[u8],
     preconditions: &Preconditions,
-) -> Response {
-    write(api_state, scope, Some(name), body, (Write::Put, preconditions))
-}
-
-/// Name of a created resource, for its `Location`.
-#[derive(Clone)]
-struct CreatedName(String);
-
-fn write(
-    api_state: &ApiState,
-    scope: &Scope,
-    name: Option<&str>,
-    body: &[u8],
-    (how, preconditions): (Write, &Preconditions),
 ) -> Response {
     if let Some(problem) = scope.problem() {
         return refusal(StatusCode::BAD_REQUEST, &problem);
     }
-    let Parsed { name: own, line, body } = match parse(scope.kind, body) {
+    let (own, line, body) = match parse(scope.kind, body) {
         Ok(parsed) => parsed,
-        Err(problems) => {
-            return (StatusCode::BAD_REQUEST, Json(json!({ "problems": problems }))).into_response();
-        }
+        Err(problems) => return bad_request(problems),
     };
     if let Some(name) = name.filter(|name| *name != own) {
         let problem = Problem {
@@ -191,21 +168,18 @@ fn write(
             reason: format!("{own:?} differs from {name:?} in the path"),
             remedy: "write the same name in both places; a resource cannot be renamed".to_owned(),
         };
-        return (StatusCode::BAD_REQUEST, Json(json!({ "problems": [problem] }))).into_response();
+        return bad_request(vec![problem]);
     }
     let id = scope.id(&own);
     if let Some(file) = api_state.file_of(&id) {
-        return refusal(
-            StatusCode::CONFLICT,
-            &format!("{id} is defined by the document {file}; change it there"),
-        );
+        return conflict(&format!("{id} is defined by the document {file}; change it there"));
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
+    let how = if name.is_some() { Write::Put } else { Write::Create };
     match api_state.store.write(&id, body, how, &condition) {
-        Ok((Written::Exists, _)) => refusal(
-            StatusCode::CONFLICT,
-            &format!("{id} exists; replace it with PUT, or choose another name"),
-        ),
+        Ok((Written::Exists, _)) => {
+            conflict(&format!("{id} exists; replace it with PUT, or choose another name"))
+        }
         Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
             api_state.change.notify_one();
@@ -213,7 +187,9 @@ fn write(
             let tag = resource.tag();
             let mut response = (code, Json(resource.body)).into_response();
             set(&mut response, header::ETAG, &tag);
-            response.extensions_mut().insert(CreatedName(own));
+            if name.is_none() {
+                set(&mut response, header::LOCATION, &format!("{}/{own}", path.trim_end_matches('/')));
+            }
             response
         }
         Err(error) => failure(&error),
@@ -262,14 +238,10 @@ pub(super) fn delete(
         return missing(&id);
     }
     if let Some(file) = api_state.file_of(&id) {
-        return refusal(
-            StatusCode::CONFLICT,
-            &format!("{id} is defined by the document {file}; remove it there"),
-        );
+        return conflict(&format!("{id} is defined by the document {file}; remove it there"));
     }
     if let Some(list) = user_of(api_state, &id) {
-        let reason = format!("{id} is named in {list}; remove it from that list first");
-        return refusal(StatusCode::CONFLICT, &reason);
+        return conflict(&format!("{id} is named in {list}; remove it from that list first"));
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
     match api_state.store.delete(&id, &condition) {
@@ -302,13 +274,8 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     stored.chain(in_files).find(|(list, body)| is_list(list) && names(body)).map(|(list, _)| list)
 }
 
-struct Parsed {
-    name: String,
-    line: u64,
-    body: Value,
-}
-
-fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
+/// Parses a body. Returns the resource's name, its line, and the body in normal form.
+fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> {
     let problems = Problems::of(BODY);
     let parsed = std::str::from_utf8(body).ok().and_then(|text| match text::documents(text)[..] {
         [document] => text::parse(document, &problems),
@@ -329,15 +296,9 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
         // A client may send back a body it has read, which includes the status.
         drop(fields.optional("status"));
         let found = match kind {
-            Kind::UpdateRecord => {
-                UpdateRecord::read(&mut fields).map(|record| (record.metadata.name.clone(), record.to_json()))
-            }
-            Kind::List => {
-                RecordList::read(&mut fields).map(|list| (list.metadata.name.clone(), list.to_json()))
-            }
-            Kind::Intent => {
-                Intent::read(&mut fields).map(|intent| (intent.metadata.name.clone(), intent.to_json()))
-            }
+            Kind::UpdateRecord => UpdateRecord::read(&mut fields).map(|record| record.to_json()),
+            Kind::List => RecordList::read(&mut fields).map(|list| list.to_json()),
+            Kind::Intent => Intent::read(&mut fields).map(|intent| intent.to_json()),
             // No collection contains these kinds.
             Kind::Endpoint | Kind::Fleet => None,
         };
@@ -346,7 +307,9 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
     });
     let problems = problems.into_vec();
     match found {
-        Some((name, body)) if problems.is_empty() => Ok(Parsed { name, line: node.line, body }),
+        Some(body) if problems.is_empty() => {
+            Ok((body["metadata"]["name"].as_str().unwrap_or_default().to_owned(), node.line, body))
+        }
         _ => Err(problems),
     }
 }
@@ -375,6 +338,10 @@ fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
     body
 }
 
+fn conflict(reason: &str) -> Response {
+    refusal(StatusCode::CONFLICT, reason)
+}
+
 fn unmet(id: &DocumentId) -> Response {
     let reason = format!("{id} has another version than If-Match or If-None-Match allows; read it again");
     refusal(StatusCode::PRECONDITION_FAILED, &reason)
@@ -382,6 +349,10 @@ fn unmet(id: &DocumentId) -> Response {
 
 fn missing(id: &DocumentId) -> Response {
     refusal(StatusCode::NOT_FOUND, &format!("{id} does not exist; list the collection"))
+}
+
+fn bad_request(problems: Vec<Problem>) -> Response {
+    (StatusCode::BAD_REQUEST, Json(json!({ "problems": problems }))).into_response()
 }
 
 /// Returns an error response that refers to no position in the body.
