@@ -16,7 +16,12 @@
 
 mod resources;
 
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
@@ -86,11 +91,7 @@ fn param(params: &PathParams, name: &str) -> String {
 pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
     let mut router = Router::new();
     for (path, scope) in COLLECTIONS {
-        let short = path.replacen("/v2/projects/", "/v2/project/", 1);
-        let mut paths = vec![path.to_owned()];
-        if short != path {
-            paths.push(short);
-        }
+        let paths = BTreeSet::from([path.to_owned(), path.replacen("/v2/projects/", "/v2/project/", 1)]);
         for path in paths {
             for end in ["", "/"] {
                 router = router
@@ -125,60 +126,47 @@ fn plain_routes() -> Router<Arc<ApiState>> {
     Router::new().route("/healthz", get(healthz)).route("/metrics", get(metrics))
 }
 
+type Shared = State<Arc<ApiState>>;
+
+type Params = Path<PathParams>;
+
 fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
-    get(
-        move |State(api_state): State<Arc<ApiState>>,
-              Path(params): Path<PathParams>,
-              uri: Uri,
-              page: PageOf| async move {
-            let page = match page {
-                Ok(Query(page)) => page,
-                Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.body_text()),
-            };
-            blocking(move || resources::list(&api_state, &scope(&params), uri.path(), &page)).await
-        },
-    )
-    .post(
-        move |State(api_state): State<Arc<ApiState>>,
-              Path(params): Path<PathParams>,
-              uri: Uri,
-              body: Body| async move {
-            let body = match read_body(body, MAX_BODY).await {
-                Ok(body) => body,
-                Err(refusal) => return refusal,
-            };
-            let conditions = Preconditions::default();
-            blocking(move || {
-                resources::write(&api_state, &scope(&params), (uri.path(), None), &body, &conditions)
-            })
-            .await
-        },
-    )
+    let list = move |State(state): Shared, Path(params): Params, uri: Uri, page: PageOf| async move {
+        let page = page.map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?.0;
+        Answer::Ok(blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await)
+    };
+    let create = move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
+        let (body, conditions) = (read_body(body, MAX_BODY).await?, Preconditions::default());
+        let create =
+            move || resources::write(&state, &scope(&params), (uri.path(), None), &body, &conditions);
+        Answer::Ok(blocking(create).await)
+    };
+    get(list).post(create)
 }
 
 type PageOf = Result<Query<Page>, QueryRejection>;
 
 fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
-    get(move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap| async move {
-        let conditions = Preconditions::of(&headers);
-        blocking(move || resources::read(&api_state, &scope(&params), &param(&params, "name"), &conditions)).await
-    })
-    .put(
-        move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap, body: Body| async move {
-            let conditions = Preconditions::of(&headers);
-            let body = match read_body(body, MAX_BODY).await {
-                Ok(body) => body,
-                Err(refusal) => return refusal,
-            };
-            let name = param(&params, "name");
-            blocking(move || resources::write(&api_state, &scope(&params), ("", Some(&name)), &body, &conditions)).await
-        },
-    )
-    .delete(move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap| async move {
-        let conditions = Preconditions::of(&headers);
-        blocking(move || resources::delete(&api_state, &scope(&params), &param(&params, "name"), &conditions)).await
-    })
+    let read = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
+        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
+        blocking(move || resources::read(&state, &scope(&params), &name, &conditions)).await
+    };
+    let replace = move |State(state): Shared, Path(params): Params, headers: HeaderMap, body: Body| async move {
+        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
+        let body = read_body(body, MAX_BODY).await?;
+        let replace =
+            move || resources::write(&state, &scope(&params), ("", Some(&name)), &body, &conditions);
+        Answer::Ok(blocking(replace).await)
+    };
+    let delete = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
+        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
+        blocking(move || resources::delete(&state, &scope(&params), &name, &conditions)).await
+    };
+    get(read).put(replace).delete(delete)
 }
+
+/// A response, or a refusal that ended the request early.
+type Answer = Result<Response, Response>;
 
 /// Reads the body of a request. A client that stops sending must not hold its connection.
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
@@ -207,11 +195,11 @@ async fn openapi_document() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
 
-async fn status(State(api_state): State<Arc<ApiState>>) -> Response {
+async fn status(State(api_state): Shared) -> Response {
     Json(&*api_state.overview.lock()).into_response()
 }
 
-async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
+async fn reload(State(api_state): Shared) -> Response {
     api_state.change.notify_one();
     StatusCode::ACCEPTED.into_response()
 }
@@ -228,39 +216,32 @@ pub(crate) struct ConfirmRequest {
 
 /// Runs a round of each provider that may delete as many names as the operator confirms. The
 /// running publisher has the credentials that a command lacks.
-async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response {
-    let body = match read_body(body, MAX_BODY).await {
-        Ok(body) => body,
-        Err(refusal) => return refusal,
-    };
-    let request: ConfirmRequest = match serde_json::from_slice(&body) {
-        Ok(request) => request,
-        Err(error) => {
-            let reason = format!("the body is not a confirmation: {error}; send {{\"deletions\": N}}");
-            return refusal(StatusCode::BAD_REQUEST, &reason);
-        }
-    };
-    let ConfirmRequest { deletions, providers } = request;
+async fn confirm(State(api_state): Shared, body: Body) -> Answer {
+    let body = read_body(body, MAX_BODY).await?;
+    let ConfirmRequest { deletions, providers } = serde_json::from_slice(&body).map_err(|error| {
+        let reason = format!("the body is not a confirmation: {error}; send {{\"deletions\": N}}");
+        refusal(StatusCode::BAD_REQUEST, &reason)
+    })?;
     let providers = if providers.is_empty() { api_state.providers() } else { providers };
     let mut results = BTreeMap::new();
     for provider in providers {
         let Some(result) = api_state.confirm(&provider, deletions).await else {
             let reason = format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
-            return refusal(StatusCode::NOT_FOUND, &reason);
+            return Err(refusal(StatusCode::NOT_FOUND, &reason));
         };
         results.insert(provider, result);
     }
-    Json(results).into_response()
+    Ok(Json(results).into_response())
 }
 
-async fn healthz(State(api_state): State<Arc<ApiState>>) -> Response {
+async fn healthz(State(api_state): Shared) -> Response {
     match &api_state.late_rounds()[..] {
         [] => "OK\n".into_response(),
         reasons => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response(),
     }
 }
 
-async fn metrics(State(api_state): State<Arc<ApiState>>) -> Response {
+async fn metrics(State(api_state): Shared) -> Response {
     api_state.metrics.text().into_response()
 }
 
@@ -313,8 +294,6 @@ struct Webhook {
     server: ServerClient,
 }
 
-type Shared = Arc<Webhook>;
-
 pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Router {
     Router::new()
         .route("/", get(negotiate))
@@ -325,15 +304,9 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
         .with_state(Arc::new(Webhook { writer: Mutex::new(writer), server }))
 }
 
-async fn check_media_types(request: Request, next: Next) -> Response {
-    match refuse_media_type(request.headers()) {
-        Some(refused) => refused,
-        None => next.run(request).await,
-    }
-}
-
 /// Refuses other versions of the protocol. Before 0.15, external-dns omits one of the headers.
-fn refuse_media_type(headers: &HeaderMap) -> Option<Response> {
+async fn check_media_types(request: Request, next: Next) -> Response {
+    let headers = request.headers();
     let other = |name: HeaderName| {
         let value = headers.get(name)?.to_str().unwrap_or_default().replace(' ', "");
         (value != MEDIA_TYPE && value != "*/*").then_some(value)
@@ -343,52 +316,41 @@ fn refuse_media_type(headers: &HeaderMap) -> Option<Response> {
         (None, Some(other)) => {
             (StatusCode::UNSUPPORTED_MEDIA_TYPE, format!("Content-Type is {other:?}; send {MEDIA_TYPE}"))
         }
-        (None, None) => return None,
+        (None, None) => return next.run(request).await,
     };
-    Some(refusal(code, &reason))
+    refusal(code, &reason)
 }
 
-async fn negotiate(State(webhook): State<Shared>) -> Response {
+async fn negotiate(State(webhook): State<Arc<Webhook>>) -> Response {
     let mut response = reply(webhook.writer.lock().domains());
     // external-dns before 0.15 requires it.
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
     response
 }
 
-async fn list(State(webhook): State<Shared>) -> Response {
+async fn list(State(webhook): State<Arc<Webhook>>) -> Response {
     let listed =
         move || webhook.writer.lock().list().map_or_else(|error| failed(&error), |records| reply(&records));
     blocking(listed).await
 }
 
-async fn adjust(State(webhook): State<Shared>, body: Body) -> Response {
-    let endpoints: Vec<Endpoint> = match read_message(body).await {
-        Ok(endpoints) => endpoints,
-        Err(refused) => return refused,
-    };
-    match webhook.known_targets(endpoints.iter()).await {
-        Ok(known) => blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await,
-        Err(error) => failed(&error),
-    }
+async fn adjust(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
+    let endpoints: Vec<Endpoint> = read_message(body).await?;
+    let known = webhook.known_targets(endpoints.iter()).await?;
+    Ok(blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await)
 }
 
-async fn apply(State(webhook): State<Shared>, body: Body) -> Response {
-    let changes: Changes = match read_message(body).await {
-        Ok(changes) => changes,
-        Err(refused) => return refused,
-    };
-    let known = match webhook.known_targets(changes.create.iter().chain(&changes.update_new)).await {
-        Ok(known) => known,
-        Err(error) => return failed(&error),
-    };
-    blocking(move || match webhook.writer.lock().apply(&changes, &known) {
+async fn apply(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
+    let changes: Changes = read_message(body).await?;
+    let known = webhook.known_targets(changes.create.iter().chain(&changes.update_new)).await?;
+    let applied = blocking(move || match webhook.writer.lock().apply(&changes, &known) {
         Ok(records) => {
             tracing::info!(records, "external-dns changed names of the fleet");
             StatusCode::NO_CONTENT.into_response()
         }
         Err(error) => failed(&error),
-    })
-    .await
+    });
+    Ok(applied.await)
 }
 
 impl Webhook {
@@ -396,9 +358,10 @@ impl Webhook {
     async fn known_targets<'a>(
         &self,
         endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
-    ) -> Result<KnownTargets, WriteError> {
-        let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints))?;
-        known_targets(&self.server, targets).await
+    ) -> Result<KnownTargets, Response> {
+        let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints));
+        let targets = targets.map_err(|error| failed(&error))?;
+        known_targets(&self.server, targets).await.map_err(|error| failed(&error))
     }
 }
 
