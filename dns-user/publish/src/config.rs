@@ -123,7 +123,7 @@ impl Config {
     fn read(&mut self, root: &Reader<'_>) -> Option<()> {
         let mut fields = root.fields()?;
         if let Some(list) = fields.optional("documents") {
-            self.documents = paths(&list);
+            self.documents = list.texts().into_iter().map(PathBuf::from).collect();
         }
         self.server = fields.optional("server").and_then(|path| read_path(&path));
         if let Some(store) = fields.optional("store").and_then(|path| read_path(&path)) {
@@ -172,10 +172,7 @@ fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     let mut file = |name: &'static str| fields.required(name).and_then(|path| read_path(&path));
     let (certificate, private_key, ca) =
         (file("certificate_file"), file("private_key_file"), file("ca_file"));
-    let clients = fields.optional("clients").and_then(|clients| {
-        let names = clients.items()?.filter_map(|name| name.filled_text().map(str::to_owned));
-        Some(names.collect())
-    });
+    let clients = fields.optional("clients").map(|clients| clients.texts());
     fields.finish();
     let tls = TlsFiles { certificate: certificate?, private_key: private_key?, ca: ca? };
     Some(ApiConfig { address: address?, tls, clients })
@@ -215,10 +212,6 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
     reader.filled_text().map(PathBuf::from)
-}
-
-fn paths(list: &Reader<'_>) -> Vec<PathBuf> {
-    list.items().into_iter().flatten().filter_map(|item| read_path(&item)).collect()
 }
 
 fn read_address(reader: &Reader<'_>) -> Option<SocketAddr> {

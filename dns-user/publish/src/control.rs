@@ -9,28 +9,19 @@ use http_body_util::Full;
 use hyper::{Method, Request, StatusCode};
 use tokio::net::UnixStream;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of a request whose response needs no round.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
-    let (status, body) = call(socket, Method::GET, path, Bytes::new()).await?;
+    let (status, body) = call(TIMEOUT, socket, Method::GET, path, Bytes::new()).await?;
     if status != StatusCode::OK {
         bail!("{}: {status}: {}", socket.display(), String::from_utf8_lossy(&body).trim_end());
     }
     Ok(body)
 }
 
-/// Sends a request and returns status and body.
+/// Sends a request to a publisher. Returns status and body.
 pub async fn call(
-    socket: &Path,
-    method: Method,
-    path: &str,
-    body: Bytes,
-) -> anyhow::Result<(StatusCode, Bytes)> {
-    call_within(TIMEOUT, socket, method, path, body).await
-}
-
-/// Sends a request whose response may take some time.
-pub(crate) async fn call_within(
     limit: Duration,
     socket: &Path,
     method: Method,

@@ -506,7 +506,7 @@ pub enum Refusal {
         "{deletions} of {owned} names would be deleted{}, above the limit of {limit} in an hour; the other \
          changes are made; check filters and documents, or allow the deletions with `bosh-dns-publish apply \
          --confirm-deletions {deletions}`",
-        Recent(*recent)
+        shown(*recent)
     )]
     TooMany { deletions: usize, owned: usize, recent: usize, limit: usize },
 }
@@ -521,15 +521,8 @@ impl Refusal {
 }
 
 /// Formats earlier deletions within a sentence.
-struct Recent(usize);
-
-impl std::fmt::Display for Recent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            0 => Ok(()),
-            count => write!(f, " after {count} others in the last hour"),
-        }
-    }
+fn shown(recent: usize) -> String {
+    if recent == 0 { String::new() } else { format!(" after {recent} others in the last hour") }
 }
 
 /// Unconfirmed deletions of the last hour, by zone: seconds since 1970 and number of names. They

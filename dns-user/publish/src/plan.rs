@@ -560,7 +560,7 @@ impl fmt::Display for Note {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Reason {
-    #[error("the name has a record of {}; take it over with `adopt` or `transfer-owner`", Owner(owner))]
+    #[error("the name has a record of {}; take it over with `adopt` or `transfer-owner`", shown(owner))]
     Foreign { owner: String },
     #[error("the name is out of scope: domain-filter or exclude-domains excludes it")]
     OutOfDomain,
@@ -584,7 +584,7 @@ pub enum Reason {
     SourceUnreadable,
     #[error(
         "the owner record of {} has no record; if its publisher is gone, `retire --orphans={owner}` deletes it",
-        Owner(owner)
+        shown(owner)
     )]
     Orphan { owner: String },
     #[error("its owner record also matches another record; neither changes until `adopt` names the owner")]
@@ -607,15 +607,8 @@ pub enum Reason {
 }
 
 /// Formats an owner within a sentence.
-struct Owner<'a>(&'a str);
-
-impl fmt::Display for Owner<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            "" => f.write_str("no owner"),
-            owner => write!(f, "owner {owner:?}"),
-        }
-    }
+fn shown(owner: &str) -> String {
+    if owner.is_empty() { "no owner".to_owned() } else { format!("owner {owner:?}") }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
     documents::{Content, Document, DocumentId, Kind, Scan},
     fleet::{FleetName, FleetNames, FleetQuery, ResolveError},
     plan::Desired,
-    record::{Labels, Name, Record, RecordType, Target as RecordTarget},
+    record::{Labels, Name, Record, RecordType, TargetSets},
     update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
 };
 
@@ -38,8 +38,6 @@ pub struct Publication {
     pub targets: BTreeMap<String, Arc<Target>>,
     pub problems: BTreeMap<DocumentId, Vec<String>>,
 }
-
-pub(crate) type DefaultTargets = BTreeMap<RecordType, BTreeSet<RecordTarget>>;
 
 /// Function that returns the records of a fleet name, or the reason why there are none.
 pub(crate) type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, ResolveError>;
@@ -180,9 +178,8 @@ impl Publication {
         }
         for name in kept {
             // A record set without targets leaves the existing set unchanged.
-            let none: [RecordTarget; 0] = [];
-            let wish = |record_type| Record::new(name.clone(), record_type, none.clone());
-            records.extend([wish(RecordType::A), wish(RecordType::AAAA)]);
+            let types = [RecordType::A, RecordType::AAAA];
+            records.extend(types.map(|record_type| Record::new(name.clone(), record_type, [])));
         }
         records
     }
@@ -224,7 +221,7 @@ impl Target {
 
     /// Gives default targets to the entries without any. Returns the entries that remain without a target;
     /// their published records stay.
-    pub(crate) fn fill(&mut self, defaults: &DefaultTargets) -> Vec<(DocumentId, Name)> {
+    pub(crate) fn fill(&mut self, defaults: &TargetSets) -> Vec<(DocumentId, Name)> {
         let untargeted = std::mem::take(&mut self.untargeted);
         if defaults.is_empty() {
             let names = untargeted.iter().map(|(id, record)| (id.clone(), record.name.clone())).collect();

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::{Bytes, FromStr},
     sync::Arc,
 };
@@ -155,6 +155,15 @@ impl RecordType {
     /// Returns whether a set has one target, a name that stands for this one or those below it.
     pub fn is_alias(self) -> bool {
         matches!(self, Self::CNAME | Self::DNAME)
+    }
+
+    /// Returns the type of a set whose target is an address or a host name.
+    pub(crate) fn of_host(text: &str) -> Self {
+        match text.parse() {
+            Ok(IpAddr::V4(_)) => Self::A,
+            Ok(IpAddr::V6(_)) => Self::AAAA,
+            Err(_) => Self::CNAME,
+        }
     }
 
     /// Returns whether targets are IP addresses.
@@ -491,6 +500,22 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
+}
+
+/// Targets of one name by type.
+pub(crate) type TargetSets = BTreeMap<RecordType, BTreeSet<Target>>;
+
+/// Parses addresses, or one host name; `None` if a host name is combined with other targets.
+pub(crate) fn host_sets<'a>(
+    hosts: impl IntoIterator<Item = &'a str>,
+) -> Result<Option<TargetSets>, TargetError> {
+    let mut sets = TargetSets::new();
+    for host in hosts {
+        let record_type = RecordType::of_host(host);
+        sets.entry(record_type).or_default().insert(Target::parse(record_type, host)?);
+    }
+    let names = sets.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
+    Ok(Some(sets).filter(|sets| names == 0 || (names, sets.len()) == (1, 1)))
 }
 
 /// Parses a TXT value: unquoted, or quoted strings, which are concatenated.

@@ -28,6 +28,19 @@ pub struct Problem {
     pub remedy: String,
 }
 
+impl Problem {
+    pub(crate) fn new(
+        file: impl Into<Arc<str>>,
+        line: u64,
+        path: &str,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let (file, path, reason, remedy) = (file.into(), path.to_owned(), reason.into(), remedy.into());
+        Self { file, line, path, reason, remedy }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, path, reason, remedy } = self;
@@ -56,13 +69,7 @@ impl Problems {
 
     /// Adds a problem at a position of the file.
     pub fn add(&self, line: u64, path: &str, reason: impl Into<String>, remedy: impl Into<String>) {
-        self.found.borrow_mut().push(Problem {
-            file: self.file.clone(),
-            line,
-            path: path.to_owned(),
-            reason: reason.into(),
-            remedy: remedy.into(),
-        });
+        self.found.borrow_mut().push(Problem::new(self.file.clone(), line, path, reason, remedy));
     }
 
     /// Returns the number of problems so far, so that a caller can detect whether a step found any.
@@ -175,6 +182,12 @@ impl<'a> Reader<'a> {
             path: format!("{path}[{index}]"),
             problems,
         }))
+    }
+
+    /// Returns the non-empty texts of a list; reports other items.
+    pub fn texts(&self) -> Vec<String> {
+        let items = self.items().into_iter().flatten();
+        items.filter_map(|item| item.filled_text().map(str::to_owned)).collect()
     }
 
     /// Returns the members of a map; reports any other type.

@@ -161,13 +161,9 @@ pub(super) fn write(
         Err(problems) => return bad_request(problems),
     };
     if let Some(name) = name.filter(|name| *name != own) {
-        let problem = Problem {
-            file: BODY.into(),
-            line,
-            path: "metadata.name".to_owned(),
-            reason: format!("{own:?} differs from {name:?} in the path"),
-            remedy: "write the same name in both places; a resource cannot be renamed".to_owned(),
-        };
+        let reason = format!("{own:?} differs from {name:?} in the path");
+        let remedy = "write the same name in both places; a resource cannot be renamed";
+        let problem = Problem::new(BODY, line, "metadata.name", reason, remedy);
         return bad_request(vec![problem]);
     }
     let id = scope.id(&own);

@@ -25,7 +25,7 @@ impl Lab {
     async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
         let socket = self.folder.path().join("control.sock");
-        let (status, body) = control::call(&socket, method, path, body).await.unwrap();
+        let (status, body) = control::call(control::TIMEOUT, &socket, method, path, body).await.unwrap();
         (status.as_u16(), serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
@@ -347,7 +347,9 @@ async fn late_round_fails_health() {
     use std::time::Duration;
     let lab = Lab::new();
     let socket = lab.folder.path().join("control.sock");
-    let code = || async { control::call(&socket, Method::GET, "/healthz", Bytes::new()).await.unwrap() };
+    let code = || async {
+        control::call(control::TIMEOUT, &socket, Method::GET, "/healthz", Bytes::new()).await.unwrap()
+    };
     assert_eq!(code().await.0, StatusCode::OK);
     lab.api_state.expect([("default/bind".to_owned(), Duration::ZERO)]);
     tokio::time::sleep(Duration::from_millis(1)).await;

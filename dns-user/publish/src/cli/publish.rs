@@ -154,8 +154,7 @@ impl Apply {
 /// compete with this process. Returns whether everything is published.
 async fn confirm(config: &Config, request: ConfirmRequest) -> anyhow::Result<bool> {
     let body = serde_json::to_vec(&request)?;
-    let (status, body) =
-        control::call_within(ROUND, &config.socket, Method::POST, "/confirm", body.into()).await?;
+    let (status, body) = control::call(ROUND, &config.socket, Method::POST, "/confirm", body.into()).await?;
     if status != StatusCode::OK {
         anyhow::bail!("{}: {status}: {}", config.socket.display(), String::from_utf8_lossy(&body));
     }

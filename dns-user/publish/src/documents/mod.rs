@@ -303,24 +303,15 @@ fn read_text(path: &Path) -> io::Result<String> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> FileState {
-    let problem = Problem {
-        file: path.display().to_string().into(),
-        line: 1,
-        path: String::new(),
-        reason: format!("cannot be read: {error}"),
-        remedy: "correct the path or its permissions; the records of its documents stay unchanged".to_owned(),
-    };
+    let remedy = "correct the path or its permissions; the records of its documents stay unchanged";
+    let problem = Problem::new(path.display().to_string(), 1, "", format!("cannot be read: {error}"), remedy);
     FileState { path: path.to_owned(), documents: Vec::new(), problems: vec![problem] }
 }
 
 fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Problem {
-    Problem {
-        file: path.display().to_string().into(),
-        line: document.line,
-        path: "metadata.name".to_owned(),
-        reason: format!("{} is already defined at {}:{line}", document.id, file.display()),
-        remedy: "remove or rename one of them".to_owned(),
-    }
+    let reason = format!("{} is already defined at {}:{line}", document.id, file.display());
+    let remedy = "remove or rename one of them";
+    Problem::new(path.display().to_string(), document.line, "metadata.name", reason, remedy)
 }
 
 /// Returns the files of a path, sorted, without hidden files.
@@ -397,21 +388,23 @@ pub enum Content {
 const API_VERSION: &str = "bosh-dns-publish/v1";
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Endpoint, Self::Fleet, Self::UpdateRecord, Self::List, Self::Intent];
+    /// All kinds in the order of their declaration, with the value of `kind` in documents and the word in owner
+    /// records; external-dns writes `crd/NAMESPACE/NAME` for a `DNSEndpoint`.
+    const ALL: [(Self, &str, &str); 5] = [
+        (Self::Endpoint, "DNSEndpoint", "crd"),
+        (Self::Fleet, "FleetName", "fleet"),
+        (Self::UpdateRecord, "DNSUpdateRecord", "update-record"),
+        (Self::List, "DNSUpdateRecordList", "list"),
+        (Self::Intent, "InboundIntent", "intent"),
+    ];
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+        Self::ALL.into_iter().find(|(_, known, _)| *known == name).map(|(kind, ..)| kind)
     }
 
     /// Returns the value of `kind` in documents.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Endpoint => "DNSEndpoint",
-            Self::Fleet => "FleetName",
-            Self::UpdateRecord => "DNSUpdateRecord",
-            Self::List => "DNSUpdateRecordList",
-            Self::Intent => "InboundIntent",
-        }
+        Self::ALL[self as usize].1
     }
 
     pub fn api_version(self) -> &'static str {
@@ -423,18 +416,10 @@ impl Kind {
 }
 
 impl DocumentId {
-    /// Returns the resource label for owner records of the document's record sets; external-dns
-    /// writes `crd/NAMESPACE/NAME` for a `DNSEndpoint`.
+    /// Returns the resource label for owner records of the document's record sets.
     pub fn resource(&self) -> String {
         let Self { kind, namespace, name } = self;
-        let kind = match kind {
-            Kind::Endpoint => "crd",
-            Kind::Fleet => "fleet",
-            Kind::UpdateRecord => "update-record",
-            Kind::List => "list",
-            Kind::Intent => "intent",
-        };
-        format!("{kind}/{namespace}/{name}")
+        format!("{}/{namespace}/{name}", Kind::ALL[*kind as usize].2)
     }
 
     /// Returns the identity of the list of `owner`.
@@ -517,8 +502,10 @@ fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
     let text = reader.text()?;
     let found = Kind::named(text);
     if found.is_none() {
-        reader
-            .problem(format!("unknown kind {text:?}"), remedy_for_unknown(text, &Kind::ALL.map(Kind::name)));
+        reader.problem(
+            format!("unknown kind {text:?}"),
+            remedy_for_unknown(text, &Kind::ALL.map(|(_, name, _)| name)),
+        );
     }
     found
 }

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::IpAddr,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -15,8 +14,8 @@ use crate::{
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
     provider::{self, Parameters, ProviderError, settings},
-    publication::{DefaultTargets, Publication, Target},
-    record::{self, DomainFilter, Name, RecordError, RecordType},
+    publication::{Publication, Target},
+    record::{DomainFilter, Name, RecordError, RecordType, TargetSets, host_sets},
     store::write_json,
     text::remedy_for_unknown,
     update_record::{Parameter, UpdateRecord},
@@ -268,23 +267,12 @@ pub(super) fn fill_targets(publication: &mut Publication, options: &LaunchOption
 }
 
 /// Parses `default-targets`: addresses, or one host name.
-fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, ProviderError> {
-    let mut defaults = DefaultTargets::new();
-    for text in parameters.list("default-targets") {
-        let record_type = match text.parse() {
-            Ok(IpAddr::V4(_)) => RecordType::A,
-            Ok(IpAddr::V6(_)) => RecordType::AAAA,
-            Err(_) => RecordType::CNAME,
-        };
-        let target = record::Target::parse(record_type, text);
-        let target = target.map_err(|error| settings(format!("default-targets: {error}")))?;
-        defaults.entry(record_type).or_default().insert(target);
-    }
-    let hosts = defaults.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
-    if hosts > 1 || hosts == 1 && defaults.len() > 1 {
-        return Err(settings("default-targets: a host name excludes other targets; name one, or addresses"));
-    }
-    Ok(defaults)
+fn default_targets(parameters: &Parameters) -> Result<TargetSets, ProviderError> {
+    let sets = host_sets(parameters.list("default-targets"));
+    let sets = sets.map_err(|error| settings(format!("default-targets: {error}")))?;
+    sets.ok_or_else(|| {
+        settings("default-targets: a host name excludes other targets; name one, or addresses")
+    })
 }
 
 /// Parameters that external-dns and its libraries take from the environment.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Metadata, Spelling, read_identifier};
 use crate::{
-    record::{Name, Record, RecordType, Target},
+    record::{Name, Record, host_sets},
     text::{Fields, Reader},
 };
 
@@ -202,21 +202,10 @@ fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<V
     if addresses.is_empty() {
         return Err(format!("{name}: no cluster has an address for it; add addresses to the placements"));
     }
-    let mut sets: BTreeMap<RecordType, BTreeSet<Target>> = BTreeMap::new();
-    for address in addresses {
-        let record_type = match address.parse() {
-            Ok(std::net::IpAddr::V4(_)) => RecordType::A,
-            Ok(std::net::IpAddr::V6(_)) => RecordType::AAAA,
-            Err(_) => RecordType::CNAME,
-        };
-        let target = Target::parse(record_type, address).map_err(|error| format!("{name}: {error}"))?;
-        sets.entry(record_type).or_default().insert(target);
-    }
-    if sets.get(&RecordType::CNAME).is_some_and(|names| names.len() > 1 || sets.len() > 1) {
-        return Err(format!(
-            "{name}: a host name cannot be combined with other addresses; use IP addresses only"
-        ));
-    }
+    let sets = host_sets(addresses.iter().copied()).map_err(|error| format!("{name}: {error}"))?;
+    let sets = sets.ok_or_else(|| {
+        format!("{name}: a host name cannot be combined with other addresses; use IP addresses only")
+    })?;
     let record = |(record_type, targets)| Record { ttl, ..Record::new(owner.clone(), record_type, targets) };
     Ok(sets.into_iter().map(record).collect())
 }
@@ -249,12 +238,8 @@ impl ClusterAddresses {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
         let cluster = fields.required("cluster").and_then(|cluster| ListOwner::read_cluster(&cluster));
-        let addresses = |list: Option<Reader<'_>>| -> Vec<String> {
-            let items = list.and_then(|list| list.items());
-            items.into_iter().flatten().filter_map(|item| item.filled_text().map(str::to_owned)).collect()
-        };
-        let public = addresses(fields.optional("publicAddresses"));
-        let local = addresses(fields.optional("localAddresses"));
+        let mut addresses = |member| fields.optional(member).map(|list| list.texts()).unwrap_or_default();
+        let (public, local) = (addresses("publicAddresses"), addresses("localAddresses"));
         fields.finish();
         Some(Self { cluster: cluster?, public, local })
     }

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_publish::control;
 use nix::{
     pty::{OpenptyResult, Winsize, openpty},
     sys::signal::{Signal, kill},
@@ -168,7 +169,7 @@ impl Running {
         let socket = self.folder.join("control.sock");
         let body = body.map(ToString::to_string).unwrap_or_default();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let call = dns_publish::control::call(&socket, method.parse().unwrap(), path, body.into());
+        let call = control::call(control::TIMEOUT, &socket, method.parse().unwrap(), path, body.into());
         let (status, body) = runtime.block_on(call).ok()?;
         let text = String::from_utf8_lossy(&body).into_owned();
         Some((status.as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text))))

@@ -276,21 +276,9 @@ const MAX_OCTETS: usize = 32_000;
 /// Maximum number of values in a batch.
 const MAX_VALUES: usize = 1_000;
 
-/// Change of one record set, in the order within a batch: deletions first, then by name and type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
-    Delete,
-    Create,
-}
+const DELETE: &str = "DELETE";
 
-impl Verb {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Delete => "DELETE",
-            Self::Create => "CREATE",
-        }
-    }
-}
+const CREATE: &str = "CREATE";
 
 /// Quantities that Route 53 limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -303,11 +291,8 @@ pub(super) struct Size {
 impl Size {
     pub(super) fn of(set: &Element) -> Self {
         if let Some(alias) = set.child("AliasTarget") {
-            return Self {
-                changes: 1,
-                octets: alias.text_of("DNSName").trim_end_matches('.').len(),
-                values: 1,
-            };
+            let octets = alias.text_of("DNSName").trim_end_matches('.').len();
+            return Self { changes: 1, octets, values: 1 };
         }
         let values = set.list("ResourceRecords").map(|value| value.text_of("Value").len());
         let (octets, values) = values.fold((0, 0), |(octets, count), length| (octets + length, count + 1));
@@ -328,7 +313,8 @@ impl Size {
 /// Changes of one transaction, always sent in one batch.
 #[derive(Debug, Clone)]
 pub(super) struct Changes {
-    changes: Vec<(Verb, Element)>,
+    /// `DELETE` or `CREATE`, and the set.
+    changes: Vec<(&'static str, Element)>,
     pub(super) size: Size,
 }
 
@@ -342,15 +328,15 @@ impl Changes {
         let mut changes = Vec::new();
         for step in &transaction.steps {
             match step {
-                Step::Create(record) => changes.push((Verb::Create, write(record))),
-                Step::Delete(record) => changes.push((Verb::Delete, old(record))),
+                Step::Create(record) => changes.push((CREATE, write(record))),
+                Step::Delete(record) => changes.push((DELETE, old(record))),
                 Step::Replace { before, after } => {
-                    changes.push((Verb::Delete, old(before)));
-                    changes.push((Verb::Create, write(after)));
+                    changes.push((DELETE, old(before)));
+                    changes.push((CREATE, write(after)));
                 }
                 Step::Require(record) => {
-                    changes.push((Verb::Delete, old(record)));
-                    changes.push((Verb::Create, old(record)));
+                    changes.push((DELETE, old(record)));
+                    changes.push((CREATE, old(record)));
                 }
                 // Route 53 itself refuses a CNAME beside other sets.
                 Step::RequireAbsent(..) => {}
@@ -379,11 +365,10 @@ pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
 }
 
 pub(super) fn request(group: &[Changes]) -> Element {
-    let mut changes: Vec<&(Verb, Element)> = group.iter().flat_map(|changes| &changes.changes).collect();
-    changes.sort_by_key(|(verb, set)| (*verb == Verb::Create, set.text_of("Name"), set.text_of("Type")));
-    let change = |(verb, set): &(Verb, Element)| {
-        Element::of("Change", [Element::text("Action", verb.text()), set.clone()])
-    };
+    let mut changes: Vec<&(&str, Element)> = group.iter().flat_map(|changes| &changes.changes).collect();
+    changes.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
+    let change =
+        |(verb, set): &(&str, Element)| Element::of("Change", [Element::text("Action", verb), set.clone()]);
     let changes = Element::of("Changes", changes.into_iter().map(change));
     let batch = Element::of("ChangeBatch", [Element::text("Comment", "bosh-dns-publish"), changes]);
     Element::of("ChangeResourceRecordSetsRequest", [batch])

@@ -1,7 +1,7 @@
 //! Client of etcd's JSON gateway (`/v3/kv/...`). Keys and values are base64, 64-bit numbers are
 //! text. Records are keys and values in the format of SkyDNS.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -356,11 +356,9 @@ impl Service {
 
 fn host_type(host: &str, name: &Name) -> RecordType {
     let is_reverse = [".in-addr.arpa", ".ip6.arpa"].iter().any(|suffix| name.as_str().ends_with(suffix));
-    match host.parse() {
-        Ok(IpAddr::V4(_)) => RecordType::A,
-        Ok(IpAddr::V6(_)) => RecordType::AAAA,
-        Err(_) if is_reverse => RecordType::PTR,
-        Err(_) => RecordType::CNAME,
+    match RecordType::of_host(host) {
+        RecordType::CNAME if is_reverse => RecordType::PTR,
+        other => other,
     }
 }
 

@@ -422,11 +422,9 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
         _ => {
             let hex = text.rsplit_once(' ').map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
             for pair in hex.as_bytes().chunks(2) {
-                let digits =
-                    std::str::from_utf8(pair).map_err(|_| WireError("malformed hexadecimal data"))?;
-                let octet =
-                    u8::from_str_radix(digits, 16).map_err(|_| WireError("malformed hexadecimal data"))?;
-                data.push(octet);
+                let digits = std::str::from_utf8(pair).unwrap_or_default();
+                let octet = u8::from_str_radix(digits, 16);
+                data.push(octet.map_err(|_| WireError("malformed hexadecimal data"))?);
             }
         }
     }
@@ -567,19 +565,21 @@ impl<'a> MessageReader<'a> {
     }
 }
 
+fn address<const LENGTH: usize>(data: &[u8]) -> Result<String, WireError>
+where
+    IpAddr: From<[u8; LENGTH]>,
+{
+    let octets = <[u8; LENGTH]>::try_from(data).map_err(|_| WireError("an address of another length"))?;
+    Ok(IpAddr::from(octets).to_string())
+}
+
 /// Decodes record data, whose names may be compressed.
 pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireError> {
     let data = &message[record.data.clone()];
     let mut reader = MessageReader::at(message, record.data.start);
     let text = match record.record_type {
-        RecordType::A => {
-            let octets: [u8; 4] = data.try_into().map_err(|_| WireError("an address of another length"))?;
-            IpAddr::from(octets).to_string()
-        }
-        RecordType::AAAA => {
-            let octets: [u8; 16] = data.try_into().map_err(|_| WireError("an address of another length"))?;
-            IpAddr::from(octets).to_string()
-        }
+        RecordType::A => address::<4>(data)?,
+        RecordType::AAAA => address::<16>(data)?,
         RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
             reader.name()?.to_string()
         }

@@ -477,7 +477,7 @@ impl Connection {
         key: Option<&TsigKey>,
         mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        let mut verifier = key.map(|key| key.sign(&mut message, self.now()));
+        let mut verifier = key.map(|key| key.sign(&mut message, self.now())).transpose()?;
         self.send(&message).await?;
         loop {
             let mut response = self.receive().await?;
@@ -506,7 +506,7 @@ impl Connection {
         let mut waiting = Vec::new();
         for mut message in messages {
             let id = MessageReader::new(&message).header()?.id;
-            waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())))));
+            waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())).transpose()?)));
             self.send(&message).await?;
         }
         for _ in 0..waiting.len() {

@@ -7,10 +7,10 @@ use std::{fmt, str::FromStr};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 
-use super::messages::{CLASS_ANY, HEADER, MessageReader, TYPE_TSIG, WireError, push_name};
+use super::messages::{CLASS_ANY, HEADER, MessageReader, Records, TYPE_TSIG, WireError, append, push_name};
 use crate::{
     provider::{ProviderError, settings},
-    record::Name,
+    record::{Name, RecordType},
 };
 
 /// Allowed clock difference in seconds (RFC 8945, section 10).
@@ -93,14 +93,11 @@ impl TsigKey {
     }
 
     /// Appends a signature at `now` (seconds since 1970) and returns a verifier of the responses.
-    pub(super) fn sign(&self, message: &mut Vec<u8>, now: u64) -> Verifier<'_> {
-        let code =
-            (self.algorithm.code)(&self.secret, &[&message[..], &self.variables(now, 0, &[])].concat());
-        let mut record = Vec::new();
-        push_name(&mut record, &self.name);
-        record.extend(TYPE_TSIG.to_be_bytes());
-        record.extend(CLASS_ANY.to_be_bytes());
-        record.extend(0_u32.to_be_bytes());
+    pub(super) fn sign(&self, message: &mut Vec<u8>, now: u64) -> Result<Verifier<'_>, WireError> {
+        let code = (self.algorithm.code)(
+            &self.secret,
+            &[&message[..], &self.variables((now, FUDGE), 0, &[])].concat(),
+        );
         let mut data = Vec::new();
         push_name(&mut data, &self.algorithm_name);
         data.extend(&now.to_be_bytes()[2..]);
@@ -109,23 +106,21 @@ impl TsigKey {
         data.extend(&code);
         data.extend(&message[..2]);
         data.extend([0; 4]);
-        record.extend((data.len() as u16).to_be_bytes());
-        record.extend(data);
-        message.extend(record);
-        let additional = u16::from_be_bytes([message[10], message[11]]) + 1;
-        message[10..12].copy_from_slice(&additional.to_be_bytes());
-        Verifier { key: self, covered: with_length(&code), is_first: true, unsigned: 0 }
+        let mut record = Records::default();
+        record.push(&Name::root(), &self.name, RecordType(TYPE_TSIG), CLASS_ANY, 0, &data)?;
+        append(message, 3, &record);
+        Ok(Verifier { key: self, covered: with_length(&code), is_first: true, unsigned: 0 })
     }
 
     /// Returns the variables that a signature covers besides the message (RFC 8945, section 4.3.3).
-    fn variables(&self, time: u64, error: u16, other: &[u8]) -> Vec<u8> {
+    fn variables(&self, (time, fudge): (u64, u16), error: u16, other: &[u8]) -> Vec<u8> {
         let mut variables = Vec::new();
         push_name(&mut variables, &self.name);
         variables.extend(CLASS_ANY.to_be_bytes());
         variables.extend(0_u32.to_be_bytes());
         push_name(&mut variables, &self.algorithm_name);
         variables.extend(&time.to_be_bytes()[2..]);
-        variables.extend(FUDGE.to_be_bytes());
+        variables.extend(fudge.to_be_bytes());
         variables.extend(error.to_be_bytes());
         variables.extend((other.len() as u16).to_be_bytes());
         variables.extend(other);
@@ -195,11 +190,9 @@ impl Verifier<'_> {
         self.covered.extend_from_slice(message);
         message[..2].copy_from_slice(&wire_id);
         if self.is_first {
-            let mut variables = self.key.variables(signature.time, signature.error, &signature.other);
             // The server's fudge applies.
-            let fudge_at = variables.len() - signature.other.len() - 6;
-            variables[fudge_at..fudge_at + 2].copy_from_slice(&signature.fudge.to_be_bytes());
-            self.covered.extend(variables);
+            let times = (signature.time, signature.fudge);
+            self.covered.extend(self.key.variables(times, signature.error, &signature.other));
         } else {
             // In later messages only the time is covered (RFC 8945, section 5.3.1).
             self.covered.extend(&signature.time.to_be_bytes()[2..]);
