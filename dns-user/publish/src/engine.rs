@@ -38,18 +38,7 @@ pub struct Engine {
 }
 
 /// A zone with its ownership, or the reason why it is unavailable.
-pub struct ZoneListing {
-    /// Identity within the provider.
-    pub id: String,
-    /// Apex of the zone.
-    pub apex: Name,
-    /// Clients that see the zone.
-    pub visibility: Visibility,
-    /// Records and their ownership, or the failure to list them.
-    pub view: Result<View, ProviderError>,
-    /// Problems of unreadable foreign data, which is left unchanged.
-    pub warnings: Vec<String>,
-}
+pub type ZoneListing = Zone<View>;
 
 /// Plan of a run.
 #[derive(Default)]
@@ -179,9 +168,9 @@ impl Engine {
     }
 
     fn read(&self, zone: Zone) -> ZoneListing {
-        let Zone { id, apex, visibility, records, warnings } = zone;
-        let view = records.map(|records| self.registry.read(&apex, records));
-        ZoneListing { id, apex, visibility, view, warnings }
+        let Zone { id, apex, visibility, content, warnings } = zone;
+        let content = content.map(|records| self.registry.read(&apex, records));
+        Zone { id, apex, visibility, content, warnings }
     }
 
     /// Lets the service adjust wanted records for the following plans.
@@ -236,7 +225,7 @@ impl Engine {
         }
         let mut zones = Vec::new();
         for (index, mut desired_here) in per_zone.into_iter().enumerate() {
-            let Ok(view) = &listing[index].view else { continue };
+            let Ok(view) = &listing[index].content else { continue };
             desired_here.held.clone_from(&desired.held);
             desired_here.known.clone_from(&desired.known);
             let ours: Vec<Record> = view
@@ -298,7 +287,7 @@ impl Engine {
         for zone in listing {
             let mut result = ZoneReport { id: zone.id.clone(), ..ZoneReport::default() };
             result.warnings.clone_from(&zone.warnings);
-            match &zone.view {
+            match &zone.content {
                 Err(failure) => result.failure = Some(failure.clone()),
                 Ok(view) => {
                     result.records = view.records.len();

@@ -146,15 +146,12 @@ impl ApiState {
 
     /// Expects rounds of exactly these providers, each within its time limit.
     pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
-        let mut rounds = self.rounds.lock();
-        let mut before = std::mem::take(&mut *rounds);
+        let (mut rounds, mut before) = (self.rounds.lock(), BTreeMap::new());
+        std::mem::swap(&mut *rounds, &mut before);
         for (provider, time_limit) in providers {
-            let round = before.remove(&provider);
-            let since = round.as_ref().map_or_else(Instant::now, |round| round.since);
-            rounds.insert(
-                provider,
-                Round { time_limit, since, problem: round.and_then(|round| round.problem) },
-            );
+            let new = Round { time_limit, since: Instant::now(), problem: None };
+            let round = before.remove(&provider).map(|round| Round { time_limit, ..round });
+            rounds.insert(provider, round.unwrap_or(new));
         }
     }
 

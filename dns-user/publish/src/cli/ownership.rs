@@ -184,7 +184,7 @@ impl OwnershipChange<'_> {
         };
         let mut zones = Vec::new();
         for zone in &listing {
-            let Ok(view) = &zone.view else { continue };
+            let Ok(view) = &zone.content else { continue };
             let select = |records: &[Record]| records.iter().filter(is_in_scope).cloned().collect();
             let in_scope = InScope { records: select(&view.records), orphans: select(&view.orphans) };
             let ours = in_scope.records.iter().filter(|record| record.labels.owner() == owner);

@@ -71,7 +71,7 @@ pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<
 }
 
 pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
-    let failed = listing.iter().filter_map(|zone| Some((zone, zone.view.as_ref().err()?)));
+    let failed = listing.iter().filter_map(|zone| Some((zone, zone.content.as_ref().err()?)));
     failed.map(|(zone, error)| format!("zone {}: {error}", zone.id)).collect()
 }
 
@@ -359,18 +359,20 @@ pub(super) fn plan_text(
 }
 
 fn plan_json(planned: &Planned, failures: &[String]) -> Value {
-    let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
-    let actions: Vec<(&str, Value)> = actions
-        .map(|action| match action {
-            Action::Create(record) => ("create", json!(record.to_string())),
-            Action::Update { before, after } => ("update", json!([before.to_string(), after.to_string()])),
-            Action::Delete(record) => ("delete", json!(record.to_string())),
-            Action::Release(record) => ("release", json!(record.to_string())),
-            Action::DropOrphan(record) => ("drop_orphan", json!(record.to_string())),
-        })
-        .collect();
-    let lines = |kind: &str| -> Vec<&Value> {
-        actions.iter().filter(|(found, _)| *found == kind).map(|(_, line)| line).collect()
+    let kind = |action: &Action| match action {
+        Action::Create(_) => "create",
+        Action::Update { .. } => "update",
+        Action::Delete(_) => "delete",
+        Action::Release(_) => "release",
+        Action::DropOrphan(_) => "drop_orphan",
+    };
+    let lines = |wanted: &str| -> Vec<Value> {
+        let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
+        let line = |action: &Action| match action {
+            Action::Update { before, after } => json!([before.to_string(), after.to_string()]),
+            other => json!(other.record().to_string()),
+        };
+        actions.filter(|action| kind(action) == wanted).map(line).collect()
     };
     let notes = planned.notes();
     let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());

@@ -75,7 +75,7 @@ pub type Progress<'a> = &'a (dyn Fn(usize) + Send + Sync);
 
 /// A zone, with all its record sets at the time of listing.
 #[derive(Debug, Clone)]
-pub struct Zone {
+pub struct Zone<Content = Vec<Record>> {
     /// Identity within the provider.
     pub id: String,
     /// Apex; every name of the zone is at or below it.
@@ -84,7 +84,7 @@ pub struct Zone {
     pub visibility: Visibility,
     /// Sets of all types, including owner records and foreign ones, or the error if the zone could
     /// not be listed.
-    pub records: Result<Vec<Record>, ProviderError>,
+    pub content: Result<Content, ProviderError>,
     /// Problems of unreadable foreign data, which is left unchanged.
     pub warnings: Vec<String>,
 }

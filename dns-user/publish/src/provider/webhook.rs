@@ -129,7 +129,7 @@ impl Webhook {
                 id: apex.to_string(),
                 apex: apex.clone(),
                 visibility: Visibility::Public,
-                records: Ok(Vec::new()),
+                content: Ok(Vec::new()),
                 warnings: Vec::new(),
             })
             .collect();
@@ -140,7 +140,7 @@ impl Webhook {
             let is_servers = [RecordType::NS, RecordType::SOA].contains(&record.record_type);
             match zone {
                 Some(zone) if is_servers && is_apex(&zone) => {}
-                Some(Zone { records: Ok(records), .. }) => records.push(record),
+                Some(Zone { content: Ok(records), .. }) => records.push(record),
                 _ => {}
             }
         }

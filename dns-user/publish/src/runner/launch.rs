@@ -111,37 +111,14 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
 }
 
 /// Settings without a parameter in document 003.
+#[rustfmt::skip]
 const SETTINGS: [&str; 30] = [
-    "aws-access-key-id",
-    "aws-endpoint",
-    "aws-metadata-endpoint",
-    "aws-profile",
-    "aws-region",
-    "aws-role-arn",
-    "aws-secret-access-key",
-    "aws-session-token",
-    "aws-shared-credentials-file",
-    "aws-sts-endpoint",
-    "aws-web-identity-token-file",
-    "coredns-strictly-owned",
-    "create-ptr",
-    "default-targets",
-    "etcd-password",
-    "etcd-urls",
-    "etcd-username",
-    "exclude-record-types",
-    "force-default-targets",
-    "managed-record-types",
-    "migrate-from-txt-owner",
-    "min-ttl",
-    "regex-domain-exclusion",
-    "regex-domain-filter",
-    "rfc2136-min-ttl",
-    "rfc2136-port",
-    "txt-suffix",
-    "txt-wildcard-replacement",
-    "webhook-provider-timeout",
-    "webhook-provider-url",
+    "aws-access-key-id", "aws-endpoint", "aws-metadata-endpoint", "aws-profile", "aws-region", "aws-role-arn",
+    "aws-secret-access-key", "aws-session-token", "aws-shared-credentials-file", "aws-sts-endpoint",
+    "aws-web-identity-token-file", "coredns-strictly-owned", "create-ptr", "default-targets", "etcd-password",
+    "etcd-urls", "etcd-username", "exclude-record-types", "force-default-targets", "managed-record-types",
+    "migrate-from-txt-owner", "min-ttl", "regex-domain-exclusion", "regex-domain-filter", "rfc2136-min-ttl",
+    "rfc2136-port", "txt-suffix", "txt-wildcard-replacement", "webhook-provider-timeout", "webhook-provider-url",
 ];
 
 /// Returns the members of `provider_settings` that have no effect, with remedies.

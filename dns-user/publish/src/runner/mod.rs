@@ -514,8 +514,8 @@ async fn dry_round(name: &str, engine: &mut Engine, target: &Target) -> Result<R
         let plan = planned.zones.iter().find(|plan| plan.id == zone.id);
         ZoneReport {
             id: zone.id.clone(),
-            failure: zone.view.as_ref().err().cloned(),
-            records: zone.view.as_ref().map_or(0, |view| view.records.len()),
+            failure: zone.content.as_ref().err().cloned(),
+            records: zone.content.as_ref().map_or(0, |view| view.records.len()),
             owned: plan.map_or(0, |plan| plan.owned),
             notes: plan.map_or_else(Vec::new, |plan| plan.plan.notes.clone()),
             ..ZoneReport::default()

@@ -60,7 +60,7 @@ impl Provider for InMemory {
             id: id.clone(),
             apex: Name::parse(id).unwrap(),
             visibility: Visibility::Public,
-            records: match &self.fault {
+            content: match &self.fault {
                 Fault::ListingRefused => Err(ProviderError::Refused {
                     server: "localhost".to_owned(),
                     reason: "REFUSED".to_owned(),
@@ -281,7 +281,7 @@ async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
             let desired = Desired { records: (0..120).map(record).collect(), ..Desired::default() };
             let listing = engine.list().await.unwrap();
             let planned = engine.plan(&listing, &desired);
-            let view = listing[0].view.as_ref().unwrap();
+            let view = listing[0].content.as_ref().unwrap();
             for change in &planned.zones[0].plan.changes {
                 let transaction = engine.registry.transaction(view, change).unwrap();
                 let created = transaction.steps.iter().filter(|step| matches!(step, Step::Create(_)));

@@ -286,7 +286,7 @@ async fn strict_owner_hides_foreign_keys() {
     let mut engine = engine(&parameters);
     publish(&mut engine, &names(1)).await;
     let listing = engine.list().await.unwrap();
-    let listed: Vec<&Record> = listing[0].view.as_ref().unwrap().records.iter().collect();
+    let listed: Vec<&Record> = listing[0].content.as_ref().unwrap().records.iter().collect();
     assert_eq!(listed.len(), 1, "{listed:?}");
     let values = etcd.ctl(&["get", "/skydns/org/example/n0/", "--prefix", "--print-value-only"]);
     assert!(values.contains(r#""owner":"me""#), "{values}");
@@ -374,7 +374,7 @@ async fn keys_match_cases() {
             let listing = engine.list().await.unwrap();
             let lists = [&case["ours"], &case["reads"], &case["theirs"]];
             let expected = lists.into_iter().find(|list| list.is_array()).map(lines).unwrap_or_default();
-            let found = listing[0].view.as_ref().unwrap().records.clone();
+            let found = listing[0].content.as_ref().unwrap().records.clone();
             assert_eq!(found, expected, "{id}");
         }
     }

@@ -37,7 +37,7 @@ async fn racing_publishers_leave_no_orphan() {
         assert_eq!(first.applied() + second.applied(), 1_000, "each name is written once");
 
         let listing = one.list().await.unwrap();
-        let view = listing[0].view.as_ref().unwrap();
+        let view = listing[0].content.as_ref().unwrap();
         assert!(view.notes.is_empty(), "{:?}", view.notes);
         assert_eq!(view.records.iter().filter(|record| record.labels.owner() == "me").count(), 1_000);
         for engine in [&mut one, &mut other] {
@@ -70,7 +70,7 @@ async fn abandoned_run_is_completed() {
         }
         let mut engine = server.engine();
         let listing = engine.list().await.unwrap();
-        let view = listing[0].view.as_ref().unwrap();
+        let view = listing[0].content.as_ref().unwrap();
         assert!(view.notes.is_empty(), "no owner record without its record: {:?}", view.notes);
         publish(&server, &desired).await;
         assert_eq!(publish(&server, &desired).await.applied(), 0);
@@ -229,7 +229,7 @@ async fn zone_ownership_transfers_both_ways() {
     assert!(!text.contains("owner=k8s"), "{text}");
 
     let listing = engine.list().await.unwrap();
-    let ours: Vec<Record> = listing[0].view.as_ref().unwrap().records.clone();
+    let ours: Vec<Record> = listing[0].content.as_ref().unwrap().records.clone();
     let ours = ours.iter().filter(|record| record.labels.owner() == "me");
     let mut planned = engine.plan(&listing, &desired);
     planned.zones[0].plan = dns_publish::plan::transfer(ours, "k8s");

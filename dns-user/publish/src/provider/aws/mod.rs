@@ -185,8 +185,8 @@ impl Aws {
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let mut zones = Vec::new();
         for Hosted { id, apex, visibility } in self.hosted_zones().await? {
-            let records = self.list_zone(&id, &apex).await;
-            zones.push(Zone { id, apex, visibility, records, warnings: Vec::new() });
+            let content = self.list_zone(&id, &apex).await;
+            zones.push(Zone { id, apex, visibility, content, warnings: Vec::new() });
         }
         Ok(zones)
     }

@@ -138,10 +138,10 @@ impl CoreDns {
             listed.services.insert(pair.key, (pair.mod_revision, service));
         }
         self.listed = listed;
-        let records = Ok(records.into_values().collect());
+        let content = Ok(records.into_values().collect());
         // The names of all zones share one tree.
         let apex = Name::root();
-        Ok(Zone { id: prefix, apex, visibility: Visibility::Public, records, warnings })
+        Ok(Zone { id: prefix, apex, visibility: Visibility::Public, content, warnings })
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {

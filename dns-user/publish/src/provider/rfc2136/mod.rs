@@ -205,14 +205,9 @@ impl Provider for Rfc2136 {
         Box::pin(async {
             let mut zones = Vec::new();
             for apex in self.settings.zones.clone() {
-                let records = self.list_zone(&apex).await;
-                zones.push(Zone {
-                    id: apex.to_string(),
-                    apex,
-                    visibility: Visibility::Public,
-                    records,
-                    warnings: Vec::new(),
-                });
+                let (id, visibility) = (apex.to_string(), Visibility::Public);
+                let content = self.list_zone(&apex).await;
+                zones.push(Zone { id, apex, visibility, content, warnings: Vec::new() });
             }
             Ok(zones)
         })
