@@ -435,12 +435,11 @@ impl Engine {
 
 /// Returns the zones of a name: the longest public one, and all private ones that contain it.
 fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
-    let fits = |zone: &ZoneListing| name.is_within(&zone.apex);
-    let public =
-        listing.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Public && fits(zone));
-    let longest = public.max_by_key(|(_, zone)| zone.apex.labels().count());
-    let private =
-        listing.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
+    let fits = |(_, zone): &(usize, &ZoneListing)| name.is_within(&zone.apex);
+    let fitting = listing.iter().enumerate().filter(fits);
+    let (public, private): (Vec<_>, Vec<_>) =
+        fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
+    let longest = public.into_iter().max_by_key(|(_, zone)| zone.apex.labels().count());
     longest.into_iter().chain(private).map(|(index, _)| index).collect()
 }
 

@@ -104,53 +104,58 @@ pub struct Key {
     pub record_type: RecordType,
 }
 
+impl Key {
+    /// Returns a key that precedes those of all sets of a name.
+    pub(crate) fn before(name: &Name) -> Self {
+        Self { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) }
+    }
+}
+
+/// Returns whether there is a set of this name and type.
+pub(crate) fn has_set(sets: &BTreeMap<Key, Record>, name: &Name, record_type: RecordType) -> bool {
+    let mut of_name = sets.range(Key::before(name)..).take_while(|(key, _)| key.name == *name);
+    of_name.any(|(key, _)| key.record_type == record_type)
+}
+
 /// Numeric DNS record type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordType(pub u16);
 
+/// Declares record types: one row each.
+macro_rules! record_types {
+    ($($name:ident = $number:literal $about:literal;)*) => {
+        impl RecordType {
+            $(
+                #[doc = $about]
+                pub const $name: Self = Self($number);
+            )*
+
+            /// Types with a name and a text form. All others use RFC 3597.
+            const NAMED: &[(Self, &str)] = &[$((Self::$name, stringify!($name))),*];
+        }
+    };
+}
+
+record_types! {
+    A = 1 "IPv4 address (RFC 1035).";
+    NS = 2 "Name server (RFC 1035).";
+    CNAME = 5 "Canonical name of an alias (RFC 1035).";
+    SOA = 6 "Start of authority of a zone (RFC 1035).";
+    PTR = 12 "Domain name of an address (RFC 1035).";
+    MX = 15 "Mail exchanger (RFC 1035).";
+    TXT = 16 "Text strings (RFC 1035), also used for ownership.";
+    AAAA = 28 "IPv6 address (RFC 3596).";
+    SRV = 33 "Location of a service (RFC 2782).";
+    NAPTR = 35 "Name authority pointer (RFC 3403).";
+    DNAME = 39 "Redirection of all names below (RFC 6672).";
+}
+
 impl RecordType {
-    /// IPv4 address (RFC 1035).
-    pub const A: Self = Self(1);
-    /// Name server (RFC 1035).
-    pub const NS: Self = Self(2);
-    /// Canonical name of an alias (RFC 1035).
-    pub const CNAME: Self = Self(5);
-    /// Start of authority of a zone (RFC 1035).
-    pub const SOA: Self = Self(6);
-    /// Domain name of an address (RFC 1035).
-    pub const PTR: Self = Self(12);
-    /// Mail exchanger (RFC 1035).
-    pub const MX: Self = Self(15);
-    /// Text strings (RFC 1035), also used for ownership.
-    pub const TXT: Self = Self(16);
-    /// IPv6 address (RFC 3596).
-    pub const AAAA: Self = Self(28);
-    /// Location of a service (RFC 2782).
-    pub const SRV: Self = Self(33);
-    /// Name authority pointer (RFC 3403).
-    pub const NAPTR: Self = Self(35);
-    /// Redirection of all names below (RFC 6672).
-    pub const DNAME: Self = Self(39);
     /// Digest of a delegated zone's key (RFC 4034).
     pub const DS: Self = Self(43);
 
     /// Types that a publisher manages by default.
     pub const DEFAULT_MANAGED: [Self; 3] = [Self::A, Self::AAAA, Self::CNAME];
-
-    /// Types with a name and a text form. All others use RFC 3597.
-    const NAMED: [(Self, &str); 11] = [
-        (Self::A, "A"),
-        (Self::NS, "NS"),
-        (Self::CNAME, "CNAME"),
-        (Self::SOA, "SOA"),
-        (Self::PTR, "PTR"),
-        (Self::MX, "MX"),
-        (Self::TXT, "TXT"),
-        (Self::AAAA, "AAAA"),
-        (Self::SRV, "SRV"),
-        (Self::NAPTR, "NAPTR"),
-        (Self::DNAME, "DNAME"),
-    ];
 
     /// Returns whether a set has one target, a name that stands for this one or those below it.
     pub fn is_alias(self) -> bool {

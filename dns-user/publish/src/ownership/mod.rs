@@ -11,7 +11,7 @@ pub use self::cipher::{Cipher, CipherError, KeyError};
 use crate::{
     plan::{Action, NameChange, Note, Reason},
     provider::{Step, Transaction},
-    record::{Key, Labels, Name, Record, RecordType, Target},
+    record::{Key, Labels, Name, Record, RecordType, Target, has_set},
 };
 
 /// Reads and writes owner records.
@@ -43,9 +43,7 @@ pub struct View {
 impl View {
     /// Returns whether the zone has a set of this name and type, including owner records.
     pub(crate) fn has(&self, name: &Name, record_type: RecordType) -> bool {
-        let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
-        let mut sets = self.listed.range(from..).take_while(|(key, _)| key.name == *name);
-        sets.any(|(key, _)| key.record_type == record_type)
+        has_set(&self.listed, name, record_type)
     }
 }
 
@@ -421,9 +419,8 @@ impl PendingSets<'_> {
     /// the current form, and removes the earlier one.
     fn replace_earlier_forms(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
         let view = self.view;
-        let first =
-            Key { name: change.name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
-        let of_name = view.earlier.range(first..).take_while(|(key, _)| key.name == change.name);
+        let of_name =
+            view.earlier.range(Key::before(&change.name)..).take_while(|(key, _)| key.name == change.name);
         for (_, (record, earlier)) in of_name {
             if !change.actions.iter().any(|action| action.record().key() == record.key()) {
                 self.touch(record.key());

@@ -18,7 +18,7 @@ use super::{
     TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::{
-    record::{DomainFilter, Key, Labels, Name, Record, RecordType},
+    record::{DomainFilter, Key, Labels, Name, Record, RecordType, has_set},
     webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
 
@@ -241,19 +241,13 @@ fn is_same(found: Option<&Record>, wanted: &Record) -> bool {
     found.is_some_and(|found| found.targets == wanted.targets)
 }
 
-fn has(records: &BTreeMap<Key, Record>, name: &Name, record_type: RecordType) -> bool {
-    let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
-    let mut sets = records.range(from..).take_while(|(key, _)| key.name == *name);
-    sets.any(|(key, _)| key.record_type == record_type)
-}
-
 fn holds(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
     match step {
         Step::Create(record) => !records.contains_key(&record.key()),
         Step::Replace { before: record, .. } | Step::Delete(record) | Step::Require(record) => {
             is_same(records.get(&record.key()), record)
         }
-        Step::RequireAbsent(name, record_type) => !has(records, name, *record_type),
+        Step::RequireAbsent(name, record_type) => !has_set(records, name, *record_type),
     }
 }
 

@@ -6,12 +6,14 @@ mod launch;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
+use axum::Router;
 use dns_kit::{
     http_server::{Listener, Server},
     tls::RotatingTls,
@@ -238,31 +240,31 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         .with_context(|| format!("{}: cannot open the control socket", config.socket.display()))?;
     tokio::spawn(api::serve_control(socket, routes.clone()));
     if let Some(ApiConfig { address, tls, clients }) = &config.api {
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("cannot open the API at {address}"))?;
+        let listener = bind(*address, "open the API").await?;
         let tls = RotatingTls::load("publish-api", "bosh-dns-publish", tls)?;
         tokio::spawn(tls.clone().watch(|_| {}));
         let access = clients.clone().map_or(Access::All, |names| Access::Names(names.into()));
         tokio::spawn(api::serve_tls(listener, tls, access, routes));
     }
     if let Some(webhook) = &config.webhook {
-        let address = webhook.address;
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot serve external-dns's webhook protocol at {address}"))?;
+        let listener = bind(webhook.address, "serve external-dns's webhook protocol").await?;
         let (writer, server) = alias_writer(config, webhook)?;
-        let routes = api::webhook_routes(writer, server);
-        let server = Server::new("the webhook", Listener::Plain(listener));
-        tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
+        serve("the webhook", listener, api::webhook_routes(writer, server));
     }
     if let Some(address) = config.metrics {
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
-        let routes = api::metrics_routes(api_state.clone());
-        let server = Server::new("the metrics port", Listener::Plain(listener));
-        tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
+        let listener = bind(address, "serve metrics").await?;
+        serve("the metrics port", listener, api::metrics_routes(api_state.clone()));
     }
     Ok(())
+}
+
+async fn bind(address: SocketAddr, purpose: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot {purpose} at {address}"))
+}
+
+fn serve(name: &'static str, listener: TcpListener, routes: Router) {
+    let server = Server::new(name, Listener::Plain(listener));
+    tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
 }
 
 /// Prepares the writer of the fleet names that external-dns sends.

@@ -102,12 +102,12 @@ impl Api {
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
         let body = body.unwrap_or_default();
-        let unsigned = Unsigned { method, path: &path, query, content_type: "text/xml", body: &body };
         let Settings { endpoint, region, retries, .. } = &self.settings;
-        let scope = Scope { region, service: "route53" };
+        let (service, path, content_type) = ("route53", &path, "text/xml");
+        let unsigned = Unsigned { service, region, method, path, query, content_type, body: &body };
         let (mut pause, mut attempt) = (FIRST_PAUSE, 0);
         loop {
-            let request = unsigned.sign(endpoint, &credentials, scope)?;
+            let request = unsigned.sign(endpoint, &credentials)?;
             match self.exchange(endpoint, request).await {
                 Err(CallError::Other(ProviderError::Throttled { .. })) if attempt < *retries => {
                     tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
@@ -268,10 +268,10 @@ impl Api {
         base: &Credentials,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let Settings { token_endpoint, region, .. } = &self.settings;
-        let scope = Scope { region, service: "sts" };
-        let body = role_form("AssumeRole", role, None);
-        let unsigned = Unsigned { method: "POST", path: "/", query: &[], content_type: FORM, body: &body };
-        let request = unsigned.sign(token_endpoint, base, scope)?;
+        let body = &role_form("AssumeRole", role, None);
+        let (service, method, path, content_type) = ("sts", "POST", "/", FORM);
+        let unsigned = Unsigned { service, region, method, path, query: &[], content_type, body };
+        let request = unsigned.sign(token_endpoint, base)?;
         self.credentials_of(request).await
     }
 
@@ -454,14 +454,10 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// Service and region covered by a signature.
-#[derive(Clone, Copy)]
-struct Scope<'a> {
-    region: &'a str,
-    service: &'a str,
-}
-
+/// A request, and the service and region that its signature covers.
 struct Unsigned<'a> {
+    service: &'a str,
+    region: &'a str,
     method: &'a str,
     path: &'a str,
     query: &'a [(&'a str, &'a str)],
@@ -471,12 +467,7 @@ struct Unsigned<'a> {
 
 impl Unsigned<'_> {
     /// Signs a request to `endpoint` at this time.
-    fn sign(
-        &self,
-        endpoint: &str,
-        credentials: &Credentials,
-        scope: Scope<'_>,
-    ) -> Result<Request<Full<Bytes>>, ProviderError> {
+    fn sign(&self, endpoint: &str, credentials: &Credentials) -> Result<Request<Full<Bytes>>, ProviderError> {
         let bad = |error: String| settings(format!("endpoint {endpoint}: {error}"));
         let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
         let time = OffsetDateTime::now_utc().format(TIME).map_err(|error| bad(error.to_string()))?;
@@ -489,7 +480,7 @@ impl Unsigned<'_> {
         for (name, value) in headers {
             builder = builder.header(name, value);
         }
-        for (name, value) in self.signature(&headers, credentials, scope, &time) {
+        for (name, value) in self.signature(&headers, credentials, &time) {
             builder = builder.header(name, value);
         }
         let body = Full::new(Bytes::from(self.body.to_owned()));
@@ -502,7 +493,6 @@ impl Unsigned<'_> {
         &self,
         headers: &[(&str, &str)],
         credentials: &Credentials,
-        scope: Scope<'_>,
         time: &str,
     ) -> Vec<(&'static str, String)> {
         let mut headers = headers.to_vec();
@@ -515,11 +505,10 @@ impl Unsigned<'_> {
         let names = names.join(";");
         let lines: String =
             headers.iter().map(|(name, value)| format!("{name}:{}\n", value.trim())).collect();
-        let Self { method, path, query, content_type: _, body } = self;
+        let Self { service, region, method, path, query, content_type: _, body } = self;
         let (query, body) = (encode_query(query), hex_hash(body.as_bytes()));
         let canonical = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{body}");
         let date = time.get(..8).unwrap_or(time);
-        let Scope { region, service } = scope;
         let scope = format!("{date}/{region}/{service}/aws4_request");
         let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_hash(canonical.as_bytes()));
         let mut key = mac(format!("AWS4{}", credentials.secret).as_bytes(), date);
@@ -570,14 +559,15 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn signature(request: &Unsigned<'_>, headers: &[(&str, &str)], service: &'static str) -> String {
+    fn signature(service: &str, query: &[(&str, &str)], headers: &[(&str, &str)]) -> String {
+        let (region, method, path) = ("us-east-1", "GET", "/");
+        let request = Unsigned { service, region, method, path, query, content_type: "", body: "" };
         let credentials = Credentials {
             key_id: "AKIDEXAMPLE".to_owned(),
             secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".to_owned(),
             token: None,
         };
-        let scope = Scope { region: "us-east-1", service };
-        let headers = request.signature(headers, &credentials, scope, "20150830T123600Z");
+        let headers = request.signature(headers, &credentials, "20150830T123600Z");
         headers[1].1.rsplit('=').next().unwrap().to_owned()
     }
 
@@ -585,9 +575,8 @@ mod tests {
     #[test]
     fn vanilla_request_matches_vector() {
         let headers = [("host", "example.amazonaws.com")];
-        let request = Unsigned { method: "GET", path: "/", query: &[], content_type: "", body: "" };
         let expected = "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31";
-        assert_eq!(signature(&request, &headers, "service"), expected);
+        assert_eq!(signature("service", &[], &headers), expected);
     }
 
     /// The example of AWS's General Reference.
@@ -598,8 +587,7 @@ mod tests {
             ("host", "iam.amazonaws.com"),
         ];
         let query = [("Version", "2010-05-08"), ("Action", "ListUsers")];
-        let request = Unsigned { method: "GET", path: "/", query: &query, content_type: "", body: "" };
         let expected = "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7";
-        assert_eq!(signature(&request, &headers, "iam"), expected);
+        assert_eq!(signature("iam", &query, &headers), expected);
     }
 }

@@ -98,17 +98,6 @@ struct PairResponse {
     mod_revision: String,
 }
 
-#[derive(Deserialize)]
-struct TxnResponse {
-    #[serde(default)]
-    succeeded: bool,
-}
-
-#[derive(Deserialize)]
-struct TokenResponse {
-    token: String,
-}
-
 enum CallError {
     /// The token is missing or has expired.
     Unauthenticated(String),
@@ -181,8 +170,8 @@ impl Etcd {
             })
             .collect();
         let body = json!({"compare": compare, "success": success});
-        let response: TxnResponse = self.call("/v3/kv/txn", &body).await?;
-        Ok(response.succeeded)
+        let response: Value = self.call("/v3/kv/txn", &body).await?;
+        Ok(response["succeeded"] == true)
     }
 
     /// Calls the gateway, and renews the token if it has expired.
@@ -207,9 +196,12 @@ impl Etcd {
         self.token = None;
         let Some((name, password)) = &self.user else { return Ok(()) };
         let body = json!({"name": name, "password": password});
-        let response: Result<TokenResponse, _> = self.try_members("/v3/auth/authenticate", &body).await;
-        self.token = Some(response.map_err(|error| self.provider_error(error))?.token);
-        Ok(())
+        let response: Value = self
+            .try_members("/v3/auth/authenticate", &body)
+            .await
+            .map_err(|error| self.provider_error(error))?;
+        self.token = response["token"].as_str().map(str::to_owned);
+        self.token.as_ref().map(drop).ok_or_else(|| bad_answer(&self.server(), "it has no token"))
     }
 
     /// Calls the first reachable member, which then comes first in the order.
