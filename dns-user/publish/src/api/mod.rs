@@ -245,15 +245,6 @@ async fn metrics(State(api_state): Shared) -> Response {
     api_state.metrics.text().into_response()
 }
 
-/// Clients that are admitted by their certificate.
-#[derive(Clone, Debug)]
-pub(crate) enum Access {
-    /// All clients with a certificate of the CA.
-    All,
-    /// Clients whose certificate has one of these common names.
-    Names(Arc<[String]>),
-}
-
 /// Binds the control socket for the process's user, and for a group if one is given.
 pub(crate) fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
     let group = match group {
@@ -273,18 +264,21 @@ pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::
     Ok(())
 }
 
-pub(crate) async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
+/// Serves clients with a certificate of the CA, and if there are `names`, only those with such a common name.
+pub(crate) async fn serve_tls(
+    listener: TcpListener,
+    tls: Arc<RotatingTls>,
+    names: Option<Vec<String>>,
+    routes: Router,
+) {
     let refused = Router::new().fallback(|| async {
         (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
     });
     let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
     let server = Server::new("the API", listener);
     let routes = move |client: &dns_kit::http_server::Client| {
-        let is_admitted = match &access {
-            Access::All => true,
-            Access::Names(names) => client.common_name().is_some_and(|name| names.contains(&name)),
-        };
-        if is_admitted { routes.clone() } else { refused.clone() }
+        let is_listed = |names: &Vec<String>| client.common_name().is_some_and(|name| names.contains(&name));
+        if names.as_ref().is_none_or(is_listed) { routes.clone() } else { refused.clone() }
     };
     server.run(routes, std::future::pending()).await;
 }

@@ -429,8 +429,8 @@ async fn tls_admits_listed_clients() {
     let tls = RotatingTls::load("test", "localhost", &files).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let access = Access::Names(Arc::from(["operator".to_owned()]));
-    tokio::spawn(serve_tls(listener, tls, access, routes(lab.api_state.clone())));
+    let names = Some(vec!["operator".to_owned()]);
+    tokio::spawn(serve_tls(listener, tls, names, routes(lab.api_state.clone())));
     assert_eq!(ask(address, folder, Some("operator")).await, Some(200));
     assert_eq!(ask(address, folder, Some("stranger")).await, Some(403));
     assert_eq!(ask(address, folder, None).await, None);

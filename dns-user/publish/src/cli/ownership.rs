@@ -171,9 +171,12 @@ impl OwnershipChange<'_> {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    async fn change_one(&self, target: &Target, prepared: Prepared) -> anyhow::Result<Vec<String>> {
+    async fn change_one(
+        &self,
+        target: &Target,
+        (mut engine, listing): Prepared,
+    ) -> anyhow::Result<Vec<String>> {
         let Self { is_dry, confirmed, domains, change, nothing } = *self;
-        let Prepared { mut engine, listing } = prepared;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
             return Ok(vec!["its registry is noop, which has no ownership; set registry to txt".to_owned()]);

@@ -53,11 +53,8 @@ pub(super) struct Apply {
     dry_run: bool,
 }
 
-/// A provider with its plan.
-pub(super) struct Prepared {
-    pub(super) engine: Engine,
-    pub(super) listing: Vec<ZoneListing>,
-}
+/// The engine of a target and its listing.
+pub(super) type Prepared = (Engine, Vec<ZoneListing>);
 
 /// Maximum wait for the round of a running publisher.
 const ROUND: Duration = Duration::from_mins(10);
@@ -67,7 +64,7 @@ pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<
     let mut engine = launch(target, options)?;
     let listing = engine.list().await?;
     engine.prepare(&target.desired).await?;
-    Ok(Prepared { engine, listing })
+    Ok((engine, listing))
 }
 
 pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
@@ -90,9 +87,7 @@ impl Plan {
         let mut text = String::new();
         for target in selection.of(&read)? {
             let (planned, failures) = match prepare(target, &options).await {
-                Ok(Prepared { engine, listing }) => {
-                    (engine.plan(&listing, &target.desired), unlisted(&listing))
-                }
+                Ok((engine, listing)) => (engine.plan(&listing, &target.desired), unlisted(&listing)),
                 Err(problem) => (Planned::default(), vec![problem.to_string()]),
             };
             failed |= !failures.is_empty() || holds_back(&planned, target);
@@ -131,9 +126,9 @@ impl Apply {
         for target in targets {
             let name = target.name();
             let problems = match prepare(target, &options).await {
-                Ok(prepared) if target.record.parameters.is_set("dry-run") => {
-                    let planned = prepared.engine.plan(&prepared.listing, &target.desired);
-                    let failures = unlisted(&prepared.listing);
+                Ok((engine, listing)) if target.record.parameters.is_set("dry-run") => {
+                    let planned = engine.plan(&listing, &target.desired);
+                    let failures = unlisted(&listing);
                     print(&plan_text(&name, &planned, &failures, None, Colour::Auto))?;
                     eprintln!("{name}: nothing changed, because its parameter dry-run is true");
                     failures
@@ -172,12 +167,11 @@ async fn confirm(config: &Config, request: ConfirmRequest) -> anyhow::Result<boo
 /// Publishes to one provider, with a progress bar on a terminal. Returns the problems.
 async fn publish(
     target: &Target,
-    prepared: Prepared,
+    (mut engine, listing): Prepared,
     confirmed: Option<usize>,
     options: &LaunchOptions,
     bars: &MultiProgress,
 ) -> anyhow::Result<Vec<String>> {
-    let Prepared { mut engine, listing } = prepared;
     let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} names, {elapsed}, {eta} left")?;
     let bar = ProgressBar::hidden();
     if io::stderr().is_terminal() {

@@ -255,14 +255,6 @@ pub(crate) struct ServerClient {
     socket: PathBuf,
 }
 
-/// Failure to get the addresses of names. The last known state stays in use.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {reason}", socket.display())]
-pub(crate) struct ServerError {
-    socket: PathBuf,
-    reason: String,
-}
-
 type Answer = Result<FleetAddresses, NoAddresses>;
 
 impl ServerClient {
@@ -275,14 +267,12 @@ impl ServerClient {
         Ok((Self { socket }, config))
     }
 
-    pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> Result<Vec<Answer>, ServerError> {
+    /// Asks for the addresses of names. After an error the last known state stays in use.
+    pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> anyhow::Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(queries.len());
         for part in queries.chunks(MAX_NAMES) {
-            let found = self
-                .exchange(part)
-                .await
-                .map_err(|error| ServerError { socket: self.socket.clone(), reason: error.to_string() })?;
-            answers.extend(found);
+            let found = self.exchange(part).await;
+            answers.extend(found.map_err(|error| anyhow!("{}: {error}", self.socket.display()))?);
         }
         Ok(answers)
     }
@@ -322,7 +312,7 @@ impl Fleet {
     }
 
     /// Asks the server for the addresses of these names, and forgets others.
-    pub(crate) async fn ask(&mut self, names: &BTreeSet<FleetQuery>) -> Result<(), ServerError> {
+    pub(crate) async fn ask(&mut self, names: &BTreeSet<FleetQuery>) -> anyhow::Result<()> {
         let now = Instant::now();
         let domains = names.iter().map(|(name, _)| name.clone()).collect();
         self.history.keep(&domains);

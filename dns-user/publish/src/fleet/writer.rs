@@ -23,7 +23,7 @@ use dns_kit::files::{
     glob::glob,
 };
 
-use super::{ServerClient, ServerError};
+use super::ServerClient;
 use crate::{
     config::WebhookConfig,
     record::{DomainFilter, Key, Name, Record, RecordType, Target},
@@ -55,7 +55,7 @@ pub(crate) enum WriteError {
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
     #[error(transparent)]
-    Server(#[from] ServerError),
+    Server(#[from] anyhow::Error),
 }
 
 /// Names of the fleet that are targets of CNAMEs.

@@ -38,16 +38,16 @@ impl Cipher {
         Ok(Self(LessSafeKey::new(key)))
     }
 
-    /// Encrypts with a random nonce.
-    pub fn encrypt(&self, text: &str) -> Result<String, CipherError> {
+    /// Encrypts with a random nonce; `None` without random numbers.
+    pub fn encrypt(&self, text: &str) -> Option<String> {
         let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut nonce).map_err(|_| CipherError)?;
+        SystemRandom::new().fill(&mut nonce).ok()?;
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-        encoder.write_all(text.as_bytes()).map_err(|_| CipherError)?;
-        let mut sealed = encoder.finish().map_err(|_| CipherError)?;
+        encoder.write_all(text.as_bytes()).ok()?;
+        let mut sealed = encoder.finish().ok()?;
         let unique = Nonce::assume_unique_for_key(nonce);
-        self.0.seal_in_place_append_tag(unique, Aad::empty(), &mut sealed).map_err(|_| CipherError)?;
-        Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
+        self.0.seal_in_place_append_tag(unique, Aad::empty(), &mut sealed).ok()?;
+        Some(STANDARD.encode([&nonce[..], &sealed].concat()))
     }
 
     /// Decrypts a text; `None` if it was not encrypted with this key.
@@ -73,8 +73,3 @@ impl fmt::Debug for Cipher {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one")]
 pub struct KeyError;
-
-/// Encryption failed because the system returned no random numbers.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot encrypt an owner record: no random numbers")]
-pub struct CipherError;

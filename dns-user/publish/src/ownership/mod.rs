@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ring::digest;
 
-pub use self::cipher::{Cipher, CipherError, KeyError};
+pub use self::cipher::{Cipher, KeyError};
 use crate::{
     plan::{Action, NameChange, Note, Reason},
     provider::{Step, Transaction},
@@ -355,7 +355,7 @@ impl PendingSets<'_> {
         }
         let plain = write_labels(&record.labels);
         let value = match &self.registry.cipher {
-            Some(cipher) => cipher.encrypt(&plain)?,
+            Some(cipher) => cipher.encrypt(&plain).ok_or(OwnershipError::Cipher)?,
             None => plain,
         };
         let set = self.touch(key.clone());
@@ -496,8 +496,8 @@ pub enum OwnershipError {
     NoName { name: Name },
     #[error(transparent)]
     Value(#[from] ValueError),
-    #[error(transparent)]
-    Cipher(#[from] CipherError),
+    #[error("cannot encrypt an owner record: no random numbers")]
+    Cipher,
 }
 
 /// Placeholder for the record type within an affix.

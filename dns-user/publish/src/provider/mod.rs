@@ -89,6 +89,14 @@ pub struct Zone<Content = Vec<Record>> {
     pub warnings: Vec<String>,
 }
 
+impl Zone {
+    /// Returns a public zone without content, whose id is its apex.
+    fn of(apex: Name) -> Self {
+        let (id, visibility, content) = (apex.to_string(), Visibility::Public, Ok(Vec::new()));
+        Self { id, apex, visibility, content, warnings: Vec::new() }
+    }
+}
+
 /// Visibility of a zone. A name belongs to the longest public zone, and to every private zone that
 /// contains it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

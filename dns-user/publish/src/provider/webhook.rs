@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
+    TransactionResult, Zone, bad_answer, send_groups, settings,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType, has_set},
@@ -123,16 +123,7 @@ impl Webhook {
         apexes.sort();
         apexes.dedup();
         let (records, warnings) = self.records().await?;
-        let mut zones: Vec<Zone> = apexes
-            .iter()
-            .map(|apex| Zone {
-                id: apex.to_string(),
-                apex: apex.clone(),
-                visibility: Visibility::Public,
-                content: Ok(Vec::new()),
-                warnings: Vec::new(),
-            })
-            .collect();
+        let mut zones: Vec<Zone> = apexes.into_iter().map(Zone::of).collect();
         for record in records {
             let own = zones.iter_mut().filter(|zone| record.name.is_within(&zone.apex));
             let zone = own.max_by_key(|zone| zone.apex.labels().count());

@@ -29,7 +29,7 @@ use tokio::{
 pub use self::launch::{LaunchOptions, launch, options_problems};
 use self::launch::{fill_targets, mark_rivals};
 use crate::{
-    api::{self, Access},
+    api,
     config::{ApiConfig, Config, WebhookConfig},
     documents::{Folder, Scan, Watch},
     engine::{Engine, Refusal, Report, ZoneReport},
@@ -243,8 +243,7 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         let listener = bind(*address, "open the API").await?;
         let tls = RotatingTls::load("publish-api", "bosh-dns-publish", tls)?;
         tokio::spawn(tls.clone().watch(|_| {}));
-        let access = clients.clone().map_or(Access::All, |names| Access::Names(names.into()));
-        tokio::spawn(api::serve_tls(listener, tls, access, routes));
+        tokio::spawn(api::serve_tls(listener, tls, clients.clone(), routes));
     }
     if let Some(webhook) = &config.webhook {
         let listener = bind(webhook.address, "serve external-dns's webhook protocol").await?;

@@ -49,30 +49,6 @@ pub(super) struct Api {
     temporary: Option<(Credentials, SystemTime)>,
 }
 
-#[derive(Debug)]
-pub(super) enum CallError {
-    /// The change conflicts with the current state of the zone.
-    InvalidBatch(Vec<String>),
-    Other(ProviderError),
-}
-
-impl From<ProviderError> for CallError {
-    fn from(error: ProviderError) -> Self {
-        Self::Other(error)
-    }
-}
-
-impl CallError {
-    pub(super) fn into_provider(self, server: &str) -> ProviderError {
-        match self {
-            Self::Other(error) => error,
-            Self::InvalidBatch(messages) => {
-                ProviderError::Refused { server: server.to_owned(), reason: messages.join("; ") }
-            }
-        }
-    }
-}
-
 impl Api {
     pub(super) fn new(settings: Settings) -> Result<Self, ProviderError> {
         let Settings { endpoint, token_endpoint, metadata_endpoint, .. } = &settings;
@@ -82,13 +58,12 @@ impl Api {
     }
 
     pub(super) async fn get(&mut self, path: &str, query: &[(&str, &str)]) -> Result<Element, ProviderError> {
-        let response = self.call("GET", path, query, None).await;
-        response.map_err(|error| error.into_provider(&self.settings.endpoint))
+        self.call("GET", path, query, String::new()).await
     }
 
-    pub(super) async fn post(&mut self, path: &str, body: &Element) -> Result<Element, CallError> {
+    pub(super) async fn post(&mut self, path: &str, body: &Element) -> Result<Element, ProviderError> {
         let namespace = format!("https://route53.amazonaws.com/doc/{VERSION}/");
-        self.call("POST", path, &[], Some(body.document(&namespace))).await
+        self.call("POST", path, &[], body.document(&namespace)).await
     }
 
     /// Repeats a call with growing random pauses while the service throttles.
@@ -97,11 +72,10 @@ impl Api {
         method: &str,
         path: &str,
         query: &[(&str, &str)],
-        body: Option<String>,
-    ) -> Result<Element, CallError> {
+        body: String,
+    ) -> Result<Element, ProviderError> {
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
-        let body = body.unwrap_or_default();
         let Settings { endpoint, region, retries, .. } = &self.settings;
         let (service, path, content_type) = ("route53", &path, "text/xml");
         let unsigned = Unsigned { service, region, method, path, query, content_type, body: &body };
@@ -109,7 +83,7 @@ impl Api {
         loop {
             let request = unsigned.sign(endpoint, &credentials)?;
             match self.exchange(endpoint, request).await {
-                Err(CallError::Other(ProviderError::Throttled { .. })) if attempt < *retries => {
+                Err(ProviderError::Throttled { .. }) if attempt < *retries => {
                     tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                     pause *= 2;
                     attempt += 1;
@@ -119,29 +93,26 @@ impl Api {
         }
     }
 
-    async fn exchange(&self, server: &str, request: Request<Full<Bytes>>) -> Result<Element, CallError> {
+    async fn exchange(&self, server: &str, request: Request<Full<Bytes>>) -> Result<Element, ProviderError> {
         let response = self.http.send(server, request).await?;
         let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
-            return Ok(parsed.map_err(|error| bad_answer(server, error))?);
+            return parsed.map_err(|error| bad_answer(server, error));
         }
         let answer = parsed.unwrap_or_default();
         let code = answer.find("Code").map_or("", |code| code.text.trim());
         let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
+        let server = server.to_owned();
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
-            let mut messages: Vec<String> = answer
+            let messages: Vec<&str> = answer
                 .find("Messages")
                 .into_iter()
-                .flat_map(|list| &list.children)
-                .map(|one| one.text.clone())
+                .flat_map(|list| list.children.iter().map(|message| message.text.as_str()))
                 .collect();
-            if messages.is_empty() {
-                messages.push(message.to_owned());
-            }
-            return Err(CallError::InvalidBatch(messages));
+            let reason = if messages.is_empty() { message.to_owned() } else { messages.join("; ") };
+            return Err(ProviderError::Refused { server, reason });
         }
-        let server = server.to_owned();
-        Err(CallError::Other(match code {
+        Err(match code {
             "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
                 ProviderError::Throttled { server, wait: LONG_PAUSE }
             }
@@ -153,7 +124,7 @@ impl Api {
                 reason: format!("{} {code}: {message}", response.status()),
             },
             _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
-        }))
+        })
     }
 }
 
@@ -296,7 +267,7 @@ impl Api {
         request: Request<Full<Bytes>>,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let endpoint = &self.settings.token_endpoint;
-        let answer = self.exchange(endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
+        let answer = self.exchange(endpoint, request).await?;
         let bad = || bad_answer(endpoint, "the token service returned no credentials");
         let found = answer.find("Credentials").ok_or_else(bad)?;
         let credentials = Credentials {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 pub use self::{api::Credentials, sets::BalancerRecords};
 use self::{
-    api::{Api, CallError, Element},
+    api::{Api, Element},
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
@@ -169,13 +169,6 @@ pub struct Aws {
     last_batch: Option<Instant>,
 }
 
-/// A hosted zone that passed the filters.
-struct Hosted {
-    id: String,
-    apex: Name,
-    visibility: Visibility,
-}
-
 impl Aws {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
@@ -183,16 +176,15 @@ impl Aws {
     }
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
-        let mut zones = Vec::new();
-        for Hosted { id, apex, visibility } in self.hosted_zones().await? {
-            let content = self.list_zone(&id, &apex).await;
-            zones.push(Zone { id, apex, visibility, content, warnings: Vec::new() });
+        let mut zones = self.hosted_zones().await?;
+        for zone in &mut zones {
+            zone.content = self.list_zone(&zone.id, &zone.apex).await;
         }
         Ok(zones)
     }
 
-    /// Lists the zones that pass the filters.
-    async fn hosted_zones(&mut self) -> Result<Vec<Hosted>, ProviderError> {
+    /// Lists the zones that pass the filters, without content.
+    async fn hosted_zones(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let mut hosted = Vec::new();
         let mut marker = String::new();
         loop {
@@ -214,7 +206,7 @@ impl Aws {
     }
 
     /// Parses a zone; `None` if a filter excludes it.
-    fn accept(&self, zone: &Element) -> Result<Option<Hosted>, ProviderError> {
+    fn accept(&self, zone: &Element) -> Result<Option<Zone>, ProviderError> {
         let Settings { visibility: wanted, zone_ids, domains, .. } = &self.api.settings;
         let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
         let apex = Name::parse(zone.text_of("Name"))
@@ -224,17 +216,16 @@ impl Aws {
         let accepted = wanted.is_none_or(|wanted| wanted == visibility)
             && (zone_ids.is_empty() || zone_ids.iter().any(|suffix| id.ends_with(suffix.as_str())))
             && domains.may_contain(&apex);
-        Ok(accepted.then_some(Hosted { id, apex, visibility }))
+        Ok(accepted.then(|| Zone { id, visibility, ..Zone::of(apex) }))
     }
 
     /// Filters the zones by tags.
-    async fn with_tags(&mut self, hosted: Vec<Hosted>) -> Result<Vec<Hosted>, ProviderError> {
+    async fn with_tags(&mut self, hosted: Vec<Zone>) -> Result<Vec<Zone>, ProviderError> {
         let mut kept: Vec<String> = Vec::new();
         for zones in hosted.chunks(TAGS_PER_CALL) {
             let ids = zones.iter().map(|zone| Element::text("ResourceId", &zone.id));
             let request = Element::of("ListTagsForResourcesRequest", [Element::of("ResourceIds", ids)]);
-            let answer = self.api.post("tags/hostedzone", &request).await;
-            let answer = answer.map_err(|error| error.into_provider(&self.api.settings.endpoint))?;
+            let answer = self.api.post("tags/hostedzone", &request).await?;
             for tagged in answer.list("ResourceTagSets") {
                 let tags: Vec<(&str, &str)> =
                     tagged.list("Tags").map(|tag| (tag.text_of("Key"), tag.text_of("Value"))).collect();
@@ -359,10 +350,8 @@ impl Sender<'_> {
         self.aws.last_batch = Some(Instant::now());
         match result {
             Ok(_) => TransactionResult::Applied,
-            Err(CallError::InvalidBatch(messages)) if messages.iter().any(|message| is_conflict(message)) => {
-                TransactionResult::Conflict
-            }
-            Err(error) => TransactionResult::Failed(error.into_provider(&self.aws.api.settings.endpoint)),
+            Err(ProviderError::Refused { reason, .. }) if is_conflict(&reason) => TransactionResult::Conflict,
+            Err(error) => TransactionResult::Failed(error),
         }
     }
 }

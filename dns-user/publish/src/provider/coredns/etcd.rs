@@ -98,11 +98,8 @@ struct PairResponse {
     mod_revision: String,
 }
 
-enum CallError {
-    /// The token is missing or has expired.
-    Unauthenticated(String),
-    Other(ProviderError),
-}
+/// End of the error that stands for a missing or expired token.
+const NO_TOKEN: &str = "; set etcd-username and etcd-password";
 
 impl Etcd {
     pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
@@ -184,11 +181,13 @@ impl Etcd {
             self.authenticate().await?;
         }
         match self.try_members(path, body).await {
-            Err(CallError::Unauthenticated(_)) if self.user.is_some() => {
+            Err(ProviderError::Refused { reason, .. })
+                if self.user.is_some() && reason.ends_with(NO_TOKEN) =>
+            {
                 self.authenticate().await?;
-                self.try_members(path, body).await.map_err(|error| self.provider_error(error))
+                self.try_members(path, body).await
             }
-            result => result.map_err(|error| self.provider_error(error)),
+            result => result,
         }
     }
 
@@ -196,10 +195,7 @@ impl Etcd {
         self.token = None;
         let Some((name, password)) = &self.user else { return Ok(()) };
         let body = json!({"name": name, "password": password});
-        let response: Value = self
-            .try_members("/v3/auth/authenticate", &body)
-            .await
-            .map_err(|error| self.provider_error(error))?;
+        let response: Value = self.try_members("/v3/auth/authenticate", &body).await?;
         self.token = response["token"].as_str().map(str::to_owned);
         self.token.as_ref().map(drop).ok_or_else(|| bad_answer(&self.server(), "it has no token"))
     }
@@ -212,19 +208,23 @@ impl Etcd {
         &mut self,
         path: &str,
         body: &Value,
-    ) -> Result<T, CallError> {
+    ) -> Result<T, ProviderError> {
         // One attempt more than members, because an idle connection may have been closed.
         let attempts = if path == "/v3/kv/txn" { 1 } else { self.urls.len() + 1 };
         let mut result = self.post(path, body).await;
         for _ in 1..attempts {
-            let Err(CallError::Other(ProviderError::Unreachable { .. })) = result else { break };
+            let Err(ProviderError::Unreachable { .. }) = result else { break };
             self.urls.rotate_left(1);
             result = self.post(path, body).await;
         }
         result
     }
 
-    async fn post<T: serde::de::DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, CallError> {
+    async fn post<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, ProviderError> {
         let server = self.server();
         let mut request =
             Request::post(format!("{server}{path}")).header(header::CONTENT_TYPE, "application/json");
@@ -233,40 +233,29 @@ impl Etcd {
         }
         let request = request
             .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|error| CallError::Other(settings(format!("etcd-urls: {error}"))))?;
-        let response = self.http.send(&server, request).await.map_err(CallError::Other)?;
+            .map_err(|error| settings(format!("etcd-urls: {error}")))?;
+        let response = self.http.send(&server, request).await?;
         if response.status() == StatusCode::OK {
-            return serde_json::from_slice(response.body())
-                .map_err(|error| CallError::Other(bad_answer(&server, error)));
+            return serde_json::from_slice(response.body()).map_err(|error| bad_answer(&server, error));
         }
         let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
         let text =
             answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
         let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
         if response.status() == StatusCode::UNAUTHORIZED || is_token {
-            return Err(CallError::Unauthenticated(text));
+            return Err(ProviderError::Refused { server, reason: text + NO_TOKEN });
         }
         let reason = format!("{} ({text})", response.status());
-        Err(CallError::Other(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        Err(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             ProviderError::Unreachable { server, reason }
         } else {
             ProviderError::Refused { server, reason }
-        }))
+        })
     }
 
     fn server(&self) -> String {
         // The settings contain at least one URL.
         self.urls.first().cloned().unwrap_or_default()
-    }
-
-    fn provider_error(&self, error: CallError) -> ProviderError {
-        match error {
-            CallError::Other(error) => error,
-            CallError::Unauthenticated(text) => {
-                let reason = format!("{text}; set etcd-username and etcd-password");
-                ProviderError::Refused { server: self.server(), reason }
-            }
-        }
     }
 }
 

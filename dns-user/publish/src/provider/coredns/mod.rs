@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups, settings,
+    TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Key, Name, Record, RecordType};
 
@@ -140,8 +140,7 @@ impl CoreDns {
         self.listed = listed;
         let content = Ok(records.into_values().collect());
         // The names of all zones share one tree.
-        let apex = Name::root();
-        Ok(Zone { id: prefix, apex, visibility: Visibility::Public, content, warnings })
+        Ok(Zone { id: prefix, content, warnings, ..Zone::of(Name::root()) })
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {

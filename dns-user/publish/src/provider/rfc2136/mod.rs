@@ -33,7 +33,7 @@ use self::{
 };
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, send_groups, settings,
+    TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Name, Record};
 
@@ -205,9 +205,8 @@ impl Provider for Rfc2136 {
         Box::pin(async {
             let mut zones = Vec::new();
             for apex in self.settings.zones.clone() {
-                let (id, visibility) = (apex.to_string(), Visibility::Public);
                 let content = self.list_zone(&apex).await;
-                zones.push(Zone { id, apex, visibility, content, warnings: Vec::new() });
+                zones.push(Zone { content, ..Zone::of(apex) });
             }
             Ok(zones)
         })
