@@ -36,10 +36,10 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let endpoints = fields.required("endpoints").and_then(|endpoints| endpoints.items());
     let mut seen = BTreeSet::new();
     for item in endpoints.into_iter().flatten() {
-        let before = item.problems().count();
+        let before = item.problems.count();
         let record = item.fields().and_then(|fields| read_endpoint(fields, &mut seen));
         match record {
-            Some(record) if item.problems().count() == before => match record.targets.is_empty() {
+            Some(record) if item.problems.count() == before => match record.targets.is_empty() {
                 true => found.untargeted.push(record),
                 false => found.records.push(record),
             },
@@ -53,7 +53,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
 
 /// Parses an entry; `None` if its name or type is unreadable.
 fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
-    let entry = fields.map().clone();
+    let entry = fields.map.clone();
     let name = fields.required("dnsName").and_then(|reader| read_name(&reader));
     let record_type = fields.optional("recordType").map(|reader| read_type(&reader));
     let ttl = fields.optional("recordTTL").map(|ttl| ttl.integer(0..=LONGEST_TTL));
@@ -150,7 +150,6 @@ pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
-/// A condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     label: String,

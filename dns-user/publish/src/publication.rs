@@ -17,21 +17,17 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Target {
     pub id: DocumentId,
-    /// DNS Update Record with the provider's parameters.
     pub record: UpdateRecord,
-    /// Record sets to publish there.
     pub desired: Desired,
     /// Entries that wait for the provider's default targets.
     pub untargeted: Vec<(DocumentId, Record)>,
     /// Documents that want each name.
     pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,
-    /// Number of record sets wanted by each document.
     pub counts: BTreeMap<DocumentId, usize>,
     /// Reason why another DNS Update Record forbids to publish there.
     pub rival: Option<String>,
 }
 
-/// Wanted records of every provider.
 #[derive(Clone, Debug, Default)]
 pub struct Publication {
     /// Providers, by `PROJECT/RECORD`.

@@ -41,7 +41,6 @@ pub(crate) struct ApiState {
 /// Permission for one round of a provider to delete names.
 #[derive(Debug)]
 pub(crate) struct Confirmation {
-    /// Maximum number of names.
     pub deletions: usize,
     /// Receives the result of the round.
     pub reply: oneshot::Sender<Confirmed>,
@@ -49,7 +48,6 @@ pub(crate) struct Confirmation {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confirmed {
-    /// Number of changed names.
     pub changed: usize,
     pub problems: Vec<String>,
 }
@@ -70,7 +68,6 @@ pub(crate) struct ProviderOverview {
     pub provider: String,
     /// Whether the last round published all wanted records.
     pub synced: bool,
-    /// Number of wanted record sets.
     pub wanted: usize,
     /// Number of names in its zones that this publisher owns.
     pub owned: usize,
@@ -180,7 +177,6 @@ impl ApiState {
 /// Result of a provider's last round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ProviderState {
-    /// Whether a round has completed.
     pub ran: bool,
     /// Number of record sets and of owned names in each zone, from its last listing.
     pub zones: BTreeMap<String, Counts>,
@@ -190,12 +186,10 @@ pub(crate) struct ProviderState {
     pub names: Vec<(Name, String)>,
 }
 
-/// Size of a zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Number of record sets, without owner records.
     pub records: usize,
-    /// Number of owned names.
     pub owned: usize,
 }
 
@@ -252,7 +246,6 @@ impl ProviderState {
         Self { ran: true, zones, general: vec![problem.to_string()], names: Vec::new() }
     }
 
-    /// Returns the number of owned names in all zones.
     pub(crate) fn owned(&self) -> usize {
         self.zones.values().map(|counts| counts.owned).sum()
     }

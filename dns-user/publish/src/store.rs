@@ -46,7 +46,6 @@ pub(crate) enum Write {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// The resource did not exist before.
     Created,
     Replaced,
     /// The resource exists and was not changed.
@@ -141,7 +140,6 @@ impl Store {
         &self.folder
     }
 
-    /// Returns every resource, sorted by identity.
     pub(crate) fn all(&self) -> Vec<Resource> {
         self.resources.lock().values().cloned().collect()
     }
@@ -178,7 +176,6 @@ impl Store {
         Ok((written, resource))
     }
 
-    /// Deletes a resource if the condition holds.
     pub(crate) fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
         let mut resources = self.resources.lock();
         let Some(before) = resources.get(id) else { return Ok(Written::Missing) };

@@ -62,12 +62,10 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Creates an empty list for a file.
     pub fn of(file: impl Into<Arc<str>>) -> Self {
         Self { file: file.into(), found: RefCell::default() }
     }
 
-    /// Adds a problem at a position of the file.
     pub fn add(&self, line: u64, path: &str, reason: impl Into<String>, remedy: impl Into<String>) {
         self.found.borrow_mut().push(Problem::new(self.file.clone(), line, path, reason, remedy));
     }
@@ -77,7 +75,6 @@ impl Problems {
         self.found.borrow().len()
     }
 
-    /// Returns all problems in the order of discovery.
     pub fn into_vec(self) -> Vec<Problem> {
         self.found.into_inner()
     }
@@ -86,42 +83,26 @@ impl Problems {
 /// A node with its path and problem list.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
-    node: &'a Node,
+    pub node: &'a Node,
     path: String,
-    problems: &'a Problems,
+    pub problems: &'a Problems,
 }
 
 /// The members of a map, each read at most once.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    map: Reader<'a>,
+    /// The map itself, for problems that concern it.
+    pub map: Reader<'a>,
     rest: Vec<&'a (String, Node)>,
     /// Names that were asked for.
     known: Vec<&'static str>,
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader of a document's root.
     pub fn root(node: &'a Node, problems: &'a Problems) -> Self {
         Self { node, path: String::new(), problems }
     }
 
-    /// Returns the unconverted value.
-    pub fn value(&self) -> &'a Value {
-        &self.node.value
-    }
-
-    /// Returns the line in the file, from 1.
-    pub fn line(&self) -> u64 {
-        self.node.line
-    }
-
-    /// Returns the problem list of this document.
-    pub fn problems(&self) -> &'a Problems {
-        self.problems
-    }
-
-    /// Reports a problem at this node.
     pub fn problem(&self, reason: impl Into<String>, remedy: impl Into<String>) {
         self.problems.add(self.node.line, &self.path, reason, remedy);
     }
@@ -223,17 +204,12 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Returns the map itself, for problems that concern it.
-    pub fn map(&self) -> &Reader<'a> {
-        &self.map
-    }
-
     /// Takes a member; null counts as absent.
     pub fn optional(&mut self, name: &'static str) -> Option<Reader<'a>> {
         self.known.push(name);
         let index = self.rest.iter().position(|(member, _)| member == name)?;
         let member = self.rest.remove(index);
-        Some(self.reader(member)).filter(|reader| *reader.value() != Value::Null)
+        Some(self.reader(member)).filter(|reader| reader.node.value != Value::Null)
     }
 
     /// Takes a member; reports its absence.
@@ -245,7 +221,6 @@ impl<'a> Fields<'a> {
         found
     }
 
-    /// Takes all remaining members.
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
         let rest = std::mem::take(&mut self.rest);
         rest.into_iter().map(|member| (member.0.as_str(), self.reader(member))).collect()
@@ -294,7 +269,6 @@ fn shortened(text: &str) -> String {
 pub struct Node {
     /// Line in the file, from 1: of the value, or of its name in a map.
     pub line: u64,
-    /// Parsed value, a scalar or a collection.
     pub value: Value,
 }
 
@@ -311,9 +285,7 @@ pub enum Value {
     Float(f64),
     /// Quoted text, or any other plain scalar.
     Text(String),
-    /// Items in the order of the text.
     List(Vec<Node>),
-    /// Members in the order of the text.
     Map(Vec<(String, Node)>),
 }
 
@@ -321,7 +293,6 @@ pub enum Value {
 pub(crate) struct Document<'a> {
     /// First line in the file, from 1.
     pub line: u64,
-    /// Text of this document only.
     pub text: &'a str,
 }
 
@@ -382,7 +353,6 @@ fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
     }
 }
 
-/// Adds an offset to all lines of a tree.
 fn shift(node: &mut Node, by: u64) {
     node.line += by;
     match &mut node.value {
@@ -499,7 +469,6 @@ struct Json<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// Parses the value at the current position.
     fn node(&mut self, depth: usize) -> Option<Node> {
         let line = self.line;
         let value = match self.rest.as_bytes().first()? {

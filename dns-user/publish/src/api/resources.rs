@@ -18,7 +18,6 @@ use crate::{
     update_record::{Intent, ListOwner, RecordList, UpdateRecord, is_identifier},
 };
 
-/// Name of the body in error messages.
 const BODY: &str = "body";
 
 /// Collection selected by a path.
@@ -73,7 +72,6 @@ impl Scope {
 /// Part of a collection to list.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Page {
-    /// Maximum number of items.
     limit: Option<usize>,
     /// Name of the last item of the page before.
     after: Option<String>,

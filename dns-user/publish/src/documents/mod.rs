@@ -47,7 +47,6 @@ pub(crate) struct Folder {
     texts: BTreeMap<PathBuf, String>,
 }
 
-/// A file at the last scan.
 #[derive(Clone, Debug)]
 struct Reading {
     stamp: Option<FileStamp>,
@@ -402,7 +401,6 @@ impl Kind {
         Self::ALL.into_iter().find(|(_, known, _)| *known == name).map(|(kind, ..)| kind)
     }
 
-    /// Returns the value of `kind` in documents.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -422,7 +420,6 @@ impl DocumentId {
         format!("{}/{namespace}/{name}", Kind::ALL[*kind as usize].2)
     }
 
-    /// Returns the identity of the list of `owner`.
     pub fn of_list(owner: &ListOwner) -> Self {
         let (namespace, name) = match owner {
             ListOwner::LogicalCloud { project, name } => (project.clone(), format!("logical-cloud/{name}")),
@@ -447,7 +444,7 @@ impl Document {
         match list_items(&root) {
             None => vec![Self::read(&root, last_line)],
             Some(items) => {
-                let firsts: Vec<u64> = items.iter().map(Reader::line).collect();
+                let firsts: Vec<u64> = items.iter().map(|item| item.node.line).collect();
                 let ends = firsts.iter().skip(1).map(|line| line.saturating_sub(1)).chain([last_line]);
                 items.iter().zip(ends).map(|(item, end)| Self::read(item, end)).collect()
             }
@@ -486,13 +483,13 @@ impl Document {
                 (id, content)
             }
         };
-        Some(Self { id, labels, generation, line: root.line(), last_line, content })
+        Some(Self { id, labels, generation, line: root.node.line, last_line, content })
     }
 }
 
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
 fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
-    let Value::Map(members) = root.value() else { return None };
+    let Value::Map(members) = &root.node.value else { return None };
     let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
     members.iter().find(|(name, node)| name == "kind" && kinds.contains(&node.value))?;
     Some(root.fields()?.required("items")?.items()?.collect())
@@ -584,19 +581,16 @@ pub(crate) struct DocumentStatus {
     /// Result by provider (`PROJECT/RECORD`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub providers: BTreeMap<String, ProviderResult>,
-    /// Latest error; absent if there is none.
     #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
 }
 
-/// Result of a document at one provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProviderResult {
     /// Whether every record set is published as wanted.
     pub synced: bool,
-    /// Number of record sets wanted there.
     pub records: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,

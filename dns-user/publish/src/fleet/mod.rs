@@ -66,10 +66,10 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let names = fields.required("names").and_then(|names| names.items());
     let mut seen = BTreeSet::new();
     for item in names.into_iter().flatten() {
-        let before = item.problems().count();
+        let before = item.problems.count();
         let (external, name) = item.fields().map_or((None, None), |fields| read_entry(fields, &mut seen));
         match name {
-            Some(name) if item.problems().count() == before => found.names.push(name),
+            Some(name) if item.problems.count() == before => found.names.push(name),
             _ => match external {
                 Some(external) => found.damaged.push(external),
                 None => found.is_unreadable = true,
@@ -81,7 +81,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
 }
 
 fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name>, Option<FleetName>) {
-    let entry = fields.map().clone();
+    let entry = fields.map.clone();
     let external = fields.required("name").and_then(|name| read_name(&name));
     let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
     let ttl = fields.optional("ttl").and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
@@ -209,7 +209,6 @@ impl HealthHistory {
         Self { unhealthy: names.collect() }
     }
 
-    /// Removes names that are no longer published.
     fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
         self.unhealthy.retain(|name, _| names.contains(name));
     }
@@ -249,7 +248,6 @@ const LIMITS: Limits = Limits { time: Duration::from_secs(5), body: 64 << 20 };
 
 const MAX_NAMES: usize = 1_000;
 
-/// A client of the server's control socket.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerClient {
     socket: PathBuf,
@@ -258,7 +256,6 @@ pub(crate) struct ServerClient {
 type Answer = Result<FleetAddresses, NoAddresses>;
 
 impl ServerClient {
-    /// Reads a server's `config.json`.
     pub(crate) fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
         let config = load_config(path).map_err(anyhow::Error::msg)?.config;
         let socket = config.control.as_ref().map(|control| control.socket.clone()).ok_or_else(|| {

@@ -61,7 +61,6 @@ pub(crate) enum WriteError {
 /// Names of the fleet that are targets of CNAMEs.
 pub(crate) type KnownTargets = BTreeSet<FleetDomain>;
 
-/// Returns which of these names are names of the fleet.
 pub(crate) async fn known_targets(
     server: &ServerClient,
     targets: KnownTargets,

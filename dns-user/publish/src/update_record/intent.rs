@@ -50,9 +50,7 @@ pub struct ClusterAddresses {
 /// Record sets for one DNS Update Record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Name of the DNS Update Record.
     pub update_record: String,
-    /// Record sets to publish there.
     pub records: Vec<Record>,
 }
 
@@ -66,7 +64,7 @@ pub struct IntentOutcome {
 impl Intent {
     /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
-        let problems = fields.map().problems();
+        let problems = fields.map.problems;
         let before = problems.count();
         let metadata = fields.required("metadata").and_then(|metadata| Metadata::read(&metadata));
         let mut spec = fields.required("spec")?.fields()?;
@@ -86,7 +84,7 @@ impl Intent {
         let public_domain = name(spec.optional("publicDomain"));
         let local_domain = name(spec.optional("localDomain"));
         if external_name.is_none() && (public_domain.is_some() || local_domain.is_some()) {
-            spec.map().problem("domain is set, but not externalName", "add externalName");
+            spec.map.problem("domain is set, but not externalName", "add externalName");
         }
         let ttl = spec.optional("ttl").and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
         let placements = spec.optional("placements").and_then(|list| list.items());
@@ -104,7 +102,6 @@ impl Intent {
         (problems.count() == before).then_some(intent)
     }
 
-    /// Formats the intent as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, app, external_name, public_domain, local_domain, ttl, placements } = self;
         let mut spec = json!({ "app": app });
@@ -265,18 +262,16 @@ impl RecordList {
     /// The only allowed name of a list that binds records.
     pub const NAME: &str = "dns-update-record-list";
 
-    /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
+    /// Parses `{metadata, spec}`; reports problems.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let (list, spec) = Self::read_open(fields)?;
-        let before = spec.map().problems().count();
-        let problems = spec.map().problems();
         spec.finish();
-        (problems.count() == before).then_some(list)
+        Some(list)
     }
 
     /// Like [`RecordList::read`], but leaves other members of `spec` to the caller.
     pub fn read_open<'a>(fields: &mut Fields<'a>) -> Option<(Self, Fields<'a>)> {
-        let problems = fields.map().problems();
+        let problems = fields.map.problems;
         let before = problems.count();
         let metadata = fields.required("metadata");
         let name = metadata.as_ref().and_then(|metadata| metadata.fields()?.optional("name"));
@@ -303,7 +298,6 @@ impl RecordList {
         (problems.count() == before).then_some((list, spec))
     }
 
-    /// Formats the list as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, pairs } = self;
         let pair = |(key, record): &(String, String)| {

@@ -105,7 +105,6 @@ impl Provider {
         }
     }
 
-    /// Returns the schema of its parameters.
     pub fn group(self) -> Group {
         match self {
             Self::Aws | Self::AwsServiceDiscovery => Aws,
@@ -136,7 +135,7 @@ impl fmt::Display for Provider {
 impl UpdateRecord {
     /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
-        let problems = fields.map().problems();
+        let problems = fields.map.problems;
         let before = problems.count();
         let metadata = fields.required("metadata").and_then(|metadata| Metadata::read(&metadata));
         let mut spec = fields.required("spec")?.fields()?;
@@ -154,7 +153,6 @@ impl UpdateRecord {
         (problems.count() == before).then_some(record)
     }
 
-    /// Formats the record as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, provider, selector, parameters } = self;
         let mut spec = json!({ "provider": provider.name(), "external-dns-parameters": parameters });
@@ -292,7 +290,6 @@ impl Metadata {
         Some(Self { name: name?, description, user_data1, user_data2 })
     }
 
-    /// Formats the metadata as in API responses.
     pub fn to_json(&self, spelling: Spelling) -> Value {
         let Self { name, description, user_data1, user_data2 } = self;
         let (first, second) = match spelling {
@@ -338,7 +335,6 @@ pub struct Parameter {
     pub name: &'static str,
     /// Providers for which it is allowed.
     pub group: Group,
-    /// Type of the parameter's value.
     pub kind: Kind,
     /// Default, if the document states one.
     pub default: Option<&'static str>,
@@ -511,7 +507,8 @@ impl Parameters {
                 );
                 continue;
             }
-            if let (false, Some(setting)) = (*value.value() == text::Value::Null, parameter.kind.read(&value))
+            if let (false, Some(setting)) =
+                (value.node.value == text::Value::Null, parameter.kind.read(&value))
             {
                 settings.insert(parameter.name, setting);
             }
@@ -534,12 +531,10 @@ impl Parameters {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
 
-    /// Returns whether a text is set, but empty.
     pub fn is_blank(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Setting::Text(text)) if text.trim().is_empty())
     }
 
-    /// Returns whether a boolean is set and true.
     pub fn is_set(&self, name: &str) -> bool {
         self.0.get(name) == Some(&Setting::Boolean(true))
     }
@@ -591,7 +586,7 @@ impl Setting {
 
 impl Kind {
     fn read(self, value: &Reader<'_>) -> Option<Setting> {
-        if let text::Value::Text(text) = value.value()
+        if let text::Value::Text(text) = &value.node.value
             && text.len() > MAX_TEXT
         {
             value.problem(format!("it has {} octets", text.len()), format!("use at most {MAX_TEXT}"));
@@ -599,7 +594,7 @@ impl Kind {
         }
         match self {
             Self::Text => value.text().map(|text| Setting::Text(text.to_owned())),
-            Self::TextOrBoolean => match value.value() {
+            Self::TextOrBoolean => match &value.node.value {
                 text::Value::Bool(known) => Some(Setting::Boolean(*known)),
                 _ => value.text().map(|text| Setting::Text(text.to_owned())),
             },
