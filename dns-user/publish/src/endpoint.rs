@@ -172,9 +172,21 @@ impl Selector {
 
     /// Parses the text form; an empty text selects everything.
     fn parse(text: &str) -> Result<Self, String> {
-        let parts =
-            split_outside_parentheses(text).into_iter().map(str::trim).filter(|part| !part.is_empty());
-        parts.map(Requirement::parse).collect::<Result<_, _>>().map(Self)
+        let mut depth = 0_u32;
+        let parts = text.split(|letter| {
+            match letter {
+                '(' => depth += 1,
+                ')' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            letter == ',' && depth == 0
+        });
+        parts
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .map(Requirement::parse)
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a
@@ -230,23 +242,6 @@ impl fmt::Display for Selector {
         }
         Ok(())
     }
-}
-
-fn split_outside_parentheses(text: &str) -> Vec<&str> {
-    let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0_u32);
-    for (at, letter) in text.char_indices() {
-        match letter {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
 }
 
 #[cfg(test)]

@@ -136,9 +136,8 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     for (name, mut rows) in names {
         drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
         let mut actions = Vec::new();
-        let context = NameContext { unmanaged: &rows.unmanaged, desired, redirections: &redirections };
         for row in rows.by_set.values() {
-            actions.extend(plan_row(rules, row, &context, &mut plan));
+            actions.extend(plan_row(rules, row, &rows.unmanaged, (desired, &redirections), &mut plan));
         }
         if !actions.is_empty() {
             plan.changes.push(NameChange { name: name.clone(), actions });
@@ -204,14 +203,6 @@ struct Row<'a> {
     candidates: Candidates<'a>,
 }
 
-/// Facts about a name and its zone.
-struct NameContext<'a> {
-    /// Types of existing sets of the name that are not managed.
-    unmanaged: &'a BTreeSet<RecordType>,
-    desired: &'a Desired,
-    redirections: &'a Redirections<'a>,
-}
-
 /// Delegations and DNAMEs of a zone, which send resolvers elsewhere for the names below them.
 struct Redirections<'a>(BTreeMap<&'a Name, &'a Record>);
 
@@ -251,8 +242,13 @@ impl<'a> Redirections<'a> {
 }
 
 /// Plans one row. All its actions are applied in one transaction.
-fn plan_row(rules: &PlanRules, row: &Row<'_>, context: &NameContext<'_>, plan: &mut Plan) -> Vec<Action> {
-    let NameContext { unmanaged, desired, redirections } = context;
+fn plan_row(
+    rules: &PlanRules,
+    row: &Row<'_>,
+    unmanaged: &BTreeSet<RecordType>,
+    (desired, redirections): (&Desired, &Redirections<'_>),
+    plan: &mut Plan,
+) -> Vec<Action> {
     let mut creates = Vec::new();
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {

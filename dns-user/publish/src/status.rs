@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
-    documents::{Content, Document, DocumentId, DocumentStatus, FileState, ProviderResult, Scan, StatusFile},
+    documents::{
+        Content, Document, DocumentId, DocumentStatus, FileState, ProviderResult, Scan, StatusFile, digest,
+    },
     engine::Report,
     publication::{Publication, Target},
     record::{Name, Record, RecordType},
@@ -312,7 +314,8 @@ pub(crate) fn statuses(
         if !seen.insert(&document.id) {
             continue;
         }
-        let digest = digest(document);
+        let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
+        let digest = digest(&format!("{labels:?}{content:?}"));
         let counted = match before.get(&document.id) {
             Some(known) if known.digest == digest => known.observed_generation,
             Some(known) => known.observed_generation + 1,
@@ -354,13 +357,6 @@ pub(crate) fn statuses(
     };
     let providers = publication.targets.iter().map(overview);
     Overview { providers: providers.collect(), documents, problems: of_files }
-}
-
-/// Returns a digest of a document's content, from which changes are detected.
-fn digest(document: &Document) -> String {
-    let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
-    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{labels:?}{content:?}").as_bytes());
-    digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect()
 }
 
 /// Writes status files, and keeps the last status of every document.

@@ -16,7 +16,7 @@ use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::documents::{DocumentId, Kind};
+use crate::documents::{DocumentId, Kind, digest};
 
 /// An open store. Only one process can open it at a time; others read the folder.
 #[derive(Debug)]
@@ -71,9 +71,7 @@ pub(crate) enum StoreError {
 impl Resource {
     /// Returns the entity tag of metadata and spec (RFC 9110, section 8.8.3).
     pub(crate) fn tag(&self) -> String {
-        let digest = ring::digest::digest(&ring::digest::SHA256, self.body.to_string().as_bytes());
-        let digest: String = digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect();
-        format!("\"{}-{digest}\"", self.generation)
+        format!("\"{}-{}\"", self.generation, digest(&self.body.to_string()))
     }
 
     /// Returns the resource as a document, in which the path of the API is part of the content.

@@ -487,6 +487,12 @@ impl Document {
     }
 }
 
+/// Returns a digest from which changes are detected.
+pub(crate) fn digest(text: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
 fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
     let Value::Map(members) = &root.node.value else { return None };

@@ -215,15 +215,13 @@ impl HealthHistory {
 }
 
 impl SavedHealth {
+    /// Returns whether both have the same addresses, at whatever times.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        let addresses = |saved: &Self| -> BTreeSet<(String, IpAddr)> {
-            let pairs = saved
-                .0
-                .iter()
-                .flat_map(|(name, unhealthy)| unhealthy.keys().map(|address| (name.clone(), *address)));
-            pairs.collect()
-        };
-        addresses(self) == addresses(other)
+        self.addresses().eq(other.addresses())
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = (&String, &IpAddr)> {
+        self.0.iter().flat_map(|(name, unhealthy)| unhealthy.keys().map(move |address| (name, address)))
     }
 }
 

@@ -124,7 +124,7 @@ impl Webhook {
         apexes.dedup();
         let (records, warnings) = self.records().await?;
         let mut zones: Vec<Zone> = apexes.into_iter().map(Zone::of).collect();
-        for record in records {
+        for record in records.into_values() {
             let own = zones.iter_mut().filter(|zone| record.name.is_within(&zone.apex));
             let zone = own.max_by_key(|zone| zone.apex.labels().count());
             let is_apex = |zone: &&mut Zone| zone.apex == record.name;
@@ -142,7 +142,7 @@ impl Webhook {
     }
 
     /// Lists all record sets, and describes those that cannot be represented.
-    async fn records(&self) -> Result<(Vec<Record>, Vec<String>), ProviderError> {
+    async fn records(&self) -> Result<(BTreeMap<Key, Record>, Vec<String>), ProviderError> {
         let endpoints: Vec<Endpoint> = self.read("/records", None).await?;
         let mut sets: BTreeMap<Key, Record> = BTreeMap::new();
         let mut warnings = Vec::new();
@@ -156,7 +156,7 @@ impl Webhook {
                 Err(reason) => warnings.push(format!("{} left unchanged: {reason}", endpoint.dns_name)),
             }
         }
-        Ok((sets.into_values().collect(), warnings))
+        Ok((sets, warnings))
     }
 
     async fn adjust_remotely(&mut self, desired: &[Record]) -> Result<(), ProviderError> {
@@ -181,13 +181,17 @@ impl Webhook {
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
-        let before = match self.records().await {
-            Ok((records, _)) => by_key(records),
-            Err(error) => {
-                let failed = TransactionResult::Failed(error);
-                return vec![failed; batch.transactions.len()];
-            }
-        };
+        let results = self.apply_compared(batch, progress).await;
+        results.unwrap_or_else(|error| vec![TransactionResult::Failed(error); batch.transactions.len()])
+    }
+
+    /// Applies transactions that agree with the records before, and compares the records afterwards.
+    async fn apply_compared(
+        &mut self,
+        batch: &Batch,
+        progress: Progress<'_>,
+    ) -> Result<Vec<TransactionResult>, ProviderError> {
+        let (before, _) = self.records().await?;
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
         let mut places = Vec::new();
         let mut current = Vec::new();
@@ -199,13 +203,7 @@ impl Webhook {
         }
         let items = current.iter().cloned().map(Ok).collect();
         let sent = send_groups(self, items, batch.on_conflict, progress).await;
-        let after = match self.records().await {
-            Ok((records, _)) => by_key(records),
-            Err(error) => {
-                let failed = TransactionResult::Failed(error);
-                return vec![failed; batch.transactions.len()];
-            }
-        };
+        let (after, _) = self.records().await?;
         for ((place, result), transaction) in places.into_iter().zip(sent).zip(&current) {
             let is_there = result != TransactionResult::Applied
                 || transaction.steps.iter().all(|step| is_done(step, &after));
@@ -220,12 +218,8 @@ impl Webhook {
                 )),
             };
         }
-        results
+        Ok(results)
     }
-}
-
-fn by_key(records: Vec<Record>) -> BTreeMap<Key, Record> {
-    records.into_iter().map(|record| (record.key(), record)).collect()
 }
 
 fn is_same(found: Option<&Record>, wanted: &Record) -> bool {

@@ -252,20 +252,11 @@ fn default_targets(parameters: &Parameters) -> Result<TargetSets, ProviderError>
     })
 }
 
-/// Parameters that external-dns and its libraries take from the environment.
-const ENVIRONMENT: [(&str, &str); 12] = [
-    ("ETCD_URLS", "etcd-urls"),
-    ("ETCD_USERNAME", "etcd-username"),
-    ("ETCD_PASSWORD", "etcd-password"),
-    ("AWS_ACCESS_KEY_ID", "aws-access-key-id"),
-    ("AWS_SECRET_ACCESS_KEY", "aws-secret-access-key"),
-    ("AWS_SESSION_TOKEN", "aws-session-token"),
-    ("AWS_PROFILE", "aws-profile"),
-    ("AWS_SHARED_CREDENTIALS_FILE", "aws-shared-credentials-file"),
-    ("AWS_ROLE_ARN", "aws-role-arn"),
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "aws-web-identity-token-file"),
-    ("AWS_DEFAULT_REGION", "aws-region"),
-    ("AWS_REGION", "aws-region"),
+/// Settings that external-dns and its libraries take from the environment, where `aws-region` is `AWS_REGION`.
+#[rustfmt::skip]
+const FROM_ENVIRONMENT: [&str; 11] = [
+    "etcd-urls", "etcd-username", "etcd-password", "aws-access-key-id", "aws-secret-access-key", "aws-session-token",
+    "aws-profile", "aws-shared-credentials-file", "aws-role-arn", "aws-web-identity-token-file", "aws-region",
 ];
 
 /// Returns the settings of a provider. In ascending precedence: the environment,
@@ -276,9 +267,11 @@ fn parameters(
     options: &LaunchOptions,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Parameters {
-    let from_environment = ENVIRONMENT.iter().filter_map(|(variable, setting)| {
-        let value = environment(variable).filter(|value| !value.is_empty())?;
-        Some(((*setting).to_owned(), value))
+    let set = |variable: &str| environment(variable).filter(|value| !value.is_empty());
+    let from_environment = FROM_ENVIRONMENT.into_iter().filter_map(|setting| {
+        let value = set(&setting.to_ascii_uppercase().replace('-', "_"));
+        let value = value.or_else(|| (setting == "aws-region").then(|| set("AWS_DEFAULT_REGION"))?);
+        Some((setting.to_owned(), value?))
     });
     let mut all: BTreeMap<String, String> = from_environment.collect();
     all.extend(options.provider_settings.get(name).cloned().unwrap_or_default());
