@@ -239,7 +239,7 @@ impl Engine {
             self.keep_contested(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
-            let is_counted = |change: &&NameChange| self.undone.has_deleted(change, now);
+            let is_counted = |change: &&NameChange| self.undone.has_deleted(change, 1, now);
             let counted = plan.changes.iter().filter(is_counted).count();
             let recent = self.deletions.count(&id, now).saturating_sub(counted);
             zones.push(ZonePlan { id, plan, owned, recent });
@@ -256,7 +256,11 @@ impl Engine {
     fn keep_contested(&self, plan: &mut Plan, now: SystemTime) {
         let changes = std::mem::take(&mut plan.changes);
         for change in changes {
-            let kept = change.deleted().next().filter(|_| self.undone.keeps(&change, now)).cloned();
+            let kept = change
+                .deleted()
+                .next()
+                .filter(|_| self.undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now))
+                .cloned();
             match kept {
                 Some(record) => plan.note(&record, Reason::Contested),
                 None => plan.changes.push(change),
@@ -350,7 +354,7 @@ impl Engine {
         let now = SystemTime::now();
         let mut deleted = 0;
         for change in &changes {
-            let is_new = change.is_deletion() && !self.undone.has_deleted(change, now);
+            let is_new = change.is_deletion() && !self.undone.has_deleted(change, 1, now);
             deleted += usize::from(is_new);
             if self.undone.applied(change, now) {
                 result.contested.insert(change.name.clone());
@@ -562,18 +566,8 @@ struct Repeated {
 }
 
 impl UndoneChanges {
-    /// Returns whether all sets of a deletion exist again after repeated deletions.
-    pub fn keeps(&self, change: &NameChange, now: SystemTime) -> bool {
-        self.deleted_before(change, now, MAX_REPEATED_DELETIONS)
-    }
-
-    /// Returns whether a change deletes only what was deleted in the last hour. That is not counted
-    /// again.
-    pub fn has_deleted(&self, change: &NameChange, now: SystemTime) -> bool {
-        self.deleted_before(change, now, 1)
-    }
-
-    fn deleted_before(&self, change: &NameChange, now: SystemTime, times: u32) -> bool {
+    /// Returns whether a change deletes only what was deleted so many times, the last time within an hour.
+    fn has_deleted(&self, change: &NameChange, times: u32, now: SystemTime) -> bool {
         let is_known = |record: &Record| {
             let deleted = self.deleted.get(&record.key());
             deleted.is_some_and(|deleted| deleted.times >= times && deleted.is_recent(now))
@@ -670,18 +664,21 @@ mod tests {
         let now = SystemTime::now();
         let mut undone = UndoneChanges::default();
         for expected in [false, false, true] {
-            assert_eq!(undone.keeps(&change, now), expected);
+            assert_eq!(undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now), expected);
             undone.applied(&change, now);
         }
-        assert!(!undone.keeps(&change, now + WINDOW));
+        assert!(!undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now + WINDOW));
         let mut of_both = change.clone();
         let other = Record::parse("n0.example.org", RecordType::TXT, ["text"]).unwrap();
         of_both.actions.push(Action::Delete(other));
-        assert!(!undone.keeps(&of_both, now), "sets of other types are counted apart");
+        assert!(
+            !undone.has_deleted(&of_both, MAX_REPEATED_DELETIONS, now),
+            "sets of other types are counted apart"
+        );
         let Action::Delete(record) = change.actions[0].clone() else { unreachable!() };
         let created = NameChange { name: change.name.clone(), actions: vec![Action::Create(record)] };
         // A creation by this publisher ends the conflict.
-        assert!(!undone.applied(&created, now) && !undone.keeps(&change, now));
+        assert!(!undone.applied(&created, now) && !undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now));
         assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::anyhow;
 use serde_json::{Value, json};
 
 use crate::{
@@ -35,15 +36,12 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
 }
 
 /// Renders every provider. Returns YAML by file name.
-pub(crate) fn manifests(
-    publication: &Publication,
-    image: &str,
-) -> Result<BTreeMap<String, String>, Unwritable> {
+pub(crate) fn manifests(publication: &Publication, image: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     for target in publication.targets.values() {
         let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
         files.insert(format!("{name}-deployment.yaml"), yaml(&deployment(target, image))?);
-        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect::<Result<_, _>>()?;
+        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect::<anyhow::Result<_>>()?;
         if !endpoints.is_empty() {
             files.insert(format!("{name}-endpoints.yaml"), endpoints.join("---\n"));
         }
@@ -191,14 +189,10 @@ fn kubernetes_name(words: &[&str]) -> String {
 
 /// Formats a value as YAML. All text is quoted: Kubernetes reads YAML 1.1, in which `no` is a
 /// boolean.
-fn yaml(value: &Value) -> Result<String, Unwritable> {
+fn yaml(value: &Value) -> anyhow::Result<String> {
     serde_saphyr::to_string_with_options(value, serde_saphyr::ser_options! { quote_all: true })
-        .map_err(|error| Unwritable(error.to_string()))
+        .map_err(|error| anyhow!("a manifest cannot be written: {error}"))
 }
-
-#[derive(Debug, thiserror::Error)]
-#[error("a manifest cannot be written: {0}")]
-pub(crate) struct Unwritable(String);
 
 #[cfg(test)]
 mod tests {

@@ -189,8 +189,9 @@ impl Store {
     fn save(&self, resource: &Resource) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(&resource.document())?;
         text.push(b'\n');
-        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE).map_err(|error| error.cause)?;
-        Ok(())
+        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE)
+            .map(drop)
+            .map_err(|error| error.cause)
     }
 
     /// Writes the folder's entries to disk.
@@ -214,8 +215,9 @@ impl Store {
 pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC).map_err(|error| error.cause)?;
-    Ok(())
+    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)
+        .map(drop)
+        .map_err(|error| error.cause)
 }
 
 #[cfg(test)]

@@ -111,14 +111,11 @@ impl<'a> Reader<'a> {
     pub fn text(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Text(text) => Some(text),
-            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => {
-                self.problem(
-                    format!("{} instead of text", self.found()),
-                    format!("put it in quotes: \"{}\"", self.scalar()),
-                );
+            _ => {
+                let Some(scalar) = self.scalar() else { return self.expected("text") };
+                self.problem(format!("{scalar} instead of text"), format!("put it in quotes: \"{scalar}\""));
                 None
             }
-            _ => self.expected("text"),
         }
     }
 
@@ -184,21 +181,20 @@ impl<'a> Reader<'a> {
 
     fn found(&self) -> String {
         match &self.node.value {
-            Value::Null => "nothing".to_owned(),
-            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => self.scalar(),
             Value::Text(text) => format!("the text {:?}", shortened(text)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
+            _ => self.scalar().unwrap_or_else(|| "nothing".to_owned()),
         }
     }
 
-    fn scalar(&self) -> String {
+    /// Returns the text of a boolean or number.
+    fn scalar(&self) -> Option<String> {
         match &self.node.value {
-            Value::Bool(value) => value.to_string(),
-            Value::Integer(value) => value.to_string(),
-            Value::Float(value) => value.to_string(),
-            Value::Text(text) => text.clone(),
-            Value::Null | Value::List(_) | Value::Map(_) => String::new(),
+            Value::Bool(value) => Some(value.to_string()),
+            Value::Integer(value) => Some(value.to_string()),
+            Value::Float(value) => Some(value.to_string()),
+            _ => None,
         }
     }
 }

@@ -211,6 +211,12 @@ fn complain(problem: &str) {
     eprintln!("{}", dns_core::terminal::lines(problem));
 }
 
+/// Prints the problems of a provider. Returns whether there are any.
+fn complain_of(name: &str, problems: &[String]) -> bool {
+    problems.iter().for_each(|problem| complain(&format!("{name}: {problem}")));
+    !problems.is_empty()
+}
+
 /// Reads the sources once and reports their problems. Returns whether there are any.
 async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, bool)> {
     let read = runner::read_once(config).await?;

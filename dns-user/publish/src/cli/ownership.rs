@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, process::ExitCode};
 use anyhow::bail;
 
 use super::{
-    Colour, Selection, complain, print,
+    Colour, Selection, complain, complain_of, print,
     publish::{Prepared, plan_text, prepare, unlisted},
     read_sources,
 };
@@ -163,10 +163,7 @@ impl OwnershipChange<'_> {
                 Ok(prepared) => self.change_one(target, prepared).await?,
                 Err(problem) => vec![problem.to_string()],
             };
-            for problem in &problems {
-                complain(&format!("{name}: {problem}"));
-            }
-            failed |= !problems.is_empty();
+            failed |= complain_of(&name, &problems);
         }
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }

@@ -15,7 +15,7 @@ use hyper::{Method, StatusCode};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::{Colour, Selection, complain, print, read_sources};
+use super::{Colour, Selection, complain, complain_of, print, read_sources};
 use crate::{
     api::ConfirmRequest,
     config::Config,
@@ -136,10 +136,7 @@ impl Apply {
                 Ok(prepared) => publish(target, prepared, confirm_deletions, &options, bars).await?,
                 Err(problem) => vec![problem.to_string()],
             };
-            for problem in &problems {
-                complain(&format!("{name}: {problem}"));
-            }
-            failed |= !problems.is_empty();
+            failed |= complain_of(&name, &problems);
         }
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -155,13 +152,12 @@ async fn confirm(config: &Config, request: ConfirmRequest) -> anyhow::Result<boo
     }
     let results: BTreeMap<String, Confirmed> =
         serde_json::from_slice(&body).context("cannot parse the response")?;
+    let mut is_done = true;
     for (name, Confirmed { changed, problems }) in &results {
         print(&format!("{name}: {changed} names changed\n"))?;
-        for problem in problems {
-            complain(&format!("{name}: {problem}"));
-        }
+        is_done &= !complain_of(name, problems);
     }
-    Ok(results.values().all(|result| result.problems.is_empty()))
+    Ok(is_done)
 }
 
 /// Publishes to one provider, with a progress bar on a terminal. Returns the problems.
@@ -188,9 +184,7 @@ async fn publish(
         Ok(report) => {
             print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
             let state = ProviderState::of_report(&report, &ProviderState::default());
-            for remark in state.remarks(target) {
-                complain(&format!("{}: {remark}", target.name()));
-            }
+            complain_of(&target.name(), &state.remarks(target));
             state.problems(target)
         }
         Err(error) => vec![error.to_string()],

@@ -615,8 +615,9 @@ impl StatusFile {
         }
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
-        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
-        Ok(())
+        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC)
+            .map(drop)
+            .map_err(|error| error.cause)
     }
 
     /// Removes the status files of documents that no longer exist in a folder.

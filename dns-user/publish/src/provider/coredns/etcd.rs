@@ -40,7 +40,7 @@ pub(super) struct Pair {
 /// Comparisons and operations of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct Txn {
-    compare: Vec<Value>,
+    pub(super) compare: Vec<Value>,
     pub(super) operations: Vec<(EtcdKey, Operation)>,
 }
 
@@ -51,10 +51,6 @@ pub(super) enum Operation {
 }
 
 impl Txn {
-    pub(super) fn comparisons(&self) -> usize {
-        self.compare.len()
-    }
-
     /// Requires a key at its listed revision.
     pub(super) fn compare_revision(&mut self, key: &[u8], revision: i64) {
         let key = STANDARD.encode(key);

@@ -193,7 +193,7 @@ impl CoreDns {
             };
             txn.operations.push((key, operation));
         }
-        if txn.comparisons() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
+        if txn.compare.len() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
             let reason =
                 format!("its change exceeds etcd's limit of {MAX_OPERATIONS} operations; use fewer targets");
             return Err(ProviderError::Unfit { name: transaction.name.clone(), reason });
@@ -293,7 +293,7 @@ impl GroupSender for Etcd {
     fn fitting(&self, transactions: &[Txn]) -> usize {
         let (mut comparisons, mut operations) = (0, 0);
         let fits = |txn: &&Txn| {
-            comparisons += txn.comparisons();
+            comparisons += txn.compare.len();
             operations += txn.operations.len();
             comparisons <= MAX_OPERATIONS && operations <= MAX_OPERATIONS
         };

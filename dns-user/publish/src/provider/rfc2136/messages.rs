@@ -369,10 +369,12 @@ fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
     octets.extend(ZONE_POINTER);
 }
 
+/// Data that no [`Target`] has.
+const MALFORMED: WireError = WireError("malformed data");
+
 fn push_numbers(octets: &mut Vec<u8>, numbers: &str) -> Result<(), WireError> {
     for number in numbers.split_ascii_whitespace() {
-        let number: u16 = number.parse().map_err(|_| WireError("data with a malformed number"))?;
-        octets.extend(number.to_be_bytes());
+        octets.extend(number.parse::<u16>().map_err(|_| MALFORMED)?.to_be_bytes());
     }
     Ok(())
 }
@@ -380,12 +382,11 @@ fn push_numbers(octets: &mut Vec<u8>, numbers: &str) -> Result<(), WireError> {
 pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>, WireError> {
     let text = target.as_str();
     let mut data = Vec::new();
-    let name = |text: &str| Name::parse(text).map_err(|_| WireError("data with a malformed name"));
+    let name = |text: &str| Name::parse(text).map_err(|_| MALFORMED);
     match record_type {
-        RecordType::A | RecordType::AAAA => match text.parse() {
-            Ok(IpAddr::V4(address)) => data.extend(address.octets()),
-            Ok(IpAddr::V6(address)) => data.extend(address.octets()),
-            Err(_) => return Err(WireError("data with a malformed address")),
+        RecordType::A | RecordType::AAAA => match text.parse().map_err(|_| MALFORMED)? {
+            IpAddr::V4(address) => data.extend(address.octets()),
+            IpAddr::V6(address) => data.extend(address.octets()),
         },
         RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
             push_name(&mut data, &name(text)?)
@@ -401,16 +402,16 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             }
         }
         RecordType::MX | RecordType::SRV => {
-            let (numbers, host) = text.rsplit_once(' ').ok_or(WireError("data without a host"))?;
+            let (numbers, host) = text.rsplit_once(' ').ok_or(MALFORMED)?;
             push_numbers(&mut data, numbers)?;
             push_name(&mut data, &name(host)?);
         }
         RecordType::NAPTR => {
-            let (head, replacement) = text.rsplit_once(' ').ok_or(WireError("data without a replacement"))?;
-            let (numbers, strings) = head.split_once('"').ok_or(WireError("data without strings"))?;
+            let (head, replacement) = text.rsplit_once(' ').ok_or(MALFORMED)?;
+            let (numbers, strings) = head.split_once('"').ok_or(MALFORMED)?;
             push_numbers(&mut data, numbers)?;
             let strings = format!("\"{strings}");
-            let strings = quoted_strings(&strings).ok_or(WireError("data with an open quote"))?;
+            let strings = quoted_strings(&strings).ok_or(MALFORMED)?;
             for string in strings {
                 let length =
                     u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
@@ -424,7 +425,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             for pair in hex.as_bytes().chunks(2) {
                 let digits = std::str::from_utf8(pair).unwrap_or_default();
                 let octet = u8::from_str_radix(digits, 16);
-                data.push(octet.map_err(|_| WireError("malformed hexadecimal data"))?);
+                data.push(octet.map_err(|_| MALFORMED)?);
             }
         }
     }
@@ -592,7 +593,7 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
             // A string must not reach into the next record.
             return match reader.position() == record.data.end {
                 true => Ok(Target::text(&value)),
-                false => Err(WireError("malformed data")),
+                false => Err(MALFORMED),
             };
         }
         RecordType::MX => format!("{} {}", reader.u16()?, reader.name()?),
@@ -617,5 +618,5 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
     if is_read && reader.position() != record.data.end {
         return Err(WireError("data of another length"));
     }
-    Target::parse(record.record_type, &text).map_err(|_| WireError("malformed data"))
+    Target::parse(record.record_type, &text).map_err(|_| MALFORMED)
 }

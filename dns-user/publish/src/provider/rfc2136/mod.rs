@@ -165,8 +165,8 @@ impl Rfc2136 {
         let id = fastrand::u16(..);
         let query = messages::question(id, 0, apex, TYPE_AXFR);
         let mut transfer = Transfer::new(apex, id);
-        let take = |message: &[u8]| Ok(transfer.take(message)?);
-        let asked = connection.ask(query, self.settings.key.as_ref(), take).await;
+        let take = |_, message: &[u8]| Ok(transfer.take(message)?);
+        let asked = connection.ask(std::iter::once(query), self.settings.key.as_ref(), take).await;
         let finished = asked.and_then(|()| Ok(transfer.finish()?));
         finished.map_err(|failure| failure.of(self.settings.server(), apex))
     }
@@ -271,10 +271,10 @@ impl Sender<'_> {
                 return Err(WireError("no response").into());
             }
             codes[number] = Some(header.rcode());
-            Ok(())
+            Ok(true)
         };
         let Settings { key, .. } = &self.provider.settings;
-        let asked = connection.ask_all(messages, key.as_ref(), take).await;
+        let asked = connection.ask(messages, key.as_ref(), take).await;
         asked.map_err(|failure| failure.of(self.provider.settings.server(), &self.zone))
     }
 
@@ -463,56 +463,34 @@ impl Connection {
         Ok(Self { stream, limit, clock })
     }
 
-    /// Sends a message, signed if there is a key, and passes every response to `take` until it
-    /// returns true. Signatures are verified and removed first.
+    /// Sends messages with different ids, signed if there is a key, without waiting in between. Passes every
+    /// response to `take` with the number of its message, until it returns true for each. Signatures are verified
+    /// and removed first. A server may respond in any order (RFC 7766, section 7).
     async fn ask(
-        &mut self,
-        mut message: Vec<u8>,
-        key: Option<&TsigKey>,
-        mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
-    ) -> Result<(), Failure> {
-        let mut verifier = key.map(|key| key.sign(&mut message, self.now())).transpose()?;
-        self.send(&message).await?;
-        loop {
-            let mut response = self.receive().await?;
-            if let Some(verifier) = &mut verifier {
-                verifier.verify(&mut response, self.now())?;
-            }
-            if take(&response)? {
-                break;
-            }
-        }
-        if let Some(verifier) = &verifier {
-            verifier.finish()?;
-        }
-        Ok(())
-    }
-
-    /// Sends messages with different ids, signed if there is a key, without waiting in between, and
-    /// passes every response to `take` with the number of its message. A server may respond in any
-    /// order (RFC 7766, section 7).
-    async fn ask_all(
         &mut self,
         messages: impl Iterator<Item = Vec<u8>>,
         key: Option<&TsigKey>,
-        mut take: impl FnMut(usize, &[u8]) -> Result<(), Failure>,
+        mut take: impl FnMut(usize, &[u8]) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        let mut waiting = Vec::new();
+        let mut asked = Vec::new();
         for mut message in messages {
             let id = MessageReader::new(&message).header()?.id;
-            waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())).transpose()?)));
+            asked.push((Some(id), key.map(|key| key.sign(&mut message, self.now())).transpose()?));
             self.send(&message).await?;
         }
-        for _ in 0..waiting.len() {
+        while asked.iter().any(|(waits, _)| waits.is_some()) {
             let mut response = self.receive().await?;
             let id = MessageReader::new(&response).header()?.id;
-            let asked = waiting.iter().position(|one| one.as_ref().is_some_and(|(asked, _)| *asked == id));
-            let number = asked.ok_or(WireError("a response to a different message"))?;
-            if let Some((_, Some(mut verifier))) = waiting[number].take() {
+            let number = asked.iter().position(|(waits, _)| *waits == Some(id));
+            let number = number.ok_or(WireError("a response to a different message"))?;
+            let (waits, verifier) = &mut asked[number];
+            if let Some(verifier) = verifier {
                 verifier.verify(&mut response, self.now())?;
-                verifier.finish()?;
             }
-            take(number, &response)?;
+            if take(number, &response)? {
+                *waits = None;
+                verifier.as_ref().map_or(Ok(()), |verifier| verifier.finish())?;
+            }
         }
         Ok(())
     }
