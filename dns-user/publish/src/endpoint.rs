@@ -24,8 +24,7 @@ pub struct Endpoints {
     pub records: Vec<Record>,
     /// Entries with an empty list of targets, which get the provider's default targets.
     pub untargeted: Vec<Record>,
-    /// Whether name or type of an entry is unreadable, so that all records of the document stay
-    /// unchanged.
+    /// Whether name or type of an entry is unreadable, so that all records of the document stay unchanged.
     pub is_unreadable: bool,
 }
 
@@ -189,8 +188,7 @@ impl Selector {
             .map(Self)
     }
 
-    /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a
-    /// missing label.
+    /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a missing label.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0.iter().all(|Requirement { label, is_negated, values }| {
             let has = labels

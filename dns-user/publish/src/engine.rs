@@ -247,7 +247,6 @@ impl Engine {
         Planned { zones, notes: stray.notes, wanted }
     }
 
-    /// Returns the zones of a name that the service may hold.
     fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
         if self.provider.serves(name) { zones_of(listing, name) } else { Vec::new() }
     }
@@ -316,8 +315,7 @@ impl Engine {
         report
     }
 
-    /// Applies the plan of one zone. Returns the number of names deleted for the first time in an
-    /// hour.
+    /// Applies the plan of one zone. Returns the number of names deleted for the first time in an hour.
     async fn apply_zone(
         &mut self,
         view: &View,

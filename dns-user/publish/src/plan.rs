@@ -146,8 +146,7 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     plan
 }
 
-/// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner
-/// records change.
+/// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner records change.
 pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
     by_name(records.into_iter().filter(|record| record.labels.owner() != owner).map(|record| {
         let mut labels = record.labels.clone();
@@ -182,11 +181,9 @@ fn by_name<'a>(actions: impl Iterator<Item = (&'a Name, Action)>) -> Plan {
     Plan { changes: changes.collect(), notes: Vec::new() }
 }
 
-/// All sets of one name.
 #[derive(Default)]
 struct Rows<'a> {
     by_set: BTreeMap<&'a str, Row<'a>>,
-    /// Types of existing sets that are not managed.
     unmanaged: BTreeSet<RecordType>,
 }
 
@@ -330,8 +327,7 @@ fn obstacle(
     Some(Reason::NeedsDeletion { record_type: *stays })
 }
 
-/// Returns the wanted record with its new labels: the old ones, our owner, and the resource that
-/// wants it.
+/// Returns the wanted record with its new labels: the old ones, our owner, and the resource that wants it.
 fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> Record {
     let mut labels = before.map(|before| before.labels.clone()).unwrap_or_default();
     labels.0.extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
@@ -364,9 +360,8 @@ fn drop_conflicting_aliases<'a: 'b, 'b>(rows: impl Iterator<Item = &'b mut Candi
 
 /// Merges candidates into one set.
 ///
-/// Addresses of all candidates are combined. For other types, the candidate with the resource of
-/// the existing set wins, or else the one with the fewest, then the least targets. `None` without
-/// candidates.
+/// Addresses of all candidates are combined. For other types, the candidate with the resource of the existing set
+/// wins, or else the one with the fewest, then the least targets. `None` without candidates.
 fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let resource = current.map_or("", |current| current.labels.resource());
     let holder =
@@ -382,8 +377,7 @@ fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     Some(merged)
 }
 
-/// Returns the sort key by preference. A set without targets comes last, because it gives no
-/// answer.
+/// Returns the sort key by preference. A set without targets comes last, because it gives no answer.
 fn order(record: &Record) -> (bool, usize, Vec<&str>, &str) {
     let targets: Vec<&str> = record.targets.iter().map(|target| target.as_str()).collect();
     (targets.is_empty(), targets.len(), targets, record.labels.resource())

@@ -25,8 +25,7 @@ pub struct Record {
     pub set_identifier: String,
     /// Record data. An empty set is wanted for a name that currently has no healthy address.
     pub targets: BTreeSet<Target>,
-    /// TTL in seconds, at most 2^31 - 1 (RFC 2181, section 8). `None` leaves the choice to the
-    /// provider.
+    /// TTL in seconds, at most 2^31 - 1 (RFC 2181, section 8). `None` leaves the choice to the provider.
     pub ttl: Option<u32>,
     /// Ownership, as read from or written to the TXT registry.
     pub labels: Labels,
@@ -248,9 +247,8 @@ pub enum RecordError {
 
 /// A domain name: lower case, without final dot, with the fewest escapes.
 ///
-/// The root is `.`. Octets outside printable ASCII, dots inside a label, backslashes and a few
-/// special characters are escaped (RFC 1035, section 5.1), so that every name in wire format has
-/// exactly one text form.
+/// The root is `.`. Octets outside printable ASCII, dots inside a label, backslashes and a few special characters
+/// are escaped (RFC 1035, section 5.1), so that every name in wire format has exactly one text form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
@@ -620,8 +618,7 @@ pub struct TargetError {
 /// Label that no filter is likely to contain.
 const PROBE: &str = "any-name-below";
 
-/// Suffixes to include and to exclude. Exclusion wins; without inclusions everything else
-/// is included.
+/// Suffixes to include and to exclude. Exclusion wins; without inclusions everything else is included.
 #[derive(Debug, Clone, Default)]
 pub struct DomainFilter {
     include: Vec<Suffix>,

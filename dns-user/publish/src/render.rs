@@ -74,8 +74,7 @@ fn deployment(target: &Target, image: &str) -> Value {
     let mut environment = Vec::new();
     for (parameter, setting) in record.parameters.iter() {
         if parameter.name == "rfc2136-tsig-secret" {
-            // external-dns also reads every flag from the environment, and a manifest must not
-            // contain a secret.
+            // external-dns also reads every flag from the environment, and a manifest must not contain a secret.
             environment.push(json!({
                 "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
                 "valueFrom": { "secretKeyRef": { "name": name, "key": parameter.name } },
@@ -187,8 +186,7 @@ fn kubernetes_name(words: &[&str]) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Formats a value as YAML. All text is quoted: Kubernetes reads YAML 1.1, in which `no` is a
-/// boolean.
+/// Formats a value as YAML. All text is quoted: Kubernetes reads YAML 1.1, in which `no` is a boolean.
 fn yaml(value: &Value) -> anyhow::Result<String> {
     serde_saphyr::to_string_with_options(value, serde_saphyr::ser_options! { quote_all: true })
         .map_err(|error| anyhow!("a manifest cannot be written: {error}"))

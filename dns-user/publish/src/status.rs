@@ -199,8 +199,7 @@ pub(crate) struct Counts {
 const MAX_PROBLEMS: usize = 20;
 
 impl ProviderState {
-    /// Summarises a report for the status. A zone that could not be listed keeps its counts of
-    /// `before`.
+    /// Summarises a report for the status. A zone that could not be listed keeps its counts of `before`.
     pub(crate) fn of_report(report: &Report, before: &Self) -> Self {
         let mut state = Self { ran: true, ..Self::default() };
         let mut notes = report.notes.clone();
@@ -210,31 +209,31 @@ impl ProviderState {
                 Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
             };
             state.zones.insert(zone.id.clone(), counts);
-            if let Some(name) = zone.contested.first() {
+            let contested = zone.contested.first().map(|name| {
                 let others = match zone.contested.len() {
                     1 => String::new(),
                     count => format!(" and {} more", count - 1),
                 };
-                state.general.push(format!(
-                    "zone {}: another writer with the same owner deletes and creates {name}{others} again and \
-                     again; give each publisher its own txt-owner-id",
-                    zone.id
-                ));
-            }
-            if let Some(failure) = &zone.failure {
-                state.general.push(format!("zone {}: {failure}", zone.id));
-            }
-            if let Some(refusal) = &zone.refusal {
-                state.general.push(format!("zone {}: {refusal}", zone.id));
-            }
-            if zone.conflicts > 0 {
-                let conflicts = zone.conflicts;
-                state.general.push(format!(
-                    "zone {}: {conflicts} changes conflicted with another writer in every round; the next \
-                     run tries again",
-                    zone.id
-                ));
-            }
+                format!(
+                    "another writer with the same owner deletes and creates {name}{others} again and again; give \
+                     each publisher its own txt-owner-id"
+                )
+            });
+            let conflicts = (zone.conflicts > 0).then(|| {
+                format!(
+                    "{} changes conflicted with another writer in every round; the next run tries again",
+                    zone.conflicts
+                )
+            });
+            let (failure, refusal) = (&zone.failure, &zone.refusal);
+            let problems = [
+                contested,
+                failure.as_ref().map(ToString::to_string),
+                refusal.as_ref().map(ToString::to_string),
+                conflicts,
+            ];
+            let problems = problems.into_iter().flatten();
+            state.general.extend(problems.map(|problem| format!("zone {}: {problem}", zone.id)));
             state.names.extend(zone.failures.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }

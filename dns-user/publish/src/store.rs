@@ -210,8 +210,7 @@ impl Store {
     }
 }
 
-/// Replaces a file by the JSON of a value, in one step. A command of root may write what the service
-/// reads.
+/// Replaces a file by the JSON of a value, in one step. A command of root may write what the service reads.
 pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

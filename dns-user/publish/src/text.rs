@@ -1,8 +1,7 @@
 //! Parses YAML and JSON to trees whose nodes know their lines, with readers that collect all
 //! problems instead of stopping at the first. Pure.
 //!
-//! Files and API bodies share one reader, so errors have the same wording: position, cause and
-//! remedy.
+//! Files and API bodies share one reader, so errors have the same wording: position, cause and remedy.
 
 use std::{cell::RefCell, collections::HashSet, fmt, sync::Arc};
 
@@ -19,8 +18,7 @@ pub struct Problem {
     pub file: Arc<str>,
     /// Line in the file, from 1.
     pub line: u64,
-    /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole
-    /// document.
+    /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole document.
     pub path: String,
     /// Cause of the problem, in lower case.
     pub reason: String,
@@ -445,9 +443,8 @@ const DEPTH: usize = 64;
 /// Number of members up to which duplicates are found by comparing all pairs.
 const FEW: usize = 8;
 
-/// Parses a document of strict JSON whose first line is `line`, to the same tree as the parser of
-/// YAML. Returns `None` for everything else: other YAML, rare forms, and errors, which that parser
-/// describes.
+/// Parses a document of strict JSON whose first line is `line`, to the same tree as the parser of YAML. Returns
+/// `None` for everything else: other YAML, rare forms, and errors, which that parser describes.
 fn parse_json(text: &str, line: u64) -> Option<Node> {
     let mut json = Json { rest: text, line };
     json.skip_blanks();

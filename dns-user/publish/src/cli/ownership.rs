@@ -63,8 +63,7 @@ pub(super) struct Retire {
     /// Keep the records and remove only their ownership
     #[arg(long)]
     keep_records: bool,
-    /// Delete only this owner's ownership records without a record; another OWNER only if its publisher is
-    /// gone
+    /// Delete only this owner's ownership records without a record; another OWNER only if its publisher is gone
     #[arg(long, value_name = "OWNER", num_args = 0..=1, require_equals = true, conflicts_with_all = ["keep_records", "confirm_deletions"])]
     orphans: Option<Option<String>>,
     /// Only show the changes
@@ -210,8 +209,7 @@ impl OwnershipChange<'_> {
     }
 }
 
-/// Returns the records that an adoption takes although documents want another value, with what
-/// they want.
+/// Returns the records that an adoption takes although documents want another value, with what they want.
 fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &'a Record)> {
     let taken = planned.zones.iter().flat_map(|zone| zone.plan.actions()).filter_map(|action| match action {
         Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),

@@ -220,11 +220,7 @@ fn read_file(
     let name = path.display().to_string();
     let text = match read_text(path) {
         Ok(text) => text,
-        // Without a stamp the next scan reads it again.
-        Err(error) => {
-            let state = unreadable(path, &error);
-            return Reading { stamp: None, state, is_complete: false, is_illegible: true };
-        }
+        Err(error) => return illegible(unreadable(path, &error)),
     };
     let problems = Problems::of(name);
     let last_line = text.lines().count().max(1) as u64;
@@ -246,9 +242,8 @@ fn read_file(
         problems.add(last_line, "", reason, remedy);
     }
     if problems.count() > 0 {
-        let state = FileState { path: path.to_owned(), documents: Vec::new(), problems: problems.into_vec() };
-        // Without a stamp the next scan reads it again.
-        return Reading { stamp: None, state, is_complete: false, is_illegible: true };
+        let problems = problems.into_vec();
+        return illegible(FileState { path: path.to_owned(), documents: Vec::new(), problems });
     }
     let mut documents = Vec::new();
     let mut is_complete = true;
@@ -270,6 +265,11 @@ fn read_file(
     }
     let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
     Reading { stamp, state, is_complete, is_illegible }
+}
+
+fn illegible(state: FileState) -> Reading {
+    // Without a stamp the next scan reads it again.
+    Reading { stamp: None, state, is_complete: false, is_illegible: true }
 }
 
 /// How a text lacks the end of an earlier one.
@@ -642,8 +642,7 @@ fn path_beside(documents: &Path) -> PathBuf {
 
 /// Reports changes of the documents.
 ///
-/// Events are only a hint: everything is also read at an interval, so a lost event only causes a
-/// delay.
+/// Events are only a hint: everything is also read at an interval, so a lost event only causes a delay.
 pub(crate) struct Watch {
     // Dropping it ends the watch.
     _watcher: Option<RecommendedWatcher>,

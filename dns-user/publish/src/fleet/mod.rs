@@ -1,8 +1,7 @@
 //! Fleet names published under external names, as `FleetName` documents list them.
 //!
-//! The running server returns the addresses of a name and their health, and keeps its instances
-//! checked. An address is withdrawn only after it has been unhealthy for the hold time, and health
-//! never empties a record set.
+//! The running server returns the addresses of a name and their health, and keeps its instances checked. An address
+//! is withdrawn only after it has been unhealthy for the hold time, and health never empties a record set.
 //!
 //! In the other direction, an external-dns writes names of the fleet: [`AliasWriter`].
 
@@ -54,8 +53,7 @@ pub struct FleetNames {
     pub names: Vec<FleetName>,
     /// External names of invalid entries, whose records stay unchanged.
     pub damaged: Vec<Name>,
-    /// Whether the name of an entry is unreadable, so that all records of the document stay
-    /// unchanged.
+    /// Whether the name of an entry is unreadable, so that all records of the document stay unchanged.
     pub is_unreadable: bool,
 }
 
@@ -340,8 +338,7 @@ impl Fleet {
         self.answers.keys().filter_map(|(name, hold)| self.history.withdrawn(name, *hold, now).1).min()
     }
 
-    /// Returns the records of a mapping, one set per address family. Without an answer, `problem` is the
-    /// reason.
+    /// Returns the records of a mapping, one set per address family. Without an answer, `problem` is the reason.
     pub(crate) fn records(
         &self,
         name: &FleetName,

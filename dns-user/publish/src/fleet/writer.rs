@@ -131,8 +131,7 @@ impl AliasWriter {
         Ok(targets.filter_map(|target| FleetDomain::from_text(target).ok()).collect())
     }
 
-    /// Returns wanted endpoints in the form in which they will be listed, without names that cannot
-    /// be aliases.
+    /// Returns wanted endpoints in the form in which they will be listed, without names that cannot be aliases.
     pub(crate) fn adjust(&mut self, endpoints: &[Endpoint], known: &KnownTargets) -> Vec<Endpoint> {
         let names: BTreeSet<Name> =
             endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok()).collect();

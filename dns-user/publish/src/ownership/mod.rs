@@ -34,7 +34,6 @@ pub struct View {
     pub notes: Vec<Note>,
     /// Owner records without a record: each with the texts of a single owner, and their labels.
     pub orphans: Vec<Record>,
-    /// All sets as listed.
     listed: BTreeMap<Key, Record>,
     /// Records with owner texts in earlier forms, and the keys of these texts.
     earlier: BTreeMap<Key, (Record, Vec<Key>)>,
@@ -47,7 +46,6 @@ impl View {
     }
 }
 
-/// Owner texts of one TXT set.
 type Texts = Vec<(Target, Labels)>;
 
 impl Registry {
@@ -206,9 +204,8 @@ impl Registry {
     }
 }
 
-/// Removes transactions that would put an owner record and a CNAME at one name, which servers
-/// ignore silently (RFC 2136, section 3.4.2.2). An owner record wins over a new CNAME, and an
-/// existing CNAME over a new owner record.
+/// Removes transactions that would put an owner record and a CNAME at one name, which servers ignore silently (RFC
+/// 2136, section 3.4.2.2). An owner record wins over a new CNAME, and an existing CNAME over a new owner record.
 pub(crate) fn remove_collisions(
     view: &View,
     transactions: &mut Vec<Transaction>,
@@ -396,7 +393,6 @@ impl PendingSets<'_> {
         }
     }
 
-    /// Removes the texts of one owner.
     fn remove_texts(&mut self, key: Key, owner: &str) {
         let texts = self.owner_texts(&key);
         let set = self.touch(key);

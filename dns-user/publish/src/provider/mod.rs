@@ -82,8 +82,7 @@ pub struct Zone<Content = Vec<Record>> {
     pub apex: Name,
     /// Clients that see the zone.
     pub visibility: Visibility,
-    /// Sets of all types, including owner records and foreign ones, or the error if the zone could
-    /// not be listed.
+    /// Sets of all types, including owner records and foreign ones, or the error if the zone could not be listed.
     pub content: Result<Content, ProviderError>,
     /// Problems of unreadable foreign data, which is left unchanged.
     pub warnings: Vec<String>,
@@ -97,8 +96,7 @@ impl Zone {
     }
 }
 
-/// Visibility of a zone. A name belongs to the longest public zone, and to every private zone that
-/// contains it.
+/// Visibility of a zone. A name belongs to the longest public zone, and to every private zone that contains it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Visibility {
     /// Visible to all clients on the Internet.
@@ -303,8 +301,7 @@ async fn send_all<Sender: GroupSender>(
     results.into_iter().map(result).collect()
 }
 
-/// Parameters of one record as text, by external-dns's names such as `rfc2136-host`. A blank text
-/// counts as absent.
+/// Parameters of one record as text, by external-dns's names such as `rfc2136-host`. A blank text counts as absent.
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(pub BTreeMap<String, String>);
 
@@ -422,8 +419,7 @@ impl TlsFiles {
         Ok(Self { ca: parameters.path("tls-ca"), identity })
     }
 
-    /// Returns a configuration for a client that never uses TLS, because the system may have no CA
-    /// certificates.
+    /// Returns a configuration for a client that never uses TLS, because the system may have no CA certificates.
     pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
         Ok(Arc::new(client()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
     }

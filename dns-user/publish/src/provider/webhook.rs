@@ -38,8 +38,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Parses the parameters `webhook-provider-url`, `webhook-provider-timeout`, `domain-filter`
-    /// and `tls-*`.
+    /// Parses the parameters `webhook-provider-url`, `webhook-provider-timeout`, `domain-filter` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let url = parameters.text("webhook-provider-url").unwrap_or("http://localhost:8888");
         if !url.starts_with("http://") && !url.starts_with("https://") {

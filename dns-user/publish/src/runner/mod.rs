@@ -152,8 +152,7 @@ pub struct SourceState {
 impl Sources {
     /// Prepares the sources that a configuration names.
     ///
-    /// An unreadable configuration of the server is an error, because fleet names have no addresses
-    /// without it.
+    /// An unreadable configuration of the server is an error, because fleet names have no addresses without it.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         let fleet = config.server.as_deref().map(|path| FollowedFleet::new(path, config)).transpose()?;
         let options = LaunchOptions::of(config)?;
@@ -286,11 +285,8 @@ struct Worker {
 
 impl Workers {
     fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
-        let gone: Vec<String> =
-            self.0.keys().filter(|name| !publication.targets.contains_key(*name)).cloned().collect();
-        for name in gone {
-            // Its current round completes; published records stay.
-            drop(self.0.remove(&name));
+        // The current round of a removed worker completes; published records stay.
+        for (name, _) in self.0.extract_if(.., |name, _| !publication.targets.contains_key(name)) {
             shared.states.lock().remove(&name);
             shared.api_state.metrics.forget(&name);
             tracing::info!(

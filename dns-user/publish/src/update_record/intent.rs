@@ -121,10 +121,9 @@ impl Intent {
 
     /// Returns the bindings by the document's algorithm.
     ///
-    /// `externalName` + `publicDomain` goes to the records of each logical cloud's list, with the
-    /// public addresses of its clusters. `externalName` + `localDomain` goes to the records of each
-    /// cluster's list, with that cluster's local addresses. Two parts that reach the same record
-    /// under the same name are merged.
+    /// `externalName` + `publicDomain` goes to the records of each logical cloud's list, with the public addresses
+    /// of its clusters. `externalName` + `localDomain` goes to the records of each cluster's list, with that
+    /// cluster's local addresses. Two parts that reach the same record under the same name are merged.
     pub fn bindings(
         &self,
         project: &str,
@@ -311,13 +310,9 @@ impl RecordList {
 
     /// Returns the distinct names of the records, in order.
     pub fn records(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = Vec::new();
-        for (_, record) in &self.pairs {
-            if !names.contains(&record.as_str()) {
-                names.push(record);
-            }
-        }
-        names
+        let mut seen = BTreeSet::new();
+        let names = self.pairs.iter().map(|(_, record)| record.as_str());
+        names.filter(|name| seen.insert(*name)).collect()
     }
 }
 

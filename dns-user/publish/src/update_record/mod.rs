@@ -170,8 +170,7 @@ impl UpdateRecord {
         }
     }
 
-    /// Returns the reasons why the publisher cannot use the record although it is valid in the
-    /// document's schema.
+    /// Returns the reasons why the publisher cannot use the record although it is valid in the document's schema.
     pub fn obstacles(&self) -> Vec<String> {
         let Self { metadata: _, provider, selector: _, parameters } = self;
         let missing =
@@ -269,8 +268,7 @@ fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
 impl Metadata {
     /// Parses `metadata`. Unknown members, including those that Kubernetes adds, are ignored.
     pub fn read(reader: &Reader<'_>) -> Option<Self> {
-        let mut fields = reader.fields()?;
-        Self::read_fields(&mut fields)
+        Self::read_fields(&mut reader.fields()?)
     }
 
     /// Like [`Metadata::read`], but leaves other members to the caller.

@@ -136,7 +136,6 @@ const FORM: &str = "application/x-www-form-urlencoded";
 /// Lifetime of a metadata service token in seconds.
 const METADATA_TOKEN_SECONDS: &str = "300";
 
-/// Path of the instance profile's credentials.
 const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
 
 /// Reads a profile of a shared credentials file: sections of `name = value`.
@@ -162,7 +161,6 @@ fn unreadable(file: &Path, reason: impl std::fmt::Display) -> ProviderError {
     settings(format!("{}: {reason}", file.display()))
 }
 
-/// Response of the metadata service.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Profile {
@@ -458,8 +456,7 @@ impl Unsigned<'_> {
         builder.body(body).map_err(|error| bad(error.to_string()))
     }
 
-    /// Returns the headers that sign the request with its `headers` (in lower case) at `time`
-    /// (`YYYYMMDDThhmmssZ`).
+    /// Returns the headers that sign the request with its `headers` (in lower case) at `time` (`YYYYMMDDThhmmssZ`).
     fn signature(
         &self,
         headers: &[(&str, &str)],

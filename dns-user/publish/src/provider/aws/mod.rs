@@ -151,8 +151,7 @@ fn balancers(parameters: &Parameters) -> Result<BalancerRecords, ProviderError> 
     })
 }
 
-/// Returns the shared credentials file and its profile: the given ones, or the usual file if it
-/// exists.
+/// Returns the shared credentials file and its profile: the given ones, or the usual file if it exists.
 fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
     let profile = parameters.text("aws-profile");
     let usual = || std::env::home_dir().map(|home| home.join(".aws/credentials"));
@@ -219,7 +218,6 @@ impl Aws {
         Ok(accepted.then(|| Zone { id, visibility, ..Zone::of(apex) }))
     }
 
-    /// Filters the zones by tags.
     async fn with_tags(&mut self, hosted: Vec<Zone>) -> Result<Vec<Zone>, ProviderError> {
         let mut kept: Vec<String> = Vec::new();
         for zones in hosted.chunks(TAGS_PER_CALL) {

@@ -30,7 +30,6 @@ const ALIAS: &str = "alias";
 const TARGET_ZONE: &str = "aws/target-hosted-zone";
 const TARGET_HEALTH: &str = "aws/evaluate-target-health";
 
-/// Returns whether a set is an alias of Route 53.
 pub(super) fn is_alias(record: &Record) -> bool {
     record.properties.get(ALIAS).is_some_and(|alias| alias == "true")
 }
@@ -144,8 +143,7 @@ fn value_text(record_type: RecordType, target: &Target) -> String {
     octets.chunks(255).map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// Converts Route 53's octal escapes, such as `\052` for `*`, to decimal ones. Other escapes are
-/// kept.
+/// Converts Route 53's octal escapes, such as `\052` for `*`, to decimal ones. Other escapes are kept.
 fn octal_to_decimal(text: &str) -> String {
     let mut rewritten = String::with_capacity(text.len());
     let mut rest = text;
@@ -267,13 +265,11 @@ fn hosted_zone(target: &str) -> Option<&'static str> {
     ZONES.iter().find(|(suffix, _)| is_below(suffix)).map(|(_, zone)| *zone)
 }
 
-/// Maximum number of changes in a batch.
 pub(super) const MAX_CHANGES: usize = 1_000;
 
 /// Maximum number of characters of all values in a batch.
 const MAX_OCTETS: usize = 32_000;
 
-/// Maximum number of values in a batch.
 const MAX_VALUES: usize = 1_000;
 
 const DELETE: &str = "DELETE";
@@ -354,7 +350,6 @@ impl Changes {
     }
 }
 
-/// Returns the number of leading transactions that fit into one batch.
 pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
     let mut size = Size::default();
     let fits = |changes: &&Changes| {

@@ -37,7 +37,6 @@ pub(super) struct Pair {
     pub(super) mod_revision: i64,
 }
 
-/// Comparisons and operations of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct Txn {
     pub(super) compare: Vec<Value>,

@@ -1,8 +1,7 @@
 //! CoreDNS, which answers from keys in etcd (plugin `etcd`, in the format of SkyDNS).
 //!
-//! Keys are read and written through etcd's JSON gateway: the few calls do not justify a gRPC
-//! stack. A transaction compares the revisions of all keys of its names, and modifies exact keys
-//! only, never a prefix.
+//! Keys are read and written through etcd's JSON gateway: the few calls do not justify a gRPC stack. A transaction
+//! compares the revisions of all keys of its names, and modifies exact keys only, never a prefix.
 
 mod etcd;
 
@@ -20,8 +19,7 @@ use super::{
 };
 use crate::record::{Key, Name, Record, RecordType};
 
-/// Maximum number of operations, and of comparisons, in a transaction: etcd's default of
-/// `--max-txn-ops`.
+/// Maximum number of operations, and of comparisons, in a transaction: etcd's default of `--max-txn-ops`.
 const MAX_OPERATIONS: usize = 128;
 
 /// Property that holds CoreDNS's group.
@@ -89,7 +87,6 @@ pub struct CoreDns {
 #[derive(Default)]
 struct Listed {
     revision: i64,
-    /// Keys of each record set.
     sets: HashMap<Key, Vec<EtcdKey>>,
     /// Values of keys that hold records, with the revision of each.
     services: HashMap<EtcdKey, (i64, Service)>,

@@ -252,7 +252,6 @@ fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireEr
     Ok(all)
 }
 
-/// Returns the number of leading transactions that fit into one message.
 pub(super) fn fitting(transactions: &[Encoded]) -> usize {
     let mut octets = MAX_HEAD;
     let mut records = (0_u32, 0_u32);
@@ -316,7 +315,6 @@ pub(super) fn append(message: &mut Vec<u8>, section: usize, records: &Records) {
     message.extend_from_slice(&records.octets);
 }
 
-/// Encoded records of one section.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Records {
     pub(super) octets: Vec<u8>,
