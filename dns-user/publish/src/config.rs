@@ -218,22 +218,13 @@ fn read_address(reader: &Reader<'_>) -> Option<SocketAddr> {
     let text = reader.filled_text()?;
     // external-dns writes `:7979` for every address.
     let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
-    let address = full.parse().ok();
-    if address.is_none() {
-        reader.problem(format!("{text:?} is not an address with a port"), "write it as 127.0.0.1:7979");
-    }
-    address
+    let address = full.parse().map_err(|_| format!("{text:?} is not an address with a port"));
+    reader.accept(address, "write it as 127.0.0.1:7979")
 }
 
 fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
-    match reader.filled_text()?.parse() {
-        Ok(record_type) => Some(record_type),
-        Err(error) => {
-            let error: crate::record::RecordError = error;
-            reader.problem(error.to_string(), "use record types such as A, AAAA and CNAME");
-            None
-        }
-    }
+    let parsed = reader.filled_text()?.parse::<RecordType>();
+    reader.accept(parsed, "use record types such as A, AAAA and CNAME")
 }
 
 #[cfg(test)]

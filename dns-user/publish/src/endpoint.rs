@@ -95,30 +95,20 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
 
 /// Parses a domain name that may be published.
 pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
-    match Name::parse(reader.filled_text()?) {
-        Ok(name) if name.is_root() => {
-            reader.problem("the root cannot be published", "use a name below one of your zones");
-            None
+    let name = Name::parse(reader.filled_text()?);
+    match reader.accept(name, "use a domain name with labels of up to 63 octets")? {
+        name if name.is_root() => {
+            reader.refuse("the root cannot be published", "use a name below one of your zones")
         }
-        Ok(name) => Some(name),
-        Err(error) => {
-            reader.problem(error.to_string(), "use a domain name with labels of up to 63 octets");
-            None
-        }
+        name => Some(name),
     }
 }
 
 fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
-    match reader.filled_text()?.parse() {
-        Ok(RecordType::SOA) => {
-            reader.problem("records of type SOA cannot be published", "remove the entry");
-            None
-        }
-        Ok(known) => Some(known),
-        Err(error) => {
-            reader.problem(error.to_string(), "use a record type such as A, AAAA or CNAME");
-            None
-        }
+    let parsed = reader.filled_text()?.parse::<RecordType>();
+    match reader.accept(parsed, "use a record type such as A, AAAA or CNAME")? {
+        RecordType::SOA => reader.refuse("records of type SOA cannot be published", "remove the entry"),
+        known => Some(known),
     }
 }
 
@@ -160,13 +150,8 @@ struct Requirement {
 
 impl Selector {
     pub fn read(reader: &Reader<'_>) -> Option<Self> {
-        match Self::parse(reader.text()?) {
-            Ok(selector) => Some(selector),
-            Err(reason) => {
-                reader.problem(reason, "use the syntax of kubectl -l: app=router,tier in (a,b),!canary");
-                None
-            }
-        }
+        let remedy = "use the syntax of kubectl -l: app=router,tier in (a,b),!canary";
+        reader.accept(Self::parse(reader.text()?), remedy)
     }
 
     /// Parses the text form; an empty text selects everything.

@@ -268,12 +268,8 @@ impl Engine {
     }
 
     fn owned(&self, records: &[Record]) -> usize {
-        let ours = records.iter().filter(|record| self.is_ours(record));
+        let ours = records.iter().filter(|record| self.rules.owns(record));
         ours.map(|record| &record.name).collect::<BTreeSet<_>>().len()
-    }
-
-    fn is_ours(&self, record: &Record) -> bool {
-        !self.rules.owner.is_empty() && record.labels.owner() == self.rules.owner
     }
 
     /// Applies a plan to the listed zones. Deletions that need confirmation, and a name whose change
@@ -372,10 +368,10 @@ impl Engine {
         }
         let count = |keys: &BTreeSet<Key>| keys.iter().map(|key| &key.name).collect::<BTreeSet<_>>().len();
         let mut owned: BTreeSet<Key> =
-            view.records.iter().filter(|record| self.is_ours(record)).map(Record::key).collect();
+            view.records.iter().filter(|record| self.rules.owns(record)).map(Record::key).collect();
         let before = count(&owned);
         for action in changes.iter().flat_map(|change| &change.actions) {
-            let (record, is_ours) = (action.record(), self.is_ours(action.record()));
+            let (record, is_ours) = (action.record(), self.rules.owns(action.record()));
             match action {
                 Action::Create(_) => result.records += 1,
                 Action::Delete(_) => result.records = result.records.saturating_sub(1),

@@ -19,23 +19,14 @@ pub enum Policy {
     CreateOnly,
 }
 
-impl std::str::FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        match text {
-            "sync" => Ok(Self::Sync),
-            "upsert-only" => Ok(Self::UpsertOnly),
-            "create-only" => Ok(Self::CreateOnly),
-            other => Err(UnknownPolicy(other.to_owned())),
-        }
+impl Policy {
+    /// Returns the policy with this name in the parameter `policy`.
+    pub fn named(name: &str) -> Option<Self> {
+        let all =
+            [("sync", Self::Sync), ("upsert-only", Self::UpsertOnly), ("create-only", Self::CreateOnly)];
+        all.into_iter().find(|(known, _)| *known == name).map(|(_, policy)| policy)
     }
 }
-
-/// Error for an unknown policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy {0:?}; use sync, upsert-only or create-only")]
-pub struct UnknownPolicy(String);
 
 /// Rules of a plan.
 #[derive(Debug, Clone)]
@@ -70,7 +61,7 @@ impl PlanRules {
         }
     }
 
-    fn owns(&self, record: &Record) -> bool {
+    pub(crate) fn owns(&self, record: &Record) -> bool {
         !self.owner.is_empty() && record.labels.owner() == self.owner
     }
 

@@ -56,9 +56,9 @@ impl Target {
 
 pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
-    let all: Vec<&Document> = scan.documents.iter().collect();
-    let mut targets = targets(&all, scan);
-    let lists: BTreeMap<ListOwner, RecordList> = all
+    let mut targets = targets(scan);
+    let lists: BTreeMap<ListOwner, RecordList> = scan
+        .documents
         .iter()
         .filter_map(|document| match &document.content {
             Some(Content::List(owner, list)) => Some((owner.clone(), list.clone())),
@@ -67,7 +67,7 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
         .collect();
     // An unreadable list or intent may want any record.
     let hold_intents = scan.holds_intents;
-    for document in &all {
+    for document in &scan.documents {
         let Some(content) = &document.content else { continue };
         match content {
             Content::Endpoints(endpoints) => {
@@ -108,10 +108,11 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
 }
 
 /// Returns a target without records for each DNS Update Record.
-fn targets(all: &[&Document], scan: &Scan) -> BTreeMap<String, Target> {
-    let known = scan.holds_unknown.then(|| all.iter().map(|document| document.id.resource()).collect());
+fn targets(scan: &Scan) -> BTreeMap<String, Target> {
+    let known =
+        scan.holds_unknown.then(|| scan.documents.iter().map(|document| document.id.resource()).collect());
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
-    for document in all {
+    for document in &scan.documents {
         if let Some(Content::UpdateRecord(record)) = &document.content {
             let target = Target {
                 id: document.id.clone(),

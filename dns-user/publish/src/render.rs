@@ -24,7 +24,7 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
     let mut words = vec![
         "external-dns".to_owned(),
         "--webhook-server".to_owned(),
-        format!("--provider={}", record.provider),
+        format!("--provider={}", record.provider.name()),
     ];
     for (parameter, setting) in record.parameters.iter() {
         let is_of_process = NOT_OF_WEBHOOK.iter().any(|start| parameter.name.starts_with(start));
@@ -59,7 +59,7 @@ fn deployment(target: &Target, image: &str) -> Value {
         "--crd-source-kind=DNSEndpoint".to_owned(),
         format!("--namespace={}", id.namespace),
         format!("--label-filter={PROVIDER_LABEL}={}", id.name),
-        format!("--provider={}", record.provider),
+        format!("--provider={}", record.provider.name()),
     ];
     // external-dns 0.22 requires it; the document has a default.
     if record.parameters.iter().all(|(parameter, _)| parameter.name != "policy") {

@@ -123,7 +123,7 @@ impl ApiState {
     /// Returns the valid documents of the operator's files, without the store's.
     pub(crate) fn documents(&self) -> Vec<Document> {
         let scan = self.scan.lock();
-        let files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        let files = scan.files.iter().filter(|file| !file.path.starts_with(&self.store.folder));
         let own: BTreeSet<&DocumentId> =
             files.flat_map(|file| &file.documents).map(|document| &document.id).collect();
         scan.documents.iter().filter(|document| own.contains(&document.id)).cloned().collect()
@@ -132,7 +132,7 @@ impl ApiState {
     /// Returns the operator's file and line of a document.
     pub(crate) fn file_of(&self, id: &DocumentId) -> Option<String> {
         let scan = self.scan.lock();
-        let mut files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        let mut files = scan.files.iter().filter(|file| !file.path.starts_with(&self.store.folder));
         files.find_map(|file| {
             let document = file.documents.iter().find(|document| document.id == *id)?;
             Some(format!("{}:{}", file.path.display(), document.line))
@@ -386,7 +386,7 @@ impl StatusWriter {
         self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
         overview.problems.extend(fleet_problem.map(str::to_owned));
         *api_state.overview.lock() = overview;
-        self.write_files(&scan, api_state.store.folder());
+        self.write_files(&scan, &api_state.store.folder);
     }
 
     /// Writes the status beside the operator's documents; the API shows the status of its resources.

@@ -21,7 +21,7 @@ use crate::documents::{DocumentId, Kind, digest};
 /// An open store. Only one process can open it at a time; others read the folder.
 #[derive(Debug)]
 pub(crate) struct Store {
-    folder: PathBuf,
+    pub folder: PathBuf,
     resources: Mutex<BTreeMap<DocumentId, Resource>>,
     _lock: Flock<File>,
 }
@@ -132,10 +132,6 @@ impl Store {
             resources.extend(resource.map(|resource| (resource.id.clone(), resource)));
         }
         Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     pub(crate) fn all(&self) -> Vec<Resource> {

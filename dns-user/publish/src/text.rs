@@ -105,14 +105,24 @@ impl<'a> Reader<'a> {
         self.problems.add(self.node.line, &self.path, reason, remedy);
     }
 
+    /// Reports a problem in place of a value.
+    pub fn refuse<T>(&self, reason: impl Into<String>, remedy: impl Into<String>) -> Option<T> {
+        self.problem(reason, remedy);
+        None
+    }
+
+    /// Returns a converted value; reports the reason if there is none.
+    pub fn accept<T>(&self, converted: Result<T, impl fmt::Display>, remedy: &str) -> Option<T> {
+        converted.map_err(|error| self.problem(error.to_string(), remedy)).ok()
+    }
+
     /// Returns a text; reports any other type.
     pub fn text(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Text(text) => Some(text),
             _ => {
                 let Some(scalar) = self.scalar() else { return self.expected("text") };
-                self.problem(format!("{scalar} instead of text"), format!("put it in quotes: \"{scalar}\""));
-                None
+                self.refuse(format!("{scalar} instead of text"), format!("put it in quotes: \"{scalar}\""))
             }
         }
     }
@@ -120,11 +130,10 @@ impl<'a> Reader<'a> {
     /// Returns a non-empty text.
     pub fn filled_text(&self) -> Option<&'a str> {
         let text = self.text()?;
-        if text.trim().is_empty() {
-            self.problem("it is empty", "set a value, or remove the member");
-            return None;
+        match text.trim() {
+            "" => self.refuse("it is empty", "set a value, or remove the member"),
+            _ => Some(text),
         }
-        Some(text)
     }
 
     pub fn boolean(&self) -> Option<bool> {
@@ -142,10 +151,7 @@ impl<'a> Reader<'a> {
         let Value::Integer(value) = self.node.value else { return self.expected(&wanted) };
         match T::try_from(value) {
             Ok(number) if range.contains(&number) => Some(number),
-            _ => {
-                self.problem(format!("{value} is out of range"), format!("give {wanted}"));
-                None
-            }
+            _ => self.refuse(format!("{value} is out of range"), format!("give {wanted}")),
         }
     }
 
@@ -173,8 +179,7 @@ impl<'a> Reader<'a> {
     }
 
     fn expected<T>(&self, wanted: &str) -> Option<T> {
-        self.problem(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"));
-        None
+        self.refuse(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"))
     }
 
     fn found(&self) -> String {

@@ -316,7 +316,7 @@ async fn check_media_types(request: Request, next: Next) -> Response {
 }
 
 async fn negotiate(State(webhook): State<Arc<Webhook>>) -> Response {
-    let mut response = reply(webhook.writer.lock().domains());
+    let mut response = reply(&webhook.writer.lock().domains);
     // external-dns before 0.15 requires it.
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
     response

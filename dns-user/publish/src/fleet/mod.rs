@@ -90,8 +90,7 @@ fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name
         (Some((member, reader)), None) => read_internal(member, &reader),
         (first, _) => {
             let reason = if first.is_some() { "set more than one of" } else { "set none of" };
-            entry.problem(format!("{reason} alias, group and query"), "give exactly one of them");
-            None
+            entry.refuse(format!("{reason} alias, group and query"), "give exactly one of them")
         }
     };
     if let Some(name) = &external
@@ -105,13 +104,8 @@ fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name
 
 fn read_hold(reader: &Reader<'_>) -> Option<Duration> {
     let text = reader.text()?;
-    match parse_duration(text) {
-        Ok(hold) => Some(hold),
-        Err(error) => {
-            reader.problem(format!("{text:?} {error}"), "use a number with a unit, such as 30s");
-            None
-        }
-    }
+    let hold = parse_duration(text).map_err(|error| format!("{text:?} {error}"));
+    reader.accept(hold, "use a number with a unit, such as 30s")
 }
 
 /// Parses an alias, a query, or a group as `GROUP.NETWORK.DEPLOYMENT.DOMAIN`.
@@ -121,24 +115,19 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
         "group" => {
             let labels = text.trim_end_matches('.').split('.').count();
             if labels < 4 {
-                reader.problem(
+                return reader.refuse(
                     format!("{text:?} is not a group"),
                     "write it as GROUP.NETWORK.DEPLOYMENT.DOMAIN, such as router.default.cf.bosh",
                 );
-                return None;
             }
             // Smart health filter, as for an alias without `health_filter`.
             format!("q-s0.{text}")
         }
         _ => text.to_owned(),
     };
-    match FleetDomain::from_text(&name) {
-        Ok(name) => Some(name),
-        Err(error) => {
-            reader.problem(format!("{text:?} is not a domain name: {error}"), "use a name of the fleet");
-            None
-        }
-    }
+    let name = FleetDomain::from_text(&name);
+    let name = name.map_err(|error| format!("{text:?} is not a domain name: {error}"));
+    reader.accept(name, "use a name of the fleet")
 }
 
 /// Time since which each instance has been unhealthy, by fleet name, because a name may select the

@@ -34,7 +34,7 @@ type Records = BTreeMap<Key, Record>;
 
 #[derive(Debug)]
 pub(crate) struct AliasWriter {
-    domains: Domains,
+    pub domains: Domains,
     filter: DomainFilter,
     alias_file: PathBuf,
     state_file: PathBuf,
@@ -100,10 +100,6 @@ impl AliasWriter {
             refused: BTreeSet::new(),
         };
         Ok((writer, client))
-    }
-
-    pub(crate) fn domains(&self) -> &Domains {
-        &self.domains
     }
 
     /// Returns all records, after the alias file agrees with them.

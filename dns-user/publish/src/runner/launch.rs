@@ -102,7 +102,7 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
         return Err(settings(format!(
             "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
              webhook-provider-url in provider_settings.{name}, for example http://localhost:8888",
-            record.provider,
+            record.provider.name(),
             crate::render::webhook_command(record).join(" ")
         )));
     }
@@ -304,12 +304,12 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
         managed.remove(&excluded);
     }
     let min_ttl = parameters.duration("min-ttl", Duration::ZERO)?;
+    let policy = parameters.text("policy").unwrap_or("sync");
+    let policy = Policy::named(policy).ok_or_else(|| {
+        settings(format!("policy: unknown policy {policy:?}; use sync, upsert-only or create-only"))
+    })?;
     Ok(PlanRules {
-        policy: parameters
-            .text("policy")
-            .unwrap_or("sync")
-            .parse()
-            .map_err(|error| settings(format!("policy: {error}")))?,
+        policy,
         owner: owner.to_owned(),
         managed,
         domains,

@@ -71,14 +71,8 @@ impl Intent {
         let app = spec.required("app").and_then(|app| read_identifier(&app));
         let name = |reader: Option<Reader<'_>>| {
             let reader = reader?;
-            let text = reader.filled_text()?;
-            match Name::parse(text) {
-                Ok(name) => Some(name.to_string()),
-                Err(error) => {
-                    reader.problem(error.to_string(), "use a domain name");
-                    None
-                }
-            }
+            let name = reader.accept(Name::parse(reader.filled_text()?), "use a domain name");
+            name.map(|name| name.to_string())
         };
         let external_name = name(spec.optional("externalName"));
         let public_domain = name(spec.optional("publicDomain"));
@@ -324,10 +318,7 @@ impl ListOwner {
             Some((provider, name)) if super::is_identifier(provider) && super::is_identifier(name) => {
                 Some(Self::Cluster { provider: provider.to_owned(), name: name.to_owned() })
             }
-            _ => {
-                reader.problem(format!("{text:?} is not a cluster"), "write it as PROVIDER/NAME");
-                None
-            }
+            _ => reader.refuse(format!("{text:?} is not a cluster"), "write it as PROVIDER/NAME"),
         }
     }
 }

@@ -117,18 +117,10 @@ impl Provider {
 
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let name = reader.text()?;
-        let found = Self::ALL.into_iter().find(|(_, known)| *known == name);
-        if found.is_none() {
-            let known = Self::ALL.map(|(_, name)| name);
-            reader.problem(format!("{name:?} is not a provider"), format!("use one of {}", known.join(", ")));
-        }
-        found.map(|(provider, _)| provider)
-    }
-}
-
-impl fmt::Display for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        let found = Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(provider, _)| provider);
+        let known = Self::ALL.map(|(_, name)| name).join(", ");
+        let found = found.ok_or_else(|| format!("{name:?} is not a provider"));
+        reader.accept(found, &format!("use one of {known}"))
     }
 }
 
@@ -307,14 +299,12 @@ impl Metadata {
 /// Parses a name that is valid in a URL and in a Kubernetes label.
 pub(crate) fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
-    if !is_identifier(text) {
-        reader.problem(
-            format!("{text:?} is not a valid name"),
-            "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends",
-        );
-        return None;
+    let remedy =
+        "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends";
+    match is_identifier(text) {
+        true => Some(text.to_owned()),
+        false => reader.refuse(format!("{text:?} is not a valid name"), remedy),
     }
-    Some(text.to_owned())
 }
 
 /// Returns whether a text is valid in a URL and in a Kubernetes label.
@@ -587,37 +577,27 @@ impl Kind {
         if let text::Value::Text(text) = &value.node.value
             && text.len() > MAX_TEXT
         {
-            value.problem(format!("it has {} octets", text.len()), format!("use at most {MAX_TEXT}"));
-            return None;
+            return value.refuse(format!("it has {} octets", text.len()), format!("use at most {MAX_TEXT}"));
         }
+        let text = match (self, &value.node.value) {
+            (Boolean, _) | (TextOrBoolean, text::Value::Bool(_)) => {
+                return value.boolean().map(Setting::Boolean);
+            }
+            (Integer, _) => return value.integer(0..=u32::MAX).map(Setting::Integer),
+            _ => value.text()?,
+        };
         match self {
-            Self::Text => value.text().map(|text| Setting::Text(text.to_owned())),
-            Self::TextOrBoolean => match &value.node.value {
-                text::Value::Bool(known) => Some(Setting::Boolean(*known)),
-                _ => value.text().map(|text| Setting::Text(text.to_owned())),
-            },
-            Self::Boolean => value.boolean().map(Setting::Boolean),
-            Self::Integer => value.integer(0..=u32::MAX).map(Setting::Integer),
-            Self::Duration => {
-                let text = value.text()?;
-                if let Err(error) = parse_duration(text) {
-                    value.problem(format!("{text:?} {error}"), "use a number with a unit, such as 30s or 1m");
-                    return None;
-                }
-                Some(Setting::Text(text.to_owned()))
+            Duration => {
+                let parsed = parse_duration(text).map_err(|error| format!("{text:?} {error}"));
+                value.accept(parsed, "use a number with a unit, such as 30s or 1m")?;
             }
-            Self::Choice(words) => {
-                let text = value.text()?;
-                if !words.contains(&text) {
-                    value.problem(
-                        format!("{text:?} is not a value of this parameter"),
-                        format!("use one of {}", words.join(", ")),
-                    );
-                    return None;
-                }
-                Some(Setting::Text(text.to_owned()))
+            Choice(words) if !words.contains(&text) => {
+                let remedy = format!("use one of {}", words.join(", "));
+                return value.refuse(format!("{text:?} is not a value of this parameter"), remedy);
             }
+            _ => {}
         }
+        Some(Setting::Text(text.to_owned()))
     }
 }
 

@@ -68,7 +68,7 @@ fn document_examples_are_accepted() {
         let own = provider_example(provider.group());
         parameters.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         let record = record(provider.name(), parameters.clone()).unwrap();
-        assert_eq!(record.to_json()["spec"]["external-dns-parameters"], parameters, "{provider}");
+        assert_eq!(record.to_json()["spec"]["external-dns-parameters"], parameters, "{provider:?}");
     }
 }
 

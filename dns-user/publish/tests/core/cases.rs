@@ -173,7 +173,7 @@ impl PlanCase {
             DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
                 .unwrap();
         let rules = PlanRules {
-            policy: self.policy.parse::<Policy>().unwrap(),
+            policy: Policy::named(&self.policy).unwrap(),
             managed: types(&self.types).difference(&types(&self.exclude_types)).copied().collect(),
             domains: filter,
             migrate_from: self.migrate_from.clone(),

@@ -434,7 +434,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MessageReader<'a> {
     message: &'a [u8],
-    at: usize,
+    pub(super) at: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -558,10 +558,6 @@ impl<'a> MessageReader<'a> {
         self.octets(length)?;
         Ok(RawRecord { name, record_type, class, ttl, start, data })
     }
-
-    pub(super) fn position(&self) -> usize {
-        self.at
-    }
 }
 
 fn address<const LENGTH: usize>(data: &[u8]) -> Result<String, WireError>
@@ -584,12 +580,12 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
         }
         RecordType::TXT => {
             let mut value = Vec::with_capacity(data.len());
-            while reader.position() < record.data.end {
+            while reader.at < record.data.end {
                 let length = usize::from(reader.u8()?);
                 value.extend_from_slice(reader.octets(length)?);
             }
             // A string must not reach into the next record.
-            return match reader.position() == record.data.end {
+            return match reader.at == record.data.end {
                 true => Ok(Target::text(&value)),
                 false => Err(MALFORMED),
             };
@@ -612,8 +608,8 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
             format!(r"\# {} {hex}", data.len())
         }
     };
-    let is_read = reader.position() > record.data.start;
-    if is_read && reader.position() != record.data.end {
+    let is_read = reader.at > record.data.start;
+    if is_read && reader.at != record.data.end {
         return Err(WireError("data of another length"));
     }
     Target::parse(record.record_type, &text).map_err(|_| MALFORMED)

@@ -252,7 +252,7 @@ impl Signature {
         if last.record_type.0 != TYPE_TSIG {
             return Ok(None);
         }
-        if reader.position() != message.len() || last.start < HEADER {
+        if reader.at != message.len() || last.start < HEADER {
             return Err(WireError("octets after the signature"));
         }
         let mut data = MessageReader::at(message, last.data.start);
