@@ -61,14 +61,13 @@ pub trait Provider: Send {
     /// listed completely carries its own error.
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>>;
 
-    /// Applies a batch that was planned on the last listing, and returns a result for each transaction, in
-    /// their order. `progress` is called with the number of transactions completed since the last call.
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: Progress<'a>,
-    ) -> BoxFuture<'a, Vec<TransactionResult>>;
+    /// Applies a batch that was planned on the last listing. `progress` is called with the number of transactions
+    /// completed since the last call.
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a>;
 }
+
+/// Results of a batch: one for each transaction, in their order.
+pub type Results<'a> = BoxFuture<'a, Vec<TransactionResult>>;
 
 /// Callback for the number of completed transactions.
 pub type Progress<'a> = &'a (dyn Fn(usize) + Send + Sync);

@@ -14,8 +14,8 @@ use hyper::{Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Zone, bad_answer, send_groups, settings,
+    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
+    Transaction, TransactionResult, Zone, bad_answer, send_groups, settings,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType, has_set},
@@ -264,11 +264,7 @@ impl Provider for Webhook {
         Box::pin(self.list_all())
     }
 
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: Progress<'a>,
-    ) -> BoxFuture<'a, Vec<TransactionResult>> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

@@ -15,7 +15,8 @@ use dns_publish::{
     ownership::{self, Mapper, Registry},
     plan::{Desired, PlanRules, Reason},
     provider::{
-        Batch, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility, Zone,
+        Batch, Parameters, Progress, Provider, ProviderError, Results, Step, TransactionResult, Visibility,
+        Zone,
         rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
     },
     record::{Labels, Name, Record, RecordType, Target},
@@ -73,7 +74,7 @@ impl Provider for InMemory {
         Box::pin(async { Ok(zones) })
     }
 
-    fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> BoxFuture<'a, Vec<TransactionResult>> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> Results<'a> {
         let model = self.zones.get_mut(&batch.zone).unwrap();
         let is_disturbed = match std::mem::take(&mut self.fault) {
             Fault::Addition(record) => {

@@ -21,7 +21,7 @@ use self::{
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
@@ -311,11 +311,7 @@ impl Provider for Aws {
         Box::pin(self.list_all())
     }
 
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: Progress<'a>,
-    ) -> BoxFuture<'a, Vec<TransactionResult>> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 
 use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles, Transaction,
     TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Key, Name, Record, RecordType};
@@ -274,11 +274,7 @@ impl Provider for CoreDns {
         Box::pin(async { Ok(vec![self.list_keys().await?]) })
     }
 
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: Progress<'a>,
-    ) -> BoxFuture<'a, Vec<TransactionResult>> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
         Box::pin(self.apply_all(batch, progress))
     }
 }

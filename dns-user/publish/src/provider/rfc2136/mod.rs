@@ -32,7 +32,7 @@ use self::{
     tsig::TsigError,
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles, Transaction,
     TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Name, Record};
@@ -212,11 +212,7 @@ impl Provider for Rfc2136 {
         })
     }
 
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: Progress<'a>,
-    ) -> BoxFuture<'a, Vec<TransactionResult>> {
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
         Box::pin(self.apply_all(batch, progress))
     }
 }
