@@ -58,9 +58,10 @@ pub use self::{
     observe::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
-        answers::{AnswersStatus, HeldReply, RepliesStatus},
+        answers::{AnswersStatus, RepliesStatus},
+        publisher::{HeldReply, NameSource},
         replies::is_answerable,
-        table::{NameSource, TableStatus, UnfittingStatus, fuzz as fuzzing},
+        table::{TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
 };
 use self::{
@@ -76,7 +77,8 @@ use self::{
     observe::Ring,
     publish::{
         lease::{GracePeriods, Lease},
-        publisher::{self, Publisher, PublisherThread},
+        publisher::Publisher,
+        thread::{PublisherThread, Setting},
     },
 };
 use dns_core::{
@@ -261,7 +263,7 @@ impl FastPath {
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
-        let setting = publisher::Setting {
+        let setting = Setting {
             names,
             answers,
             limits,

@@ -20,11 +20,11 @@ use dns_core::wire::ForwardedAnswer;
 use hashbrown::HashMap;
 
 use super::{
-    learn_filter::{Allowance, LearnFilter, QuestionFilter, filter_key},
     lease::GracePeriods,
+    publisher::{HeldReply, LearnFilter, NameSource, QuestionFilter, filter_key},
     replies,
-    second_chance::SecondChance,
-    table::{EntryStore, NameSource, Placed},
+    second_chance::{Allowance, SecondChance},
+    table::{EntryStore, Placed},
 };
 use crate::map::{
     answer::{self, AnswerQuestion},
@@ -100,17 +100,6 @@ pub struct RepliesStatus {
     pub withdrawn: u64,
     /// Questions left to userspace since the start, because their replies depend on more than the question.
     pub unfitting: u64,
-}
-
-/// A local reply in the maps, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldReply {
-    /// The question that it answers.
-    pub question: AnswerQuestion,
-    /// Size of its entry in bytes, with all orders of its records.
-    pub bytes: usize,
-    /// Whether it has no answer.
-    pub is_denial: bool,
 }
 
 /// An answer in the maps.

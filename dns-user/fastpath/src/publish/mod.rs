@@ -1,20 +1,20 @@
 //! The programs' answers: how names are added to the map, changed and removed.
 //!
-//! * [`publisher`]: the single writing thread, and the handle to it.
+//! * [`publisher`]: the handle of the publisher, and what queries need not hand over again.
+//! * [`thread`]: the publisher's thread, the only one that writes.
 //! * [`table`]: the published names and the rules for them (`table/eviction.rs`: the choice of names to evict).
 //! * [`answers`]: whole answers: forwarded ones, and local replies that are no address lists.
 //! * [`replies`]: computes local replies.
 //! * [`dependents`]: the names affected by a change of an instance's health.
-//! * [`second_chance`]: the order of eviction.
-//! * [`learn_filter`]: what queries need not hand over again, and the rate at which names may evict each other.
+//! * [`second_chance`]: the order of eviction, and the rate at which names may evict each other.
 //! * [`lease`]: the time for which the programs may answer without renewal from userspace, and RCU grace periods,
 //!   after which cells of removed entries may be reused.
 
 pub(super) mod answers;
 pub(super) mod dependents;
-pub(super) mod learn_filter;
 pub(super) mod lease;
 pub(super) mod publisher;
 pub(super) mod replies;
 mod second_chance;
 pub(super) mod table;
+pub(super) mod thread;

@@ -1,87 +1,104 @@
-//! The publisher, the only thread that changes the programs' answers, and the handle for requests to it.
+//! Requests to the publisher's thread: its handle, and filters of what queries hand over.
 
 use std::{
-    io,
+    any::Any,
     net::IpAddr,
-    sync::Arc,
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
-use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, forwarded::is_answered, name::hash_name};
-use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use crossbeam_channel::Sender;
+use dns_common::{
+    control::CLIENT_BUCKETS,
+    entry::{AnswerPolicy, EntryHeader},
+    forwarded::{QueryKey, is_answered},
+    name::hash_name,
+};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::{
-    Admission,
-    map::{
-        answer::{AnswerKey, AnswerQuestion},
-        control::ControlPage,
-        index::IndexMemory,
-        layout::{read_header, read_name},
-    },
-    publish::{
-        answers::{AnswerTable, AnswersStatus, HeldReply},
-        learn_filter::{ClientAllowance, LearnFilter, QuestionFilter, filter_key},
-        lease::{GracePeriods, Lease},
-        table::{EntryStore, Limits, NameSource, Table, TableStatus},
-    },
+use crate::map::{
+    answer::{AnswerKey, AnswerQuestion},
+    control::ControlPage,
+    index::IndexMemory,
+    layout::{read_header, read_name},
 };
 use dns_core::{
+    changes::{Changes, Facet, Facets},
     config::OnStop,
     name::{Name, NameRef},
-    resolve::Health,
-    wire::{ForwardedAnswer, TYPE_ANY},
+    resolve::{Health, Resolution},
+    wire::{ForwardedAnswer, Query, TYPE_ANY},
 };
-use dns_kit::{
-    clock::{BootInstant, kernel_monotonic_ns},
-    threads::{self, OnPanic},
-};
+use dns_kit::clock::kernel_monotonic_ns;
 
-/// Maximum number of names waiting to be learned. Further names within one round of the publisher
-/// are dropped; their next query hands them over again.
-const LEARN_QUEUE: usize = 4096;
+/// The meaning of names: a snapshot, as seen by the publisher.
+pub trait NameSource: Any + Send + Sync {
+    /// Returns the names to publish before the first query, the most useful first.
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
 
-/// Maximum number of forwarded answers waiting to be published. Further ones are dropped; their
-/// next use hands them over again.
-const OFFER_QUEUE: usize = 1024;
+    /// Returns the current meaning of `name`; `None` if other servers answer for it.
+    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
 
-/// Longest wait for an event.
-const IDLE: Duration = Duration::from_millis(100);
+    /// Like [`Self::resolve`], with the policy for presenting the addresses, if different from the
+    /// fleet's default.
+    fn resolve_with_policy(
+        &self,
+        health: &dyn Health,
+        name: &Name,
+    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
+        self.resolve(health, name).map(|resolution| (resolution, None))
+    }
 
-/// Longest wait while a grace period is running.
-const RECLAIMING: Duration = Duration::from_millis(10);
+    /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
+    /// question, flags and EDNS size, and is no list of addresses that [`Self::resolve_with_policy`] gives.
+    /// `serial` is that of SOA records. Equal seeds yield the same order and choice of records.
+    fn reply(&self, _query: &Query<'_>, _serial: u32, _seed: u64) -> Option<Vec<u8>> {
+        None
+    }
 
-/// Length of one slice of a pass over the names, after which the publisher checks for more urgent
-/// events and yields the CPU.
-const SLICE: Duration = Duration::from_millis(1);
+    /// Returns whether an older source gives the same replies for `name`; `false` if that is unknown.
+    fn gives_same_replies(&self, _older: &dyn NameSource, _name: &Name) -> bool {
+        false
+    }
 
-/// Longest time spent on what waits in one queue, unless something more urgent arrives first.
-const LEARNING: Duration = Duration::from_millis(20);
+    /// Returns the facets on which the meaning of `name` depends.
+    fn facets(&self, _name: &Name) -> Facets {
+        [Facet::ANY].into_iter().collect()
+    }
+
+    /// Returns what has changed since an older source; `None` if any name may have changed.
+    fn changes_since(&self, _older: &dyn NameSource) -> Option<Changes> {
+        None
+    }
+}
+
+//----------- Publisher ------------------------------------------------------
 
 /// Handle of the publisher. Cheap to clone; calls never block. [`FastPathHandle`](crate::FastPathHandle)
 /// passes its calls on.
 #[derive(Clone)]
 pub(crate) struct Publisher {
     /// `None` without a fast path.
-    inner: Option<Arc<Handle>>,
+    pub(super) inner: Option<Arc<Handle>>,
 }
 
 /// The state behind an active [`Publisher`].
-struct Handle {
+pub(super) struct Handle {
     /// Events that must not be lost.
-    control: Sender<Event>,
-    learn: Sender<Name>,
-    filter: Arc<LearnFilter>,
+    pub(super) control: Sender<Event>,
+    pub(super) learn: Sender<Name>,
+    pub(super) filter: Arc<LearnFilter>,
     /// Limits denials and questions by client.
-    allowance: ClientAllowance,
+    pub(super) allowance: ClientAllowance,
     /// Seed of the hash from which keys are computed.
-    seed: u64,
-    names: Arc<IndexMemory>,
+    pub(super) seed: u64,
+    pub(super) names: Arc<IndexMemory>,
     /// The page with the programs' settings.
-    page: Arc<ControlPage>,
-    answers: AnswersHandle,
+    pub(super) page: Arc<ControlPage>,
+    pub(super) answers: AnswersHandle,
 }
 
 impl Handle {
@@ -91,32 +108,32 @@ impl Handle {
 }
 
 /// The part of [`Handle`] for forwarded answers and local replies.
-struct AnswersHandle {
-    offers: Sender<Offer>,
-    filter: Arc<LearnFilter>,
-    index: Arc<IndexMemory>,
-    kept: bool,
+pub(super) struct AnswersHandle {
+    pub(super) offers: Sender<Offer>,
+    pub(super) filter: Arc<LearnFilter>,
+    pub(super) index: Arc<IndexMemory>,
+    pub(super) kept: bool,
     /// Questions for local replies to publish; `None` if none are kept.
-    questions: Option<Sender<Question>>,
-    question_filter: Arc<QuestionFilter>,
+    pub(super) questions: Option<Sender<Question>>,
+    pub(super) question_filter: Arc<QuestionFilter>,
 }
 
 /// A question that userspace answered by a local reply, twice within a short time.
-struct Question {
-    question: AnswerQuestion,
+pub(super) struct Question {
+    pub(super) question: AnswerQuestion,
     /// EDNS size of the client; `None` without EDNS.
-    size: Option<u16>,
+    pub(super) size: Option<u16>,
 }
 
 /// A forwarded answer that was used in userspace.
-struct Offer {
-    answer: ForwardedAnswer,
+pub(super) struct Offer {
+    pub(super) answer: ForwardedAnswer,
     /// The generation in which it was looked up.
-    generation: u64,
+    pub(super) generation: u64,
 }
 
 /// Requests to the publisher's thread.
-enum Event {
+pub(super) enum Event {
     Install(Arc<dyn NameSource>),
     /// Names within these domains have new answers.
     Refresh(Arc<dyn NameSource>, Box<[Name]>),
@@ -186,12 +203,9 @@ impl Publisher {
         answer: impl FnOnce() -> Option<ForwardedAnswer>,
     ) {
         let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
-        if !is_answered(question.qtype) {
-            return;
-        }
-        let key = filter_key(question.key(handle.seed), generation);
         let AnswersHandle { offers, filter, .. } = &handle.answers;
-        if !filter.note(key) {
+        let key = filter_key(question.key(handle.seed), generation);
+        if !is_answered(question.qtype) || !filter.note(key) {
             return;
         }
         let sent = answer().is_some_and(|answer| offers.try_send(Offer { answer, generation }).is_ok());
@@ -301,7 +315,7 @@ impl Publisher {
     }
 
     /// Sends an event that must not be lost.
-    fn send(&self, event: Event) {
+    pub(super) fn send(&self, event: Event) {
         if let Some(handle) = &self.inner {
             // An error means that the publisher has ended.
             let _ = handle.control.send(event);
@@ -309,368 +323,217 @@ impl Publisher {
     }
 }
 
-pub(crate) struct Setting {
-    pub(crate) names: Arc<IndexMemory>,
-    pub(crate) answers: Arc<IndexMemory>,
-    pub(crate) limits: Limits,
-    pub(crate) health: Arc<dyn Health + Send + Sync>,
-    pub(crate) admission: Arc<dyn Admission>,
-    /// Seed of the hash from which keys are computed.
-    pub(crate) seed: u64,
-    pub(crate) lease: Lease,
-    /// Grace periods for the cells of names and of answers.
-    pub(crate) grace: [GracePeriods; 2],
-    /// Names learned by a predecessor, whose programs answer until the map is complete. Without one (`None`) the
-    /// first slice suffices, because userspace answers all other names.
-    pub(crate) earlier: Option<Vec<Name>>,
+/// A local reply in the maps, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldReply {
+    /// The question that it answers.
+    pub question: AnswerQuestion,
+    /// Size of its entry in bytes, with all orders of its records.
+    pub bytes: usize,
+    /// Whether it has no answer.
+    pub is_denial: bool,
 }
 
-/// The running thread, stopped by its owner.
-pub(crate) struct PublisherThread {
-    pub(crate) publisher: Publisher,
-    pub(crate) status: Arc<Mutex<TableStatus>>,
-    /// The status of the forwarded answers after the latest event.
-    pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
-    /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
-    pub(crate) installs: watch::Receiver<u64>,
-    /// Becomes true when programs may answer from the map.
-    pub(crate) may_attach: watch::Receiver<bool>,
-    thread: JoinHandle<()>,
+//----------- LearnFilter ----------------------------------------------------
+
+/// Slots of the filter: 8 bytes each.
+const SLOTS: usize = 1 << 13;
+
+/// The keys handed over most recently: a hash table with one key per slot, in which a newer key
+/// replaces an older one. A replaced key costs only a superfluous message.
+#[derive(Debug)]
+pub(crate) struct LearnFilter {
+    /// The last key for each value of the lowest bits; 0 is empty, so a name with key 0 is always
+    /// handed over.
+    slots: Box<[AtomicU64]>,
 }
 
-impl PublisherThread {
-    /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
-    pub(crate) fn start(setting: Setting) -> io::Result<Self> {
-        let Setting { names, answers, limits, health, admission, seed, lease, grace, earlier } = setting;
-        let [grace, answer_grace] = grace;
-        let filters = [(); 2].map(|()| Arc::new(LearnFilter::new()));
-        let [filter, answer_filter] = filters.clone();
-        let table =
-            Table::new((EntryStore::of(names.clone()), grace), seed, limits, health, admission, filter);
-        let question_filter = Arc::new(QuestionFilter::default());
-        let limits = (limits.answers, limits.replies);
-        let answer_store = (EntryStore::of(answers.clone()), answer_grace);
-        let answer_table =
-            AnswerTable::new(answer_store, seed, limits, answer_filter, question_filter.clone());
-        let [filter, answer_filter] = filters;
-        let (offers, offer_events) = bounded(OFFER_QUEUE);
-        let (questions, question_events) = bounded(OFFER_QUEUE);
-        let (control, control_events) = unbounded();
-        let (learn, learn_events) = bounded(LEARN_QUEUE);
-        let handle = Handle {
-            control,
-            learn,
-            filter,
-            allowance: ClientAllowance::default(),
-            seed,
-            names,
-            page: lease.control.clone(),
-            answers: AnswersHandle {
-                offers,
-                filter: answer_filter,
-                index: answers,
-                kept: answer_table.keeps_forwarded(),
-                questions: answer_table.keeps_replies().then_some(questions),
-                question_filter,
-            },
+impl LearnFilter {
+    pub(crate) fn new() -> Self {
+        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Records `key`; `false` if it was recorded already and need not be handed over.
+    pub(crate) fn note(&self, key: u64) -> bool {
+        let slot = self.slot(key);
+        if key != 0 && slot.load(Ordering::Relaxed) == key {
+            return false;
+        }
+        slot.store(key, Ordering::Relaxed);
+        true
+    }
+
+    /// Permits the next query for the name to be handed over again, because the name is not in the map.
+    pub(crate) fn release(&self, key: u64) {
+        // If another key has taken the slot in the meantime, there is nothing to release.
+        let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn slot(&self, key: u64) -> &AtomicU64 {
+        // Truncation is intended: the lowest bits choose the slot.
+        &self.slots[key as usize % SLOTS]
+    }
+}
+
+/// Returns the key of an answer in the filter, which differs in each generation.
+pub(crate) fn filter_key(key: u64, generation: u64) -> u64 {
+    key ^ generation.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+//----------- QuestionFilter -------------------------------------------------
+
+/// Longest time between two queries that make a question worth publishing, in seconds.
+const REPEATED_WITHIN: u64 = 10;
+
+/// The questions answered by local replies in userspace: each is handed over at its second query within
+/// [`REPEATED_WITHIN`], and then not again until it is released or the names change.
+#[derive(Debug)]
+pub(crate) struct QuestionFilter {
+    /// The last question for each value of the lowest bits: the upper bits of its key, and the time of its
+    /// first query in the lowest [`TIME_BITS`].
+    first: Box<[AtomicU64]>,
+    handed_over: LearnFilter,
+    /// Number of changes of the names.
+    changes: AtomicU64,
+}
+
+/// Bits of a time in seconds that a slot of [`QuestionFilter`] keeps.
+const TIME_BITS: u32 = 16;
+
+impl Default for QuestionFilter {
+    fn default() -> Self {
+        Self {
+            first: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+            handed_over: LearnFilter::new(),
+            changes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl QuestionFilter {
+    /// Records a query at this time of `CLOCK_MONOTONIC`; returns whether to hand its question over.
+    pub(crate) fn is_repeated(&self, key: u64, now_ns: u64) -> bool {
+        let now = (now_ns / 1_000_000_000) & ((1 << TIME_BITS) - 1);
+        // Truncation is intended: the lowest bits choose the slot.
+        let slot = &self.first[key as usize % SLOTS];
+        let (upper, seen) = (key >> TIME_BITS << TIME_BITS, slot.load(Ordering::Relaxed));
+        let age = now.wrapping_sub(seen) & ((1 << TIME_BITS) - 1);
+        if seen >> TIME_BITS << TIME_BITS != upper || age > REPEATED_WITHIN {
+            slot.store(upper | now, Ordering::Relaxed);
+            return false;
+        }
+        self.handed_over.note(self.key(key))
+    }
+
+    /// Lets a question be handed over again.
+    pub(crate) fn release(&self, key: u64) {
+        self.handed_over.release(self.key(key));
+    }
+
+    /// Lets all questions be handed over again, because the names have changed.
+    pub(crate) fn begin(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn key(&self, key: u64) -> u64 {
+        filter_key(key, self.changes.load(Ordering::Relaxed))
+    }
+}
+
+//----------- ClientAllowance ------------------------------------------------
+
+/// Denials and questions that the clients of a group may hand over per second.
+const EACH_SECOND: u64 = 32;
+
+/// Groups of clients.
+const GROUPS: usize = 256;
+
+/// Limits how fast each client hands over denials and questions, of which random names make any number: a
+/// client that floods leaves room for other clients' names.
+#[derive(Debug)]
+pub(crate) struct ClientAllowance {
+    /// The number handed over by each group, in the lowest 16 bits, and the second in which it was counted.
+    groups: Box<[AtomicU64]>,
+}
+
+impl Default for ClientAllowance {
+    fn default() -> Self {
+        Self { groups: (0..GROUPS).map(|_| AtomicU64::new(0)).collect() }
+    }
+}
+
+impl ClientAllowance {
+    /// Counts a hand-over at this time of `CLOCK_MONOTONIC`; returns whether the client may make it. `seed`
+    /// decides which clients share a group; an IPv6 client counts with its /64.
+    pub(crate) fn take(&self, client: Option<IpAddr>, seed: u64, now_ns: u64) -> bool {
+        let number = match client.map(|client| client.to_canonical()) {
+            Some(IpAddr::V4(client)) => client.to_bits().into(),
+            // Truncation is intended: the upper half is the network.
+            Some(IpAddr::V6(client)) => (client.to_bits() >> 64) as u64,
+            None => 0,
         };
-        let (installed, installs) = watch::channel(0);
-        let (is_attachable, may_attach) = watch::channel(false);
-        let worker = Worker {
-            status: Arc::new(Mutex::new(table.status())),
-            answers_status: Arc::new(Mutex::new(answer_table.status())),
-            table,
-            answers: answer_table,
-            lease,
-            control: control_events,
-            learn: learn_events,
-            offers: offer_events,
-            questions: question_events,
-            renewals: None,
-            installed,
-            is_attachable,
-            earlier,
-            flushes: Vec::new(),
-            later_flushes: Vec::new(),
-            behind_since: None,
-            next_behind_since: None,
+        let group = QueryKey::new(0, false, false).hash(number ^ seed) as usize % GROUPS;
+        let now = now_ns / 1_000_000_000;
+        let count = |seen: u64| {
+            let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
+            (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
         };
-        let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
-        let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let publisher = Publisher { inner: Some(Arc::new(handle)) };
-        Ok(Self { publisher, status, answers_status, installs, may_attach, thread })
-    }
-
-    /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
-    pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
-        publisher.send(Event::Stop(on_stop));
-        if thread.join().is_err() {
-            tracing::error!("the publisher thread panicked");
-        }
+        self.groups[group].fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
     }
 }
 
-struct Worker {
-    table: Table,
-    answers: AnswerTable,
-    /// Renewed while the map is up to date; the programs stop answering when it expires.
-    lease: Lease,
-    /// Events that must not be lost.
-    control: Receiver<Event>,
-    learn: Receiver<Name>,
-    offers: Receiver<Offer>,
-    questions: Receiver<Question>,
-    /// Receives requests to renew answers; `None` before the first generation of answers.
-    renewals: Option<mpsc::Sender<AnswerQuestion>>,
-    status: Arc<Mutex<TableStatus>>,
-    answers_status: Arc<Mutex<AnswersStatus>>,
-    /// Number of snapshots installed.
-    installed: watch::Sender<u64>,
-    /// Whether programs may answer from the map; the lease begins then.
-    is_attachable: watch::Sender<bool>,
-    /// Names learned by a predecessor, whose programs may answer until the map is complete; `None` without one.
-    earlier: Option<Vec<Name>>,
-    /// Callers waiting for the current pass.
-    flushes: Vec<oneshot::Sender<()>>,
-    /// Callers waiting for the following pass.
-    later_flushes: Vec<oneshot::Sender<()>>,
-    /// Time at which the first change of the current pass was handed over; `None` if the map is up to date.
-    behind_since: Option<Instant>,
-    /// The same for the following pass.
-    next_behind_since: Option<Instant>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Worker {
-    /// Works until a stop event, or until all handles are gone.
-    fn run(mut self) {
-        let interval = self.lease.interval();
-        let mut renewed: Option<Instant> = None;
-        loop {
-            // Before the first names are in the map there is no lease to renew.
-            if *self.is_attachable.borrow() && renewed.is_none_or(|at| at.elapsed() >= interval) {
-                self.lease.renew(age(self.behind_since));
-                renewed = Some(Instant::now());
-            }
-            self.table.reclaim();
-            self.tend_answers();
-            let wait = match () {
-                () if self.table.is_installing() || self.answers.is_behind() => Duration::ZERO,
-                () if self.table.is_reclaiming() => RECLAIMING,
-                () => interval.min(IDLE),
-            };
-            select_biased! {
-                recv(self.control) -> event => match event {
-                    Ok(Event::Stop(on_stop)) => {
-                        if on_stop == OnStop::Detach {
-                            self.lease.end();
-                        }
-                        return;
-                    }
-                    Ok(event) => {
-                        self.handle(event);
-                        self.publish_status();
-                    }
-                    Err(_) => return,
-                },
-                recv(self.learn) -> name => if let Ok(name) = name {
-                    self.table.learn(&name);
-                    self.learn_waiting();
-                    self.publish_status();
-                },
-                recv(self.offers) -> offer => if let Ok(offer) = offer {
-                    self.publish_answers(offer);
-                },
-                recv(self.questions) -> question => if let Ok(question) = question {
-                    self.publish_replies(question);
-                },
-                default(wait) => {}
-            }
-            if self.table.is_installing() {
-                match self.table.go_on(Instant::now() + SLICE) {
-                    true => self.finish_pass(),
-                    false => {
-                        if self.earlier.is_none() && !*self.is_attachable.borrow() {
-                            self.lease.renew(age(self.behind_since));
-                            self.is_attachable.send_replace(true);
-                        }
-                        // A pass takes long; let threads that wait for this CPU, such as the reader of
-                        // even newer records, run before the end of our time slice.
-                        thread::yield_now();
-                    }
-                }
-            }
-        }
-    }
-
-    fn publish_answers(&mut self, first: Offer) {
-        let now_ns = BootInstant::now().kernel_ns();
-        let Self { answers, control, offers, .. } = self;
-        let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
-        publish(first);
-        take_waiting(offers, control, publish);
-        *self.answers_status.lock() = self.answers.status();
-    }
-
-    fn publish_replies(&mut self, first: Question) {
-        let now_ns = BootInstant::now().kernel_ns();
-        let source = self.table.answers();
-        // The programs look for local replies only while they look for whole answers at all.
-        if !self.answers.keeps_forwarded() {
-            self.lease.control.begin_answers();
-        }
-        let Self { answers, control, questions, .. } = self;
-        let mut learn = |Question { question, size }| answers.learn(&*source, question, size, now_ns);
-        learn(first);
-        take_waiting(questions, control, learn);
-        *self.answers_status.lock() = self.answers.status();
-    }
-
-    /// Removes expired answers, requests renewals, and continues work on local replies.
-    fn tend_answers(&mut self) {
-        self.answers.reclaim();
-        if self.answers.is_empty() && !self.answers.is_behind() {
-            return;
-        }
-        let now_ns = BootInstant::now().kernel_ns();
-        let source = self.table.answers();
-        self.answers.catch_up(&*source, now_ns);
-        let renewals = self.answers.expire(&*source, now_ns);
-        if let Some(sender) = &self.renewals {
-            for renewal in renewals {
-                // Fails if there are too many at a time: the answer then expires, and the next query
-                // fetches it.
-                let _ = sender.try_send(renewal);
-            }
-        }
-        *self.answers_status.lock() = self.answers.status();
-    }
-
-    fn handle(&mut self, event: Event) {
-        let begun = Instant::now();
-        let Self { table, answers, lease, is_attachable, behind_since, .. } = self;
-        let is_answering = *is_attachable.borrow();
-        let behind_since = behind_since.unwrap_or(begun);
-        let mut last = begun;
-        // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
-        let mut progress = || {
-            if is_answering && last.elapsed() >= lease.interval() {
-                lease.renew(behind_since.elapsed());
-                last = Instant::now();
-            }
+    #[test]
+    fn flooding_client_leaves_room_for_others() {
+        const SECOND: u64 = 1_000_000_000;
+        let allowance = ClientAllowance::default();
+        let taken = |client: &str, at: u64| {
+            (0..1000).filter(|_| allowance.take(Some(client.parse().unwrap()), 7, at)).count() as u64
         };
-        match event {
-            Event::Install(source) => {
-                let older = table.answers();
-                table.install(source.clone(), &mut progress);
-                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
-                self.note_installed(begun);
-            }
-            Event::Refresh(source, domains) => {
-                let had_work = (table.is_installing(), table.is_outdated);
-                let older = table.answers();
-                table.refresh_within(source.clone(), &domains, &mut progress);
-                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
-                if (self.table.is_installing(), self.table.is_outdated) != had_work {
-                    self.note_installed(begun);
-                }
-            }
-            Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
-            Event::Withdraw(names) => table.withdraw(&names),
-            Event::RemoveAnswer(key) => self.answers.withdraw(key),
-            Event::BeginAnswers(generation, renewals) => {
-                self.answers.begin(generation);
-                self.renewals = Some(renewals);
-            }
-            Event::ListReplies(done) => {
-                // The caller may have stopped waiting.
-                let _ = done.send(self.answers.replies());
-            }
-            Event::Flush(done) => {
-                self.learn_waiting();
-                let waiting =
-                    if self.table.is_outdated { &mut self.later_flushes } else { &mut self.flushes };
-                waiting.push(done);
-                if !self.table.is_installing() {
-                    self.flush();
-                }
-            }
-            // Ends the loop, which handles it.
-            Event::Stop { .. } => {}
-        }
+        assert_eq!(taken("10.0.0.1", SECOND), EACH_SECOND);
+        let others: u64 = (2..10).map(|last| taken(&format!("10.0.0.{last}"), SECOND)).sum();
+        assert!(others >= 6 * EACH_SECOND, "{others}");
+        assert_eq!(taken("::ffff:10.0.0.1", SECOND), 0, "the same client");
+        assert_eq!(taken("10.0.0.1", 2 * SECOND), EACH_SECOND);
+        assert_eq!(taken("fd00::1", SECOND), EACH_SECOND);
+        assert_eq!(taken("fd00::2", SECOND), 0, "the same network");
     }
 
-    /// Records that new records were installed, which the table may still have to finish.
-    fn note_installed(&mut self, begun: Instant) {
-        let since = if self.table.is_outdated { &mut self.next_behind_since } else { &mut self.behind_since };
-        since.get_or_insert(begun);
-        if !self.table.is_installing() {
-            self.finish_pass();
-        }
+    #[test]
+    fn repetitions_are_held_back_until_forgotten() {
+        let filter = LearnFilter::new();
+        assert!(filter.note(5));
+        assert!(!filter.note(5));
+        filter.release(5);
+        assert!(filter.note(5));
+        let rival = 5 + SLOTS as u64;
+        assert!(filter.note(rival));
+        filter.release(5);
+        assert!(!filter.note(rival), "releasing a key leaves its rival alone");
+        assert!(filter.note(5));
     }
 
-    /// Ends a pass: the records installed before it began are now in the map.
-    fn finish_pass(&mut self) {
-        let milliseconds = age(self.behind_since).as_millis();
-        self.behind_since = self.next_behind_since.take();
-        for name in self.earlier.take().into_iter().flatten() {
-            self.table.learn(&name);
-        }
-        let status = self.table.status();
-        tracing::info!(
-            published = status.published,
-            learned = status.learned,
-            unfitting = status.unfitting.total(),
-            milliseconds,
-            "published the new records to the fast path"
-        );
-        if status.unfitting.total() > 0 {
-            tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
-        }
-        self.lease.renew(age(self.behind_since));
-        self.is_attachable.send_if_modified(|may_attach| !std::mem::replace(may_attach, true));
-        self.installed.send_modify(|count| *count += 1);
-        self.flush();
-        self.flushes = std::mem::take(&mut self.later_flushes);
-        // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
-        dns_kit::memory::give_back();
-        if *self.installed.borrow() == 1 {
-            dns_kit::memory::forget_start();
-        }
+    #[test]
+    fn a_key_of_zero_is_never_held_back() {
+        let filter = LearnFilter::new();
+        assert!(filter.note(0) && filter.note(0));
     }
 
-    /// Notifies the waiting callers that all their earlier requests are in the map.
-    fn flush(&mut self) {
-        self.publish_status();
-        for done in self.flushes.drain(..) {
-            // The caller may have stopped waiting.
-            let _ = done.send(());
-        }
+    #[test]
+    fn second_query_hands_question_over() {
+        const SECOND: u64 = 1_000_000_000;
+        let filter = QuestionFilter::default();
+        assert!(!filter.is_repeated(7 << 20, SECOND));
+        assert!(filter.is_repeated(7 << 20, 11 * SECOND));
+        assert!(!filter.is_repeated(7 << 20, 11 * SECOND), "it was handed over");
+        filter.begin();
+        assert!(filter.is_repeated(7 << 20, 11 * SECOND), "the names changed");
+        filter.release(7 << 20);
+        assert!(!filter.is_repeated(7 << 20, 12 * SECOND), "the first query was too long ago");
+        assert!(filter.is_repeated(7 << 20, 12 * SECOND));
+        assert!(!filter.is_repeated(9 << 20, 12 * SECOND), "another question");
     }
-
-    fn learn_waiting(&mut self) {
-        let Self { table, control, learn, .. } = self;
-        take_waiting(learn, control, |name| table.learn(&name));
-    }
-
-    fn publish_status(&self) {
-        *self.status.lock() = self.table.status();
-        *self.answers_status.lock() = self.answers.status();
-    }
-}
-
-/// Processes what waits in a queue, until something more urgent arrives.
-fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: impl FnMut(T)) {
-    let until = Instant::now() + LEARNING;
-    while urgent.is_empty()
-        && Instant::now() < until
-        && let Ok(next) = queue.try_recv()
-    {
-        process(next);
-    }
-}
-
-/// Returns the time elapsed since `since`; zero for `None`.
-fn age(since: Option<Instant>) -> Duration {
-    since.map_or(Duration::ZERO, |since| since.elapsed())
 }

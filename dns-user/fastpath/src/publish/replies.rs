@@ -11,7 +11,7 @@ use dns_core::wire::{CLASS_IN, HEADER_LEN, OPT_LEN, Parsed, Query, UDP_PAYLOAD_S
 use dns_kit::clock::BootInstant;
 use hashbrown::HashSet;
 
-use super::table::NameSource;
+use super::publisher::NameSource;
 use crate::map::answer::{AnswerQuestion, LocalReply, first_record};
 
 /// Maximum number of orders of a reply. With at most this many records, each comes first equally often.

@@ -8,7 +8,6 @@
 //! tokio's workers, so a stalled upstream never delays a local answer.
 
 mod answer_cache;
-mod arrivals;
 pub mod metrics;
 mod near;
 mod overload;
@@ -30,10 +29,10 @@ use std::{
 
 use tokio::{sync::watch, task::JoinSet};
 
-pub use arrivals::Arrivals;
 pub use metrics::ServerMetrics;
 pub use overload::Overload;
 pub use service::{cookies::Cookies, identity::Identity};
+pub use udp::Arrivals;
 
 pub use dns_kit::connections::OwnConnections;
 
@@ -42,7 +41,7 @@ use dns_core::config::Compat;
 use dns_kit::threads::{self, OnPanic};
 use dns_upstream::admission::Admission;
 use service::QueryHandler;
-use sockets::Endpoint;
+use sockets::{Endpoint, WorkerSocket};
 
 //----------- Options --------------------------------------------------------
 
@@ -192,7 +191,7 @@ impl Server {
 #[derive(Default)]
 struct Workers {
     /// The threads, each with the socket that stops it.
-    threads: Vec<(Arc<udp::Socket>, JoinHandle<()>)>,
+    threads: Vec<(Arc<WorkerSocket>, JoinHandle<()>)>,
 }
 
 impl Workers {
@@ -200,7 +199,7 @@ impl Workers {
     fn start(
         &mut self,
         address: SocketAddr,
-        socket: Arc<udp::Socket>,
+        socket: Arc<WorkerSocket>,
         handler: &Arc<QueryHandler>,
         all: usize,
     ) {

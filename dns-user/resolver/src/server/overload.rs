@@ -4,17 +4,15 @@
 //! network stack, so the more queries the queues drop, the less CPU time is left for answering.
 //! While a queue is full, the program on the interface therefore sheds part of the queries that it
 //! would pass to the network stack ([`FastPathHandle::shed`](dns_fastpath::FastPathHandle::shed)).
-//! Clients are divided into groups ([`client_bucket`]), and each group gets an equal part of the
+//! Clients are divided into groups ([`client_bucket`](dns_common::control::client_bucket)), and each group gets an equal part of the
 //! capacity (max-min fairness), so that a client that floods the server takes nothing from other
 //! groups.
 //!
-//! A thread checks its queue only after a full batch or while shedding. An order is valid for
+//! A thread reports only after a full batch or while shedding. An order is valid for
 //! [`ORDER`], so shedding ends within that time if the server dies.
 
 use std::{
-    fmt, io,
-    net::IpAddr,
-    os::fd::RawFd,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -22,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::control::{CLIENT_BUCKETS, client_bucket};
+use dns_common::control::CLIENT_BUCKETS;
 use parking_lot::Mutex;
 
 use crate::state::ServerState;
@@ -31,7 +29,7 @@ use crate::state::ServerState;
 const ORDER: Duration = Duration::from_millis(100);
 
 /// Interval at which the reports of the threads are evaluated.
-const WINDOW: Duration = Duration::from_millis(10);
+pub(super) const WINDOW: Duration = Duration::from_millis(10);
 
 /// Consecutive windows with a full queue before shedding begins: a burst is not overload.
 const FULL_WINDOWS: u32 = 2;
@@ -61,11 +59,11 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Overload state of all UDP threads; off by default.
 #[derive(Clone, Default)]
-pub struct Overload(Option<Arc<Shared>>);
+pub struct Overload(pub(super) Option<Arc<Shared>>);
 
 #[derive(Default)]
-struct Shared {
-    is_shedding: AtomicBool,
+pub(super) struct Shared {
+    pub(super) is_shedding: AtomicBool,
     limiter: Mutex<Limiter>,
 }
 
@@ -82,91 +80,19 @@ impl fmt::Debug for Overload {
     }
 }
 
-//----------- QueueWatch -----------------------------------------------------
-
-/// Watches the receive queue of one UDP thread.
-pub(super) struct QueueWatch {
-    overload: Overload,
-    /// Queries taken since `since`, by group of clients.
-    taken: [u32; CLIENT_BUCKETS],
-    since: Instant,
-}
-
 /// Observations of a thread since its last report.
 #[derive(Clone, Copy, Debug)]
-struct Report<'a> {
+pub(super) struct Report<'a> {
     /// Queries taken from the queue, by group of clients.
-    taken: &'a [u32; CLIENT_BUCKETS],
+    pub(super) taken: &'a [u32; CLIENT_BUCKETS],
     /// Length of the count in seconds.
-    seconds: f64,
+    pub(super) seconds: f64,
     /// Fill level of the queue: 0 to about 1.
-    fill: f64,
-}
-
-impl QueueWatch {
-    pub(super) fn new(overload: Overload) -> Self {
-        Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
-    }
-
-    /// Counts a datagram taken from the queue, regardless of its content.
-    pub(super) fn took(&mut self, client: IpAddr) {
-        if self.overload.0.is_some() {
-            self.taken[bucket(client)] += 1;
-        }
-    }
-
-    /// Ends a batch. `is_full`: it had the maximum size, so more datagrams may be queued.
-    pub(super) fn batch_ended(
-        &mut self,
-        socket: RawFd,
-        is_full: bool,
-        now: Instant,
-        server_state: &ServerState,
-    ) {
-        let Some(shared) = &self.overload.0 else { return };
-        if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
-            self.restart(now);
-        } else if now.duration_since(self.since) >= WINDOW {
-            // If the kernel reports no fill level, nothing is shed.
-            let fill = queue_fill(socket).unwrap_or(0.0);
-            let seconds = now.duration_since(self.since).as_secs_f64();
-            shared.report(Report { taken: &self.taken, seconds, fill }, now, server_state);
-            self.restart(now);
-        }
-    }
-
-    fn restart(&mut self, now: Instant) {
-        (self.taken, self.since) = ([0; CLIENT_BUCKETS], now);
-    }
-}
-
-fn bucket(client: IpAddr) -> usize {
-    client_bucket(match client.to_canonical() {
-        IpAddr::V4(client) => client.octets(),
-        IpAddr::V6(client) => (client.to_bits() as u32).to_be_bytes(),
-    })
-}
-
-/// Returns the fill level of a socket's receive queue: 0 to about 1 (`SO_MEMINFO`, kernel 4.12).
-fn queue_fill(socket: RawFd) -> io::Result<f64> {
-    const SO_MEMINFO: libc::c_int = 55;
-    /// The first two words: `SK_MEMINFO_RMEM_ALLOC`, `SK_MEMINFO_RCVBUF` (`linux/sock_diag.h`).
-    const WORDS: usize = 2;
-    let mut words = [0_u32; WORDS];
-    let mut size = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes to `words`.
-    let result = unsafe {
-        libc::getsockopt(socket, libc::SOL_SOCKET, SO_MEMINFO, words.as_mut_ptr().cast(), &raw mut size)
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let [used, allowed] = words;
-    Ok(f64::from(used) / f64::from(allowed.max(1)))
+    pub(super) fill: f64,
 }
 
 impl Shared {
-    fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
+    pub(super) fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
         let went_up = || server_state.fast_path.passed_to_userspace();
         let Some(decision) = self.limiter.lock().report(report, went_up, now) else { return };
@@ -500,18 +426,5 @@ mod tests {
         let shares = fair_shares(&offered, 70.0);
         assert_eq!((shares[0], shares[1] * 100.0, shares[2] * 1_000.0), (1.0, 30.0, 30.0));
         assert_eq!(fair_shares(&offered, 2_000.0), [1.0; CLIENT_BUCKETS]);
-    }
-
-    #[test]
-    fn kernel_reports_queue_fill() {
-        use std::os::fd::AsRawFd as _;
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert_eq!(queue_fill(socket.as_raw_fd()).unwrap(), 0.0);
-        let address = socket.local_addr().unwrap();
-        for _ in 0..10 {
-            socket.send_to(&[0; 1000], address).unwrap();
-        }
-        let fill = queue_fill(socket.as_raw_fd()).unwrap();
-        assert!(0.0 < fill && fill < 1.0, "{fill}");
     }
 }

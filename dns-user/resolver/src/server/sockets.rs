@@ -1,14 +1,17 @@
-//! Binds one TCP listener and several UDP sockets per address.
+//! The sockets of an address: one TCP listener and several UDP sockets, each with a worker.
 
 use std::{
-    io,
+    io, mem,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Options, ServerError, udp};
+use super::{Options, ServerError};
+use dns_kit::mmsg::ControlMessages;
 
 /// Receive buffer of each UDP socket in bytes: room for a burst of several thousand queries (the
 /// kernel accounts about 800 bytes for a small one). An unprivileged process is limited by
@@ -21,13 +24,16 @@ const TCP_BACKLOG: i32 = 1024;
 /// Number of attempts to find a port that is free for both TCP and UDP.
 const FREE_PORT_TRIES: usize = 16;
 
+/// Time that a task waits for room in the socket's send buffer, and the number of retries.
+const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
+
 /// The sockets of one listen address.
 pub(super) struct Endpoint {
     /// The address, with the port selected for port 0.
     pub(super) address: SocketAddr,
     pub(super) tcp: tokio::net::TcpListener,
     /// One socket per worker; the kernel steers a client to one of them.
-    pub(super) udp: Vec<udp::Socket>,
+    pub(super) udp: Vec<WorkerSocket>,
 }
 
 impl Endpoint {
@@ -79,7 +85,7 @@ fn bind_udp(
     only_v6: bool,
     with_pktinfo: bool,
     workers: usize,
-) -> io::Result<Vec<udp::Socket>> {
+) -> io::Result<Vec<WorkerSocket>> {
     // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
     // a first bind without it detects that server.
     drop(udp_socket(address, only_v6, false)?);
@@ -98,7 +104,7 @@ fn bind_udp(
     }
     Ok(sockets
         .into_iter()
-        .map(|socket| udp::Socket::new(socket.into(), with_pktinfo, address.port()))
+        .map(|socket| WorkerSocket::new(socket.into(), with_pktinfo, address.port()))
         .collect())
 }
 
@@ -197,6 +203,126 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+//----------- WorkerSocket ---------------------------------------------------
+
+/// A bound UDP socket, shared by its worker and the tasks that reply later.
+pub(super) struct WorkerSocket {
+    descriptor: OwnedFd,
+    /// Whether the kernel reports the destination of datagrams, from which replies are then sent.
+    pub(super) with_pktinfo: bool,
+    pub(super) port: u16,
+    /// Set when the worker should stop.
+    pub(super) stopping: AtomicBool,
+}
+
+impl WorkerSocket {
+    /// Wraps a bound, blocking socket.
+    pub(super) fn new(descriptor: OwnedFd, with_pktinfo: bool, port: u16) -> Self {
+        Self { descriptor, with_pktinfo, port, stopping: AtomicBool::new(false) }
+    }
+
+    /// Stops the worker after it has answered its queued queries.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        // Wakes the worker: further `recvmmsg` calls return the queued datagrams, then empty ones
+        // without a sender. SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN
+        // although it is shut down (inet_shutdown, kernel 2.6 and later).
+        let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_descriptor(self) -> OwnedFd {
+        self.descriptor
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    /// Returns the fill level of the receive queue: 0 to about 1 (`SO_MEMINFO`, kernel 4.12).
+    pub(super) fn queue_fill(&self) -> io::Result<f64> {
+        const SO_MEMINFO: libc::c_int = 55;
+        /// The first two words: `SK_MEMINFO_RMEM_ALLOC`, `SK_MEMINFO_RCVBUF` (`linux/sock_diag.h`).
+        const WORDS: usize = 2;
+        let mut words = [0_u32; WORDS];
+        let mut size = size_of_val(&words) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `size` bytes to `words`.
+        let result = unsafe {
+            libc::getsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                SO_MEMINFO,
+                words.as_mut_ptr().cast(),
+                &raw mut size,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let [used, allowed] = words;
+        Ok(f64::from(used) / f64::from(allowed.max(1)))
+    }
+
+    /// Sends one reply without blocking.
+    fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
+        let mut slice = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
+        // SAFETY: all-zero bytes are a valid header.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_name = (&raw mut peer.peer).cast();
+        header.msg_namelen = peer.address_len();
+        header.msg_iov = &raw mut slice;
+        header.msg_iovlen = 1;
+        if self.with_pktinfo {
+            header.msg_control = peer.control.as_mut_ptr();
+            header.msg_controllen = peer.control_len;
+        }
+        // SAFETY: the header points to buffers that outlive the call.
+        let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends one reply from a task; returns whether the kernel accepted it.
+    pub(super) async fn send(&self, mut reply: Vec<u8>, mut peer: ReturnPath) -> bool {
+        let (pause, tries) = SEND_RETRY;
+        for _ in 0..tries {
+            match self.try_send(&mut reply, &mut peer) {
+                Ok(()) => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Destination of a reply, and the local address from which it is sent.
+#[derive(Clone)]
+pub(super) struct ReturnPath {
+    peer: libc::sockaddr_storage,
+    /// The local address, as a control message.
+    control: ControlMessages,
+    control_len: usize,
+}
+
+impl ReturnPath {
+    /// Returns the way back of a datagram with this sender and these control messages.
+    pub(super) fn new(peer: &libc::sockaddr_storage, control: &ControlMessages, control_len: usize) -> Self {
+        let mut control = *control;
+        control.clear_interface(control_len);
+        Self { peer: *peer, control, control_len }
+    }
+
+    fn address_len(&self) -> libc::socklen_t {
+        let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
+            size_of::<libc::sockaddr_in>()
+        } else {
+            size_of::<libc::sockaddr_in6>()
+        };
+        length as libc::socklen_t
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{net::Ipv4Addr, thread, time::Duration};
@@ -243,5 +369,18 @@ mod tests {
                 assert_eq!(usize::from(cpu[0]) % WORKERS, number);
             }
         }
+    }
+
+    #[test]
+    fn kernel_reports_queue_fill() {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = socket.local_addr().unwrap();
+        let receiver = WorkerSocket::new(socket.try_clone().unwrap().into(), false, address.port());
+        assert_eq!(receiver.queue_fill().unwrap(), 0.0);
+        for _ in 0..10 {
+            socket.send_to(&[0; 1000], address).unwrap();
+        }
+        let fill = receiver.queue_fill().unwrap();
+        assert!(0.0 < fill && fill < 1.0, "{fill}");
     }
 }

@@ -1,9 +1,11 @@
-//! The UDP workers, each with a thread and a socket.
+//! The UDP workers, each with a thread and a socket: from a batch of datagrams to its replies. A worker also counts on
+//! which interfaces queries arrive, and watches its queue.
 
 use std::{
-    io, mem,
-    net::SocketAddr,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    collections::BTreeMap,
+    fmt, io, mem,
+    net::{IpAddr, SocketAddr},
+    os::fd::RawFd,
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
@@ -12,126 +14,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::runtime::Handle;
+use dns_common::control::{CLIENT_BUCKETS, client_bucket};
+use dns_fastpath::{Arrival, EVIDENCE, MOST_CLIENTS};
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
     answer_cache::{AnswerCache, LowerName, Remembered},
-    arrivals::ArrivalCounter,
     metrics::{Dropped, Responder, Stripe},
     near::NearClients,
-    overload::QueueWatch,
+    overload::{Overload, Report, WINDOW},
     service::{Deferred, Handled, Immediate, QueryHandler, WaitingPlace},
+    sockets::{ReturnPath, WorkerSocket},
 };
+use crate::state::ServerState;
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_kit::{
     eager::poll_then_spawn,
     mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address},
 };
 
-/// Time that a task waits for room in the socket's send buffer, and the number of retries.
-const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
-
-//----------- Socket ---------------------------------------------------------
-
-/// A bound socket, shared by its worker and the tasks that reply later.
-pub(super) struct Socket {
-    descriptor: OwnedFd,
-    /// Whether the kernel reports the destination of datagrams, from which replies are then sent.
-    with_pktinfo: bool,
-    port: u16,
-    /// Set when the worker should stop.
-    stopping: AtomicBool,
-}
-
-impl Socket {
-    /// Wraps a bound, blocking socket.
-    pub(super) fn new(descriptor: OwnedFd, with_pktinfo: bool, port: u16) -> Self {
-        Self { descriptor, with_pktinfo, port, stopping: AtomicBool::new(false) }
-    }
-
-    /// Stops the worker after it has answered its queued queries.
-    pub(super) fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
-        // Wakes the worker: further `recvmmsg` calls return the queued datagrams, then empty ones
-        // without a sender. SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN
-        // although it is shut down (inet_shutdown, kernel 2.6 and later).
-        let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
-    }
-
-    #[cfg(test)]
-    pub(super) fn into_descriptor(self) -> OwnedFd {
-        self.descriptor
-    }
-
-    fn raw(&self) -> RawFd {
-        self.descriptor.as_raw_fd()
-    }
-
-    /// Sends one reply without blocking.
-    fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
-        let mut slice = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
-        // SAFETY: all-zero bytes are a valid header.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_name = (&raw mut peer.peer).cast();
-        header.msg_namelen = peer.address_len();
-        header.msg_iov = &raw mut slice;
-        header.msg_iovlen = 1;
-        if self.with_pktinfo {
-            header.msg_control = peer.control.as_mut_ptr();
-            header.msg_controllen = peer.control_len;
-        }
-        // SAFETY: the header points to buffers that outlive the call.
-        let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
-
-    /// Sends one reply from a task; returns whether the kernel accepted it.
-    async fn send(&self, mut reply: Vec<u8>, mut peer: ReturnPath) -> bool {
-        let (pause, tries) = SEND_RETRY;
-        for _ in 0..tries {
-            match self.try_send(&mut reply, &mut peer) {
-                Ok(()) => return true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
-            }
-        }
-        false
-    }
-}
-
-/// Destination of a reply, and the local address from which it is sent.
-#[derive(Clone)]
-struct ReturnPath {
-    peer: libc::sockaddr_storage,
-    /// The local address, as a control message.
-    control: ControlMessages,
-    control_len: usize,
-}
-
-impl ReturnPath {
-    fn of(datagram: &Datagram<'_>) -> Self {
-        let mut control = *datagram.control;
-        control.clear_interface(datagram.control_len);
-        Self { peer: *datagram.peer, control, control_len: datagram.control_len }
-    }
-
-    fn address_len(&self) -> libc::socklen_t {
-        let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
-            size_of::<libc::sockaddr_in>()
-        } else {
-            size_of::<libc::sockaddr_in6>()
-        };
-        length as libc::socklen_t
-    }
-}
-
 //----------- Worker ---------------------------------------------------------
 
 /// Answers the queries of one socket.
 pub(super) struct Worker {
     /// The socket for queries and replies.
-    socket: Arc<Socket>,
+    socket: Arc<WorkerSocket>,
     /// The service, shared by all workers.
     handler: Arc<QueryHandler>,
     /// Runs queries that must wait.
@@ -155,7 +63,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Creates a worker for `socket` without starting it. Must be called inside a tokio runtime.
     /// It is one of `workers`.
-    pub(super) fn new(socket: Arc<Socket>, handler: Arc<QueryHandler>, workers: usize) -> Self {
+    pub(super) fn new(socket: Arc<WorkerSocket>, handler: Arc<QueryHandler>, workers: usize) -> Self {
         Self {
             socket,
             runtime: Handle::current(),
@@ -229,7 +137,7 @@ impl Worker {
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);
             }
-            self.queue.batch_ended(descriptor, count == BATCH, clock.received, &self.handler.server_state);
+            self.queue.batch_ended(&self.socket, count == BATCH, clock.received, &self.handler.server_state);
             if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
                 return;
             }
@@ -338,7 +246,7 @@ impl Worker {
 
     /// Starts a query that must wait; a task sends the reply.
     fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, place: WaitingPlace) {
-        let (path, client) = (ReturnPath::of(datagram), datagram.client);
+        let (path, client) = (datagram.return_path(), datagram.client);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         poll_then_spawn(&self.runtime, async move {
             // Held until the reply is sent, so that shutdown waits for it.
@@ -414,6 +322,12 @@ struct Datagram<'a> {
     control_len: usize,
 }
 
+impl Datagram<'_> {
+    fn return_path(&self) -> ReturnPath {
+        ReturnPath::new(self.peer, self.control, self.control_len)
+    }
+}
+
 impl Batch {
     /// Allocates buffers for [`BATCH`] datagrams; `metadata` requests control messages.
     fn new(metadata: bool) -> Self {
@@ -463,5 +377,304 @@ impl Batch {
         // SAFETY: each header points to a reply, an address and control messages of this batch,
         // which outlive the call.
         unsafe { mmsg::send(socket, &mut self.outgoing[..ready]) }
+    }
+}
+
+//----------- QueueWatch -----------------------------------------------------
+
+/// Watches the receive queue of one UDP thread.
+struct QueueWatch {
+    overload: Overload,
+    /// Queries taken since `since`, by group of clients.
+    taken: [u32; CLIENT_BUCKETS],
+    since: Instant,
+}
+
+impl QueueWatch {
+    fn new(overload: Overload) -> Self {
+        Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
+    }
+
+    /// Counts a datagram taken from the queue, regardless of its content.
+    fn took(&mut self, client: IpAddr) {
+        if self.overload.0.is_some() {
+            self.taken[bucket(client)] += 1;
+        }
+    }
+
+    /// Ends a batch. `is_full`: it had the maximum size, so more datagrams may be queued.
+    fn batch_ended(
+        &mut self,
+        socket: &WorkerSocket,
+        is_full: bool,
+        now: Instant,
+        server_state: &ServerState,
+    ) {
+        let Some(shared) = &self.overload.0 else { return };
+        if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
+            self.restart(now);
+        } else if now.duration_since(self.since) >= WINDOW {
+            // If the kernel reports no fill level, nothing is shed.
+            let fill = socket.queue_fill().unwrap_or(0.0);
+            let seconds = now.duration_since(self.since).as_secs_f64();
+            shared.report(Report { taken: &self.taken, seconds, fill }, now, server_state);
+            self.restart(now);
+        }
+    }
+
+    fn restart(&mut self, now: Instant) {
+        (self.taken, self.since) = ([0; CLIENT_BUCKETS], now);
+    }
+}
+
+fn bucket(client: IpAddr) -> usize {
+    client_bucket(match client.to_canonical() {
+        IpAddr::V4(client) => client.octets(),
+        IpAddr::V6(client) => (client.to_bits() as u32).to_be_bytes(),
+    })
+}
+
+//----------- Arrivals -------------------------------------------------------
+//
+// The interfaces on which queries arrive. The fast path serves an endpoint on an interface only after the kernel has
+// delivered queries for that endpoint from that interface.
+
+/// Maximum number of pairs of interface and endpoint per report. Further pairs appear in the next
+/// report.
+const MOST_PAIRS: usize = 2048;
+
+/// Arrivals since the last report, by interface and endpoint. Each UDP worker has separate counts,
+/// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
+#[derive(Clone, Default)]
+pub struct Arrivals(Option<Arc<ArrivalCounts>>);
+
+#[derive(Default)]
+struct ArrivalCounts {
+    workers: Mutex<Vec<WorkerPairs>>,
+    /// Whether [`Arrivals::evidence`] waits. Workers read it, and write it once.
+    is_awaited: AtomicBool,
+    evidence: Notify,
+}
+
+/// The counts of one worker.
+type WorkerPairs = Arc<OwnLines<Mutex<Pairs>>>;
+
+/// A value in cache lines that hold nothing else, because one worker writes it for each batch.
+#[derive(Default)]
+#[repr(align(128))]
+struct OwnLines<T>(T);
+
+type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
+
+/// Arrivals at one endpoint through one interface.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Queries answered immediately by the worker.
+    queries: u32,
+    /// Senders of datagrams of any kind.
+    clients: Vec<IpAddr>,
+    /// Whether there were more senders.
+    more: bool,
+}
+
+impl Seen {
+    fn add(&mut self, other: Self) {
+        let Self { queries, clients, more } = other;
+        self.queries = self.queries.saturating_add(queries);
+        self.more |= more;
+        clients.into_iter().for_each(|client| self.add_client(client));
+    }
+
+    fn add_client(&mut self, client: IpAddr) {
+        if self.clients.contains(&client) {
+            return;
+        }
+        if self.clients.len() < MOST_CLIENTS {
+            self.clients.push(client);
+        } else {
+            self.more = true;
+        }
+    }
+}
+
+impl Arrivals {
+    /// Creates the shared counts, switched on.
+    pub fn on() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns the arrivals since the last call, and resets them.
+    pub fn take(&self) -> Vec<Arrival> {
+        let Some(shared) = &self.0 else { return Vec::new() };
+        let mut pairs = Pairs::new();
+        shared.workers.lock().retain(|worker| {
+            for (pair, seen) in std::mem::take(&mut *worker.0.lock()) {
+                pairs.entry(pair).or_default().add(seen);
+            }
+            // The counts of a worker that has ended have just been taken.
+            Arc::strong_count(worker) > 1
+        });
+        let arrival = |((ifindex, endpoint), Seen { queries, clients, more })| Arrival {
+            ifindex,
+            endpoint,
+            queries,
+            clients,
+            more,
+        };
+        pairs.into_iter().map(arrival).collect()
+    }
+
+    /// Waits until a worker has answered as many queries at one endpoint through one interface, since the last
+    /// report, as open its admission. Cancel-safe.
+    pub async fn evidence(&self) {
+        let Some(shared) = &self.0 else { return std::future::pending().await };
+        shared.is_awaited.store(true, Ordering::Relaxed);
+        shared.evidence.notified().await;
+    }
+}
+
+impl fmt::Debug for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_on() { "on" } else { "off" })
+    }
+}
+
+/// Counts the datagrams of one worker and publishes them per batch.
+struct ArrivalCounter {
+    /// This worker's counts, and the counts of all; `None` if nothing is counted.
+    pairs: Option<(WorkerPairs, Arc<ArrivalCounts>)>,
+    /// The datagrams of the current batch, as runs from one client to one pair.
+    batch: Vec<Run>,
+}
+
+/// Consecutive datagrams from one client to one endpoint through one interface.
+struct Run {
+    pair: (u32, SocketAddr),
+    client: IpAddr,
+    /// Those answered immediately.
+    answered: u32,
+}
+
+impl ArrivalCounter {
+    fn new(all: &Arrivals) -> Self {
+        let pairs = all.0.as_ref().map(|shared| {
+            let pairs = WorkerPairs::default();
+            shared.workers.lock().push(Arc::clone(&pairs));
+            (pairs, Arc::clone(shared))
+        });
+        Self { pairs, batch: Vec::new() }
+    }
+
+    fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
+        if self.pairs.is_none() {
+            return;
+        }
+        let (pair, answered) = ((ifindex, endpoint), u32::from(answered));
+        match self.batch.last_mut() {
+            Some(run) if run.pair == pair && run.client == client => run.answered += answered,
+            _ => self.batch.push(Run { pair, client, answered }),
+        }
+    }
+
+    /// Adds the batch to the counts.
+    fn batch_ended(&mut self) {
+        let Some((pairs, shared)) = &self.pairs else { return };
+        if self.batch.is_empty() {
+            return;
+        }
+        let is_awaited = shared.is_awaited.load(Ordering::Relaxed);
+        let mut pairs = pairs.0.lock();
+        for runs in self.batch.chunk_by(|one, next| one.pair == next.pair) {
+            let Some(&Run { pair, .. }) = runs.first() else { continue };
+            if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&pair) {
+                continue;
+            }
+            let seen = pairs.entry(pair).or_default();
+            for &Run { pair: _, client, answered } in runs {
+                seen.queries = seen.queries.saturating_add(answered);
+                seen.add_client(client);
+            }
+            if is_awaited && seen.queries >= EVIDENCE && shared.is_awaited.swap(false, Ordering::Relaxed) {
+                shared.evidence.notify_one();
+            }
+        }
+        self.batch.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_apart() {
+        let all = Arrivals::on();
+        let mut worker = ArrivalCounter::new(&all);
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        for number in 0..40 {
+            worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number]), number % 2 == 0);
+        }
+        worker.arrived(8, endpoint, IpAddr::from([10, 0, 0, 1]), true);
+        assert_eq!(all.take(), [], "not before the batch has ended");
+        worker.batch_ended();
+        let taken = all.take();
+        assert_eq!(taken.len(), 2);
+        assert_eq!(
+            (taken[0].ifindex, taken[0].queries, taken[0].clients.len(), taken[0].more),
+            (7, 20, MOST_CLIENTS, true)
+        );
+        assert_eq!((taken[1].ifindex, taken[1].queries, taken[1].more), (8, 1, false));
+        assert_eq!(all.take(), []);
+    }
+
+    #[test]
+    fn workers_share_no_counts() {
+        let all = Arrivals::on();
+        let mut workers = [ArrivalCounter::new(&all), ArrivalCounter::new(&all)];
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        // The lock of the first worker is taken, which must not keep the second one waiting.
+        let first = workers[0].pairs.clone().unwrap().0;
+        let held = first.0.lock();
+        workers[1].arrived(7, endpoint, IpAddr::from([10, 0, 0, 1]), true);
+        workers[1].batch_ended();
+        drop(held);
+        workers[0].arrived(7, endpoint, IpAddr::from([10, 0, 0, 2]), true);
+        workers[0].batch_ended();
+        drop((first, workers));
+        let taken = all.take();
+        assert_eq!((taken.len(), taken[0].queries, taken[0].clients.len()), (1, 2, 2));
+        assert_eq!(all.0.unwrap().workers.lock().len(), 0, "workers that have ended are forgotten");
+    }
+
+    #[test]
+    fn fifth_query_is_evidence() {
+        use futures_util::FutureExt as _;
+        let all = Arrivals::on();
+        let mut worker = ArrivalCounter::new(&all);
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        let mut ask = |number: u32| {
+            for number in 0..number {
+                worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number as u8]), true);
+            }
+            worker.batch_ended();
+        };
+        let is_evident = || all.evidence().now_or_never().is_some();
+        assert!(!is_evident());
+        ask(EVIDENCE - 1);
+        assert!(!is_evident());
+        ask(1);
+        assert!(is_evident());
+        assert!(!is_evident(), "announced once");
+        // The counts go on until they are taken.
+        ask(1);
+        assert!(is_evident());
+        assert_eq!(all.take()[0].queries, EVIDENCE + 1);
+        assert!(!is_evident());
+        ask(1);
+        assert!(!is_evident());
     }
 }

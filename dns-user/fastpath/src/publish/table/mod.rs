@@ -16,29 +16,28 @@ mod entry_store;
 mod eviction;
 pub mod fuzz;
 mod records;
-mod status;
 
-use std::{any::Any, cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
+use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
-use dns_common::{entry::AnswerPolicy, name::hash_name};
+use dns_common::name::hash_name;
 
 pub(crate) use self::entry_store::{EntryStore, Placed};
 use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, Unfitting};
-pub use self::status::{TableStatus, UnfittingStatus};
+pub use self::records::{TableStatus, UnfittingStatus};
 use crate::{
     Admission,
     map::layout::{Encoded, is_named, read_name},
     publish::{
         dependents::Dependents,
-        learn_filter::{Allowance, LearnFilter},
         lease::GracePeriods,
+        publisher::{LearnFilter, NameSource},
+        second_chance::Allowance,
     },
 };
 use dns_core::{
-    changes::{Changes, Facet, Facets},
+    changes::Facet,
     name::Name,
     resolve::{Existence, Health, Resolution},
-    wire::Query,
 };
 
 /// Number of most recently used names that a new snapshot updates first.
@@ -54,47 +53,6 @@ const EXCHANGED_EACH_SECOND: usize = 16;
 /// Maximum size in bytes of the sets of instances on which answers depend. Beyond it, learned names
 /// with further instances are not added.
 const MAX_DEPENDENTS: usize = 32 << 20;
-
-/// The meaning of names: a snapshot, as seen by the publisher.
-pub trait NameSource: Any + Send + Sync {
-    /// Returns the names to publish before the first query, the most useful first.
-    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
-
-    /// Returns the current meaning of `name`; `None` if other servers answer for it.
-    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
-
-    /// Like [`Self::resolve`], with the policy for presenting the addresses, if different from the
-    /// fleet's default.
-    fn resolve_with_policy(
-        &self,
-        health: &dyn Health,
-        name: &Name,
-    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
-        self.resolve(health, name).map(|resolution| (resolution, None))
-    }
-
-    /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
-    /// question, flags and EDNS size, and is no list of addresses that [`Self::resolve_with_policy`] gives.
-    /// `serial` is that of SOA records. Equal seeds yield the same order and choice of records.
-    fn reply(&self, _query: &Query<'_>, _serial: u32, _seed: u64) -> Option<Vec<u8>> {
-        None
-    }
-
-    /// Returns whether an older source gives the same replies for `name`; `false` if that is unknown.
-    fn gives_same_replies(&self, _older: &dyn NameSource, _name: &Name) -> bool {
-        false
-    }
-
-    /// Returns the facets on which the meaning of `name` depends.
-    fn facets(&self, _name: &Name) -> Facets {
-        [Facet::ANY].into_iter().collect()
-    }
-
-    /// Returns what has changed since an older source; `None` if any name may have changed.
-    fn changes_since(&self, _older: &dyn NameSource) -> Option<Changes> {
-        None
-    }
-}
 
 /// Maximum number of names by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

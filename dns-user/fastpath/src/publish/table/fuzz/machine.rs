@@ -15,7 +15,7 @@ use dns_common::{
 };
 use parking_lot::Mutex;
 
-use super::super::{EntryStore, Limits, NameSource, Table};
+use super::super::{EntryStore, Limits, Table};
 use crate::{
     Everything,
     map::{
@@ -23,7 +23,10 @@ use crate::{
         layout::{read_header, read_name},
         store::EntryMemory,
     },
-    publish::{learn_filter::LearnFilter, lease::GracePeriods},
+    publish::{
+        lease::GracePeriods,
+        publisher::{LearnFilter, NameSource},
+    },
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},

@@ -1,0 +1,413 @@
+//! The publisher's thread, the only one that changes the programs' answers.
+
+use std::{
+    io,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use crossbeam_channel::{Receiver, bounded, select_biased, unbounded};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    answers::{AnswerTable, AnswersStatus},
+    lease::{GracePeriods, Lease},
+    publisher::{AnswersHandle, Event, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter},
+    table::{EntryStore, Limits, Table, TableStatus},
+};
+use crate::{
+    Admission,
+    map::{answer::AnswerQuestion, index::IndexMemory},
+};
+use dns_core::{config::OnStop, name::Name, resolve::Health};
+use dns_kit::{
+    clock::BootInstant,
+    threads::{self, OnPanic},
+};
+
+/// Maximum number of names waiting to be learned. Further names within one round of the publisher
+/// are dropped; their next query hands them over again.
+const LEARN_QUEUE: usize = 4096;
+
+/// Maximum number of forwarded answers waiting to be published. Further ones are dropped; their
+/// next use hands them over again.
+const OFFER_QUEUE: usize = 1024;
+
+/// Longest wait for an event.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Longest wait while a grace period is running.
+const RECLAIMING: Duration = Duration::from_millis(10);
+
+/// Length of one slice of a pass over the names, after which the publisher checks for more urgent
+/// events and yields the CPU.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// Longest time spent on what waits in one queue, unless something more urgent arrives first.
+const LEARNING: Duration = Duration::from_millis(20);
+
+pub(crate) struct Setting {
+    pub(crate) names: Arc<IndexMemory>,
+    pub(crate) answers: Arc<IndexMemory>,
+    pub(crate) limits: Limits,
+    pub(crate) health: Arc<dyn Health + Send + Sync>,
+    pub(crate) admission: Arc<dyn Admission>,
+    /// Seed of the hash from which keys are computed.
+    pub(crate) seed: u64,
+    pub(crate) lease: Lease,
+    /// Grace periods for the cells of names and of answers.
+    pub(crate) grace: [GracePeriods; 2],
+    /// Names learned by a predecessor, whose programs answer until the map is complete. Without one (`None`) the
+    /// first slice suffices, because userspace answers all other names.
+    pub(crate) earlier: Option<Vec<Name>>,
+}
+
+/// The running thread, stopped by its owner.
+pub(crate) struct PublisherThread {
+    pub(crate) publisher: Publisher,
+    pub(crate) status: Arc<Mutex<TableStatus>>,
+    /// The status of the forwarded answers after the latest event.
+    pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
+    /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
+    pub(crate) installs: watch::Receiver<u64>,
+    /// Becomes true when programs may answer from the map.
+    pub(crate) may_attach: watch::Receiver<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl PublisherThread {
+    /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
+    pub(crate) fn start(setting: Setting) -> io::Result<Self> {
+        let Setting { names, answers, limits, health, admission, seed, lease, grace, earlier } = setting;
+        let [grace, answer_grace] = grace;
+        let [filter, answer_filter] = [(); 2].map(|()| Arc::new(LearnFilter::new()));
+        let store = (EntryStore::of(names.clone()), grace);
+        let table = Table::new(store, seed, limits, health, admission, filter.clone());
+        let question_filter = Arc::new(QuestionFilter::default());
+        let (store, limits) =
+            ((EntryStore::of(answers.clone()), answer_grace), (limits.answers, limits.replies));
+        let answer_table =
+            AnswerTable::new(store, seed, limits, answer_filter.clone(), question_filter.clone());
+        let (offers, offer_events) = bounded(OFFER_QUEUE);
+        let (questions, question_events) = bounded(OFFER_QUEUE);
+        let (control, control_events) = unbounded();
+        let (learn, learn_events) = bounded(LEARN_QUEUE);
+        let handle = Handle {
+            control,
+            learn,
+            filter,
+            allowance: Default::default(),
+            seed,
+            names,
+            page: lease.control.clone(),
+            answers: AnswersHandle {
+                offers,
+                filter: answer_filter,
+                index: answers,
+                kept: answer_table.keeps_forwarded(),
+                questions: answer_table.keeps_replies().then_some(questions),
+                question_filter,
+            },
+        };
+        let (installed, installs) = watch::channel(0);
+        let (is_attachable, may_attach) = watch::channel(false);
+        let worker = Worker {
+            status: Arc::new(Mutex::new(table.status())),
+            answers_status: Arc::new(Mutex::new(answer_table.status())),
+            table,
+            answers: answer_table,
+            lease,
+            control: control_events,
+            learn: learn_events,
+            offers: offer_events,
+            questions: question_events,
+            renewals: None,
+            installed,
+            is_attachable,
+            earlier,
+            flushes: Vec::new(),
+            later_flushes: Vec::new(),
+            behind_since: None,
+            next_behind_since: None,
+        };
+        let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
+        let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
+        let publisher = Publisher { inner: Some(Arc::new(handle)) };
+        Ok(Self { publisher, status, answers_status, installs, may_attach, thread })
+    }
+
+    /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
+    pub(crate) fn stop(self, on_stop: OnStop) {
+        let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
+        publisher.send(Event::Stop(on_stop));
+        if thread.join().is_err() {
+            tracing::error!("the publisher thread panicked");
+        }
+    }
+}
+
+struct Worker {
+    table: Table,
+    answers: AnswerTable,
+    /// Renewed while the map is up to date; the programs stop answering when it expires.
+    lease: Lease,
+    /// Events that must not be lost.
+    control: Receiver<Event>,
+    learn: Receiver<Name>,
+    offers: Receiver<Offer>,
+    questions: Receiver<Question>,
+    /// Receives requests to renew answers; `None` before the first generation of answers.
+    renewals: Option<mpsc::Sender<AnswerQuestion>>,
+    status: Arc<Mutex<TableStatus>>,
+    answers_status: Arc<Mutex<AnswersStatus>>,
+    /// Number of snapshots installed.
+    installed: watch::Sender<u64>,
+    /// Whether programs may answer from the map; the lease begins then.
+    is_attachable: watch::Sender<bool>,
+    /// Names learned by a predecessor, whose programs may answer until the map is complete; `None` without one.
+    earlier: Option<Vec<Name>>,
+    /// Callers waiting for the current pass.
+    flushes: Vec<oneshot::Sender<()>>,
+    /// Callers waiting for the following pass.
+    later_flushes: Vec<oneshot::Sender<()>>,
+    /// Time at which the first change of the current pass was handed over; `None` if the map is up to date.
+    behind_since: Option<Instant>,
+    /// The same for the following pass.
+    next_behind_since: Option<Instant>,
+}
+
+impl Worker {
+    /// Works until a stop event, or until all handles are gone.
+    fn run(mut self) {
+        let interval = self.lease.interval();
+        let mut renewed: Option<Instant> = None;
+        loop {
+            // Before the first names are in the map there is no lease to renew.
+            if *self.is_attachable.borrow() && renewed.is_none_or(|at| at.elapsed() >= interval) {
+                self.lease.renew(age(self.behind_since));
+                renewed = Some(Instant::now());
+            }
+            self.table.reclaim();
+            self.tend_answers();
+            let wait = match () {
+                () if self.table.is_installing() || self.answers.is_behind() => Duration::ZERO,
+                () if self.table.is_reclaiming() => RECLAIMING,
+                () => interval.min(IDLE),
+            };
+            select_biased! {
+                recv(self.control) -> event => match event {
+                    Ok(Event::Stop(on_stop)) => {
+                        if on_stop == OnStop::Detach {
+                            self.lease.end();
+                        }
+                        return;
+                    }
+                    Ok(event) => {
+                        self.handle(event);
+                        self.publish_status();
+                    }
+                    Err(_) => return,
+                },
+                recv(self.learn) -> name => if let Ok(name) = name {
+                    self.table.learn(&name);
+                    self.learn_waiting();
+                    self.publish_status();
+                },
+                recv(self.offers) -> offer => if let Ok(offer) = offer {
+                    self.publish_answers(offer);
+                },
+                recv(self.questions) -> question => if let Ok(question) = question {
+                    self.publish_replies(question);
+                },
+                default(wait) => {}
+            }
+            if self.table.is_installing() {
+                match self.table.go_on(Instant::now() + SLICE) {
+                    true => self.finish_pass(),
+                    false => {
+                        if self.earlier.is_none() && !*self.is_attachable.borrow() {
+                            self.lease.renew(age(self.behind_since));
+                            self.is_attachable.send_replace(true);
+                        }
+                        // A pass takes long; let threads that wait for this CPU, such as the reader of
+                        // even newer records, run before the end of our time slice.
+                        thread::yield_now();
+                    }
+                }
+            }
+        }
+    }
+
+    fn publish_answers(&mut self, first: Offer) {
+        let now_ns = BootInstant::now().kernel_ns();
+        let Self { answers, control, offers, .. } = self;
+        let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
+        publish(first);
+        take_waiting(offers, control, publish);
+        *self.answers_status.lock() = self.answers.status();
+    }
+
+    fn publish_replies(&mut self, first: Question) {
+        let now_ns = BootInstant::now().kernel_ns();
+        let source = self.table.answers();
+        // The programs look for local replies only while they look for whole answers at all.
+        if !self.answers.keeps_forwarded() {
+            self.lease.control.begin_answers();
+        }
+        let Self { answers, control, questions, .. } = self;
+        let mut learn = |Question { question, size }| answers.learn(&*source, question, size, now_ns);
+        learn(first);
+        take_waiting(questions, control, learn);
+        *self.answers_status.lock() = self.answers.status();
+    }
+
+    /// Removes expired answers, requests renewals, and continues work on local replies.
+    fn tend_answers(&mut self) {
+        self.answers.reclaim();
+        if self.answers.is_empty() && !self.answers.is_behind() {
+            return;
+        }
+        let now_ns = BootInstant::now().kernel_ns();
+        let source = self.table.answers();
+        self.answers.catch_up(&*source, now_ns);
+        let renewals = self.answers.expire(&*source, now_ns);
+        if let Some(sender) = &self.renewals {
+            for renewal in renewals {
+                // Fails if there are too many at a time: the answer then expires, and the next query
+                // fetches it.
+                let _ = sender.try_send(renewal);
+            }
+        }
+        *self.answers_status.lock() = self.answers.status();
+    }
+
+    fn handle(&mut self, event: Event) {
+        let begun = Instant::now();
+        let Self { table, answers, lease, is_attachable, behind_since, .. } = self;
+        let is_answering = *is_attachable.borrow();
+        let behind_since = behind_since.unwrap_or(begun);
+        let mut last = begun;
+        // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
+        let mut progress = || {
+            if is_answering && last.elapsed() >= lease.interval() {
+                lease.renew(behind_since.elapsed());
+                last = Instant::now();
+            }
+        };
+        match event {
+            Event::Install(source) => {
+                let older = table.answers();
+                table.install(source.clone(), &mut progress);
+                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                self.note_installed(begun);
+            }
+            Event::Refresh(source, domains) => {
+                let had_work = (table.is_installing(), table.is_outdated);
+                let older = table.answers();
+                table.refresh_within(source.clone(), &domains, &mut progress);
+                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                if (self.table.is_installing(), self.table.is_outdated) != had_work {
+                    self.note_installed(begun);
+                }
+            }
+            Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
+            Event::Withdraw(names) => table.withdraw(&names),
+            Event::RemoveAnswer(key) => self.answers.withdraw(key),
+            Event::BeginAnswers(generation, renewals) => {
+                self.answers.begin(generation);
+                self.renewals = Some(renewals);
+            }
+            Event::ListReplies(done) => {
+                // The caller may have stopped waiting.
+                let _ = done.send(self.answers.replies());
+            }
+            Event::Flush(done) => {
+                self.learn_waiting();
+                let waiting =
+                    if self.table.is_outdated { &mut self.later_flushes } else { &mut self.flushes };
+                waiting.push(done);
+                if !self.table.is_installing() {
+                    self.flush();
+                }
+            }
+            // Ends the loop, which handles it.
+            Event::Stop { .. } => {}
+        }
+    }
+
+    /// Records that new records were installed, which the table may still have to finish.
+    fn note_installed(&mut self, begun: Instant) {
+        let since = if self.table.is_outdated { &mut self.next_behind_since } else { &mut self.behind_since };
+        since.get_or_insert(begun);
+        if !self.table.is_installing() {
+            self.finish_pass();
+        }
+    }
+
+    /// Ends a pass: the records installed before it began are now in the map.
+    fn finish_pass(&mut self) {
+        let milliseconds = age(self.behind_since).as_millis();
+        self.behind_since = self.next_behind_since.take();
+        for name in self.earlier.take().into_iter().flatten() {
+            self.table.learn(&name);
+        }
+        let status = self.table.status();
+        tracing::info!(
+            published = status.published,
+            learned = status.learned,
+            unfitting = status.unfitting.total(),
+            milliseconds,
+            "published the new records to the fast path"
+        );
+        if status.unfitting.total() > 0 {
+            tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
+        }
+        self.lease.renew(age(self.behind_since));
+        self.is_attachable.send_if_modified(|may_attach| !std::mem::replace(may_attach, true));
+        self.installed.send_modify(|count| *count += 1);
+        self.flush();
+        self.flushes = std::mem::take(&mut self.later_flushes);
+        // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
+        dns_kit::memory::give_back();
+        if *self.installed.borrow() == 1 {
+            dns_kit::memory::forget_start();
+        }
+    }
+
+    /// Notifies the waiting callers that all their earlier requests are in the map.
+    fn flush(&mut self) {
+        self.publish_status();
+        for done in self.flushes.drain(..) {
+            // The caller may have stopped waiting.
+            let _ = done.send(());
+        }
+    }
+
+    fn learn_waiting(&mut self) {
+        let Self { table, control, learn, .. } = self;
+        take_waiting(learn, control, |name| table.learn(&name));
+    }
+
+    fn publish_status(&self) {
+        *self.status.lock() = self.table.status();
+        *self.answers_status.lock() = self.answers.status();
+    }
+}
+
+/// Processes what waits in a queue, until something more urgent arrives.
+fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: impl FnMut(T)) {
+    let until = Instant::now() + LEARNING;
+    while urgent.is_empty()
+        && Instant::now() < until
+        && let Ok(next) = queue.try_recv()
+    {
+        process(next);
+    }
+}
+
+/// Returns the time elapsed since `since`; zero for `None`.
+fn age(since: Option<Instant>) -> Duration {
+    since.map_or(Duration::ZERO, |since| since.elapsed())
+}
