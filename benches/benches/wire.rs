@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dns_common::name::hash_name;
 use dns_core::{
     resolve::{Checks, Existence, Resolution},
-    wire::{Parsed, Query, Shuffle, Transport, local_reply, parse, truncate_to_client},
+    wire::{Parsed, Query, Shuffle, local_reply, parse, truncate_to_client},
 };
 
 /// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
@@ -50,7 +50,7 @@ fn writing(criterion: &mut Criterion) {
         let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
         group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
             bencher.iter(|| {
-                local_reply(black_box(&query), resolution.answer(), 1232, &mut shuffle, &mut out);
+                local_reply(black_box(&query), resolution.answer(), &mut shuffle, &mut out);
                 out.len()
             });
         });
@@ -71,7 +71,7 @@ fn fitting(criterion: &mut Criterion) {
     criterion.bench_function("wire/fit/100", |bencher| {
         bencher.iter_batched(
             || reply.clone(),
-            |reply| truncate_to_client(&query, reply, Transport::Udp),
+            |reply| truncate_to_client(&query, reply),
             criterion::BatchSize::SmallInput,
         );
     });

@@ -11,7 +11,7 @@ use std::{
 use dns_consul::{Asker, Zone, catalog::Catalog, config::Config, definition::Definitions};
 use dns_core::{
     config::reader::{Json, Reader},
-    wire::{Parsed, TYPE_A, Transport, parse},
+    wire::{Parsed, TYPE_A, Transport, parse_by},
 };
 use hashbrown::HashMap;
 use serde_json::json;
@@ -42,11 +42,11 @@ fn main() {
 
 /// Returns the reply to a query over TCP.
 fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
-    let Parsed::Query(query) = parse(message) else { panic!("the message is a query") };
+    let Parsed::Query(query) = parse_by(Transport::Tcp, message) else { panic!("the message is a query") };
     let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let asker = Asker { transport: Transport::Tcp, client, recursion: false, serial: 1 };
+    let asker = Asker { client, recursion: false, serial: 1 };
     let draft = zone.answer(&query, &asker, random).unwrap();
-    draft.finish(&query, Transport::Tcp, &zone.config.dns, &HashMap::new())
+    draft.finish(&query, &zone.config.dns, &HashMap::new())
 }
 
 /// Returns a zone with one service of `size` instances, each on its own node.

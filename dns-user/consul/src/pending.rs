@@ -117,7 +117,6 @@ impl PendingAnswer {
     pub fn finish(
         mut self,
         query: &Query<'_>,
-        transport: Transport,
         config: &DnsConfig,
         chains: &HashMap<Name, Vec<Record>>,
     ) -> Vec<u8> {
@@ -139,7 +138,7 @@ impl PendingAnswer {
             compress: !config.disable_compression,
             options: &options,
         };
-        page.cut(transport, config)
+        page.cut(config)
     }
 }
 
@@ -159,10 +158,11 @@ impl Page<'_> {
     /// Without EDNS, or with a size of at most 512 bytes, the number of answers is limited; if some
     /// are omitted, the uncompressed size counts (observed). Limits count final records: the aliases
     /// before them come in addition, because without an address they are of no use.
-    fn cut(&self, transport: Transport, config: &DnsConfig) -> Vec<u8> {
+    fn cut(&self, config: &DnsConfig) -> Vec<u8> {
         let all = self.answer.answers.len();
+        let transport = self.query.transport;
         let size = match transport {
-            Transport::Udp => self.query.limit(transport).min(MAX_UDP_SIZE),
+            Transport::Udp => self.query.limit().min(MAX_UDP_SIZE),
             Transport::Tcp => MAX_TCP_SIZE,
         };
         let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;

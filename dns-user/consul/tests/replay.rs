@@ -12,7 +12,7 @@ use std::{
 use dns_consul::{Asker, Zone, catalog::Catalog, chain_of, config::Config};
 use dns_core::{
     config::reader::{Json, Reader},
-    wire::{Parsed, Query, ReplySettings, Transport, parse},
+    wire::{Parsed, ReplySettings, RequestInfo, Transport, parse_from},
 };
 use hickory_proto::{
     op::{Message, MessageType, OpCode},
@@ -82,11 +82,13 @@ fn zone_of(scenario: &Scenario) -> Zone {
 /// Returns the reply to a case; `None` if the name is outside Consul's domains and answered by the server.
 fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand::Rng) -> Option<Vec<u8>> {
     let bytes = query_of(case, 4711);
-    let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
+    let transport = if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp };
     // The cases hold Consul's replies.
-    let query = Query { settings: ReplySettings { echo_client_opt: true, ..query.settings }, ..query };
+    let settings = ReplySettings { echo_client_opt: true, ..ReplySettings::default() };
+    let Parsed::Query(query) = parse_from(&bytes, RequestInfo { client: None, transport }, &settings) else {
+        panic!("a query")
+    };
     let asker = Asker {
-        transport: if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp },
         client: case.client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         recursion: !scenario.upstreams.is_empty(),
         serial: 1,
@@ -105,7 +107,7 @@ fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand
         let chain = chain_of(&recursors_reply(scenario, &host.to_string()));
         (host, chain)
     });
-    Some(draft.finish(&query, asker.transport, &zone.config.dns, &chains.collect()))
+    Some(draft.finish(&query, &zone.config.dns, &chains.collect()))
 }
 
 /// Encodes the first recursor's reply for the A records of a name.

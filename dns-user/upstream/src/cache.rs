@@ -21,8 +21,7 @@ use super::{
 use dns_core::{
     config::{CacheConfig, Compat},
     wire::{
-        self, CLASS_IN, ExtendedError, ForwardedAnswer, InfoCode, OPT_LEN, Query, TYPE_ANY, Transport,
-        remaining_ttl,
+        self, CLASS_IN, ExtendedError, ForwardedAnswer, InfoCode, OPT_LEN, Query, TYPE_ANY, remaining_ttl,
     },
 };
 use dns_kit::clock::BootInstant;
@@ -181,7 +180,7 @@ impl Cache {
     }
 
     /// Looks up an answer; counts a miss if there is none.
-    pub(crate) fn get(&self, key: &Key, query: &Query<'_>, transport: Transport) -> Lookup {
+    pub(crate) fn get(&self, key: &Key, query: &Query<'_>) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
         if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply)) {
@@ -194,7 +193,7 @@ impl Cache {
             return Lookup::Miss;
         }
         if u128::from(entry.no_recheck_before_ms.load(Ordering::Relaxed)) > age.as_millis() {
-            return Lookup::Fresh(self.stale_reply(&entry, query, transport));
+            return Lookup::Fresh(self.stale_reply(&entry, query));
         }
         Lookup::Stale(entry)
     }
@@ -265,13 +264,13 @@ impl Cache {
     }
 
     /// Returns the expired answer, for use after its renewal has failed.
-    pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>, transport: Transport) -> Vec<u8> {
+    pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
         let mut reply = Vec::new();
         self.write(entry, query, STALE_TTL, &mut reply);
         let is_nxdomain = Flags::of(&reply).rcode() == message::NXDOMAIN;
         let code = if is_nxdomain { InfoCode::StaleNxdomain } else { InfoCode::StaleAnswer };
-        ExtendedError::new(code, "").push(query, transport, &mut reply);
+        ExtendedError::new(code, "").push(query, &mut reply);
         reply
     }
 
@@ -282,7 +281,6 @@ impl Cache {
         &self,
         key: &Key,
         query: &Query<'_>,
-        transport: Transport,
         (reply, index): (&mut Vec<u8>, &mut MessageIndex),
         recursor: Option<Arc<str>>,
         generation: Generation,
@@ -311,7 +309,7 @@ impl Cache {
             message::hide_authentic(reply, query);
         }
         let with_opt = reply.len() + if query.edns.is_some() { OPT_LEN } else { 0 };
-        if self.compat.transparent_forwarding && with_opt > query.limit(transport) {
+        if self.compat.transparent_forwarding && with_opt > query.limit() {
             // This client gets a truncated reply, which bosh-dns does not cache (observed).
             return;
         }

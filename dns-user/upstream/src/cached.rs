@@ -198,29 +198,29 @@ impl CachedSource {
         self.cache().map(|cache| cache.flush(|fields| selection.admits(fields)))
     }
 
-    async fn reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
+    async fn reply(&self, query: &Query<'_>) -> Vec<u8> {
         let shared = &self.shared;
         let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
         let Some((cache, key)) = cached else {
-            let Some(_permit) = shared.admit(query) else { return Fetched::refused(query, transport).reply };
-            return shared.fetch_for_all(None, query, transport, true).await.reply;
+            let Some(_permit) = shared.admit(query) else { return Fetched::refused(query).reply };
+            return shared.fetch_for_all(None, query, true).await.reply;
         };
         let generation = cache.generation();
-        let stale = match cache.get(&key, query, transport) {
+        let stale = match cache.get(&key, query) {
             Lookup::Fresh(reply) => return reply,
             Lookup::Miss => None,
             Lookup::Stale(entry) => Some(entry),
         };
         match (shared.admit(query), stale) {
-            (None, Some(entry)) => cache.stale_reply(&entry, query, transport),
-            (None, None) => Fetched::refused(query, transport).reply,
+            (None, Some(entry)) => cache.stale_reply(&entry, query),
+            (None, None) => Fetched::refused(query).reply,
             (Some(permit), Some(entry)) => {
                 let place = Place { cache, key: &key, generation };
-                Box::pin(self.renew(permit, place, query, transport, &entry)).await
+                Box::pin(self.renew(permit, place, query, &entry)).await
             }
             (Some(_permit), None) => {
                 let place = Place { cache, key: &key, generation };
-                let fetched = shared.fetch_for_all(Some(place), query, transport, true).await;
+                let fetched = shared.fetch_for_all(Some(place), query, true).await;
                 let plain = fetched.failed.then(|| cache.without_dnssec(query)).flatten();
                 plain.unwrap_or(fetched.reply)
             }
@@ -233,7 +233,6 @@ impl CachedSource {
         permit: Permit,
         place: Place<'_>,
         query: &Query<'_>,
-        transport: Transport,
         entry: &Arc<Entry>,
     ) -> Vec<u8> {
         let Place { cache, key, generation } = place;
@@ -242,7 +241,7 @@ impl CachedSource {
             async move {
                 let _permit = permit;
                 let place = shared.cache.as_deref().map(|cache| Place { cache, key: &key, generation });
-                shared.fetch_for_all(place, &query.as_query(), transport, false).await
+                shared.fetch_for_all(place, &query.as_query(), false).await
             }
         };
         // The renewal continues after this client stops waiting.
@@ -250,23 +249,23 @@ impl CachedSource {
             Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
                 entry.renewal_failed();
-                cache.stale_reply(entry, query, transport)
+                cache.stale_reply(entry, query)
             }
         }
     }
 }
 
 impl Answer for CachedSource {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
-        Box::pin(self.reply(query, transport))
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(self.reply(query))
     }
 
-    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         let Shared { source, cache, common } = &*self.shared;
         if let Source::Deny(denial) = source {
             *out = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
             append_opt(query, out);
-            BLOCKED.push(query, transport, out);
+            BLOCKED.push(query, out);
             return true;
         }
         if let Some(cache) = cache
@@ -280,14 +279,13 @@ impl Answer for CachedSource {
         }
         let failures = common.failures.as_ref().filter(|failures| !failures.is_empty());
         let generation = cache.as_ref().map(|cache| cache.generation()).unwrap_or_default();
-        let failed =
-            failures.and_then(|failures| failures.get(&common.flight(query, transport, generation, None)));
+        let failed = failures.and_then(|failures| failures.get(&common.flight(query, generation, None)));
         if let Some(result) = failed {
-            *out = Fetched::of_cached_failure(&result, query, transport, common.form).reply;
+            *out = Fetched::of_cached_failure(&result, query, common.form).reply;
             return true;
         }
         if common.admission.refuses(query.client) {
-            *out = Fetched::refused(query, transport).reply;
+            *out = Fetched::refused(query).reply;
             return true;
         }
         false
@@ -306,7 +304,7 @@ impl Answer for CachedSource {
             };
             let Some(_permit) = shared.admit(query) else { return };
             let place = Place { cache, key: &key, generation: cache.generation() };
-            shared.fetch_for_all(Some(place), query, Transport::Udp, false).await;
+            shared.fetch_for_all(Some(place), query, false).await;
         })
     }
 }
@@ -314,18 +312,12 @@ impl Answer for CachedSource {
 impl Common {
     /// Returns the key of a query's flight. A query after a flush does not join a flight that
     /// started before.
-    fn flight(
-        &self,
-        query: &Query<'_>,
-        transport: Transport,
-        generation: Generation,
-        place: Option<Place<'_>>,
-    ) -> FlightKey {
+    fn flight(&self, query: &Query<'_>, generation: Generation, place: Option<Place<'_>>) -> FlightKey {
         let mut key = match place {
             Some(Place { cache, key, .. }) if cache.has_keys_of_form() => Key::from_slice(key),
             _ => self.form.key(query),
         };
-        key.push(u8::from(transport == Transport::Tcp));
+        key.push(u8::from(query.transport == Transport::Tcp));
         key.extend_from_slice(&generation.to_bytes());
         key
     }
@@ -343,22 +335,21 @@ impl Shared {
         &self,
         place: Option<Place<'_>>,
         query: &Query<'_>,
-        transport: Transport,
         keep_failures: bool,
     ) -> Fetched {
         let generation = place.map(|place| place.generation).unwrap_or_default();
-        let key = self.common.flight(query, transport, generation, place);
+        let key = self.common.flight(query, generation, place);
         loop {
             if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
-                return Fetched::of_cached_failure(&result, query, transport, self.common.form);
+                return Fetched::of_cached_failure(&result, query, self.common.form);
             }
             match self.common.flights.join(&key) {
                 Part::Leader(leader) => {
-                    return self.fetch(place, query, transport, keep_failures, leader, &key).await;
+                    return self.fetch(place, query, keep_failures, leader, &key).await;
                 }
                 Part::Follower(landing) => {
                     if let Ok(result) = landing.await {
-                        return Fetched::with_others(&result, query, transport, self.common.form);
+                        return Fetched::with_others(&result, query, self.common.form);
                     }
                     // The leader's client is gone; start another look-up.
                 }
@@ -371,18 +362,17 @@ impl Shared {
         &self,
         place: Option<Place<'_>>,
         query: &Query<'_>,
-        transport: Transport,
         keep_failures: bool,
         leader: Leader<'_>,
         flight: &FlightKey,
     ) -> Fetched {
         let mirrored = place.map_or(0, |place| place.cache.interfaces().generation());
         let Forwarded { mut reply, mut index, failed, errors, keep, busy, recursor } =
-            self.source.fetch(query, transport).await;
+            self.source.fetch(query).await;
         if let Some(Place { cache, key, generation }) = place
             && (!failed || keep && keep_failures)
         {
-            cache.admit(key, query, transport, (&mut reply, &mut index), recursor, generation);
+            cache.admit(key, query, (&mut reply, &mut index), recursor, generation);
             cache.update_interfaces(key, query, mirrored);
         }
         let has_opt = index.opt.is_some();
@@ -406,7 +396,7 @@ impl Shared {
         if !has_opt {
             append_opt(query, &mut reply);
         }
-        errors.iter().for_each(|error| error.push(query, transport, &mut reply));
+        errors.iter().for_each(|error| error.push(query, &mut reply));
         Fetched { reply, failed }
     }
 }
@@ -414,7 +404,7 @@ impl Shared {
 impl Fetched {
     /// Returns the reply for a client that joined another client's query: with its own id, flags,
     /// letter case and EDNS.
-    fn with_others(result: &FlightResult, query: &Query<'_>, transport: Transport, form: Form) -> Self {
+    fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
         let FlightResult { reply, index, failed, errors } = result;
         let mut reply = reply.clone();
         message::remove_opt(&mut reply, &mut index.clone());
@@ -426,32 +416,31 @@ impl Fetched {
             message::set_own_flags(&mut reply, query);
         }
         append_opt(query, &mut reply);
-        errors.iter().for_each(|error| error.push(query, transport, &mut reply));
+        errors.iter().for_each(|error| error.push(query, &mut reply));
         Self { reply, failed: *failed }
     }
 
     /// Returns the reply to a query whose look-up has just failed for another client.
-    fn of_cached_failure(result: &FlightResult, query: &Query<'_>, transport: Transport, form: Form) -> Self {
-        let mut fetched = Self::with_others(result, query, transport, form);
-        ExtendedError::new(InfoCode::CachedError, "").push(query, transport, &mut fetched.reply);
+    fn of_cached_failure(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
+        let mut fetched = Self::with_others(result, query, form);
+        ExtendedError::new(InfoCode::CachedError, "").push(query, &mut fetched.reply);
         fetched
     }
 
     /// Returns the reply to a query whose client has too many others waiting.
-    fn refused(query: &Query<'_>, transport: Transport) -> Self {
+    fn refused(query: &Query<'_>) -> Self {
         let Forwarded { mut reply, .. } = Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION);
         append_opt(query, &mut reply);
-        ExtendedError::new(InfoCode::Other, "too many queries of this client wait")
-            .push(query, transport, &mut reply);
+        ExtendedError::new(InfoCode::Other, "too many queries of this client wait").push(query, &mut reply);
         Self { reply, failed: true }
     }
 }
 
 impl Source {
-    async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
+    async fn fetch(&self, query: &Query<'_>) -> Forwarded {
         match self {
             // In two allocations: a single one would be larger than the allocator keeps for a thread.
-            Self::Dns(forwarder) => Box::pin(forwarder.forward(query, transport)).await,
+            Self::Dns(forwarder) => Box::pin(forwarder.forward(query)).await,
             Self::Http(http) => Box::pin(http.fetch(query)).await,
             Self::Deny(denial) => {
                 let reply = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);

@@ -16,7 +16,7 @@ use super::{
 use crate::message::{Forwarded, ValidatedReply};
 use dns_core::{
     config::{Compat, RecursorSelection},
-    wire::{ExtendedError, InfoCode, Query, ReplyFlags, Transport},
+    wire::{ExtendedError, InfoCode, Query, ReplyFlags},
 };
 use dns_kit::logs::LineLimit;
 
@@ -68,7 +68,7 @@ impl Forwarder {
     }
 
     /// Queries recursors until one answers NOERROR.
-    pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
+    pub(crate) async fn forward(&self, query: &Query<'_>) -> Forwarded {
         let set = self.set.load_full();
         if set.recursors.is_empty()
             && let Some(left_out) = self.none_lines.admit_per_minute()
@@ -86,13 +86,13 @@ impl Forwarder {
         let mut last_error = None;
         for index in set.order.order() {
             let recursor = &set.recursors[index];
-            if best.is_some() && !self.is_worth_waiting(recursor, query, transport) {
+            if best.is_some() && !self.is_worth_waiting(recursor, query) {
                 continue;
             }
-            let mut outcome = recursor.ask(query, transport, &mut message).await;
+            let mut outcome = recursor.ask(query, &mut message).await;
             if matches!(outcome, Err(TryError::TimedOut))
                 && best.is_none()
-                && let Some(reply) = Box::pin(recursor.ask_without_edns(query, transport, &message)).await
+                && let Some(reply) = Box::pin(recursor.ask_without_edns(query, &message)).await
             {
                 outcome = Ok(reply);
             }
@@ -126,7 +126,7 @@ impl Forwarder {
 
     /// Returns whether a query that already has an answer other than NOERROR should wait for this
     /// recursor: not for a silent one, otherwise every nonexistent name would take a timeout.
-    fn is_worth_waiting(&self, recursor: &Arc<Recursor>, query: &Query<'_>, transport: Transport) -> bool {
+    fn is_worth_waiting(&self, recursor: &Arc<Recursor>, query: &Query<'_>) -> bool {
         if self.compat.wait_for_silent_recursors {
             return true;
         }
@@ -138,7 +138,7 @@ impl Forwarder {
                 tokio::spawn(async move {
                     let query = query.as_query();
                     // The result updates the recursor's counters.
-                    let _ = recursor.ask(&query, transport, &mut form.message(&query)).await;
+                    let _ = recursor.ask(&query, &mut form.message(&query)).await;
                 });
                 false
             }

@@ -10,7 +10,7 @@ use super::{
 };
 use dns_core::{
     config::{CacheConfig, Compat},
-    wire::{ForwardedAnswer, Parsed, Query, Transport, append_opt, parse},
+    wire::{ForwardedAnswer, Parsed, Query, append_opt, parse},
 };
 
 /// A cache, for replies through it.
@@ -50,11 +50,11 @@ impl CachedReplies {
         let (mut reply, mut index) = (forwarded.reply, forwarded.index);
         let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &query, Transport::Udp, (&mut reply, &mut index), None, cache.generation());
+            cache.admit(key, &query, (&mut reply, &mut index), None, cache.generation());
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);
-        let from_cache = key.and_then(|key| match cache.get(&key, &query, Transport::Udp) {
+        let from_cache = key.and_then(|key| match cache.get(&key, &query) {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Stale(_) | Lookup::Miss => None,
         });

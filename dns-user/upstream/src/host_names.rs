@@ -29,7 +29,7 @@ use crate::{
 use dns_core::{
     config::{Compat, RecursorSelection},
     name::Name,
-    wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, Transport, parse, query_message},
+    wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, parse, query_message},
 };
 use dns_kit::files::FileStamp;
 
@@ -177,7 +177,7 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     let message = query_message(0, FLAG_RD, name.as_wire(), qtype);
     // `message` was built above and always parses.
     let Parsed::Query(query) = parse(&message) else { return (Vec::new(), 0) };
-    let reply = forwarder.forward(&query, Transport::Udp).await.reply;
+    let reply = forwarder.forward(&query).await.reply;
     let index = MessageIndex::of(&reply).unwrap_or_default();
     let mut smallest = u32::MAX;
     let answers = index.walk(&reply).filter(|(section, record)| *section == 0 && record.rtype == qtype);

@@ -66,7 +66,7 @@ use self::{
 use dns_core::{
     config::Config,
     name::Name,
-    wire::{ForwardedAnswer, Query, Transport},
+    wire::{ForwardedAnswer, Query},
 };
 
 /// The recursors of the configuration.
@@ -236,11 +236,11 @@ impl From<io::Error> for TryError {
 pub trait Answer: Send + Sync {
     /// Returns a complete reply with the client's id and the letter case of its question. It may be
     /// larger than the client accepts; the caller truncates it.
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>>;
 
     /// Writes the reply into the empty `out` if that requires no waiting. Returns whether it did.
     /// Must be cheap, because other queries wait in the meantime.
-    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+    fn answer_at_once(&self, _query: &Query<'_>, _out: &mut Vec<u8>) -> bool {
         false
     }
 

@@ -260,10 +260,9 @@ impl Recursor {
     pub(crate) async fn ask(
         self: &Arc<Self>,
         query: &Query<'_>,
-        transport: Transport,
         message: &mut [u8],
     ) -> Result<ValidatedReply, TryError> {
-        let transport = self.transport(transport);
+        let transport = self.transport(query);
         let mut plain;
         let mut message = message;
         if transport == Transport::Udp && self.edns.is_dropped() {
@@ -277,8 +276,8 @@ impl Recursor {
     }
 
     /// Returns the transport of a query to this recursor.
-    fn transport(&self, transport: Transport) -> Transport {
-        if self.tls.is_some() { Transport::Tcp } else { transport }
+    fn transport(&self, query: &Query<'_>) -> Transport {
+        if self.tls.is_some() { Transport::Tcp } else { query.transport }
     }
 
     /// Repeats a query without EDNS that has timed out, if earlier ones with EDNS got no answer either.
@@ -286,21 +285,20 @@ impl Recursor {
     pub(crate) async fn ask_without_edns(
         self: &Arc<Self>,
         query: &Query<'_>,
-        transport: Transport,
         message: &[u8],
     ) -> Option<ValidatedReply> {
-        let may_help = self.transport(transport) == Transport::Udp && !self.options.form.transparent;
+        let may_help = self.transport(query) == Transport::Udp && !self.options.form.transparent;
         if !may_help || self.edns.is_dropped() || !self.edns.try_without() {
             return None;
         }
         let mut plain = without_edns(query, message);
-        let reply = self.ask_once(query, transport, &mut plain, false).await.ok()?;
+        let reply = self.ask_once(query, Transport::Udp, &mut plain, false).await.ok()?;
         self.edns.found_dropped();
         // The recursor may merely have been down for a moment.
         if self.edns.check_is_due() {
             self.check_edns(query, message);
         }
-        Some(self.complete(query, transport, &mut plain, reply).await)
+        Some(self.complete(query, Transport::Udp, &mut plain, reply).await)
     }
 
     /// Queries with EDNS in the background, to find out whether such queries are still dropped.

@@ -13,8 +13,8 @@ use super::{
 use dns_core::{
     name::Name,
     wire::{
-        CLASS_IN, ForwardedAnswer, Query, ReplyFlags, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, Transport,
-        append_opt, begin_reply,
+        CLASS_IN, ForwardedAnswer, Query, ReplyFlags, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, append_opt,
+        begin_reply,
     },
 };
 
@@ -133,20 +133,20 @@ impl SpecialNames {
 }
 
 impl Answer for SpecialNames {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         match self.reply(query) {
             Some(reply) => Box::pin(std::future::ready(reply)),
-            None => self.next.answer(query, transport),
+            None => self.next.answer(query),
         }
     }
 
-    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         match self.reply(query) {
             Some(reply) => {
                 *out = reply;
                 true
             }
-            None => self.next.answer_at_once(query, transport, out),
+            None => self.next.answer_at_once(query, out),
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
     struct Refuses;
 
     impl Answer for Refuses {
-        fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
             Box::pin(std::future::ready(begin_reply(query, message::REFUSED, ReplyFlags::RECURSION)))
         }
     }

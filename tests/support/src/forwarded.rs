@@ -1,7 +1,7 @@
 //! A model of `dns-ebpf/src/forwarded.rs`: the programs' replies from forwarded answers and local replies.
 
 use dns_common::forwarded::{AnswerHeader, QueryKey, Variant, counted};
-use dns_core::wire::{Query, Transport};
+use dns_core::wire::Query;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// AD in the fourth byte of a header.
@@ -64,5 +64,5 @@ fn reply(
         reply[10..12].copy_from_slice(&count.to_be_bytes());
         reply.extend(opt);
     }
-    (reply.len() <= query.limit(Transport::Udp)).then_some(reply)
+    (reply.len() <= query.limit()).then_some(reply)
 }

@@ -44,8 +44,6 @@ pub struct Zone {
 /// Inputs of an answer besides the query.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
-    /// Transport of the query.
-    pub transport: Transport,
     /// Source address of the client.
     pub client: IpAddr,
     /// Whether recursors are configured; sets RA and allows host names to be resolved.
@@ -139,7 +137,7 @@ impl Zone {
                 let search = Search {
                     client: Some(subnet.map_or(asker.client, |subnet| subnet.address)),
                     recursion: asker.recursion,
-                    most: self.most_answers(query, asker.transport),
+                    most: self.most_answers(query),
                     ..Search::whole(&name, qtype, domain)
                 };
                 answer.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
@@ -333,16 +331,16 @@ impl Zone {
     }
 
     /// Returns the number of answers worth building: one more than fits UDP, which reveals truncation.
-    fn most_answers(&self, query: &Query<'_>, transport: Transport) -> usize {
+    fn most_answers(&self, query: &Query<'_>) -> usize {
         /// Size of the smallest record: a pointer, its fixed fields, an IPv4 address.
         const SMALLEST: usize = 2 + 10 + 4;
-        match transport {
+        match query.transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
             Transport::Tcp => MAX_TCP_ANSWERS,
-            Transport::Udp if query.limit(transport) == PLAIN_SIZE => {
+            Transport::Udp if query.limit() == PLAIN_SIZE => {
                 self.config.dns.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + 1
             }
-            Transport::Udp => query.limit(transport) / SMALLEST + 1,
+            Transport::Udp => query.limit() / SMALLEST + 1,
         }
     }
 }

@@ -444,7 +444,7 @@ mod tests {
 
     use super::*;
     use crate::{Asker, config::Config, definition::Definitions};
-    use dns_core::wire::{Parsed, Transport, parse};
+    use dns_core::wire::{Parsed, Transport, parse_by};
 
     /// Returns a zone with these instances of `web`, and node `n<number>` at `10.0.x.y` for each number.
     fn zone(nodes: u32, instances: impl Iterator<Item = Value>) -> Zone {
@@ -468,12 +468,12 @@ mod tests {
     /// Returns the size of the reply by TCP, and its addresses.
     fn addresses(zone: &Zone, random: &mut fastrand::Rng) -> (usize, Vec<IpAddr>) {
         let message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x03wEb\x07service\x06consul\0\0\x01\0\x01";
-        let Parsed::Query(query) = parse(message) else { panic!("a query") };
+        let Parsed::Query(query) = parse_by(Transport::Tcp, message) else { panic!("a query") };
         let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let asker = Asker { transport: Transport::Tcp, client, recursion: false, serial: 1 };
+        let asker = Asker { client, recursion: false, serial: 1 };
         let answer = zone.answer(&query, &asker, random).unwrap();
         assert!(answer.is_only_addresses());
-        let reply = answer.finish(&query, Transport::Tcp, &zone.config.dns, &Default::default());
+        let reply = answer.finish(&query, &zone.config.dns, &Default::default());
         let records = Message::from_vec(&reply).unwrap().answers.into_iter();
         let found = records.map(|record| match record.data {
             RData::A(address) if record.name.to_ascii() == "wEb.service.consul." => address.0.into(),

@@ -4,7 +4,7 @@
 //! written byte by byte, without allocation and with the same bytes as from hickory's encoder.
 //! Other messages go through hickory-proto.
 //!
-//! * [`parse`]: parsing of queries, and immediate error replies.
+//! * [`parse_from`]: parsing of queries, and immediate error replies.
 //! * [`reply`]: construction of local replies, and fitting of foreign ones to the client's limits.
 //! * [`options`]: EDNS options and extended errors.
 //! * [`ForwardedAnswer`]: a cached answer of another server.
@@ -20,8 +20,8 @@ pub use options::{
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
 };
 pub use reply::{
-    ReplyFlags, Shuffle, address_reply, append_opt, begin_reply, empty_reply, error_reply, local_reply,
-    opt_record, truncate_to_client,
+    ReplyFlags, Shuffle, append_opt, begin_reply, empty_reply, error_reply, local_reply, opt_record,
+    truncate_to_client,
 };
 
 use hickory_proto::{
@@ -93,7 +93,17 @@ pub enum Parsed<'a> {
     Drop,
 }
 
-/// A query with opcode QUERY and one question.
+/// What the receiver of a message knows about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestInfo {
+    /// Address of the client; `None` for a query of this server itself.
+    pub client: Option<IpAddr>,
+    /// The transport of the query and its reply.
+    pub transport: Transport,
+}
+
+/// A query with opcode QUERY and one question, and all that decides about the form of its reply. Made by
+/// [`parse_from`], and never changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     /// The whole message as received.
@@ -106,10 +116,14 @@ pub struct Query<'a> {
     pub question: Question<'a>,
     /// The OPT pseudo-record, if present.
     pub edns: Option<Edns>,
-    /// Address of the client, if known to the receiver of the message.
+    /// Address of the client; `None` for a query of this server itself.
     pub client: Option<IpAddr>,
-    /// Settings of the receiver of the message.
-    pub settings: ReplySettings,
+    /// The transport of the query and its reply.
+    pub transport: Transport,
+    /// Maximum size of the reply in bytes.
+    limit: usize,
+    /// Whether the reply's OPT repeats the client's size with DO clear.
+    echoes_opt: bool,
 }
 
 /// Settings of a server that change its replies.
@@ -124,17 +138,6 @@ pub struct ReplySettings {
 impl Default for ReplySettings {
     fn default() -> Self {
         Self { max_udp_reply: MAX_UDP_SIZE, echo_client_opt: false }
-    }
-}
-
-impl Query<'_> {
-    /// Copies the query with its message, so that it outlives the receive buffer.
-    pub fn to_owned(&self) -> OwnedQuery {
-        let Query { message, id, flags, question, edns, client, settings } = *self;
-        let Question { raw_name, qtype, qclass } = question;
-        let question = Question { raw_name: &[], qtype, qclass };
-        let fields = Query { message: &[], id, flags, question, edns, client, settings };
-        OwnedQuery { message: message.into(), name_len: raw_name.len(), fields }
     }
 }
 
@@ -181,6 +184,12 @@ pub struct Edns {
 }
 
 impl<'a> Query<'a> {
+    /// Copies the query with its message, so that it outlives the receive buffer.
+    pub fn to_owned(&self) -> OwnedQuery {
+        let fields = Query { message: &[], question: Question { raw_name: &[], ..self.question }, ..*self };
+        OwnedQuery { message: self.message.into(), name_len: self.question.raw_name.len(), fields }
+    }
+
     /// Returns RD: the client wants recursion.
     pub fn recursion_desired(&self) -> bool {
         self.flags & flag::RD != 0
@@ -233,21 +242,28 @@ impl<'a> Query<'a> {
     /// 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
     pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
         let edns = self.edns?;
-        Some(if self.settings.echo_client_opt {
+        Some(if self.echoes_opt {
             opt_record(edns.udp_size, extended_rcode, false)
         } else {
             opt_record(UDP_PAYLOAD_SIZE, extended_rcode, edns.dnssec_ok)
         })
     }
 
-    /// Returns the maximum size of a reply in bytes.
-    pub fn limit(&self, transport: Transport) -> usize {
-        match transport {
-            Transport::Tcp => MAX_TCP_SIZE,
-            Transport::Udp => self
-                .edns
-                .map_or(MIN_UDP_SIZE, |edns| usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE))
-                .min(self.settings.max_udp_reply),
+    /// Returns the maximum size of the reply in bytes.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns the query of a client whose replies only the client itself limits.
+    pub fn without_server_limit(self) -> Self {
+        Self { limit: self.client_limit(), ..self }
+    }
+
+    fn client_limit(&self) -> usize {
+        match (self.transport, self.edns) {
+            (Transport::Tcp, _) => MAX_TCP_SIZE,
+            (Transport::Udp, None) => MIN_UDP_SIZE,
+            (Transport::Udp, Some(edns)) => usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE),
         }
     }
 }
@@ -267,8 +283,17 @@ impl Question<'_> {
 
 //----------- Parsing ---------------------------------------------------------
 
-/// Parses a message from a client. Rules in this order (observed, except BADVERS, which is RFC
-/// 6891, section 6.1.3):
+/// Parses a query of this server itself by UDP.
+pub fn parse(message: &[u8]) -> Parsed<'_> {
+    parse_by(Transport::Udp, message)
+}
+
+/// Parses a query of this server itself.
+pub fn parse_by(transport: Transport, message: &[u8]) -> Parsed<'_> {
+    parse_from(message, RequestInfo { client: None, transport }, &ReplySettings::default())
+}
+
+/// Parses a message. Rules in this order (observed, except BADVERS, which is RFC 6891, section 6.1.3):
 ///
 /// * shorter than a header, or QR set: no reply;
 /// * an opcode other than QUERY: NOTIMP, without the question;
@@ -278,11 +303,9 @@ impl Question<'_> {
 ///   (section 6.1.2): FORMERR, with the question;
 /// * an EDNS version above 0: BADVERS.
 ///
-/// Trailing bytes are ignored.
-pub fn parse(message: &[u8]) -> Parsed<'_> {
-    let Some(header) = message.first_chunk::<HEADER_LEN>() else {
-        return Parsed::Drop;
-    };
+/// Trailing bytes are ignored. Settings do not concern the replies to malformed messages.
+pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySettings) -> Parsed<'m> {
+    let Some(header) = message.first_chunk::<HEADER_LEN>() else { return Parsed::Drop };
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
     let (id, flags) = (field(0), field(2));
     let counts = Counts { answers: field(6), authorities: field(8), additionals: field(10) };
@@ -298,18 +321,21 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
-    let settings = ReplySettings::default();
-    let query = Query { message, id, flags, question, edns: None, client: None, settings };
+    let RequestInfo { client, transport } = from;
+    let mut query =
+        Query { message, id, flags, question, edns: None, client, transport, limit: 0, echoes_opt: false };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
     };
-    let Some(opt) = opt else {
-        return Parsed::Query(query);
-    };
-    let query = Query { edns: Some(opt.edns), ..query };
-    if opt.version != 0 {
-        return Parsed::Reply(empty_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
+    if let Some(Opt { edns, version }) = opt {
+        query.edns = Some(edns);
+        if version != 0 {
+            return Parsed::Reply(empty_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
+        }
     }
+    let most = if transport == Transport::Udp { settings.max_udp_reply } else { MAX_TCP_SIZE };
+    query.limit = query.client_limit().min(most);
+    query.echoes_opt = settings.echo_client_opt;
     Parsed::Query(query)
 }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Layout, OPT_LEN, Query, Transport, u16_at};
+use super::{Layout, OPT_LEN, Query, u16_at};
 
 /// Option NSID, the name of the server (RFC 5001).
 pub const OPTION_NSID: u16 = 3;
@@ -106,11 +106,11 @@ impl ExtendedError {
 
     /// Adds the error to a complete reply, without its text if that does not fit. Does nothing for a
     /// client without EDNS, or with `compat.echo_opt`, because bosh-dns has no such errors.
-    pub fn push(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
-        if query.edns.is_none() || query.settings.echo_client_opt {
+    pub fn push(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
+        if query.edns.is_none() || query.echoes_opt {
             return;
         }
-        let (limit, code) = (query.limit(transport), self.code.to_be_bytes());
+        let (limit, code) = (query.limit(), self.code.to_be_bytes());
         let _ = push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code, &self.text])
             || push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code]);
     }
@@ -140,7 +140,7 @@ pub fn push_option(reply: &mut Vec<u8>, limit: usize, code: u16, data: &[&[u8]])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Parsed, error_reply, parse};
+    use crate::wire::{Parsed, Transport, error_reply, parse, parse_by};
     use hickory_proto::op::ResponseCode;
 
     /// A query for `a. A` with an OPT of this size and a cookie.
@@ -175,18 +175,19 @@ mod tests {
         ];
         let mut reply = error_reply(&query, ResponseCode::ServFail);
         let bare = reply.len();
-        errors.iter().for_each(|error| error.push(&query, Transport::Udp, &mut reply));
+        errors.iter().for_each(|error| error.push(&query, &mut reply));
         assert_eq!(reply[bare - 2..], *b"\0\x14\0\x0f\0\x02\0\x0d\0\x0f\0\x0a\0\x17no reply");
         assert_eq!(ExtendedError::read_all(&reply[bare..]), errors);
         // Behind the client's limit, the text is left out first.
         let long = ExtendedError::with_text(InfoCode::Other, "x".repeat(600));
         let small = self::query(512);
         let mut reply = error_reply(&parsed(&small), ResponseCode::ServFail);
-        long.push(&parsed(&small), Transport::Udp, &mut reply);
+        long.push(&parsed(&small), &mut reply);
         assert_eq!(ExtendedError::read_all(&reply[bare..])[0].text.len(), 0);
         assert_eq!(reply.len(), bare + 6);
         let mut reply = error_reply(&parsed(&small), ResponseCode::ServFail);
-        long.push(&parsed(&small), Transport::Tcp, &mut reply);
+        let Parsed::Query(small) = parse_by(Transport::Tcp, &small) else { panic!("a query") };
+        long.push(&small, &mut reply);
         assert_eq!(ExtendedError::read_all(&reply[bare..])[0].text.len(), MAX_TEXT);
     }
 
@@ -195,7 +196,7 @@ mod tests {
         let plain = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01".to_vec();
         let mut reply = error_reply(&parsed(&plain), ResponseCode::ServFail);
         let before = reply.clone();
-        ExtendedError::new(InfoCode::Other, "x").push(&parsed(&plain), Transport::Udp, &mut reply);
+        ExtendedError::new(InfoCode::Other, "x").push(&parsed(&plain), &mut reply);
         assert!(!push_option(&mut reply, 512, OPTION_NSID, &[b"x"]));
         assert_eq!(reply, before);
         assert!(!push_option(&mut Vec::new(), 512, OPTION_NSID, &[b"x"]));

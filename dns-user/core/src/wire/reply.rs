@@ -10,7 +10,7 @@ use hickory_proto::{
 
 use super::{
     ADDITIONAL_COUNT_AT, CLASS_IN, ExtendedError, HEADER_LEN, InfoCode, Layout, OPT_LEN, Query, TYPE_A,
-    TYPE_AAAA, TYPE_ANY, TYPE_OPT, Transport, flag, u16_at,
+    TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag, u16_at,
 };
 use crate::resolve::{Existence, LocalAnswer};
 
@@ -73,16 +73,10 @@ impl Shuffle {
     }
 }
 
-/// Writes the reply to a query for a local name into `out`, after clearing it: at most `limit`
-/// bytes, with as many answers as fit in random order, and TC set if some are omitted. The bytes
+/// Writes the reply to a query for a local name into `out`, after clearing it: within the query's limit,
+/// with as many answers as fit in random order, and TC set if some are omitted. The bytes
 /// are identical to hickory's encoding.
-pub fn local_reply(
-    query: &Query<'_>,
-    answer: LocalAnswer<'_>,
-    limit: usize,
-    shuffle: &mut Shuffle,
-    out: &mut Vec<u8>,
-) {
+pub fn local_reply(query: &Query<'_>, answer: LocalAnswer<'_>, shuffle: &mut Shuffle, out: &mut Vec<u8>) {
     let LocalAnswer { existence, v4, v6 } = answer;
     let has_data_type = matches!(query.question.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY);
     let rcode = match existence {
@@ -91,19 +85,7 @@ pub fn local_reply(
         Existence::Malformed if has_data_type => ResponseCode::FormErr,
         Existence::Malformed => ResponseCode::NoError,
     };
-    write_addresses(query, rcode, (v4, v6), limit, shuffle, out);
-}
-
-/// Like [`local_reply`], with NOERROR and addresses from another source.
-pub fn address_reply(
-    query: &Query<'_>,
-    v4: &[Ipv4Addr],
-    v6: &[Ipv6Addr],
-    limit: usize,
-    shuffle: &mut Shuffle,
-    out: &mut Vec<u8>,
-) {
-    write_addresses(query, ResponseCode::NoError, (v4, v6), limit, shuffle, out);
+    write_addresses(query, rcode, (v4, v6), shuffle, out);
 }
 
 /// Builds a reply with the question and an OPT if the query has one; AA and RA are clear.
@@ -143,7 +125,6 @@ fn write_addresses(
     query: &Query<'_>,
     rcode: ResponseCode,
     (v4, v6): (&[Ipv4Addr], &[Ipv6Addr]),
-    limit: usize,
     shuffle: &mut Shuffle,
     out: &mut Vec<u8>,
 ) {
@@ -155,7 +136,7 @@ fn write_addresses(
     };
     out.clear();
     let opt_len = if query.edns.is_some() { OPT_LEN } else { 0 };
-    let room = limit.saturating_sub(HEADER_LEN + query.question.wire_len() + opt_len);
+    let room = query.limit().saturating_sub(HEADER_LEN + query.question.wire_len() + opt_len);
     let owner = owner_of_answers(query);
     let (v4_len, v6_len) = (owner.len() + FIXED_LEN + 4, owner.len() + FIXED_LEN + 16);
     let total = v4.len() + v6.len();
@@ -169,8 +150,7 @@ fn write_addresses(
     write_start(query, flag::AA | flag::RA | u16::from(rcode.low()), most, out);
     out.reserve(most.min(room / v4_len) * v6_len + OPT_LEN);
     let end = HEADER_LEN + query.question.wire_len() + room;
-    let mut written = 0;
-    let mut full = false;
+    let (mut written, mut full) = (0, false);
     shuffle.draw(total, most, |position| {
         let length = if position < v4.len() { v4_len } else { v6_len };
         full |= out.len() + length > end;
@@ -263,14 +243,14 @@ fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
 ///   that fit, in their order, with TC set.
 ///
 /// An unparsable reply is passed on if it fits; otherwise the result is SERVFAIL.
-pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
-    let limit = query.limit(transport);
+pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
+    let limit = query.limit();
     let ours = query.reply_opt(0);
     if reply.len() <= limit && ours.is_none_or(|opt| ends_with_opt(&reply, &opt)) {
         return reply;
     }
     let Some(layout) = Layout::read(&reply) else {
-        return if reply.len() <= limit { reply } else { unreadable(query, transport) };
+        return if reply.len() <= limit { reply } else { unreadable(query) };
     };
     let opt = match (layout.opt, ours) {
         (Some((start, end)), _) => reply[start..end].to_vec(),
@@ -287,7 +267,7 @@ pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>, transport: Tran
     }
     let room = limit - opt.len().min(limit);
     let Some(mut cut) = compress(&reply, room).or_else(|| cut_raw(&reply, room)) else {
-        return unreadable(query, transport);
+        return unreadable(query);
     };
     if !opt.is_empty() {
         cut.extend_from_slice(&opt);
@@ -376,10 +356,9 @@ fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
 }
 
 /// Returns the reply sent instead of one that is too large and unparsable.
-fn unreadable(query: &Query<'_>, transport: Transport) -> Vec<u8> {
+fn unreadable(query: &Query<'_>) -> Vec<u8> {
     let mut reply = error_reply(query, ResponseCode::ServFail);
-    ExtendedError::new(InfoCode::Other, "the reply is too long and cannot be cut")
-        .push(query, transport, &mut reply);
+    ExtendedError::new(InfoCode::Other, "the reply is too long and cannot be cut").push(query, &mut reply);
     reply
 }
 

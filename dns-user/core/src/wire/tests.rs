@@ -33,6 +33,14 @@ fn query(message: &[u8]) -> Query<'_> {
     }
 }
 
+/// Parses `message` as a query by this transport.
+fn query_by(transport: Transport, message: &[u8]) -> Query<'_> {
+    match parse_by(transport, message) {
+        Parsed::Query(query) => query,
+        other => panic!("no query: {other:?}"),
+    }
+}
+
 /// Returns id, flags and QDCOUNT of the immediate reply to `message`.
 fn instant_reply(message: &[u8]) -> (u16, u16, u16) {
     match parse(message) {
@@ -156,7 +164,9 @@ fn reply_announces_server_size() {
     let message = with_records(0, 0, 1, &opt_record(4096, 0, true));
     let query = query(&message);
     assert_eq!(query.reply_opt(0), Some(opt_record(1232, 0, true)));
-    let echoing = Query { settings: ReplySettings { echo_client_opt: true, ..query.settings }, ..query };
+    let settings = ReplySettings { echo_client_opt: true, ..ReplySettings::default() };
+    let from = RequestInfo { client: None, transport: Transport::Udp };
+    let Parsed::Query(echoing) = parse_from(&message, from, &settings) else { panic!("a query") };
     assert_eq!(echoing.reply_opt(0), Some(opt_record(4096, 0, false)));
 }
 
@@ -184,10 +194,10 @@ fn unknown_edns_version_gets_badvers() {
 #[test]
 fn sizes_follow_client_and_transport() {
     let opt = |size: u16| with_records(0, 0, 1, &opt_record(size, 0, false));
-    let limit = |size| query(&opt(size)).limit(Transport::Udp);
+    let limit = |size| query(&opt(size)).limit();
     assert_eq!([limit(0), limit(100), limit(1232), limit(65_535)], [512, 512, 1232, MAX_UDP_SIZE]);
-    assert_eq!(query(PLAIN).limit(Transport::Udp), 512);
-    assert_eq!(query(&opt(512)).limit(Transport::Tcp), MAX_TCP_SIZE);
+    assert_eq!(query(PLAIN).limit(), 512);
+    assert_eq!(query_by(Transport::Tcp, &opt(512)).limit(), MAX_TCP_SIZE);
 }
 
 #[test]
@@ -201,7 +211,6 @@ fn answers_fill_the_limit() {
             local_reply(
                 &query,
                 found(v4_addresses(count), vec![]).answer(),
-                512,
                 &mut Shuffle::default(),
                 &mut out,
             );
@@ -221,7 +230,7 @@ fn every_order_is_equally_likely() {
     let resolution = found(v4_addresses(4), vec![]);
     let mut out = Vec::new();
     for _ in 0..24_000 {
-        local_reply(&query(PLAIN), resolution.answer(), 512, &mut shuffle, &mut out);
+        local_reply(&query(PLAIN), resolution.answer(), &mut shuffle, &mut out);
         *seen.entry(out.clone()).or_default() += 1;
     }
     assert_eq!(seen.len(), 24);
@@ -235,7 +244,7 @@ fn truncated_answers_are_random() {
     let mut shuffle = Shuffle::with_seed(1);
     let mut out = Vec::new();
     for _ in 0..200 {
-        local_reply(&query(PLAIN), found(v4_addresses(100), vec![]).answer(), 512, &mut shuffle, &mut out);
+        local_reply(&query(PLAIN), found(v4_addresses(100), vec![]).answer(), &mut shuffle, &mut out);
         let reply = Message::from_vec(&out).unwrap();
         first.insert(reply.answers[0].data.to_string());
     }
@@ -259,8 +268,8 @@ fn large_replies_are_compressed_first() {
         [(PLAIN, 30, 30), (PLAIN, 40, 30), (&with_opt, 74, 74), (&with_opt, 80, 74)]
     {
         let query = query(message);
-        let reply = truncate_to_client(&query, uncompressed(count), Transport::Udp);
-        assert!(reply.len() <= query.limit(Transport::Udp));
+        let reply = truncate_to_client(&query, uncompressed(count));
+        assert!(reply.len() <= query.limit());
         let reply = Message::from_vec(&reply).unwrap();
         assert_eq!(reply.answers.len(), fit_count);
         assert_eq!(reply.metadata.truncation, usize::from(count) > fit_count);
@@ -276,11 +285,11 @@ fn opt_is_added_once() {
     let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
-    let fitted = truncate_to_client(&query(&with_opt), reply.clone(), Transport::Udp);
+    let fitted = truncate_to_client(&query(&with_opt), reply.clone());
     assert_eq!(fitted, [&with_counts(&reply, 1), &opt_record(1232, 0, false)[..]].concat());
-    assert_eq!(truncate_to_client(&query(&with_opt), fitted.clone(), Transport::Tcp), fitted);
-    assert_eq!(truncate_to_client(&query(PLAIN), fitted.clone(), Transport::Udp), fitted);
-    assert_eq!(truncate_to_client(&query(PLAIN), reply.clone(), Transport::Udp), reply);
+    assert_eq!(truncate_to_client(&query_by(Transport::Tcp, &with_opt), fitted.clone()), fitted);
+    assert_eq!(truncate_to_client(&query(PLAIN), fitted.clone()), fitted);
+    assert_eq!(truncate_to_client(&query(PLAIN), reply.clone()), reply);
 }
 
 /// Returns `message` with another ARCOUNT.
@@ -294,9 +303,9 @@ fn with_counts(message: &[u8], additionals: u8) -> Vec<u8> {
 fn oversized_unreadable_reply_gets_servfail() {
     let mut broken = with_counts(PLAIN, 9);
     broken[2] |= 0x80;
-    assert_eq!(truncate_to_client(&query(PLAIN), broken.clone(), Transport::Udp), broken);
+    assert_eq!(truncate_to_client(&query(PLAIN), broken.clone()), broken);
     broken.resize(600, 0xff);
-    let reply = Message::from_vec(&truncate_to_client(&query(PLAIN), broken, Transport::Udp)).unwrap();
+    let reply = Message::from_vec(&truncate_to_client(&query(PLAIN), broken)).unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
 }
 
@@ -358,7 +367,7 @@ proptest! {
             let _name = query.question.name();
             let _error = error_reply(&query, ResponseCode::Refused);
         }
-        let _fitted = truncate_to_client(&query(PLAIN), bytes, transport);
+        let _fitted = truncate_to_client(&query_by(transport, PLAIN), bytes);
     }
 
     #[test]
@@ -434,13 +443,12 @@ proptest! {
         let mut message = message;
         message.queries[0].set_query_type(RecordType::from(qtype));
         let bytes = message.to_vec().unwrap();
-        let query = query(&bytes);
-        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
-        let limit = query.limit(transport);
+        let query = query_by(if tcp { Transport::Tcp } else { Transport::Udp }, &bytes);
+        let limit = query.limit();
         let (v4, v6) = if existence == Existence::Found { (v4, v6) } else { (vec![], vec![]) };
         let resolution = Resolution { existence, v4, v6, checks: Checks::default() };
         let mut out = vec![0xff; 7];
-        local_reply(&query, resolution.answer(), limit, &mut Shuffle::with_seed(seed), &mut out);
+        local_reply(&query, resolution.answer(), &mut Shuffle::with_seed(seed), &mut out);
         prop_assert!(out.len() <= limit);
 
         let ours = Message::from_vec(&out).unwrap();
@@ -500,8 +508,7 @@ proptest! {
         tcp: bool,
     ) {
         let bytes = message.to_vec().unwrap();
-        let query = query(&bytes);
-        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
+        let query = query_by(if tcp { Transport::Tcp } else { Transport::Udp }, &bytes);
         let mut reply = Message::new(message.metadata.id, MessageType::Response, OpCode::Query);
         reply.add_query(message.queries[0].clone());
         for (name, section) in names.iter().zip(sections) {
@@ -514,12 +521,12 @@ proptest! {
             };
         }
         let whole = reply.to_vec().unwrap();
-        let fitted = truncate_to_client(&query, whole.clone(), transport);
-        prop_assert!(fitted.len() <= query.limit(transport));
+        let fitted = truncate_to_client(&query, whole.clone());
+        prop_assert!(fitted.len() <= query.limit());
         let read = Message::from_vec(&fitted).unwrap();
         prop_assert_eq!(read.edns.is_some(), query.edns.is_some());
         let opt_len = if query.edns.is_some() { OPT_LEN } else { 0 };
-        let fits = whole.len() + opt_len <= query.limit(transport);
+        let fits = whole.len() + opt_len <= query.limit();
         prop_assert_eq!(read.metadata.truncation, !fits);
         prop_assert!(reply.answers.starts_with(&read.answers));
         if fits {

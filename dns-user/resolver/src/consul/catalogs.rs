@@ -21,7 +21,7 @@ use dns_consul::{
 use dns_core::{
     config::{ConfigError, ParsedFiles},
     name::Name,
-    wire::{Query, TYPE_A, TYPE_AAAA, Transport},
+    wire::{Query, TYPE_A, TYPE_AAAA},
 };
 use dns_kit::files::bounded;
 
@@ -231,7 +231,7 @@ impl Published {
             return None;
         }
         let client = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let asker = Asker { transport: Transport::Udp, client, recursion: *recursion, serial };
+        let asker = Asker { client, recursion: *recursion, serial };
         let answer = zone.answer(query, &asker, &mut fastrand::Rng::with_seed(seed))?;
         let is_address_list =
             matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses();
@@ -239,7 +239,7 @@ impl Published {
         if is_address_list || !answer.is_for_everyone() || waits_for_hosts {
             return None;
         }
-        Some(answer.finish(query, Transport::Udp, &zone.config.dns, &Default::default()))
+        Some(answer.finish(query, &zone.config.dns, &Default::default()))
     }
 
     /// Selects as many addresses as an entry holds. Each server makes a different choice, but

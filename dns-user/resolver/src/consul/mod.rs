@@ -33,7 +33,7 @@ use dns_core::{
     name::Name,
     wire::{
         ExtendedError, FLAG_RD, InfoCode, Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport,
-        empty_reply, parse, query_message,
+        empty_reply, parse_by, query_message,
     },
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
@@ -211,10 +211,9 @@ impl ConsulNames {
     }
 
     /// Returns the inputs of an answer other than the question.
-    fn asker(&self, query: &Query<'_>, transport: Transport) -> Asker {
+    fn asker(&self, query: &Query<'_>) -> Asker {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Asker {
-            transport,
             // Falls back to the unspecified address, which no node has.
             client: query.client.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             recursion: self.recursors.load().is_some(),
@@ -224,9 +223,9 @@ impl ConsulNames {
     }
 
     /// Returns the answer, as far as the catalog contains it, and its zone.
-    fn pending(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, PendingAnswer)> {
+    fn pending(&self, query: &Query<'_>) -> Option<(Arc<Zone>, PendingAnswer)> {
         let zone = self.zone.load_full();
-        let answer = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
+        let answer = zone.answer(query, &self.asker(query), &mut fastrand::Rng::new())?;
         Some((zone, answer))
     }
 
@@ -235,39 +234,42 @@ impl ConsulNames {
         let recursors = self.recursors.load_full();
         let Some(recursors) = &*recursors else { return Vec::new() };
         let message = query_message(fastrand::u16(..), FLAG_RD, host.as_wire(), TYPE_A);
-        let Parsed::Query(query) = parse(&message) else { return Vec::new() };
-        let mut reply = recursors.answer(&query, Transport::Udp).await;
-        let is_truncated = reply.get(2).is_some_and(|flags| flags & 2 != 0);
-        if is_truncated {
-            reply = recursors.answer(&query, Transport::Tcp).await;
+        let mut reply = Vec::new();
+        for transport in [Transport::Udp, Transport::Tcp] {
+            let Parsed::Query(query) = parse_by(transport, &message) else { return Vec::new() };
+            reply = recursors.answer(&query).await;
+            let is_truncated = reply.get(2).is_some_and(|flags| flags & 2 != 0);
+            if !is_truncated {
+                break;
+            }
         }
         chain_of(&reply)
     }
 }
 
 impl Answer for ConsulNames {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             self.wait_for_catalog(query).await;
-            let Some((zone, answer)) = self.pending(query, transport) else {
+            let Some((zone, answer)) = self.pending(query) else {
                 // The domains have changed in the meantime; SERVFAIL makes the client try again.
                 let mut reply = dns_core::wire::error_reply(query, ResponseCode::ServFail);
                 let error = ExtendedError::new(InfoCode::NotReady, "Consul's domains have just changed");
-                error.push(query, transport, &mut reply);
+                error.push(query, &mut reply);
                 return reply;
             };
             let hosts = answer.hosts();
             let chains = join_all(hosts.iter().map(|host| self.chain(host))).await;
             let chains = hosts.into_iter().zip(chains).collect();
-            answer.finish(query, transport, &zone.config.dns, &chains)
+            answer.finish(query, &zone.config.dns, &chains)
         })
     }
 
-    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         if self.waits(query) {
             return false;
         }
-        let Some((zone, answer)) = self.pending(query, transport) else { return false };
+        let Some((zone, answer)) = self.pending(query) else { return false };
         if self.recursors.load().is_some() && !answer.hosts().is_empty() {
             return false;
         }
@@ -284,7 +286,7 @@ impl Answer for ConsulNames {
         if is_address_list {
             self.fast_path.learn(&name);
         }
-        out.extend_from_slice(&answer.finish(query, transport, &zone.config.dns, &Default::default()));
+        out.extend_from_slice(&answer.finish(query, &zone.config.dns, &Default::default()));
         true
     }
 }
@@ -299,37 +301,37 @@ pub(crate) struct ReverseConsulNames {
 
 impl ReverseConsulNames {
     /// Returns the reply unless another answerer is needed.
-    fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
+    fn known(&self, query: &Query<'_>) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
-        let asker = self.names.asker(query, transport);
+        let asker = self.names.asker(query);
         let answer = match (zone.reverse(query, &asker), &self.fallback) {
             (Some(answer), _) => answer,
             (None, Some(_)) => return None,
             (None, None) => zone.no_such_address(&asker),
         };
-        Some(answer.finish(query, transport, &zone.config.dns, &Default::default()))
+        Some(answer.finish(query, &zone.config.dns, &Default::default()))
     }
 }
 
 impl Answer for ReverseConsulNames {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
-            match (self.known(query, transport), &self.fallback) {
+            match (self.known(query), &self.fallback) {
                 (Some(reply), _) => reply,
-                (None, Some(fallback)) => fallback.answer(query, transport).await,
+                (None, Some(fallback)) => fallback.answer(query).await,
                 // `known` has answered everything else.
                 (None, None) => Vec::new(),
             }
         })
     }
 
-    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
-        match (self.known(query, transport), &self.fallback) {
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
+        match (self.known(query), &self.fallback) {
             (Some(reply), _) => {
                 out.extend_from_slice(&reply);
                 true
             }
-            (None, Some(fallback)) => fallback.answer_at_once(query, transport, out),
+            (None, Some(fallback)) => fallback.answer_at_once(query, out),
             (None, None) => false,
         }
     }
@@ -369,14 +371,14 @@ pub(crate) fn recursors_of(
 }
 
 impl Answer for Recursors {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let mut order: Vec<&CachedSource> = self.each.iter().collect();
             if self.random {
                 fastrand::shuffle(&mut order);
             }
             for recursor in order {
-                let reply = recursor.answer(query, transport).await;
+                let reply = recursor.answer(query).await;
                 let rcode = reply.get(3).map(|flags| ResponseCode::from_low(flags & 15));
                 if matches!(rcode, Some(ResponseCode::NoError | ResponseCode::NXDomain)) {
                     return reply;
@@ -384,7 +386,7 @@ impl Answer for Recursors {
             }
             let mut reply = empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION);
             let error = ExtendedError::new(InfoCode::NoReachableAuthority, "no recursor answered");
-            error.push(query, transport, &mut reply);
+            error.push(query, &mut reply);
             reply
         })
     }

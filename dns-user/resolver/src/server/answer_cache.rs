@@ -95,6 +95,10 @@ impl LowerName {
     fn as_wire(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    pub(super) fn to_name(&self) -> Name {
+        NameRef::of_wire(self.as_wire()).to_name()
+    }
 }
 
 impl AnswerCache {

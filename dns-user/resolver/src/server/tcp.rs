@@ -27,7 +27,7 @@ use super::{
     metrics::{Dropped, Paused, Responder},
     service::{Handled, Immediate, QueryHandler},
 };
-use dns_core::wire::{self, Parsed, Shuffle, Transport};
+use dns_core::wire::{self, Parsed, RequestInfo, Shuffle, Transport};
 use dns_kit::connections::{Connections, Place};
 
 /// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
@@ -227,12 +227,9 @@ impl Session {
         let stripe = self.handler.metrics.tasks();
         let (client, transport) = (self.client, Transport::Tcp);
         let handled = |reply| Handled { client, transport, message, reply, took: received.elapsed() };
-        let query = match wire::parse(message) {
-            Parsed::Query(mut query) => {
-                query.client = Some(self.client.ip().to_canonical());
-                query.settings.echo_client_opt = self.handler.options.compat.echo_opt;
-                query
-            }
+        let from = RequestInfo { client: Some(client.ip().to_canonical()), transport };
+        let query = match wire::parse_from(message, from, &self.handler.reply_settings) {
+            Parsed::Query(query) => query,
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);
@@ -242,34 +239,33 @@ impl Session {
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
         };
         let mut reply = Vec::new();
-        let responder =
-            match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
-                Immediate::Replied { responder, resolution: _ } => responder,
-                Immediate::Deferred(deferred) => match self.handler.admit(&query) {
-                    Some(place) => {
-                        let handler = self.handler.clone();
-                        self.waiting.spawn(async move {
-                            let _place = place;
-                            let reply = handler.answer_deferred(&deferred, transport).await;
-                            let query = deferred.query.as_query();
-                            let (message, took) = (query.message, received.elapsed());
-                            let handled = Handled { client, transport, message, reply: &reply, took };
-                            handler.observe(
-                                handler.metrics.tasks(),
-                                &handled,
-                                Some(&query),
-                                deferred.responder,
-                            );
-                            reply
-                        });
-                        return;
-                    }
-                    None => {
-                        reply = self.handler.overload_reply(&query, Transport::Tcp);
-                        deferred.responder
-                    }
-                },
-            };
+        let responder = match self.handler.answer_at_once(
+            &query,
+            &query.question.name(),
+            &mut self.shuffle,
+            &mut reply,
+        ) {
+            Immediate::Replied { responder, resolution: _ } => responder,
+            Immediate::Deferred(deferred) => match self.handler.admit(&query) {
+                Some(place) => {
+                    let handler = self.handler.clone();
+                    self.waiting.spawn(async move {
+                        let _place = place;
+                        let reply = handler.answer_deferred(&deferred).await;
+                        let query = deferred.query.as_query();
+                        let (message, took) = (query.message, received.elapsed());
+                        let handled = Handled { client, transport, message, reply: &reply, took };
+                        handler.observe(handler.metrics.tasks(), &handled, Some(&query), deferred.responder);
+                        reply
+                    });
+                    return;
+                }
+                None => {
+                    reply = self.handler.overload_reply(&query);
+                    deferred.responder
+                }
+            },
+        };
         self.handler.observe(stripe, &handled(&reply), Some(&query), responder);
         self.frame(&reply);
     }

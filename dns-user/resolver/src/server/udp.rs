@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
+    Options,
     answer_cache::{AnswerCache, LowerName, Remembered},
     metrics::{Dropped, Responder, Stripe},
     near::NearClients,
@@ -28,7 +29,7 @@ use super::{
     sockets::{ReturnPath, WorkerSocket},
 };
 use crate::state::ServerState;
-use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
+use dns_core::wire::{self, CLASS_IN, Parsed, Query, RequestInfo, Shuffle, TYPE_DS, Transport};
 use dns_kit::{
     eager::poll_then_spawn,
     mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address},
@@ -146,7 +147,11 @@ impl Worker {
 
     /// Answers one datagram, or hands it to a task.
     fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
-        let mut query = match wire::parse(datagram.query) {
+        let settings = &self.handler.reply_settings;
+        let from =
+            RequestInfo { client: Some(datagram.client.ip().to_canonical()), transport: Transport::Udp };
+        let query = match wire::parse_from(datagram.query, from, settings) {
+            Parsed::Query(query) if self.is_unlimited(&query, datagram) => query.without_server_limit(),
             Parsed::Query(query) => query,
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
@@ -167,16 +172,7 @@ impl Worker {
                 return;
             }
         };
-        query.client = Some(datagram.client.ip().to_canonical());
-        query.settings.echo_client_opt = self.handler.options.compat.echo_opt;
-        if let Some(most) = self.handler.options.max_reply {
-            let ifindex = datagram.control.interface(datagram.control_len);
-            if !self.near.holds(datagram.client.ip(), ifindex)
-                && !self.handler.options.cookies.is_proved(&query)
-            {
-                query.settings.max_udp_reply = most.into();
-            }
-        }
+        self.name.set(query.question.raw_name);
         let (responder, took) = match self.answer_from_cache(&query, datagram.reply) {
             Some(responder) => (responder, clock.elapsed_about()),
             None => match self.answer_uncached(&query, datagram, clock.received) {
@@ -189,13 +185,20 @@ impl Worker {
         self.handler.observe(&self.stripe, &handled, Some(&query), responder);
     }
 
+    /// Returns whether the server's limit of replies does not hold: the client is near, or has proved its address.
+    fn is_unlimited(&mut self, query: &Query<'_>, datagram: &Datagram<'_>) -> bool {
+        let Options { max_reply, cookies, .. } = &self.handler.options;
+        max_reply.is_some()
+            && (self.near.holds(datagram.client.ip(), datagram.control.interface(datagram.control_len))
+                || cookies.is_proved(query))
+    }
+
     fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<Responder> {
         // Type DS may be routed elsewhere, and local data is of class IN.
         if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
             return None;
         }
         let server_state = &self.handler.server_state;
-        self.name.set(query.question.raw_name);
         let remembered = self
             .cache
             .get(&self.name, |instances, changes| server_state.has_health_changed(instances, changes))?;
@@ -203,9 +206,8 @@ impl Worker {
         if !server_state.touch(name, answer.existence, tracked, query.client) {
             return None;
         }
-        let limit = query.limit(Transport::Udp);
-        wire::local_reply(query, answer, limit, &mut self.shuffle, reply);
-        self.handler.add_options(query, Responder::Local, Transport::Udp, reply);
+        wire::local_reply(query, answer, &mut self.shuffle, reply);
+        self.handler.add_options(query, Responder::Local, reply);
         Some(Responder::Local)
     }
 
@@ -216,18 +218,14 @@ impl Worker {
         datagram: &mut Datagram<'_>,
         received: Instant,
     ) -> Option<Responder> {
-        match self.handler.answer_at_once(query, Transport::Udp, &mut self.shuffle, datagram.reply) {
+        let name = self.name.to_name();
+        match self.handler.answer_at_once(query, &name, &mut self.shuffle, datagram.reply) {
             Immediate::Replied { responder, resolution } => {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
+                    && let Some(dependence) = self.handler.server_state.dependence(&name, &resolution.checks)
                 {
-                    self.name.set(query.question.raw_name);
-                    let server_state = &self.handler.server_state;
-                    if let Some(dependence) =
-                        server_state.dependence(&query.question.name(), &resolution.checks)
-                    {
-                        self.cache.insert(&self.name, resolution.answer(), &dependence);
-                    }
+                    self.cache.insert(&self.name, resolution.answer(), &dependence);
                 }
                 Some(responder)
             }
@@ -237,7 +235,7 @@ impl Worker {
                     None
                 }
                 None => {
-                    *datagram.reply = self.handler.overload_reply(query, Transport::Udp);
+                    *datagram.reply = self.handler.overload_reply(query);
                     Some(deferred.responder)
                 }
             },
@@ -251,7 +249,7 @@ impl Worker {
         poll_then_spawn(&self.runtime, async move {
             // Held until the reply is sent, so that shutdown waits for it.
             let _place = place;
-            let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
+            let reply = handler.answer_deferred(&deferred).await;
             let stripe = handler.metrics.tasks();
             let query = deferred.query.as_query();
             let (message, took) = (query.message, received.elapsed());

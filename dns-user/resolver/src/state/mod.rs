@@ -27,7 +27,7 @@ use dns_core::{
     listing,
     name::{self, Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution, resolve_local},
-    wire::{ExtendedError, InfoCode, Query, TYPE_A, TYPE_DS, Transport, error_reply},
+    wire::{ExtendedError, InfoCode, Query, TYPE_A, TYPE_DS, error_reply},
 };
 use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::{InstanceSet, Tracked, Tracker};
@@ -442,11 +442,10 @@ impl Routes {
 struct Refused;
 
 impl Answer for Refused {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let mut reply = error_reply(query, ResponseCode::Refused);
-            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
-                .push(query, transport, &mut reply);
+            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled").push(query, &mut reply);
             reply
         })
     }
@@ -508,7 +507,7 @@ impl NameSource for PublishedNames {
             Route::Reverse(_) => {
                 let random = || fastrand::Rng::with_seed(seed);
                 let reply = reverse_reply(query, &state.snapshot, random)?;
-                (reply.len() <= query.limit(Transport::Udp)).then_some(reply)
+                (reply.len() <= query.limit()).then_some(reply)
             }
             _ => None,
         }

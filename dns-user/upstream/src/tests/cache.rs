@@ -32,7 +32,7 @@ fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedS
 
 /// Sends a query to a source by UDP.
 async fn ask(source: &CachedSource, message: &[u8]) -> Vec<u8> {
-    let reply = source.answer(&parsed(message), Transport::Udp).await;
+    let reply = source.answer(&parsed(message)).await;
     assert_eq!(message::id(&reply), message::id(message));
     reply
 }
@@ -60,7 +60,7 @@ async fn look_up_future_is_small() {
     let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let message = query(NAME, 1);
     let query = parsed(&message);
-    let size = size_of_val(&*source.answer(&query, Transport::Udp));
+    let size = size_of_val(&*source.answer(&query));
     assert!(size <= CHEAP, "{size} bytes");
 }
 
@@ -191,7 +191,7 @@ async fn flooding_client_leaves_room() {
                 let name = [&b"\x06"[..], format!("{number:06}").as_bytes(), b"\0"].concat();
                 let message = query(&name, 1);
                 let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
-                source.answer(&flooding, Transport::Udp).await;
+                source.answer(&flooding).await;
             })
         })
         .collect();
@@ -201,10 +201,10 @@ async fn flooding_client_leaves_room() {
     let mut reply = Vec::new();
     let message = query(NAME, 1);
     let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
-    assert!(source.answer_at_once(&flooding, Transport::Udp, &mut reply), "refused without a task");
+    assert!(source.answer_at_once(&flooding, &mut reply), "refused without a task");
     assert_eq!(rcode(&reply), message::SERVFAIL);
     let other = Query { client: Some([192, 0, 2, 2].into()), ..parsed(&message) };
-    assert!(!source.answer_at_once(&other, Transport::Udp, &mut reply), "another client may wait");
+    assert!(!source.answer_at_once(&other, &mut reply), "another client may wait");
     flood.iter().for_each(|query| query.abort());
     for query in flood {
         assert!(query.await.err().is_none_or(|error| error.is_cancelled()));
@@ -664,7 +664,7 @@ async fn failures_carry_their_reason() {
     let denied = Source::Deny(crate::Denial::Nxdomain);
     let denied = CachedSource::new(denied, None, form(Compat::default()), Compat::default());
     let mut reply = Vec::new();
-    assert!(denied.answer_at_once(&parsed(&asked), Transport::Udp, &mut reply));
+    assert!(denied.answer_at_once(&parsed(&asked), &mut reply));
     for reply in [reply, ask(&denied, &asked).await] {
         assert_eq!((rcode(&reply), errors(&reply)[0].0), (message::NXDOMAIN, 15));
     }

@@ -82,7 +82,7 @@ fn source(url: &str) -> CachedSource {
 /// Queries `a b.eXample. AAAA`.
 async fn ask(source: &CachedSource) -> Vec<u8> {
     let query = query(b"\x03a b\x07eXample\0", 28);
-    source.answer(&parsed(&query), Transport::Udp).await
+    source.answer(&parsed(&query)).await
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ proptest! {
         let cache = cache();
         let key = cache.key(&ask).expect("an ordinary question");
         let reply = (&mut forwarded.reply, &mut forwarded.index);
-        cache.admit(&key, &ask, Transport::Udp, reply, None, cache.generation());
+        cache.admit(&key, &ask, reply, None, cache.generation());
         prop_assert_eq!(MessageIndex::of(&forwarded.reply), Some(forwarded.index.clone()));
         let mut hit = Vec::new();
         if cache.write_fresh(&key, &ask, &mut hit) {

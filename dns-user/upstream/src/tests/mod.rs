@@ -16,7 +16,7 @@ use super::{
 };
 use dns_core::{
     config::{Compat, RecursorSelection},
-    wire::{Parsed, Query, Transport, append_opt, parse},
+    wire::{Parsed, Query, Transport, append_opt, parse_by},
 };
 
 /// Timeout of one try: long enough for a busy machine, short enough to wait for.
@@ -55,14 +55,19 @@ fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
 
 /// Parses a query that the test has built.
 fn parsed(message: &[u8]) -> Query<'_> {
-    let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+    parsed_by(Transport::Udp, message)
+}
+
+/// Parses a query that the test has built, as received by this transport.
+fn parsed_by(transport: Transport, message: &[u8]) -> Query<'_> {
+    let Parsed::Query(query) = parse_by(transport, message) else { panic!("a query of our own making") };
     query
 }
 
 /// Forwards a query and checks that the reply belongs to it.
 async fn ask(forwarder: &Forwarder, query: &[u8], transport: Transport) -> Vec<u8> {
-    let ask = parsed(query);
-    let mut reply = forwarder.forward(&ask, transport).await.reply;
+    let ask = parsed_by(transport, query);
+    let mut reply = forwarder.forward(&ask).await.reply;
     append_opt(&ask, &mut reply);
     assert_eq!(message::id(&reply), message::id(query), "the client's id");
     assert!(message::Flags::of(&reply).is_reply());

@@ -14,8 +14,8 @@ use std::{
 use dns_core::{
     config::CookiesConfig,
     wire::{
-        MIN_UDP_SIZE, OPTION_COOKIE, Query, Transport, UDP_PAYLOAD_SIZE, error_reply, opt_record,
-        opt_without_question, push_option,
+        MIN_UDP_SIZE, OPTION_COOKIE, Query, UDP_PAYLOAD_SIZE, error_reply, opt_record, opt_without_question,
+        push_option,
     },
 };
 use hickory_proto::op::ResponseCode;
@@ -76,7 +76,7 @@ impl Cookies {
 
     /// Adds the client's cookie and a server cookie to the reply to a query with a cookie. A malformed
     /// one makes the reply FORMERR (RFC 7873, section 5.2.2).
-    pub(super) fn add(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+    pub(super) fn add(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
         let Some((presented, address)) = self.presented(query) else { return };
         let now = seconds_since_1970();
         let (client, server) = match presented {
@@ -93,7 +93,7 @@ impl Cookies {
             (None, Presented::Both(_, server)) => server,
             (None, _) => return,
         };
-        push_option(reply, query.limit(transport), OPTION_COOKIE, &[&client, server]);
+        push_option(reply, query.limit(), OPTION_COOKIE, &[&client, server]);
     }
 
     /// Turns the FORMERR for a query without a question into the reply that RFC 7873 (section 5.4) demands if it has
@@ -211,7 +211,7 @@ fn seconds_since_1970() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dns_core::wire::{Parsed, parse};
+    use dns_core::wire::{Parsed, ReplySettings, RequestInfo, Transport, parse, parse_from};
 
     fn bytes<const N: usize>(hex: &str) -> [u8; N] {
         let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
@@ -285,11 +285,13 @@ mod tests {
     /// Returns RCODE and cookie of the reply to a query with this cookie.
     fn exchange(cookies: &Cookies, cookie: &[u8]) -> (u8, Option<Vec<u8>>) {
         let message = query(cookie);
-        let Parsed::Query(mut query) = parse(&message) else { panic!("a query") };
-        query.client = Some("192.0.2.1".parse().unwrap());
+        let from = RequestInfo { client: "192.0.2.1".parse().ok(), transport: Transport::Udp };
+        let Parsed::Query(query) = parse_from(&message, from, &ReplySettings::default()) else {
+            panic!("a query")
+        };
         let mut reply = error_reply(&query, ResponseCode::Refused);
         let bare = reply.len();
-        cookies.add(&query, Transport::Udp, &mut reply);
+        cookies.add(&query, &mut reply);
         let has_cookie = reply.len() > bare && reply[bare..bare + 2] == OPTION_COOKIE.to_be_bytes();
         assert_eq!(cookies.is_proved(&query), has_cookie && reply[bare + 4..] == *cookie);
         (reply[3] & 15, has_cookie.then(|| reply[bare + 4..].to_vec()))

@@ -15,8 +15,7 @@ use dns_core::{
     config::Identity as Setting,
     name::Name,
     wire::{
-        OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, Transport, empty_reply, push_option,
-        truncate_to_client,
+        OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, empty_reply, push_option, truncate_to_client,
     },
 };
 
@@ -65,15 +64,15 @@ impl Identity {
     }
 
     /// Adds the host's name to the OPT of a reply if the query requested it and it fits (RFC 5001).
-    pub(super) fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+    pub(super) fn add_nsid(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
         if self.setting != Setting::Off && query.option(OPTION_NSID).is_some() {
-            push_option(reply, query.limit(transport), OPTION_NSID, &[self.hostname.as_bytes()]);
+            push_option(reply, query.limit(), OPTION_NSID, &[self.hostname.as_bytes()]);
         }
     }
 }
 
 /// Builds a TXT record of class CH; longer texts are split into strings of 255 bytes.
-pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -> Vec<u8> {
+pub(super) fn chaos_reply(query: &Query<'_>, text: &str) -> Vec<u8> {
     let plain = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
     let Ok(mut reply) = Message::from_vec(&plain) else {
         return plain;
@@ -85,7 +84,7 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -
     reply.add_answer(record);
     // `truncate_to_client` removes and restores the OPT and thereby preserves the client's size.
     reply.edns = None;
-    reply.to_vec().map_or(plain, |reply| truncate_to_client(query, reply, transport))
+    reply.to_vec().map_or(plain, |reply| truncate_to_client(query, reply))
 }
 
 #[cfg(test)]
@@ -111,7 +110,7 @@ mod tests {
     fn tagged(setting: Setting, options: &[u8], mut reply: Vec<u8>) -> Vec<u8> {
         let message = query(options);
         let Parsed::Query(query) = parse(&message) else { panic!("not a query") };
-        identity(setting).add_nsid(&query, Transport::Udp, &mut reply);
+        identity(setting).add_nsid(&query, &mut reply);
         reply
     }
 

@@ -29,10 +29,11 @@ use crate::{
 };
 use dns_core::{
     name::Name,
-    resolve::Resolution,
+    resolve::{Existence, LocalAnswer, Resolution},
     wire::{
-        CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, OPTION_NSID, OwnedQuery, Query, ReplyFlags,
-        Shuffle, Transport, address_reply, empty_reply, error_reply, local_reply, truncate_to_client,
+        CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, MAX_UDP_SIZE, OPTION_NSID, OwnedQuery, Query,
+        ReplyFlags, ReplySettings, Shuffle, Transport, empty_reply, error_reply, local_reply,
+        truncate_to_client,
     },
 };
 use dns_dnstap::Exchange;
@@ -42,8 +43,9 @@ use dns_upstream::{Answer, admission::Permit, reverse_reply};
 
 /// How often a stopping server checks for waiting queries.
 const IDLE_POLL: Duration = Duration::from_millis(5);
-/// Addresses of up-check names.
-const UPCHECK: ([Ipv4Addr; 1], [Ipv6Addr; 1]) = ([Ipv4Addr::LOCALHOST], [Ipv6Addr::LOCALHOST]);
+/// Answer to up-check names.
+const UPCHECK: LocalAnswer<'_> =
+    LocalAnswer { existence: Existence::Found, v4: &[Ipv4Addr::LOCALHOST], v6: &[Ipv6Addr::LOCALHOST] };
 
 /// Turns queries into replies, within the configured limits.
 pub(in crate::server) struct QueryHandler {
@@ -53,6 +55,8 @@ pub(in crate::server) struct QueryHandler {
     identity: Arc<Identity>,
     pub(in crate::server) metrics: ServerMetrics,
     pub(in crate::server) options: Options,
+    /// What the options say about the form of replies.
+    pub(in crate::server) reply_settings: ReplySettings,
     /// Shared by the waiting queries of this server.
     waiting: Arc<()>,
 }
@@ -99,69 +103,74 @@ impl QueryHandler {
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        Self { server_state, identity, metrics, options, waiting: Arc::default() }
+        let reply_settings = ReplySettings {
+            max_udp_reply: options.max_reply.map_or(MAX_UDP_SIZE, usize::from),
+            echo_client_opt: options.compat.echo_opt,
+        };
+        Self { server_state, identity, metrics, options, reply_settings, waiting: Arc::default() }
     }
 
-    /// Writes the reply into `out` unless the query must wait.
+    /// Writes the reply into `out` unless the query must wait. `name` is the question's, in lower case.
     pub(in crate::server) fn answer_at_once(
         &self,
         query: &Query<'_>,
-        transport: Transport,
+        name: &Name,
         shuffle: &mut Shuffle,
         out: &mut Vec<u8>,
     ) -> Immediate {
-        let (name, qclass) = (query.question.name(), query.question.qclass);
+        let qclass = query.question.qclass;
         if qclass == CLASS_CH
-            && let Some(responder) = self.answer_chaos(query, &name, transport, out)
+            && let Some(responder) = self.answer_chaos(query, name, out)
         {
             return Immediate::Replied { responder, resolution: None };
         }
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
-        let (route, responder) = self.route(&state, query, &name);
+        let (route, responder) = self.route(&state, query, name);
         let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, responder });
-        let limit = query.limit(transport);
         let mut resolution = None;
         match route {
-            Route::Local => match self.server_state.look_up(&state, &name, query.client) {
+            Route::Local => match self.server_state.look_up(&state, name, query.client) {
                 LookedUp::Found(found) => {
-                    local_reply(query, found.answer(), limit, shuffle, out);
+                    local_reply(query, found.answer(), shuffle, out);
                     resolution = Some(found);
                 }
-                LookedUp::NeedsFirstCheck => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
+                LookedUp::NeedsFirstCheck => {
+                    return deferred(Source::FirstChecks(Arc::clone(&state), name.clone()));
+                }
             },
-            Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
-            Route::Refused if responder != Responder::None => *out = refusal(query, transport, &OTHER_CLASS),
+            Route::Upcheck => local_reply(query, UPCHECK, shuffle, out),
+            Route::Refused if responder != Responder::None => *out = refusal(query, &OTHER_CLASS),
             Route::Refused => {
-                *out = refusal(query, transport, &NOT_OURS);
-                admit_existence(&state, query, &name, out);
+                *out = refusal(query, &NOT_OURS);
+                admit_existence(&state, query, name, out);
             }
             Route::Reverse(fallback) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
                 Some(reply) => {
-                    *out = truncate_to_client(query, reply, transport);
-                    self.learn_reply(query, &name, transport);
+                    *out = truncate_to_client(query, reply);
+                    self.learn_reply(query, name);
                 }
                 None => {
-                    if !write_at_once(&*fallback, query, transport, out) {
+                    if !write_at_once(&*fallback, query, out) {
                         return deferred(Source::Other(fallback));
                     }
                 }
             },
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
-                if !write_at_once(&*answer, query, transport, out) {
+                if !write_at_once(&*answer, query, out) {
                     return deferred(Source::Other(answer));
                 }
                 // An interface would return the cached denial.
-                let is_denied = admit_existence(&state, query, &name, out);
+                let is_denied = admit_existence(&state, query, name, out);
                 if responder == Responder::Consul {
-                    self.learn_reply(query, &name, transport);
+                    self.learn_reply(query, name);
                 } else if !is_denied && qclass == CLASS_IN && query.recursion_desired() {
-                    self.offer(query, &name, generation, &*answer);
+                    self.offer(query, name, generation, &*answer);
                 }
             }
         }
-        self.add_options(query, responder, transport, out);
+        self.add_options(query, responder, out);
         Immediate::Replied { responder, resolution }
     }
 
@@ -177,25 +186,19 @@ impl QueryHandler {
     }
 
     /// Answers a query of class CH; `None` if it is handled like any other.
-    fn answer_chaos(
-        &self,
-        query: &Query<'_>,
-        name: &Name,
-        transport: Transport,
-        out: &mut Vec<u8>,
-    ) -> Option<Responder> {
+    fn answer_chaos(&self, query: &Query<'_>, name: &Name, out: &mut Vec<u8>) -> Option<Responder> {
         let responder = match self.identity.chaos_text(query, name) {
             Some(text) => {
-                *out = chaos_reply(query, text, transport);
+                *out = chaos_reply(query, text);
                 Responder::Chaos
             }
             None if self.options.compat.any_class => return None,
             None => {
-                *out = refusal(query, transport, &OTHER_CLASS);
+                *out = refusal(query, &OTHER_CLASS);
                 Responder::None
             }
         };
-        self.add_options(query, responder, transport, out);
+        self.add_options(query, responder, out);
         Some(responder)
     }
 
@@ -206,8 +209,8 @@ impl QueryHandler {
     }
 
     /// Hands over to the interfaces a question that was answered by a local reply.
-    fn learn_reply(&self, query: &Query<'_>, name: &Name, transport: Transport) {
-        if transport == Transport::Udp && is_answerable(query) {
+    fn learn_reply(&self, query: &Query<'_>, name: &Name) {
+        if query.transport == Transport::Udp && is_answerable(query) {
             let size = query.edns.map(|edns| edns.udp_size);
             self.server_state.fast_path.learn_reply(&answer_key(query, name), size, query.client);
         }
@@ -219,31 +222,24 @@ impl QueryHandler {
         &self,
         query: &Query<'_>,
         responder: Responder,
-        transport: Transport,
         reply: &mut Vec<u8>,
     ) {
         if query.has_options() {
-            self.add_requested_options(query, responder, transport, reply);
+            self.add_requested_options(query, responder, reply);
         }
     }
 
     /// Adds cookies, the server's name, and the reason why a name of the fleet does not exist. Interfaces give
     /// the same denial without a reason, but leave every query for the server's name to userspace.
     #[cold]
-    fn add_requested_options(
-        &self,
-        query: &Query<'_>,
-        responder: Responder,
-        transport: Transport,
-        reply: &mut Vec<u8>,
-    ) {
-        self.options.cookies.add(query, transport, reply);
+    fn add_requested_options(&self, query: &Query<'_>, responder: Responder, reply: &mut Vec<u8>) {
+        self.options.cookies.add(query, reply);
         if query.option(OPTION_NSID).is_none() {
             return;
         }
-        self.identity.add_nsid(query, transport, reply);
+        self.identity.add_nsid(query, reply);
         if matches!(responder, Responder::Local) && rcode_of(reply) == ResponseCode::NXDomain.low() {
-            NO_INSTANCE.push(query, transport, reply);
+            NO_INSTANCE.push(query, reply);
         }
     }
 
@@ -261,17 +257,12 @@ impl QueryHandler {
 
     /// Waits for the reply and truncates it to the client's limit; returns SERVFAIL after the time
     /// limit.
-    pub(in crate::server) async fn answer_deferred(
-        &self,
-        deferred: &Deferred,
-        transport: Transport,
-    ) -> Vec<u8> {
+    pub(in crate::server) async fn answer_deferred(&self, deferred: &Deferred) -> Vec<u8> {
         let query = &deferred.query.as_query();
         let answer = async {
             match &deferred.source {
                 Source::Other(answer) => {
-                    let mut reply =
-                        truncate_to_client(query, answer.answer(query, transport).await, transport);
+                    let mut reply = truncate_to_client(query, answer.answer(query).await);
                     if is_denial(&reply) {
                         let name = query.question.name();
                         admit_existence(&self.server_state.state(), query, &name, &mut reply);
@@ -283,8 +274,7 @@ impl QueryHandler {
                     let checked = self.server_state.look_up_checked(state, name, query.client);
                     let resolution = Box::pin(checked).await;
                     let mut out = Vec::new();
-                    let limit = query.limit(transport);
-                    local_reply(query, resolution.answer(), limit, &mut Shuffle::default(), &mut out);
+                    local_reply(query, resolution.answer(), &mut Shuffle::default(), &mut out);
                     out
                 }
             }
@@ -292,26 +282,26 @@ impl QueryHandler {
         let _waiting = self.metrics.in_flight();
         let mut reply = match tokio::time::timeout(self.options.request_timeout, answer).await {
             Ok(reply) => reply,
-            Err(_) => failure(query, transport, &TOO_SLOW),
+            Err(_) => failure(query, &TOO_SLOW),
         };
-        self.add_options(query, deferred.responder, transport, &mut reply);
+        self.add_options(query, deferred.responder, &mut reply);
         reply
     }
 
     /// Returns the reply to a query when too many are waiting.
-    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
-        let mut reply = failure(query, transport, &TOO_MANY);
-        self.add_options(query, Responder::None, transport, &mut reply);
+    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
+        let mut reply = failure(query, &TOO_MANY);
+        self.add_options(query, Responder::None, &mut reply);
         reply
     }
 }
 
 /// Writes the reply of an answerer, cut to the client's limit, unless that must wait; returns whether it did.
-fn write_at_once(answer: &dyn Answer, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+fn write_at_once(answer: &dyn Answer, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
     out.clear();
-    let is_written = answer.answer_at_once(query, transport, out);
+    let is_written = answer.answer_at_once(query, out);
     if is_written {
-        *out = truncate_to_client(query, std::mem::take(out), transport);
+        *out = truncate_to_client(query, std::mem::take(out));
     }
     is_written
 }
@@ -354,16 +344,16 @@ const TOO_SLOW: ExtendedError =
 const TOO_MANY: ExtendedError = ExtendedError::new(InfoCode::Other, "too many queries of this client wait");
 
 /// Returns REFUSED with its reason.
-fn refusal(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> Vec<u8> {
+fn refusal(query: &Query<'_>, reason: &ExtendedError) -> Vec<u8> {
     let mut reply = error_reply(query, ResponseCode::Refused);
-    reason.push(query, transport, &mut reply);
+    reason.push(query, &mut reply);
     reply
 }
 
 /// Returns SERVFAIL with its reason.
-fn failure(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> Vec<u8> {
+fn failure(query: &Query<'_>, reason: &ExtendedError) -> Vec<u8> {
     let mut reply = empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION);
-    reason.push(query, transport, &mut reply);
+    reason.push(query, &mut reply);
     reply
 }
 

@@ -35,9 +35,7 @@ use dns_core::{
     config::Identity as Setting,
     name::Name,
     resolve::{AllRunning, Health, HealthState},
-    wire::{
-        CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply,
-    },
+    wire::{CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, error_reply},
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
@@ -155,7 +153,7 @@ impl Stalling {
 }
 
 impl Answer for Stalling {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let going = self.go.notified();
             self.asked.fetch_add(1, Ordering::SeqCst);
@@ -319,7 +317,7 @@ async fn longest_domain_wins() {
 struct Denied;
 
 impl Answer for Denied {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move { error_reply(query, ResponseCode::YXDomain) })
     }
 }
@@ -352,11 +350,11 @@ async fn class_ch_reveals_only_identity() {
 struct Defective;
 
 impl Answer for Defective {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move { error_reply(query, ResponseCode::ServFail) })
     }
 
-    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+    fn answer_at_once(&self, _query: &Query<'_>, _out: &mut Vec<u8>) -> bool {
         panic!("as a defect would");
     }
 }

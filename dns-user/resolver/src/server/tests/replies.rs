@@ -126,7 +126,7 @@ async fn interface_replies_equal_userspace() {
             let Parsed::Query(query) = parse(message) else { panic!("a query") };
             let mut out = Vec::new();
             let shuffle = &mut dns_core::wire::Shuffle::default();
-            match handler.answer_at_once(&query, Transport::Udp, shuffle, &mut out) {
+            match handler.answer_at_once(&query, &query.question.name(), shuffle, &mut out) {
                 service::Immediate::Replied { .. } => Some(out),
                 service::Immediate::Deferred(_) => None,
             }
