@@ -452,7 +452,7 @@ async fn single_change_arrives_promptly() {
     source.asked(own(), "service-0".to_owned());
     until("its watch", || double.waits_for("/v1/health/service/service-0")).await;
     let json = dns_core::config::reader::Json::parse(b"{}").unwrap();
-    let reader = dns_core::config::reader::Reader::document("test", &json).unwrap();
+    let reader = dns_core::config::reader::ObjectReader::document("test", &json).unwrap();
     let config = dns_consul::config::Config::read(&reader).unwrap();
     let build = |live: &Live| {
         let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());

@@ -10,7 +10,7 @@ use std::{
 
 use dns_consul::{Asker, Zone, catalog::Catalog, config::Config, definition::Definitions};
 use dns_core::{
-    config::reader::{Json, Reader},
+    config::reader::{Json, ObjectReader},
     wire::{Parsed, TYPE_A, Transport, parse_by},
 };
 use hashbrown::HashMap;
@@ -52,7 +52,7 @@ fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 /// Returns a zone with one service of `size` instances, each on its own node.
 fn zone(size: u32) -> Zone {
     let json = Json::parse(b"{}").unwrap();
-    let config = Config::read(&Reader::document("bench", &json).unwrap()).unwrap();
+    let config = Config::read(&ObjectReader::document("bench", &json).unwrap()).unwrap();
     let node = |number: u32| format!("n{number}");
     let address = |number: u32| Ipv4Addr::from_bits(0x0a00_0101 + number).to_string();
     let nodes: Vec<_> =

@@ -6,9 +6,9 @@ use std::{fmt, path::PathBuf, time::Duration};
 use dns_core::{
     config::{
         ConfigError, ParsedFiles,
-        keys::{Key, Origin},
+        keys::{ConfigKey, Origin},
         parse::every_error,
-        reader::{Json, Reader},
+        reader::{Json, ObjectReader},
         values,
         values::{parse_duration, with_port},
     },
@@ -118,7 +118,7 @@ impl Config {
 
     /// Reads a parsed document.
     fn load(file: &str, json: &Json) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
-        let root = Reader::document(file, json)?;
+        let root = ObjectReader::document(file, json)?;
         if !root.has("consul") {
             return Ok(None);
         }
@@ -142,12 +142,12 @@ impl Config {
     }
 
     /// Parses the object itself.
-    pub fn read(object: &Reader<'_>) -> Result<Self, ConfigError> {
+    pub fn read(object: &ObjectReader<'_>) -> Result<Self, ConfigError> {
         Self::read_all(object).map(|(config, _)| config)
     }
 
     /// Parses the object itself and returns the paths of unknown members.
-    fn read_all(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
+    fn read_all(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
         let recursors = recursors
             .map(|text| with_port(text).map_err(|problem| object.error("recursors", &problem.to_string())));
@@ -194,8 +194,8 @@ impl Config {
 
 impl DnsConfig {
     /// Parses `dns_config` and returns the paths of unknown members.
-    fn read(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
-        let number = |reader: &Reader<'_>, name| {
+    fn read(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
+        let number = |reader: &ObjectReader<'_>, name| {
             reader.number(name, 0, MAX_TTL).map(|value| value.map(|value| value as u32))
         };
         let soa_object = object.object("soa")?;
@@ -245,7 +245,7 @@ impl DnsConfig {
 }
 
 /// Parses `sources.files`: one pattern or several.
-fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
+fn files(object: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
     let patterns: Vec<String> =
         sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
@@ -263,7 +263,7 @@ fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     Ok(patterns)
 }
 
-fn visibility(object: &Reader<'_>) -> Result<Visibility, ConfigError> {
+fn visibility(object: &ObjectReader<'_>) -> Result<Visibility, ConfigError> {
     if !object.has("acl") {
         return Ok(Visibility::all());
     }
@@ -279,7 +279,7 @@ fn default_domain() -> Name {
 }
 
 /// Parses a domain in any letter case, with or without the final dot; `None` if empty.
-fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
+fn domain(object: &ObjectReader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
     let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let name = Name::from_text(text)
         .map_err(|reason| object.error(member, &format!("{text:?} is not a domain name: {reason}")))?;
@@ -290,7 +290,7 @@ fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, Con
 }
 
 /// Parses `service_ttl`: durations by name.
-fn service_ttl(object: &Reader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
+fn service_ttl(object: &ObjectReader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
     let object = object.object("service_ttl")?;
     let entries = object.entries().map(|(key, value)| {
         let Json::Text(text) = value else {
@@ -390,7 +390,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 impl HttpApi {
     /// Parses the member `http` of `sources`; `None` if it is missing.
-    fn read(sources: &Reader<'_>) -> Result<Option<Self>, ConfigError> {
+    fn read(sources: &ObjectReader<'_>) -> Result<Option<Self>, ConfigError> {
         if !sources.has("http") {
             return Ok(None);
         }
@@ -493,7 +493,7 @@ impl fmt::Display for ApiAddress {
 /// Declares keys: path within the object, origin, form, default, example, meaning.
 macro_rules! keys {
     ($($path:literal $origin:ident $form:literal = $default:literal, $example:literal: $about:literal;)*) => {
-        &[$(Key {
+        &[$(ConfigKey {
             path: concat!("consul.", $path), form: $form, default: $default, example: $example, about: $about,
             origin: Origin::$origin, starter: "",
         }),*]
@@ -501,7 +501,7 @@ macro_rules! keys {
 }
 
 /// All keys. [`Origin::BoshDns`] marks Consul's own keys, [`Origin::Ours`] extensions.
-pub const KEYS: &[Key] = keys! {
+pub const KEYS: &[ConfigKey] = keys! {
     "domain" BoshDns "domain name" = "\"consul.\"", "\"consul.example.\"": "Domain of the names";
     "alt_domain" BoshDns "domain name; empty: none" = "\"\"", "\"cf.internal.\"": "Second domain with the same names";
     "datacenter" BoshDns "letters, digits, - and _" = "\"dc1\"", "\"z1\"":
@@ -587,7 +587,7 @@ mod tests {
     fn mistakes_have_a_place() {
         let read = |text: &str| {
             let json = Json::parse(text.as_bytes()).expect("JSON");
-            HttpApi::read(&Reader::document("config.json", &json).expect("an object"))
+            HttpApi::read(&ObjectReader::document("config.json", &json).expect("an object"))
         };
         let error = |text| read(text).expect_err("an error").to_string();
         assert!(read(r#"{"http": {}}"#).expect("defaults").is_some());
@@ -605,7 +605,7 @@ mod tests {
 mod keys_tests {
     use std::collections::BTreeSet;
 
-    use dns_core::config::reader::{Json, Reader};
+    use dns_core::config::reader::{Json, ObjectReader};
 
     use super::{Config, *};
 
@@ -613,7 +613,7 @@ mod keys_tests {
     fn table_equals_parsed_keys() {
         let text = br#"{"consul": {"acl": {}, "sources": {"http": {}}}}"#;
         let json = Json::parse(text).expect("JSON");
-        let root = Reader::document("config.json", &json).expect("an object");
+        let root = ObjectReader::document("config.json", &json).expect("an object");
         Config::read(&root.object("consul").expect("an object")).expect("a configuration");
         let asked: BTreeSet<String> = root.requested_leaves();
         let listed: BTreeSet<String> = KEYS.iter().map(|key| key.path.to_owned()).collect();

@@ -11,7 +11,7 @@ use std::{
 
 use dns_consul::{Asker, Zone, catalog::Catalog, chain_of, config::Config};
 use dns_core::{
-    config::reader::{Json, Reader},
+    config::reader::{Json, ObjectReader},
     wire::{Parsed, ReplySettings, RequestInfo, Transport, parse_from},
 };
 use hickory_proto::{
@@ -73,8 +73,8 @@ fn zone_of(scenario: &Scenario) -> Zone {
     // In the cases these are names of entries in `upstreams`.
     object.as_object_mut().expect("an object").remove("recursors");
     let json = Json::parse(object.to_string().as_bytes()).expect("JSON");
-    let config =
-        Config::read(&Reader::document(&scenario.name, &json).expect("an object")).expect("a configuration");
+    let config = Config::read(&ObjectReader::document(&scenario.name, &json).expect("an object"))
+        .expect("a configuration");
     let catalog = Catalog::build(scenario.registrations(), &config, scenario.visibility());
     Zone { config, catalog }
 }

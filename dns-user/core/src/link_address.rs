@@ -57,14 +57,14 @@ pub struct Criteria {
     /// Numeric ids of networks (`n`).
     pub networks: Vec<u64>,
     /// Filter by health (`s`), always written.
-    pub status: Status,
+    pub status: LinkStatus,
     /// Whether the first query waits for the first health checks (`y`); `None` leaves it out.
     pub synchronous: Option<bool>,
 }
 
 /// Health filter: `status` of a link's address, `health_filter` of an alias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Status {
+pub enum LinkStatus {
     /// Healthy instances, or all if there are none (`s0`).
     #[default]
     Smart,
@@ -76,7 +76,7 @@ pub enum Status {
     All,
 }
 
-impl Status {
+impl LinkStatus {
     /// Returns the digit after `s` that encodes the filter.
     pub fn digit(self) -> u8 {
         match self {

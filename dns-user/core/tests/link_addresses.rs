@@ -1,6 +1,6 @@
 //! Link addresses as created by a director: cases in `link_addresses.json`.
 
-use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus};
 use serde_json::Value;
 
 /// Returns the numbers in the list `member`.
@@ -24,10 +24,10 @@ fn address(case: &Value) -> LinkAddress {
             numbers: numbers(case, "numbers"),
             networks: numbers(case, "networks"),
             status: match text("status") {
-                None => Status::Smart,
-                Some("unhealthy") => Status::Unhealthy,
-                Some("healthy") => Status::Healthy,
-                Some("all") => Status::All,
+                None => LinkStatus::Smart,
+                Some("unhealthy") => LinkStatus::Unhealthy,
+                Some("healthy") => LinkStatus::Healthy,
+                Some("all") => LinkStatus::All,
                 Some(other) => panic!("no status {other}"),
             },
             synchronous: case["synchronous"].as_bool(),

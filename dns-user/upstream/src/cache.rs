@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::{
     CachedQuestion, InterfaceAnswers, NoInterfaces,
-    message::{self, FLAG_AD, Flags, Form, KEY_CLASS, Key, KeyFields, MessageIndex},
+    message::{self, CacheKey, FLAG_AD, Flags, Form, KEY_CLASS, KeyFields, MessageIndex},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
 };
 use dns_core::{
@@ -134,7 +134,7 @@ impl Cache {
 
     /// Gives interfaces that have an answer to this question the new one. `generation` is the
     /// interfaces' before the answer was fetched.
-    pub(crate) fn update_interfaces(&self, key: &Key, query: &Query<'_>, generation: u64) {
+    pub(crate) fn update_interfaces(&self, key: &CacheKey, query: &Query<'_>, generation: u64) {
         let Some(question) = KeyFields::of(key).and_then(|fields| self.question_on_interface(fields)) else {
             return;
         };
@@ -151,7 +151,7 @@ impl Cache {
 
     /// Returns the key of a query; `None` if its answer is not cached: without RD, for a single
     /// subnet, and for zone transfers.
-    pub(crate) fn key(&self, query: &Query<'_>) -> Option<Key> {
+    pub(crate) fn key(&self, query: &Query<'_>) -> Option<CacheKey> {
         let cacheable = query.recursion_desired()
             && !UNCACHEABLE_TYPES.contains(&query.question.qtype)
             && self.form.subnet(query).is_none();
@@ -180,7 +180,7 @@ impl Cache {
     }
 
     /// Looks up an answer; counts a miss if there is none.
-    pub(crate) fn get(&self, key: &Key, query: &Query<'_>) -> Lookup {
+    pub(crate) fn get(&self, key: &CacheKey, query: &Query<'_>) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
         if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply)) {
@@ -200,7 +200,7 @@ impl Cache {
 
     /// Returns an entry that may be served, with its remaining lifetime; `None` in place of the
     /// lifetime once it is stale.
-    pub(crate) fn peek(&self, key: &Key) -> Option<(Arc<Entry>, Option<Duration>)> {
+    pub(crate) fn peek(&self, key: &CacheKey) -> Option<(Arc<Entry>, Option<Duration>)> {
         let entry = self.store.get(&key[..])?;
         let age = entry.since.elapsed();
         let left = entry.lifetime.checked_sub(age);
@@ -209,7 +209,7 @@ impl Cache {
 
     /// Writes a fresh answer into `reply`; `false` if there is none. A miss is not counted here,
     /// because the client's query looks the name up again.
-    pub(crate) fn write_fresh(&self, key: &Key, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
+    pub(crate) fn write_fresh(&self, key: &CacheKey, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
         self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
     }
 
@@ -279,7 +279,7 @@ impl Cache {
     /// queried, `recursor` its name.
     pub(crate) fn admit(
         &self,
-        key: &Key,
+        key: &CacheKey,
         query: &Query<'_>,
         (reply, index): (&mut Vec<u8>, &mut MessageIndex),
         recursor: Option<Arc<str>>,

@@ -24,7 +24,7 @@ use super::{
     contents::Selection,
     forward::Forwarder,
     http::HttpSource,
-    message::{self, Form, Forwarded, Key, MessageIndex},
+    message::{self, CacheKey, Form, Forwarded, MessageIndex},
     store::Generation,
 };
 use dns_core::{
@@ -64,7 +64,7 @@ impl WeakSource {
 #[derive(Debug)]
 struct Shared {
     /// The recursors, the HTTP server or the denial that answers.
-    source: Source,
+    source: UncachedSource,
     /// The cache; `None` if it is disabled.
     cache: Option<Arc<Cache>>,
     /// Limits shared with the same source without its cache.
@@ -85,7 +85,7 @@ struct Common {
 
 /// A source of answers.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum UncachedSource {
     Dns(Arc<Forwarder>),
     Http(Arc<HttpSource>),
     Deny(Denial),
@@ -113,7 +113,7 @@ impl Denial {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     cache: &'a Cache,
-    key: &'a Key,
+    key: &'a CacheKey,
     /// The generation of the cache when the query arrived.
     generation: Generation,
 }
@@ -125,10 +125,10 @@ struct Fetched {
 }
 
 impl CachedSource {
-    pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
+    pub(crate) fn new(source: UncachedSource, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
         let most = match source {
-            Source::Http(_) => MAX_WAITING_FOR_HTTP,
-            Source::Dns(_) | Source::Deny(_) => MAX_WAITING_FOR_DNS,
+            UncachedSource::Http(_) => MAX_WAITING_FOR_HTTP,
+            UncachedSource::Dns(_) | UncachedSource::Deny(_) => MAX_WAITING_FOR_DNS,
         };
         let common = Common {
             form,
@@ -169,14 +169,14 @@ impl CachedSource {
         self.shared.common.failures.as_ref().map_or(0, Failures::hits)
     }
 
-    pub(crate) fn source(&self) -> &Source {
+    pub(crate) fn source(&self) -> &UncachedSource {
         &self.shared.source
     }
 
     pub(crate) fn forwarder(&self) -> Option<&Forwarder> {
         match self.source() {
-            Source::Dns(forwarder) => Some(forwarder),
-            Source::Http(_) | Source::Deny(_) => None,
+            UncachedSource::Dns(forwarder) => Some(forwarder),
+            UncachedSource::Http(_) | UncachedSource::Deny(_) => None,
         }
     }
 
@@ -186,7 +186,7 @@ impl CachedSource {
 
     /// Returns whether queries may wait for the source; they do not if every name is denied.
     pub(crate) fn waits(&self) -> bool {
-        !matches!(self.shared.source, Source::Deny(_))
+        !matches!(self.shared.source, UncachedSource::Deny(_))
     }
 
     /// Drops the selected cached answers, and all failures. Returns the number of answers; `None`
@@ -262,7 +262,7 @@ impl Answer for CachedSource {
 
     fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         let Shared { source, cache, common } = &*self.shared;
-        if let Source::Deny(denial) = source {
+        if let UncachedSource::Deny(denial) = source {
             *out = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
             append_opt(query, out);
             BLOCKED.push(query, out);
@@ -314,7 +314,7 @@ impl Common {
     /// started before.
     fn flight(&self, query: &Query<'_>, generation: Generation, place: Option<Place<'_>>) -> FlightKey {
         let mut key = match place {
-            Some(Place { cache, key, .. }) if cache.has_keys_of_form() => Key::from_slice(key),
+            Some(Place { cache, key, .. }) if cache.has_keys_of_form() => CacheKey::from_slice(key),
             _ => self.form.key(query),
         };
         key.push(u8::from(query.transport == Transport::Tcp));
@@ -436,7 +436,7 @@ impl Fetched {
     }
 }
 
-impl Source {
+impl UncachedSource {
     async fn fetch(&self, query: &Query<'_>) -> Forwarded {
         match self {
             // In two allocations: a single one would be larger than the allocator keeps for a thread.
@@ -464,7 +464,7 @@ pub(crate) type Follower = oneshot::Sender<Arc<FlightResult>>;
 
 /// Everything that distinguishes recursor queries, followed by the transport and the cache's
 /// generation.
-pub(crate) type FlightKey = Key;
+pub(crate) type FlightKey = CacheKey;
 
 /// Result of the leader's query.
 #[derive(Debug)]

@@ -186,7 +186,7 @@ impl FailedTries {
 
     /// Logs summaries until an interval passes without a failure. `reported` is the state after the
     /// first failure of the series, which was logged separately.
-    async fn summarise(self: Arc<Self>, mut reported: State, mut interval: Duration) {
+    async fn summarise(self: Arc<Self>, mut reported: CounterValues, mut interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
             let mut series = self.series.lock();
@@ -208,14 +208,14 @@ impl FailedTries {
         }
     }
 
-    fn state(&self) -> State {
-        State { tries: self.tries(), failures: self.by_reason().map(|(_, count)| count).collect() }
+    fn state(&self) -> CounterValues {
+        CounterValues { tries: self.tries(), failures: self.by_reason().map(|(_, count)| count).collect() }
     }
 }
 
 /// Values of the counters at one time.
 #[derive(Debug)]
-struct State {
+struct CounterValues {
     tries: u64,
     /// Failures in the order of [`Reason::ALL`].
     failures: Vec<u64>,
@@ -232,7 +232,7 @@ struct Summary {
 
 impl Summary {
     /// Returns the failures between two states; `None` if there were none.
-    fn between(before: &State, now: &State) -> Option<Self> {
+    fn between(before: &CounterValues, now: &CounterValues) -> Option<Self> {
         let counts = now.failures.iter().zip(&before.failures).map(|(now, before)| now - before);
         let mut counts: Vec<(&str, u64)> = Reason::ALL
             .iter()
@@ -272,7 +272,7 @@ mod tests {
             let mut failures = vec![0; Reason::ALL.len()];
             failures[Reason::TimedOut as usize] = timeouts;
             failures[Reason::Servfail as usize] = servfails;
-            State { tries, failures }
+            CounterValues { tries, failures }
         };
         assert_eq!(Summary::between(&state(5, 1, 1), &state(9, 1, 1)), None);
         let summary = Summary::between(&state(5, 1, 1), &state(105, 3, 8)).unwrap();

@@ -8,7 +8,7 @@ use url::Url;
 use super::{
     InterfaceAnswers,
     cache::Cache,
-    cached::{CachedSource, Denial, Source},
+    cached::{CachedSource, Denial, UncachedSource},
     form,
     forward::Forwarder,
     host_names::HostNames,
@@ -19,7 +19,7 @@ use super::{
 use dns_core::{
     config::{
         Config, ConfigError, ParsedFiles,
-        reader::{Json, Reader},
+        reader::{Json, ObjectReader},
         values::{NoRecursor, with_port},
     },
     name::Name,
@@ -130,7 +130,7 @@ impl Handler {
         http_client: impl FnOnce(&Trust) -> super::http::HttpClient,
     ) -> Self {
         let source = match &handler.source {
-            HandlerSource::Dns(recursors) => Source::Dns(Arc::new(Forwarder::new(
+            HandlerSource::Dns(recursors) => UncachedSource::Dns(Arc::new(Forwarder::new(
                 recursors,
                 options(config),
                 config.recursion.selection,
@@ -139,11 +139,11 @@ impl Handler {
             ))),
             HandlerSource::Http(HttpServer { url, trust }) => {
                 let client = http_client(trust);
-                Source::Http(Arc::new(HttpSource::new(url.clone(), client, config.request_timeout)))
+                UncachedSource::Http(Arc::new(HttpSource::new(url.clone(), client, config.request_timeout)))
             }
-            HandlerSource::Deny(denial) => Source::Deny(*denial),
+            HandlerSource::Deny(denial) => UncachedSource::Deny(*denial),
         };
-        let worth_keeping = !matches!(source, Source::Deny(_));
+        let worth_keeping = !matches!(source, UncachedSource::Deny(_));
         let (form, compat) = (form(config), config.compat);
         let cache = (handler.cache && worth_keeping)
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
@@ -161,10 +161,12 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<Config
     };
     // Read through the parent, so that errors name `handlers[3].source.type`.
     let document = Json::Object(vec![("handlers".to_owned(), list)]);
-    Reader::document(file, &document).map_err(|error| vec![error])?.parse_objects("handlers", parse_handler)
+    ObjectReader::document(file, &document)
+        .map_err(|error| vec![error])?
+        .parse_objects("handlers", parse_handler)
 }
 
-fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, Vec<ConfigError>> {
+fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<ConfigError>> {
     let cache = handler.object("cache").and_then(|cache| cache.boolean("enabled"));
     match (parse_domain(handler), parse_source(handler), cache) {
         (Ok(domain), Ok(source), Ok(cache)) => {
@@ -176,7 +178,7 @@ fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, Vec<ConfigError>
     }
 }
 
-fn parse_domain(handler: &Reader<'_>) -> Result<Name, ConfigError> {
+fn parse_domain(handler: &ObjectReader<'_>) -> Result<Name, ConfigError> {
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
         handler.error("domain", "is missing; expected a domain such as \"corp.example.\", or \".\" for all")
@@ -184,7 +186,7 @@ fn parse_domain(handler: &Reader<'_>) -> Result<Name, ConfigError> {
     Name::from_text(domain).map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))
 }
 
-fn parse_source(handler: &Reader<'_>) -> Result<HandlerSource, ConfigError> {
+fn parse_source(handler: &ObjectReader<'_>) -> Result<HandlerSource, ConfigError> {
     let source = handler.object("source")?;
     match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
         None => Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
@@ -208,7 +210,7 @@ enum Kind {
     Deny,
 }
 
-fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
+fn parse_recursors(source: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
     let texts = source.texts("recursors")?.unwrap_or_default();
     if texts.is_empty() {
         return Err(source.error("recursors", "is empty; a handler of type \"dns\" needs at least one"));
@@ -217,7 +219,7 @@ fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
 }
 
-fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
+fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {
     const ALLOWED: &str = "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
     let text = source.text("url")?.filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
@@ -229,7 +231,7 @@ fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
     Ok(url)
 }
 
-fn parse_trust(source: &Reader<'_>) -> Result<Trust, ConfigError> {
+fn parse_trust(source: &ObjectReader<'_>) -> Result<Trust, ConfigError> {
     let file = source.text("ca_file")?.filter(|file| !file.is_empty());
     match (source.boolean("insecure_skip_verify")?, file) {
         (Some(true), Some(_)) => {

@@ -60,8 +60,8 @@ pub use self::{
 pub use dns_kit::admission;
 
 use self::{
-    admission::AdmissionStatus, cache::Cache, cached::Source, forward::Forwarder, host_names::Nameservers,
-    message::Form, recursor::RecursorOptions, udp::Matching,
+    admission::AdmissionStatus, cache::Cache, cached::UncachedSource, forward::Forwarder,
+    host_names::Nameservers, message::Form, recursor::RecursorOptions, udp::Matching,
 };
 use dns_core::{
     config::Config,
@@ -107,7 +107,7 @@ impl Upstream {
             .cache
             .enabled
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
-        let recursors = CachedSource::new(Source::Dns(forwarder), cache, form, compat);
+        let recursors = CachedSource::new(UncachedSource::Dns(forwarder), cache, form, compat);
         if let Some(nameservers) = nameservers {
             let (source, interfaces) = (recursors.downgrade(), Arc::clone(interfaces));
             let used = recursors.downgrade();

@@ -63,12 +63,12 @@ pub(crate) struct Form {
 
 /// Everything that distinguishes recursor queries: flags, type, class, name in lower case, Client
 /// Subnet.
-pub(crate) type Key = SmallVec<[u8; 128]>;
+pub(crate) type CacheKey = SmallVec<[u8; 128]>;
 
-/// Offset of the class in a [`Key`].
+/// Offset of the class in a [`CacheKey`].
 pub(crate) const KEY_CLASS: usize = 3;
 
-/// The fields of a [`Key`] without Client Subnet.
+/// The fields of a [`CacheKey`] without Client Subnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFields<'a> {
     pub(crate) dnssec_ok: bool,
@@ -119,7 +119,7 @@ impl Form {
     }
 
     /// Returns the key of the recursor query. Recursors cannot distinguish queries with equal keys.
-    pub(crate) fn key(self, query: &Query<'_>) -> Key {
+    pub(crate) fn key(self, query: &Query<'_>) -> CacheKey {
         let mut flags = u8::from(query.dnssec_ok())
             | u8::from(query.checking_disabled()) << 1
             | u8::from(query.recursion_desired()) << 2;
@@ -128,7 +128,7 @@ impl Form {
         }
         let ([t, y], [c, l]) = (query.question.qtype.to_be_bytes(), query.question.qclass.to_be_bytes());
         let fields = [flags, t, y, c, l];
-        let mut key = Key::from_slice(&fields);
+        let mut key = CacheKey::from_slice(&fields);
         key.extend_from_slice(query.question.raw_name);
         key[fields.len()..].make_ascii_lowercase();
         if let Some(subnet) = self.subnet(query) {
@@ -351,7 +351,7 @@ impl MessageIndex {
         let mut opt = None;
         for (section, count) in records.into_iter().enumerate() {
             for _ in 0..count {
-                let record = Record::at(message, at, name_end(message, at, &numbers)?)?;
+                let record = IndexedRecord::at(message, at, name_end(message, at, &numbers)?)?;
                 let class = u16_at(message, record.ttl_at - 2)?;
                 numbers.add(record.fixed_fields());
                 if !is_valid_rdata(message, record.rtype, class, record.data.clone(), &numbers) {
@@ -375,12 +375,15 @@ impl MessageIndex {
 
     /// Iterates over the records in order, each with the number of its section: 0 answer, 1
     /// authority, 2 additional.
-    pub(crate) fn walk<'a>(&self, message: &'a [u8]) -> impl Iterator<Item = (usize, Record)> + use<'a> {
+    pub(crate) fn walk<'a>(
+        &self,
+        message: &'a [u8],
+    ) -> impl Iterator<Item = (usize, IndexedRecord)> + use<'a> {
         let counts = self.records;
         let mut at = self.question_end;
         (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
             move |section| {
-                let record = Record::at(message, at, valid_name_end(message, at)?)?;
+                let record = IndexedRecord::at(message, at, valid_name_end(message, at)?)?;
                 at = record.data.end;
                 Some((section, record))
             },
@@ -390,7 +393,7 @@ impl MessageIndex {
 
 /// Offsets of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct IndexedRecord {
     /// Start of the owner name.
     pub(crate) owner: usize,
     pub(crate) rtype: u16,
@@ -400,7 +403,7 @@ pub(crate) struct Record {
     pub(crate) data: Range<usize>,
 }
 
-impl Record {
+impl IndexedRecord {
     fn fixed_fields(&self) -> Range<usize> {
         self.ttl_at - 4..self.data.start
     }
@@ -534,7 +537,7 @@ pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
 /// has the format of that type. Returns whether it was kept. `numbers` contains the fixed fields
 /// before it, and afterwards also its own.
 pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
-    let record = name_end(message, start, numbers).and_then(|fixed| Record::at(message, start, fixed));
+    let record = name_end(message, start, numbers).and_then(|fixed| IndexedRecord::at(message, start, fixed));
     let is_sound = record.is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cache::Cache,
-    cached::{CachedSource, Source},
+    cached::{CachedSource, UncachedSource},
     forward::Forwarder,
     http::shown,
     recursor::{Recursor, RecursorCounters},
@@ -160,9 +160,9 @@ impl CachedSource {
     /// Explains how queries for a name are answered. Does not count as a query.
     pub fn explain(&self, name: &Name) -> ForwardingExplanation {
         let (recursors, url) = match self.source() {
-            Source::Dns(forwarder) => (recursor_statuses(forwarder), None),
-            Source::Http(http) => (Vec::new(), Some(shown(http.url()))),
-            Source::Deny(_) => (Vec::new(), None),
+            UncachedSource::Dns(forwarder) => (recursor_statuses(forwarder), None),
+            UncachedSource::Http(http) => (Vec::new(), Some(shown(http.url()))),
+            UncachedSource::Deny(_) => (Vec::new(), None),
         };
         let cached = self.cache().map(|cache| {
             let answer = |query_type: &'static str, number: u16| {

@@ -4,7 +4,7 @@
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Result, ensure};
-use dns_core::config::keys::{KEYS, Key};
+use dns_core::config::keys::{ConfigKey, KEYS};
 use serde_json::{Map, Value, json};
 use whole_system_tests::{
     namespace::Namespace,
@@ -52,7 +52,7 @@ fn set(config: &mut Value, path: &str, value: Value) {
 }
 
 /// Returns invalid values for a key: of another type, and out of range.
-fn wrong_values(key: &Key) -> Vec<Value> {
+fn wrong_values(key: &ConfigKey) -> Vec<Value> {
     let mut values = vec![json!({"wrong": "type"})];
     let form = key.form;
     if form.starts_with("duration") {

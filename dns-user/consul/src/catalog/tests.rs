@@ -8,7 +8,7 @@ use super::{
 
 fn config() -> Config {
     let json = dns_core::config::reader::Json::parse(b"{}").expect("JSON");
-    Config::read(&dns_core::config::reader::Reader::document("test", &json).expect("an object"))
+    Config::read(&dns_core::config::reader::ObjectReader::document("test", &json).expect("an object"))
         .expect("defaults")
 }
 

@@ -27,7 +27,7 @@ use crate::{
 };
 use dns_core::config::{
     ConfigError, ParsedFiles,
-    reader::{Json, Reader},
+    reader::{Json, ObjectReader},
 };
 
 /// Combined contents of the definition files.
@@ -145,11 +145,11 @@ impl OneFile {
         let mut json = document(file, bytes).map_err(|error| vec![error])?;
         normalize(&mut json);
         let ignored = ignored(file, &json);
-        let root = Reader::document(file, &json).map_err(|error| vec![error])?;
+        let root = ObjectReader::document(file, &json).map_err(|error| vec![error])?;
         let (mut errors, mut own) = (Vec::new(), Registrations::default());
         let mut sidecars = sidecars;
         for name in ["service", "services"] {
-            let parse = |reader: &Reader<'_>| {
+            let parse = |reader: &ObjectReader<'_>| {
                 let instance = instance(reader, config)?;
                 let sidecar = sidecar(reader, &instance)?;
                 Ok((instance, sidecar))
@@ -168,7 +168,7 @@ impl OneFile {
         }
         let mut later = Vec::new();
         for name in ["check", "checks"] {
-            let parse = |reader: &Reader<'_>| {
+            let parse = |reader: &ObjectReader<'_>| {
                 let service = reader.text("service_id")?.filter(|id| !id.is_empty());
                 Ok((service.map(str::to_owned), check(reader)?))
             };
@@ -176,16 +176,16 @@ impl OneFile {
         }
         own.nodes = objects(&root, "nodes", |reader| Ok(node(reader, config)?.into()), &mut errors);
         own.queries = objects(&root, "queries", query, &mut errors);
-        let virtual_address = |reader: &Reader<'_>| {
+        let virtual_address = |reader: &ObjectReader<'_>| {
             let address = reader.address("ip")?.ok_or_else(|| reader.error("ip", "is missing"))?;
             Ok(VirtualAddress { service: needed(reader, "service")?, peer: text(reader, "peer")?, address })
         };
         own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
-        let gateway = |reader: &Reader<'_>| {
+        let gateway = |reader: &ObjectReader<'_>| {
             Ok(Gateway { gateway: needed(reader, "gateway")?, services: texts(reader, "services")? })
         };
         own.gateways = objects(&root, "ingress", gateway, &mut errors);
-        let datacenter = |reader: &Reader<'_>| {
+        let datacenter = |reader: &ObjectReader<'_>| {
             let reachable = reader.boolean("reachable")?.unwrap_or(true);
             Ok(Datacenter { name: needed(reader, "name")?, reachable })
         };
@@ -203,9 +203,9 @@ impl OneFile {
 
 /// Parses each object in the list `name`; adds every error to `errors`.
 fn objects<'a, T>(
-    root: &Reader<'a>,
+    root: &ObjectReader<'a>,
     name: &'static str,
-    parse: impl Fn(&Reader<'a>) -> Result<T, ConfigError>,
+    parse: impl Fn(&ObjectReader<'a>) -> Result<T, ConfigError>,
     errors: &mut Vec<ConfigError>,
 ) -> Vec<T> {
     let parsed = root.parse_objects(name, |reader| parse(reader).map_err(|error| vec![error]));
@@ -216,7 +216,7 @@ fn objects<'a, T>(
 }
 
 /// Parses `distance`: nodes nearest first, by the node they are measured from.
-fn distances(root: &Reader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigError> {
+fn distances(root: &ObjectReader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigError> {
     let distance = root.object("distance")?;
     let entries = distance.entries().map(|(from, nearest)| {
         let Json::List(nearest) = nearest else {
@@ -243,7 +243,7 @@ fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
 
 /// Parses an instance's sidecar proxy (`connect.sidecar_service`). It inherits the instance's
 /// checks, and its tags and metadata unless it defines its own.
-fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
+fn sidecar(reader: &ObjectReader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
     let connect = reader.object("connect")?;
     if !connect.has("sidecar_service") {
         return Ok(None);
@@ -267,7 +267,7 @@ fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, C
     }))
 }
 
-fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigError> {
+fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, ConfigError> {
     let service = either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
     let weights = reader.object("weights")?;
     let weight = |name| weights.number(name, 0, u16::MAX.into()).map(|weight| weight.unwrap_or(1) as u16);
@@ -319,7 +319,7 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
     })
 }
 
-fn node(reader: &Reader<'_>, config: &Config) -> Result<Node, ConfigError> {
+fn node(reader: &ObjectReader<'_>, config: &Config) -> Result<Node, ConfigError> {
     let checks = reader.objects("checks")?;
     Ok(Node {
         name: needed(reader, "node")?,
@@ -333,7 +333,7 @@ fn node(reader: &Reader<'_>, config: &Config) -> Result<Node, ConfigError> {
     })
 }
 
-fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
+fn query(reader: &ObjectReader<'_>) -> Result<PreparedQuery, ConfigError> {
     let template = reader.object("template")?;
     let is_template = reader.has("template");
     Ok(PreparedQuery {
@@ -361,13 +361,13 @@ fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
 }
 
 /// Parses the failover of a query: `datacenters`, or `targets` that each name a `datacenter` or a `peer`.
-fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
+fn failover(reader: &ObjectReader<'_>) -> Result<Failover, ConfigError> {
     let datacenters = texts(reader, "datacenters")?;
     let targets = reader.objects("targets")?;
     if !datacenters.is_empty() && !targets.is_empty() {
         return Err(reader.error("targets", "cannot be combined with datacenters; list them as targets"));
     }
-    let target = |reader: &Reader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
+    let target = |reader: &ObjectReader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
         (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
         (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
         _ => Err(reader.error("peer", "set either datacenter or peer")),
@@ -377,7 +377,7 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     Ok(Failover { nearest: 0, targets: datacenters.chain(targets).collect() })
 }
 
-fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
+fn check(reader: &ObjectReader<'_>) -> Result<Check, ConfigError> {
     let states = [
         ("", CheckStatus::default()),
         ("passing", CheckStatus::Passing),
@@ -391,7 +391,7 @@ fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
 }
 
 /// Parses a port, a number or its digits; 0 if missing.
-fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
+fn port(reader: &ObjectReader<'_>, name: &'static str) -> Result<u16, ConfigError> {
     if let Ok(Some(text)) = reader.text(name)
         && let Ok(port) = text.parse()
     {
@@ -401,17 +401,20 @@ fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
 }
 
 /// Parses a mandatory text.
-fn needed(reader: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
+fn needed(reader: &ObjectReader<'_>, name: &'static str) -> Result<String, ConfigError> {
     text(reader, name)?.ok_or_else(|| reader.error(name, "is missing"))
 }
 
 /// Parses a text; `None` if missing or empty.
-fn text(reader: &Reader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
+fn text(reader: &ObjectReader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
     Ok(reader.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned))
 }
 
 /// Parses the first of these texts that is neither missing nor empty.
-fn either(reader: &Reader<'_>, [first, second]: [&'static str; 2]) -> Result<Option<String>, ConfigError> {
+fn either(
+    reader: &ObjectReader<'_>,
+    [first, second]: [&'static str; 2],
+) -> Result<Option<String>, ConfigError> {
     match text(reader, first)? {
         None => text(reader, second),
         found => Ok(found),
@@ -419,11 +422,11 @@ fn either(reader: &Reader<'_>, [first, second]: [&'static str; 2]) -> Result<Opt
 }
 
 /// Parses a list of texts; empty if missing.
-fn texts(reader: &Reader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
+fn texts(reader: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
     Ok(reader.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
 }
 
-fn strings(reader: &Reader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+fn strings(reader: &ObjectReader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
     let strings = reader.entries().map(|(key, value)| match value {
         Json::Text(text) => Ok((key.to_owned(), text.clone())),
         Json::Number(_) | Json::Bool(_) => Ok((key.to_owned(), value.to_string())),

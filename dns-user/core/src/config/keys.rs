@@ -8,12 +8,12 @@ use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use super::{
     ConfigError,
-    reader::{Json, Reader},
+    reader::{Json, ObjectReader},
 };
 
 /// One key of `config.json`.
 #[derive(Clone, Copy, Debug)]
-pub struct Key {
+pub struct ConfigKey {
     /// Path from the root: `port`, `xdp.mode`, `logging.tags[].name`.
     pub path: &'static str,
     /// Type, unit and limits, for the configuration reference.
@@ -45,7 +45,7 @@ const FOREIGN_OBJECTS: [&str; 1] = ["consul"];
 /// Declares keys: path, origin, form, default, example, starter value, description.
 macro_rules! keys {
     ($($path:literal $origin:ident $form:literal = $default:literal, $example:literal, $starter:literal: $about:literal;)*) => {
-        &[$(Key {
+        &[$(ConfigKey {
             path: $path, form: $form, default: $default, example: $example, about: $about,
             origin: Origin::$origin, starter: $starter,
         }),*]
@@ -53,7 +53,7 @@ macro_rules! keys {
 }
 
 /// All keys, grouped by object, in the order of `config --default`.
-pub const KEYS: &[Key] = keys! {
+pub const KEYS: &[ConfigKey] = keys! {
     "address" BoshDns "IP address" = "\"0.0.0.0\"", "\"169.254.0.2\"", "\"127.0.0.2\"":
         "Address to listen on; BOSH uses 169.254.0.2";
     "port" BoshDns "port, 1 to 65535; required" = "", "53", "53":
@@ -279,7 +279,7 @@ fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(Stri
                 if FOREIGN_OBJECTS.contains(&shape.as_str()) || KEYS.iter().any(|key| key.path == shape) {
                     continue;
                 }
-                let inner = |key: &Key| {
+                let inner = |key: &ConfigKey| {
                     key.path.strip_prefix(&shape).is_some_and(|rest| rest.starts_with(['.', '[']))
                 };
                 if KEYS.iter().any(inner) {
@@ -300,7 +300,7 @@ fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(Stri
 
 /// Returns the key most similar to `path` if at most a third of its letters differ.
 fn nearest(path: &str) -> Option<&'static str> {
-    let distance = |key: &&Key| edit_distance(path, key.path);
+    let distance = |key: &&ConfigKey| edit_distance(path, key.path);
     let best = KEYS.iter().min_by_key(distance)?;
     (distance(&best) <= best.path.len().div_ceil(4).min(4)).then_some(best.path)
 }
@@ -370,7 +370,7 @@ compat! {
 impl Compat {
     /// Reads `compat`. Its predecessor `recursor_errors: nxdomain` means [`Self::REFERENCE`];
     /// members of `compat` override it.
-    pub(super) fn read(root: &Reader<'_>) -> Result<Self, ConfigError> {
+    pub(super) fn read(root: &ObjectReader<'_>) -> Result<Self, ConfigError> {
         let choices = [("truthful", Self::default()), ("nxdomain", Self::REFERENCE)];
         let mut compat = root.choice("recursor_errors", &choices)?.unwrap_or_default();
         let object = root.object("compat")?;
@@ -434,7 +434,7 @@ pub struct DnstapMessages {
 }
 
 /// Reads `dnstap`; `None` if it is absent.
-pub(super) fn dnstap(root: &Reader<'_>) -> Result<Option<DnstapConfig>, ConfigError> {
+pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, ConfigError> {
     let object = root.object("dnstap")?;
     let text = |name| Ok::<_, ConfigError>(object.text(name)?.filter(|text| !text.is_empty()));
     let (socket, file, tcp) = (text("socket")?, text("file")?, text("tcp")?);
@@ -461,7 +461,7 @@ pub(super) fn dnstap(root: &Reader<'_>) -> Result<Option<DnstapConfig>, ConfigEr
 }
 
 /// Reads the types of messages; absent: all.
-fn messages(object: &Reader<'_>) -> Result<DnstapMessages, ConfigError> {
+fn messages(object: &ObjectReader<'_>) -> Result<DnstapMessages, ConfigError> {
     const NAMES: [&str; 4] = ["client_query", "client_response", "forwarder_query", "forwarder_response"];
     let listed = object.texts("messages")?;
     if let Some(name) = listed.iter().flatten().find(|name| !NAMES.contains(name)) {
@@ -476,7 +476,7 @@ fn messages(object: &Reader<'_>) -> Result<DnstapMessages, ConfigError> {
     Ok(DnstapMessages { client_query, client_response, forwarder_query, forwarder_response })
 }
 
-fn absolute(object: &Reader<'_>, name: &str, path: &str) -> Result<PathBuf, ConfigError> {
+fn absolute(object: &ObjectReader<'_>, name: &str, path: &str) -> Result<PathBuf, ConfigError> {
     let path = PathBuf::from(path);
     if path.is_absolute() { Ok(path) } else { Err(object.error(name, "is not an absolute path")) }
 }
@@ -488,7 +488,7 @@ mod compat_tests {
 
     fn read(text: &str) -> Compat {
         let json = Json::parse(text.as_bytes()).unwrap();
-        Compat::read(&Reader::document("config.json", &json).unwrap()).unwrap()
+        Compat::read(&ObjectReader::document("config.json", &json).unwrap()).unwrap()
     }
 
     #[test]

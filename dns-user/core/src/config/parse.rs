@@ -13,7 +13,7 @@ use super::{
     HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, ParsedFiles, RecursionConfig,
     RecursorSelection, SpecialNames, TlsFiles, XdpConfig,
     keys::{self, dnstap},
-    reader::{Json, Reader},
+    reader::{Json, ObjectReader},
     values::{self, with_port},
 };
 use crate::{
@@ -39,7 +39,7 @@ impl Config {
     /// Reads a parsed document; adds a warning for each unknown key.
     fn load(file: &str, json: &Json) -> Result<Loaded, ConfigError> {
         let mut warnings = Vec::new();
-        let config = Self::read(&Reader::document(file, json)?, &mut warnings)?;
+        let config = Self::read(&ObjectReader::document(file, json)?, &mut warnings)?;
         for (path, nearest) in keys::unknown(json) {
             let hint = nearest.map(|key| format!(" (did you mean {key}?)")).unwrap_or_default();
             warnings.push(format!("{path} is unknown and ignored{hint}"));
@@ -62,13 +62,13 @@ impl Config {
     #[cfg(test)]
     pub(super) fn keys_read(bytes: &[u8]) -> BTreeSet<String> {
         let json = Json::parse(bytes).unwrap();
-        let root = Reader::document("config.json", &json).unwrap();
+        let root = ObjectReader::document("config.json", &json).unwrap();
         Self::read(&root, &mut Vec::new()).unwrap();
         root.requested_leaves()
     }
 
     /// Reads every setting; adds doubtful ones to `warnings`.
-    fn read(root: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, ConfigError> {
+    fn read(root: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<Self, ConfigError> {
         if !root.has("address") {
             warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
         }
@@ -181,7 +181,7 @@ fn split_item(path: &str) -> Option<(&str, usize, &str)> {
 }
 
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
-fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
+fn listen(root: &ObjectReader<'_>) -> Result<SocketAddr, ConfigError> {
     let address = match root.text("address")? {
         None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         Some(_) => root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -192,7 +192,7 @@ fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
     Ok(SocketAddr::new(address, port))
 }
 
-fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
+fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
     let recursors = |name| {
         let texts = root.texts(name)?.unwrap_or_default();
         let with_ports = texts
@@ -221,7 +221,7 @@ fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
 }
 
 /// Reads `upcheck_domains`, with or without the final dot.
-fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
+fn upcheck_domains(root: &ObjectReader<'_>) -> Result<Vec<Name>, ConfigError> {
     let mut names = Vec::new();
     for text in root.texts("upcheck_domains")?.unwrap_or_default() {
         let name = Name::from_text(text).map_err(|reason| {
@@ -236,7 +236,7 @@ fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
 
 /// Reads `internal_upcheck_domain`. It is only queried if there are other up-checks (observed). A
 /// name without the final dot never resolves in bosh-dns, so it is an error here.
-fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
+fn internal_upcheck(root: &ObjectReader<'_>) -> Result<Option<Name>, ConfigError> {
     let object = root.object("internal_upcheck_domain")?;
     let text = object.text("dns_query")?.unwrap_or_default();
     let upchecks = root.texts("upcheck_domains")?.unwrap_or_default();
@@ -254,7 +254,7 @@ fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
 }
 
 /// Reads `log_level` and `logging`, the settings of the log.
-pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
+pub fn logging(root: &ObjectReader<'_>) -> Result<LoggingConfig, ConfigError> {
     let object = root.object("logging")?;
     let mut tags = Vec::new();
     for tag in object.objects("tags")? {
@@ -271,7 +271,7 @@ pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
 }
 
 /// Reads a log level in any letter case.
-fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
+fn log_level(reader: &ObjectReader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     let Some(text) = reader.text("log_level")? else { return Ok(None) };
     match LogLevel::named(text) {
         None => Err(reader
@@ -283,7 +283,7 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
 /// Default path of the control socket.
 pub const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 
-fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
+fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let name =
         |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
     let (user, group) = (name("user")?, name("group")?);
@@ -298,7 +298,7 @@ fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
 /// Reads `api`. If a part is missing, the API stays off and DNS works; the warning is omitted if
 /// the API is `unwanted`.
 fn api(
-    object: &Reader<'_>,
+    object: &ObjectReader<'_>,
     unwanted: bool,
     warnings: &mut Vec<String>,
 ) -> Result<Option<ApiConfig>, ConfigError> {
@@ -320,7 +320,7 @@ fn api(
 }
 
 /// Reads `health`. If enabled, the port and all three files are required.
-fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
+fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let port = if enabled { object.port("port")? } else { object.port("port").unwrap_or(None) };
     let tls = tls_files(object)?;
@@ -348,7 +348,7 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
 pub struct NoFile(pub &'static str);
 
 /// Reads the paths of a certificate's three files, or returns the missing one.
-pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, NoFile>, ConfigError> {
+pub fn tls_files(object: &ObjectReader<'_>) -> Result<Result<TlsFiles, NoFile>, ConfigError> {
     let certificate = path(object, "certificate_file")?;
     let private_key = path(object, "private_key_file")?;
     let ca = path(object, "ca_file")?;
@@ -360,7 +360,7 @@ pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, NoFile>, Config
     })
 }
 
-fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
+fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
     if !enabled {
@@ -377,7 +377,7 @@ fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
     Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port), top_names })
 }
 
-fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
+fn cache(object: &ObjectReader<'_>) -> Result<CacheConfig, ConfigError> {
     Ok(CacheConfig {
         enabled: object.boolean("enabled")?.unwrap_or(false),
         max_entries: object.number("max_entries", 1, 100_000_000)?.unwrap_or(10_000),
@@ -386,7 +386,7 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
     })
 }
 
-fn cookies(object: &Reader<'_>) -> Result<CookiesConfig, ConfigError> {
+fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
     let secret = |text: &str| {
         let digits = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
         let bytes: Vec<u8> = (0..text.len()).step_by(2).map_while(digits).collect();
@@ -403,7 +403,7 @@ fn cookies(object: &Reader<'_>) -> Result<CookiesConfig, ConfigError> {
 }
 
 /// Reads `xdp`, the settings of the fast path.
-fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
+fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
     if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
         return Err(object
@@ -449,7 +449,7 @@ fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, Con
 
 /// Reads `xdp.mode`. The word of a mode that earlier versions had stands for tc, which serves the
 /// same interfaces.
-fn hook_mode(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<HookMode, ConfigError> {
+fn hook_mode(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<HookMode, ConfigError> {
     const REMOVED: &str = "generic";
     if object.text("mode")? == Some(REMOVED) {
         warnings.push(
@@ -462,12 +462,12 @@ fn hook_mode(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<HookMode
 }
 
 /// Reads a path; an empty string counts as absent.
-fn path(object: &Reader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+fn path(object: &ObjectReader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
     Ok(object.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
 /// Reads and validates a file pattern.
-fn pattern(object: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
+fn pattern(object: &ObjectReader<'_>, name: &'static str) -> Result<String, ConfigError> {
     let text = object.text(name)?.unwrap_or_default();
     values::check_pattern(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
     Ok(text.to_owned())
@@ -513,7 +513,7 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Vec<ConfigErr
     };
     // Read through the parent, so that errors name `addresses[3].port`.
     let document = Json::Object(vec![("addresses".to_owned(), list)]);
-    let document = Reader::document(file, &document).map_err(|error| vec![error])?;
+    let document = ObjectReader::document(file, &document).map_err(|error| vec![error])?;
     document.parse_objects("addresses", |entry| {
         let missing = |name| entry.error(name, "is missing");
         let address = entry.address("address").and_then(|found| found.ok_or_else(|| missing("address")));

@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::{ConfigError, values::parse_duration};
 
 /// An object of the configuration with its path.
-pub struct Reader<'a> {
+pub struct ObjectReader<'a> {
     /// Path of the file, for messages.
     file: &'a str,
     /// Path of the object inside the file: empty for the root, or such as `health`.
@@ -19,7 +19,7 @@ pub struct Reader<'a> {
     requested: Rc<RefCell<BTreeSet<String>>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ObjectReader<'a> {
     /// Wraps a document, which must be an object.
     pub fn document(file: &'a str, json: &'a Json) -> Result<Self, ConfigError> {
         let Json::Object(members) = json else {
@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the object `name`; empty if absent or null.
-    pub fn object(&self, name: &'static str) -> Result<Reader<'a>, ConfigError> {
+    pub fn object(&self, name: &'static str) -> Result<Self, ConfigError> {
         let mut members = Vec::new();
         for value in self.all(name) {
             match value {
@@ -41,11 +41,11 @@ impl<'a> Reader<'a> {
                 other => return Err(self.wrong(name, other, "an object")),
             }
         }
-        Ok(Reader { file: self.file, path: self.path_of(name), members, requested: self.requested.clone() })
+        Ok(Self { file: self.file, path: self.path_of(name), members, requested: self.requested.clone() })
     }
 
     /// Returns the objects in the list `name`; empty if absent or null.
-    pub fn objects(&self, name: &'static str) -> Result<Vec<Reader<'a>>, ConfigError> {
+    pub fn objects(&self, name: &'static str) -> Result<Vec<Self>, ConfigError> {
         let mut readers = Vec::new();
         for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
             readers.push(self.item(name, index, item)?);
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
     pub fn parse_objects<T>(
         &self,
         name: &'static str,
-        parse: impl Fn(&Reader<'a>) -> Result<T, Vec<ConfigError>>,
+        parse: impl Fn(&Self) -> Result<T, Vec<ConfigError>>,
     ) -> Result<Vec<T>, Vec<ConfigError>> {
         let (mut parsed, mut errors) = (Vec::new(), Vec::new());
         let list = self.list(name).map_err(|error| vec![error])?.unwrap_or_default();
@@ -181,9 +181,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the object `value` of [`Self::entries`].
-    pub fn entry(&self, name: &str, value: &'a Json) -> Result<Reader<'a>, ConfigError> {
+    pub fn entry(&self, name: &str, value: &'a Json) -> Result<Self, ConfigError> {
         let Json::Object(members) = value else { return Err(self.wrong(name, value, "an object")) };
-        Ok(Reader {
+        Ok(Self {
             file: self.file,
             path: self.path_of(name),
             members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the object at `index` of the list `name`.
-    fn item(&self, name: &str, index: usize, item: &'a Json) -> Result<Reader<'a>, ConfigError> {
+    fn item(&self, name: &str, index: usize, item: &'a Json) -> Result<Self, ConfigError> {
         self.entry(&format!("{name}[{index}]"), item)
     }
 

@@ -30,7 +30,7 @@ use super::{HEALTH_NAME, Report};
 use dns_core::config::{
     ConfigError, LoggingConfig, TlsFiles,
     parse::{NoFile, logging, tls_files},
-    reader::{Json, Reader},
+    reader::{Json, ObjectReader},
 };
 use dns_kit::{
     files::{FileStamp, bounded},
@@ -275,7 +275,7 @@ impl HealthServerConfig {
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
         let json = Json::parse(bytes)
             .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
-        let root = Reader::document(file, &json)?;
+        let root = ObjectReader::document(file, &json)?;
         let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let port =
             root.port("port")?.ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;

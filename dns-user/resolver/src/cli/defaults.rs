@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use dns_core::config::keys::{KEYS, Key};
+use dns_core::config::keys::{ConfigKey, KEYS};
 use dns_kit::command_line::print_or_fail;
 use serde_json::json;
 
@@ -26,7 +26,7 @@ impl PrintConfig {
 fn text() -> String {
     let mut lines = Vec::new();
     let mut object: Option<&str> = None;
-    for Key { path, about, starter, .. } in KEYS.iter().filter(|key| !key.starter.is_empty()) {
+    for ConfigKey { path, about, starter, .. } in KEYS.iter().filter(|key| !key.starter.is_empty()) {
         let (place, key) = path.rsplit_once('.').map_or((None, *path), |(place, key)| (Some(place), key));
         if place != object {
             if object.is_some() {
@@ -53,14 +53,14 @@ fn text() -> String {
 }
 
 /// Returns all keys, Consul's too, by the object that contains them; its name is empty for the top level.
-pub(super) fn sections() -> Vec<(String, Vec<&'static Key>)> {
+pub(super) fn sections() -> Vec<(String, Vec<&'static ConfigKey>)> {
     let object = |path: &str| match path.strip_prefix("consul.") {
         Some(path) => {
             path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
         }
         None => path.split_once('.').map_or("", |(object, _)| object).to_owned(),
     };
-    let mut sections: Vec<(String, Vec<&Key>)> = Vec::new();
+    let mut sections: Vec<(String, Vec<&ConfigKey>)> = Vec::new();
     // Keys of the same object are adjacent.
     for key in KEYS.iter().chain(dns_consul::config::KEYS) {
         let name = object(key.path);

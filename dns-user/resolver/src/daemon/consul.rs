@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{debug, error, warn};
 
-use super::followed_file::{Followed, Reading, Source, error_lines};
+use super::followed_file::{FileSource, Followed, Reading, error_lines};
 use crate::{
     consul::{Catalogs, NewZone},
     ops::service_status::{Kind, ServiceStatus},
@@ -23,7 +23,7 @@ impl ConsulFiles {
     /// Creates the source and reads it for the first time. Invalid files are reported and not
     /// served.
     pub(super) fn start(config: Config, service_status: &ServiceStatus) -> (Self, NewZone) {
-        let followed = Followed::new(Source::Patterns(config.files.clone()));
+        let followed = Followed::new(FileSource::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
         // A forced read returns the contents even if they have not changed.
         let (valid, wrong) =
@@ -39,7 +39,7 @@ impl ConsulFiles {
     /// afterwards.
     pub(super) fn reconfigure(&mut self, config: Config) -> NewZone {
         if self.catalogs.config().files != config.files {
-            self.followed = Followed::new(Source::Patterns(config.files.clone()));
+            self.followed = Followed::new(FileSource::Patterns(config.files.clone()));
         }
         self.catalogs.set_config(config);
         self.catalogs.zone()

@@ -1,6 +1,6 @@
 //! The files followed at runtime: their existence, changes and contents.
 //!
-//! Each source queries the file system on a dedicated thread ([`Reader`]) with a deadline of
+//! Each source queries the file system on a dedicated thread ([`FileReader`]) with a deadline of
 //! [`TIMEOUT`], so that a hung mount blocks neither the main loop nor other sources. Only the
 //! first read of a source, at start or after a configuration change, may take [`FIRST_TIMEOUT`].
 
@@ -54,7 +54,7 @@ pub(super) enum Reading {
 
 /// Location of one kind of data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum FileSource {
     /// A single file, which may be missing.
     File(PathBuf),
     /// All files matching a pattern; an empty pattern matches none.
@@ -67,10 +67,10 @@ pub(super) enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sources {
     /// An empty pattern if none is configured.
-    pub(super) records: Source,
-    pub(super) aliases: Source,
-    pub(super) handlers: Source,
-    pub(super) addresses: Source,
+    pub(super) records: FileSource,
+    pub(super) aliases: FileSource,
+    pub(super) handlers: FileSource,
+    pub(super) addresses: FileSource,
     pub(super) rules: NameRules,
     /// Whether an invalid alias file ends the start (`compat.require_alias_files`).
     pub(super) require_alias_files: bool,
@@ -80,12 +80,12 @@ impl Sources {
     pub(super) fn of(config: &Config) -> Self {
         Self {
             records: match &config.records_file {
-                Some(path) => Source::File(path.clone()),
-                None => Source::Pattern(String::new()),
+                Some(path) => FileSource::File(path.clone()),
+                None => FileSource::Pattern(String::new()),
             },
-            aliases: Source::Pattern(config.alias_files_glob.clone()),
-            handlers: Source::Pattern(config.handlers_files_glob.clone()),
-            addresses: Source::Pattern(config.addresses_files_glob.clone()),
+            aliases: FileSource::Pattern(config.alias_files_glob.clone()),
+            handlers: FileSource::Pattern(config.handlers_files_glob.clone()),
+            addresses: FileSource::Pattern(config.addresses_files_glob.clone()),
             rules: NameRules {
                 formerr_for_malformed: config.compat.formerr_for_malformed_names,
                 nxdomain_for_empty_non_terminals: config.compat.nxdomain_for_empty_non_terminals,
@@ -95,7 +95,7 @@ impl Sources {
     }
 }
 
-impl Source {
+impl FileSource {
     /// Returns the current files in bosh-dns's order, each with a stamp of its version, and the skipped matches
     /// that are not regular files, such as FIFOs and directories.
     fn walk(&self) -> (Stamps, Vec<PathBuf>) {
@@ -235,8 +235,8 @@ pub(super) fn error_lines(what: &str, errors: &[ConfigError], consequence: &str)
 
 /// A source followed for changes.
 pub(super) struct Followed {
-    source: Source,
-    reader: Reader,
+    source: FileSource,
+    reader: FileReader,
     /// Versions at the last read.
     stamps: Stamps,
     /// Whether `stamps` are reliable.
@@ -250,9 +250,9 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    pub(super) fn new(source: Source) -> Self {
+    pub(super) fn new(source: FileSource) -> Self {
         Self {
-            reader: Reader::new(source.clone()),
+            reader: FileReader::new(source.clone()),
             source,
             stamps: Stamps::default(),
             settled: false,
@@ -370,7 +370,7 @@ struct ReadResult {
 }
 
 /// Handle to a source's thread, which ends when the handle is dropped or its blocking call returns.
-struct Reader {
+struct FileReader {
     /// Requests, each with the known stamps if they are reliable.
     requests: Sender<Option<Stamps>>,
     results: Receiver<ReadResult>,
@@ -380,8 +380,8 @@ struct Reader {
     requested_at: Option<Instant>,
 }
 
-impl Reader {
-    fn new(source: Source) -> Self {
+impl FileReader {
+    fn new(source: FileSource) -> Self {
         Self::reading(move |known| read(&source, known))
     }
 
@@ -428,7 +428,7 @@ impl Reader {
     }
 }
 
-fn read(source: &Source, known: Option<&Stamps>) -> ReadResult {
+fn read(source: &FileSource, known: Option<&Stamps>) -> ReadResult {
     let (stamps, special) = source.walk();
     let is_known = known == Some(&stamps);
     ReadResult { folders: source.folders(), special, contents: (!is_known).then(|| stamps.read()) }
@@ -455,8 +455,8 @@ mod tests {
     fn renames_rewrites_and_new_files_change_the_stamps() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
-        let file = Source::File(path.clone());
-        let pattern = Source::Pattern(format!("{}/*.json", folder.path().display()));
+        let file = FileSource::File(path.clone());
+        let pattern = FileSource::Pattern(format!("{}/*.json", folder.path().display()));
         let missing = (file.walk().0, pattern.walk().0);
         fs::write(&path, "one").unwrap();
         let first = (file.walk().0, pattern.walk().0);
@@ -478,7 +478,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         nix::unistd::mkfifo(&folder.path().join("a.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut followed = Followed::new(Source::Pattern(format!("{}/*.json", folder.path().display())));
+        let mut followed = Followed::new(FileSource::Pattern(format!("{}/*.json", folder.path().display())));
         let contents = followed.changed(Reading::Always).unwrap();
         assert_eq!(contents.paths(), [folder.path().join("b.json")]);
         assert_eq!(followed.special, [folder.path().join("a.json")]);
@@ -489,7 +489,7 @@ mod tests {
     fn unchanged_contents_are_not_repeated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
-        let mut followed = Followed::new(Source::File(path.clone()));
+        let mut followed = Followed::new(FileSource::File(path.clone()));
         assert!(followed.changed(Reading::IfChanged).unwrap().files[0].1.is_err());
         assert!(followed.changed(Reading::IfChanged).is_none());
         fs::write(&path, "{}").unwrap();
@@ -507,7 +507,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
-        let mut followed = Followed::new(Source::File(path.clone()));
+        let mut followed = Followed::new(FileSource::File(path.clone()));
         followed.look_ahead(Reading::Always);
         followed.look_ahead(Reading::Always);
         assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"{}");
@@ -518,11 +518,11 @@ mod tests {
     #[test]
     fn first_read_has_longer_limit() {
         let folder = tempfile::tempdir().unwrap();
-        let source = Source::File(folder.path().join("records.json"));
+        let source = FileSource::File(folder.path().join("records.json"));
         fs::write(folder.path().join("records.json"), "{}").unwrap();
         // Slower than the time limit that applies after the first read.
         let slow = source.clone();
-        let reader = Reader::reading(move |known| {
+        let reader = FileReader::reading(move |known| {
             thread::sleep(TIMEOUT * 3 / 2);
             read(&slow, known)
         });
@@ -539,7 +539,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "half").unwrap();
-        let mut followed = Followed::new(Source::File(path.clone()));
+        let mut followed = Followed::new(FileSource::File(path.clone()));
         // The writer continues while the first half is being parsed.
         let parse = |files: &[(&str, &[u8])]| {
             let (name, bytes) = files[0];
@@ -559,7 +559,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
-        let source = Source::File(path.clone());
+        let source = FileSource::File(path.clone());
         assert!(!source.walk().0.read().settled);
         thread::sleep(SETTLED * 2);
         let contents = source.walk().0.read();

@@ -180,7 +180,7 @@ fn verdict(checks: impl Iterator<Item = Check>) -> Response {
 pub fn register_server(registry: &Registry, logs: Logs, readiness: Readiness) -> prometheus::Result<()> {
     families::UPTIME_SECONDS.scrape(registry, move || {
         let status = &readiness.service_status;
-        let service_status::State { records_version, instances, aliases, .. } = status.state();
+        let service_status::ServiceReport { records_version, instances, aliases, .. } = status.state();
         let records_age = status.records_age().unwrap_or_default();
         let kinds = status.reloads();
         let reloads = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.count));

@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::service_status::{FastPathOff, FileState, Kind, ServiceStatus, State};
+use super::service_status::{FastPathOff, FileState, Kind, ServiceReport, ServiceStatus};
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
@@ -104,7 +104,7 @@ impl Readiness {
     /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
         let Self { service_status, fast_path, health, consul, upstreams, certificates } = self;
-        let State {
+        let ServiceReport {
             listen,
             fast_path_off,
             records_version: _,

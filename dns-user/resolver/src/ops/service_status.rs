@@ -37,7 +37,7 @@ struct Shared {
 /// The part of a [`ServiceStatus`] that changes.
 #[derive(Default)]
 struct Changing {
-    state: State,
+    state: ServiceReport,
     /// History of each kind of file, by label.
     reloads: BTreeMap<&'static str, Reloads>,
     /// Time at which the records in use were read.
@@ -46,7 +46,7 @@ struct Changing {
 
 /// The state of files and sockets.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct State {
+pub struct ServiceReport {
     /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<SocketAddr>,
     /// Reason why the fast path is off; `None` if it is on.
@@ -129,7 +129,7 @@ impl ServiceStatus {
     }
 
     /// Returns a copy of the current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ServiceReport {
         self.lock().state.clone()
     }
 
@@ -174,7 +174,7 @@ impl ServiceStatus {
         reloaded
     }
 
-    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut ServiceReport)) {
         change(&mut self.lock().state);
     }
 

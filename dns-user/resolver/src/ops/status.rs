@@ -20,7 +20,7 @@ use dns_upstream::{
 
 /// A snapshot of the server's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
+pub struct ServerStatus {
     /// Version of the server binary.
     pub server_version: String,
     /// Commit the server was built from.

@@ -1,4 +1,4 @@
-//! The server state: the [`State`] from which queries are answered, and its replacement.
+//! The server state: the [`AnswerState`] from which queries are answered, and its replacement.
 //!
 //! A query loads the state once and is answered from it, even if another one is installed in the
 //! meantime. Only [`ServerState`] replaces the state; it notifies the fast path and the health
@@ -35,7 +35,7 @@ use dns_upstream::{Answer, reverse_reply};
 
 /// The data from which queries are answered at one moment; never changed, only replaced.
 #[derive(Clone)]
-pub struct State {
+pub struct AnswerState {
     /// Names of the fleet.
     pub snapshot: Arc<Snapshot>,
     /// Answerers of all other names.
@@ -44,7 +44,7 @@ pub struct State {
     domains: Arc<HashSet<Name>>,
 }
 
-impl State {
+impl AnswerState {
     /// Returns whether `domain` (wire format) is or was one of the records.
     fn had_domain(&self, domain: &[u8]) -> bool {
         self.domains.contains(domain)
@@ -64,7 +64,7 @@ impl State {
 
 /// The current state, and the components that follow it.
 pub struct ServerState {
-    state: ArcSwap<State>,
+    state: ArcSwap<AnswerState>,
     /// Health of instances for answers.
     pub(crate) health: Arc<dyn Health + Send + Sync>,
     pub(crate) fast_path: FastPathHandle,
@@ -96,7 +96,7 @@ impl ServerState {
         tracker: Option<Arc<Tracker>>,
         consul: Option<Arc<ConsulNames>>,
     ) -> Self {
-        let state = State {
+        let state = AnswerState {
             domains: Arc::new(snapshot.domains().cloned().collect()),
             snapshot: Arc::new(snapshot),
             routes: Arc::new(Routes::default()),
@@ -114,12 +114,12 @@ impl ServerState {
 
     /// Returns the current state. Each query calls this once.
     #[inline]
-    pub fn state(&self) -> arc_swap::Guard<Arc<State>> {
+    pub fn state(&self) -> arc_swap::Guard<Arc<AnswerState>> {
         self.state.load()
     }
 
     /// Returns the current state, for longer use.
-    pub fn state_full(&self) -> Arc<State> {
+    pub fn state_full(&self) -> Arc<AnswerState> {
         self.state.load_full()
     }
 
@@ -174,7 +174,7 @@ impl ServerState {
 
     /// Resolves a local name of `state` for a client's query, tracks the name and publishes it.
     /// Never waits.
-    pub fn look_up(&self, state: &State, name: &Name, client: Option<IpAddr>) -> LookedUp {
+    pub fn look_up(&self, state: &AnswerState, name: &Name, client: Option<IpAddr>) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
             return LookedUp::NeedsFirstCheck;
@@ -186,7 +186,12 @@ impl ServerState {
 
     /// Like [`Self::look_up`], but waits for first checks of instances that have not been checked
     /// yet (`y1`).
-    pub async fn look_up_checked(&self, state: &State, name: &Name, client: Option<IpAddr>) -> Resolution {
+    pub async fn look_up_checked(
+        &self,
+        state: &AnswerState,
+        name: &Name,
+        client: Option<IpAddr>,
+    ) -> Resolution {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         self.track(name, &resolution);
         let resolution = match &self.tracker {
@@ -230,7 +235,7 @@ impl ServerState {
     }
 
     /// Keeps the instances of a name of the fleet checked, as a query for the name does.
-    pub(crate) fn keep_checked(&self, state: &State, name: &Name) {
+    pub(crate) fn keep_checked(&self, state: &AnswerState, name: &Name) {
         if state.is_local(name) {
             self.track(name, &resolve_local(&state.snapshot, &*self.health, name));
         }
@@ -291,7 +296,7 @@ pub(crate) struct Dependence {
 
 //----------- Route ----------------------------------------------------------
 
-impl State {
+impl AnswerState {
     /// Returns whether `name` is routed to the fleet, for every type that interfaces answer.
     /// Userspace routes all other types.
     pub(crate) fn is_local(&self, name: &Name) -> bool {
@@ -304,7 +309,7 @@ impl State {
     }
 }
 
-impl State {
+impl AnswerState {
     /// Returns whether a name that others deny exists, because names below it are answered here: of
     /// the fleet, up-checks, Consul's names or a handler's (RFC 8020).
     pub(crate) fn is_above_ours(&self, name: &Name) -> bool {
@@ -336,7 +341,7 @@ pub(crate) enum Route {
 impl Route {
     /// Returns the answerer of `name`: the longest domain that is a suffix of the name wins. Of
     /// equal domains, up-check names come first, then local names, Consul's names and handlers.
-    pub(crate) fn of(state: &State, name: &Name, qtype: u16) -> Self {
+    pub(crate) fn of(state: &AnswerState, name: &Name, qtype: u16) -> Self {
         if qtype == TYPE_DS {
             return Self::of_parent(state, name);
         }
@@ -348,7 +353,7 @@ impl Route {
 
     /// Returns the answerer for type DS, which belongs to the parent: the root if it has an
     /// answerer, else the shortest domain that is a suffix of the name (observed).
-    fn of_parent(state: &State, name: &Name) -> Self {
+    fn of_parent(state: &AnswerState, name: &Name) -> Self {
         if !matches!(Self::root(state), Self::Refused) {
             return Self::root(state);
         }
@@ -363,7 +368,7 @@ impl Route {
         suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
     }
 
-    fn exactly(state: &State, domain: &[u8], is_local: bool) -> Option<Self> {
+    fn exactly(state: &AnswerState, domain: &[u8], is_local: bool) -> Option<Self> {
         let routes = &state.routes;
         if routes.upchecks.contains(domain) {
             return Some(Self::Upcheck);
@@ -386,7 +391,7 @@ impl Route {
     }
 
     /// Returns the default route: recursors override a handler for the root.
-    fn root(state: &State) -> Self {
+    fn root(state: &AnswerState) -> Self {
         match (&state.routes.recursors, state.routes.handlers.get(ROOT)) {
             (Some(recursors), _) => Self::Recursors(recursors.clone()),
             (None, Some(handler)) => Self::Handler(handler.clone()),
@@ -456,7 +461,7 @@ impl Answer for Refused {
 /// Names that interfaces may answer: names routed to the fleet, and names routed to Consul that have only
 /// addresses there. A handler below a domain of the records keeps its names.
 struct PublishedNames {
-    state: Arc<State>,
+    state: Arc<AnswerState>,
     /// Consul's names at the same moment; `None` without Consul.
     consul: Option<Published>,
 }
@@ -646,7 +651,7 @@ mod tests {
             let zone = consul(random);
             let newer = if random.bool() { zone.clone() } else { consul(random) };
             let source = |snapshot: &Arc<Snapshot>, consul| PublishedNames {
-                state: Arc::new(State {
+                state: Arc::new(AnswerState {
                     snapshot: snapshot.clone(),
                     routes: routes.clone(),
                     domains: domains.clone(),

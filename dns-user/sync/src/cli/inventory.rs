@@ -19,7 +19,7 @@ use crate::{
         file::{Addresses, RawInstance},
     },
 };
-use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status, canonical};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus, canonical};
 use dns_kit::http_client::{HttpClient, Limits};
 
 #[derive(Debug, Subcommand)]
@@ -256,10 +256,10 @@ impl Address {
         let mut criteria = Criteria {
             zones: zones?,
             status: match status {
-                Health::Default => Status::Smart,
-                Health::Unhealthy => Status::Unhealthy,
-                Health::Healthy => Status::Healthy,
-                Health::All => Status::All,
+                Health::Default => LinkStatus::Smart,
+                Health::Unhealthy => LinkStatus::Unhealthy,
+                Health::Healthy => LinkStatus::Healthy,
+                Health::All => LinkStatus::All,
             },
             synchronous: initial_health_check.map(|first| first == First::Synchronous),
             ..Criteria::default()

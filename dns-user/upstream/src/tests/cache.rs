@@ -9,7 +9,7 @@ use super::{scripted::*, *};
 use crate::{
     Answer as _,
     cache::Cache,
-    cached::{CachedSource, Source},
+    cached::{CachedSource, UncachedSource},
     contents::{Listing, Selection},
     store::Totals,
 };
@@ -26,7 +26,7 @@ const CONFIG: CacheConfig =
 /// Returns a source with one recursor and a cache.
 fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
     let cache = Arc::new(Cache::new(config, form(compat), compat));
-    let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
+    let source = UncachedSource::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
     (CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat), cache)
 }
 
@@ -154,7 +154,7 @@ async fn failures_are_cached_briefly() {
             Scripted::start(move |query| failure.map(|rcode| refuse(query, rcode)).into_iter().collect())
                 .await;
         let uncached = |compat| {
-            let source = Source::Dns(Arc::new(forwarder(&[failing.name()], 0, compat)));
+            let source = UncachedSource::Dns(Arc::new(forwarder(&[failing.name()], 0, compat)));
             CachedSource::new(source, None, form(compat), compat)
         };
         let modern = uncached(Compat::default());
@@ -183,7 +183,7 @@ async fn flooding_client_leaves_room() {
     let options = RecursorOptions { timeout: Duration::from_secs(600), ..options(0, compat) };
     let selection = RecursorSelection::Serial;
     let forwarder = Forwarder::new(&[silent.name()], options, selection, compat, &Arc::default());
-    let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), None, form(compat), compat);
+    let source = CachedSource::new(UncachedSource::Dns(Arc::new(forwarder)), None, form(compat), compat);
     let flood: Vec<_> = (0..6000u32)
         .map(|number| {
             let source = source.clone();
@@ -262,7 +262,8 @@ async fn forwarded_client_subnet_bypasses_cache() {
         &Arc::default(),
     );
     let cache = Arc::new(Cache::new(&CONFIG, form, Compat::default()));
-    let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache), form, Compat::default());
+    let source =
+        CachedSource::new(UncachedSource::Dns(Arc::new(forwarder)), Some(cache), form, Compat::default());
     let mut personal = with_opt(query(NAME, 1), false);
     let end = personal.len();
     personal[end - 1] = 8;
@@ -386,7 +387,7 @@ async fn clients_share_upstream_query() {
     let options = RecursorOptions { timeout: Duration::from_secs(20), ..options(0, compat) };
     let forwarder =
         Arc::new(Forwarder::new(&names, options, RecursorSelection::Serial, compat, &Arc::default()));
-    let source = CachedSource::new(Source::Dns(forwarder), Some(cache), form(compat), compat);
+    let source = CachedSource::new(UncachedSource::Dns(forwarder), Some(cache), form(compat), compat);
     let clients: Vec<_> = (0..200u16)
         .map(|id| {
             let source = source.clone();
@@ -525,8 +526,12 @@ async fn flush_outruns_queries_in_flight() {
     let compat = Compat::default();
     let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
     let forwarder = forwarder(&[name], 0, compat);
-    let source =
-        CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache.clone()), form(compat), compat);
+    let source = CachedSource::new(
+        UncachedSource::Dns(Arc::new(forwarder)),
+        Some(cache.clone()),
+        form(compat),
+        compat,
+    );
     let ask_later = || {
         let source = source.clone();
         tokio::spawn(async move { ask(&source, &query(NAME, 1)).await })
@@ -661,7 +666,7 @@ async fn failures_carry_their_reason() {
     let plain = ask(&to_silent, &query(NAME, 28)).await;
     assert_eq!(message::MessageIndex::of(&plain).unwrap().opt, None);
 
-    let denied = Source::Deny(crate::Denial::Nxdomain);
+    let denied = UncachedSource::Deny(crate::Denial::Nxdomain);
     let denied = CachedSource::new(denied, None, form(Compat::default()), Compat::default());
     let mut reply = Vec::new();
     assert!(denied.answer_at_once(&parsed(&asked), &mut reply));

@@ -14,7 +14,7 @@ use tokio::{
 use super::*;
 use crate::{
     Answer as _,
-    cached::{CachedSource, Source},
+    cached::{CachedSource, UncachedSource},
     http::{HttpSource, client},
     tcp::Trust,
 };
@@ -76,7 +76,7 @@ fn source(url: &str) -> CachedSource {
         Duration::from_millis(600),
     );
     let compat = Compat { forget_failures: true, ..Compat::default() };
-    CachedSource::new(Source::Http(Arc::new(source)), None, form(compat), compat)
+    CachedSource::new(UncachedSource::Http(Arc::new(source)), None, form(compat), compat)
 }
 
 /// Queries `a b.eXample. AAAA`.

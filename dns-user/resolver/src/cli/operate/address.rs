@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Problem, print};
 use dns_core::{
-    link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status},
+    link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus},
     name::Name,
 };
 
@@ -77,7 +77,7 @@ pub(super) enum HealthFilter {
     All,
 }
 
-impl From<HealthFilter> for Status {
+impl From<HealthFilter> for LinkStatus {
     fn from(filter: HealthFilter) -> Self {
         match filter {
             HealthFilter::Smart => Self::Smart,

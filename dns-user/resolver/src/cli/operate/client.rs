@@ -23,7 +23,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::Problem;
-use crate::{cli::complain, ops::status::Status};
+use crate::{cli::complain, ops::status::ServerStatus};
 use dns_core::config::{CONTROL_SOCKET, Config, ConfigError, Loaded, TlsFiles};
 use dns_kit::{http_client, tls::RotatingTls};
 
@@ -85,7 +85,7 @@ impl Client {
     /// Fails if the server was started with another configuration than `config`: several servers may share
     /// the default socket's path, or an old file may name the socket of another server.
     async fn require_config(&self, config: &Path) -> Result<(), Problem> {
-        let Status { config: Some(served), .. } = self.get("/status").await?.good()?.json()? else {
+        let ServerStatus { config: Some(served), .. } = self.get("/status").await?.good()?.json()? else {
             // An older server.
             return Ok(());
         };
@@ -263,7 +263,7 @@ impl Lines {
 }
 
 /// Requests the status of the server that a configuration leads to, whichever configuration it runs with.
-pub(super) async fn status_of(config: &Path) -> Result<Status, Problem> {
+pub(super) async fn status_of(config: &Path) -> Result<ServerStatus, Problem> {
     let connection = Connection::with_config(config);
     Client::find(&connection)?.get("/status").await?.good()?.json()
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::ops::{
     status::{
         Budget, CertificateStatus, FastPathView, InterfaceView, OverloadStatus, RecordsStatus, RepliesStatus,
-        Status as Answer,
+        ServerStatus,
     },
     tap::seconds_since_1970,
 };
@@ -22,7 +22,7 @@ use dns_kit::logs::time_of;
 use dns_upstream::RecursorStatus;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Status {
+pub(in crate::cli) struct StatusCommand {
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
@@ -30,12 +30,12 @@ pub(in crate::cli) struct Status {
     json: bool,
 }
 
-impl Status {
+impl StatusCommand {
     /// Prints the status; a server that is not ready is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = get(&connection, "/status")?;
-        let status: Answer = answer.json()?;
+        let status: ServerStatus = answer.json()?;
         if json {
             print_json(&(answer.text() + "\n"))?;
         } else {
@@ -59,7 +59,7 @@ fn colour_of(line: &str) -> Option<Colour> {
 }
 
 /// Formats the status as text. Writing to a string cannot fail.
-fn text(status: &Answer) -> String {
+fn text(status: &ServerStatus) -> String {
     let mut out = String::new();
     let up = duration(status.uptime_seconds);
     let _ = writeln!(
@@ -318,7 +318,7 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
 }
 
 /// Adds the section of reloads and failures. Failures followed by a successful reload are omitted.
-fn reloads_text(out: &mut String, status: &Answer) {
+fn reloads_text(out: &mut String, status: &ServerStatus) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
     for (result, events) in [("read", &status.last_reload), ("FAILED", &status.last_failure)] {

@@ -20,7 +20,7 @@ use super::{
     print, print_json,
     tap::{Filter, Sent},
 };
-use crate::ops::status::Status;
+use crate::ops::status::ServerStatus;
 
 /// Target rate of tap lines per second: enough to rank names, cheap for the server.
 const LINES_PER_SECOND: f64 = 1000.0;
@@ -119,7 +119,7 @@ impl Watch {
     }
 }
 
-async fn status(client: &Client) -> Result<Status, Problem> {
+async fn status(client: &Client) -> Result<ServerStatus, Problem> {
     client.get("/status").await?.good()?.json()
 }
 

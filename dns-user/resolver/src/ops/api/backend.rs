@@ -16,8 +16,10 @@ use crate::{
     ops::{
         metrics::Metrics,
         readiness::{CheckResult, Readiness},
-        service_status::{Kind, State},
-        status::{CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus, Status},
+        service_status::{Kind, ServiceReport},
+        status::{
+            CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus, ServerStatus,
+        },
         tap::Tap,
         version,
     },
@@ -70,13 +72,13 @@ impl Backend {
         reading.await.unwrap_or_default()
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> ServerStatus {
         let (snapshot, reloads) = (self.server_state.snapshot(), self.readiness.service_status.reloads());
-        let State { listen, fast_path_off, files, notes, .. } = self.readiness.service_status.state();
+        let ServiceReport { listen, fast_path_off, files, notes, .. } = self.readiness.service_status.state();
         let checks = self.readiness.checks();
         let first = |kind: Kind| files.get(kind.label()).and_then(|state| state.files.first());
         let (file, config) = (first(Kind::Records), first(Kind::Config));
-        Status {
+        ServerStatus {
             server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
             pid: std::process::id(),

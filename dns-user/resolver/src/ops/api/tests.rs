@@ -18,7 +18,7 @@ use crate::{
         metrics::Metrics,
         readiness::Readiness,
         service_status::ServiceStatus,
-        status::{OverloadSource, Status},
+        status::{OverloadSource, ServerStatus},
         tap::Tap,
     },
     state::ServerState,
@@ -200,7 +200,7 @@ async fn mutations_require_post() {
     assert_eq!(api.ask("POST", "/log", "{}").await.0, 409);
     let (status, text) = api.ask("GET", "/status", "").await;
     assert_eq!(status, 200);
-    assert_eq!(serde_json::from_str::<Status>(&text).unwrap().records.version, Some(7));
+    assert_eq!(serde_json::from_str::<ServerStatus>(&text).unwrap().records.version, Some(7));
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! Turns a query into its reply, for all sockets. A query is parsed once and answered from one
-//! [`State`]. From the inside outwards:
+//! [`AnswerState`]. From the inside outwards:
 //! * `state::Route`: selects the answerer.
 //! * truncation: [`truncate_to_client`] truncates forwarded replies to the client's limit; local replies are built
 //!   to fit.
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     ops::tap::Tap,
-    state::{LookedUp, Route, ServerState, State},
+    state::{AnswerState, LookedUp, Route, ServerState},
 };
 use dns_core::{
     name::Name,
@@ -84,15 +84,15 @@ pub(in crate::server) struct Deferred {
     /// The query with a copy of its message.
     pub(in crate::server) query: OwnedQuery,
     /// The source for which it waits.
-    source: Source,
+    source: Awaited,
     /// The answerer, for metrics.
     pub(in crate::server) responder: Responder,
 }
 
 /// The source for which a query waits.
-enum Source {
+enum Awaited {
     /// First checks of the instances of this local name in this state.
-    FirstChecks(Arc<State>, Name),
+    FirstChecks(Arc<AnswerState>, Name),
     Other(Arc<dyn Answer>),
 }
 
@@ -137,7 +137,7 @@ impl QueryHandler {
                     resolution = Some(found);
                 }
                 LookedUp::NeedsFirstCheck => {
-                    return deferred(Source::FirstChecks(Arc::clone(&state), name.clone()));
+                    return deferred(Awaited::FirstChecks(Arc::clone(&state), name.clone()));
                 }
             },
             Route::Upcheck => local_reply(query, UPCHECK, shuffle, out),
@@ -153,13 +153,13 @@ impl QueryHandler {
                 }
                 None => {
                     if !write_at_once(&*fallback, query, out) {
-                        return deferred(Source::Other(fallback));
+                        return deferred(Awaited::Other(fallback));
                     }
                 }
             },
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 if !write_at_once(&*answer, query, out) {
-                    return deferred(Source::Other(answer));
+                    return deferred(Awaited::Other(answer));
                 }
                 // An interface would return the cached denial.
                 let is_denied = admit_existence(&state, query, name, out);
@@ -175,7 +175,7 @@ impl QueryHandler {
     }
 
     /// Selects the answerer: [`Route::Refused`] with its responder if it has no data of the query's class.
-    fn route(&self, state: &State, query: &Query<'_>, name: &Name) -> (Route, Responder) {
+    fn route(&self, state: &AnswerState, query: &Query<'_>, name: &Name) -> (Route, Responder) {
         let route = Route::of(state, name, query.question.qtype);
         let responder = responder_of(&route);
         // Local data is of class IN.
@@ -261,7 +261,7 @@ impl QueryHandler {
         let query = &deferred.query.as_query();
         let answer = async {
             match &deferred.source {
-                Source::Other(answer) => {
+                Awaited::Other(answer) => {
                     let mut reply = truncate_to_client(query, answer.answer(query).await);
                     if is_denial(&reply) {
                         let name = query.question.name();
@@ -269,7 +269,7 @@ impl QueryHandler {
                     }
                     reply
                 }
-                Source::FirstChecks(state, name) => {
+                Awaited::FirstChecks(state, name) => {
                     // Boxed, because forwarded queries would have room for it.
                     let checked = self.server_state.look_up_checked(state, name, query.client);
                     let resolution = Box::pin(checked).await;
@@ -319,7 +319,7 @@ fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
 /// Replaces a denial by NOERROR without data, as for names of the fleet, if names below the denied one
 /// are answered here: a resolver that minimises query names (RFC 9156) would never ask for them.
 /// Returns whether it did.
-fn admit_existence(state: &State, query: &Query<'_>, name: &Name, reply: &mut Vec<u8>) -> bool {
+fn admit_existence(state: &AnswerState, query: &Query<'_>, name: &Name, reply: &mut Vec<u8>) -> bool {
     let is_in = matches!(query.question.qclass, CLASS_IN | CLASS_ANY);
     if !is_denial(reply) || !is_in || !state.is_above_ours(name) {
         return false;

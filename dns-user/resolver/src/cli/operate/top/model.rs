@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::super::table::{Table, count, duration, percent};
 use crate::ops::{
-    status::Status,
+    status::ServerStatus,
     tap::{TapLine, TapPath},
 };
 use dns_upstream::admission::client_of;
@@ -28,7 +28,7 @@ const PRINTED: usize = 15;
 
 /// Everything `top` shows: latest status, rates, history, counts.
 pub(super) struct Model {
-    pub(super) status: Status,
+    pub(super) status: ServerStatus,
     taken: Instant,
     pub(super) rates: Rates,
     /// Replies per second, oldest first.
@@ -82,7 +82,7 @@ impl QueryCount {
 }
 
 impl Model {
-    pub(super) fn new(status: Status) -> Self {
+    pub(super) fn new(status: ServerStatus) -> Self {
         Self {
             status,
             taken: Instant::now(),
@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    pub(super) fn counters(&mut self, status: Status) {
+    pub(super) fn counters(&mut self, status: ServerStatus) {
         let seconds = self.taken.elapsed().as_secs_f64().max(0.001);
         // A restarted server counts from zero.
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
