@@ -47,10 +47,7 @@ use crate::{
 /// Time limit for the attacher to create its maps, which takes a second on a small machine.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Interval at which to check whether the maps are filled.
-const FILL_ROUND: Duration = Duration::from_millis(10);
-
-/// Longest wait for the attacher afterwards; its messages wake the thread earlier.
+/// Longest wait for the attacher's messages.
 const ROUND: Duration = Duration::from_secs(1);
 
 /// Time limit for the attacher to detach everything: a thousand interfaces take some seconds.
@@ -188,6 +185,8 @@ pub(crate) struct Pending {
     stream: UnixStream,
     lines: Lines,
     grace: Sender<bool>,
+    /// Becomes true when the attacher has processed all interfaces present at the start.
+    pub(crate) ready: watch::Sender<bool>,
 }
 
 impl ReceivedMaps {
@@ -198,28 +197,29 @@ impl ReceivedMaps {
         stream.set_write_timeout(Some(ROUND))?;
         let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
         let (grace, over) = channel();
-        let pending = Pending { messenger: messenger.clone(), stream, lines, grace };
+        let (ready, _) = watch::channel(false);
+        let pending = Pending { messenger: messenger.clone(), stream, lines, grace, ready };
         let wait = move || messenger.send(&ServerMessage::Grace).is_ok() && over.recv().unwrap_or(false);
         Ok((memory, earlier, pending, Box::new(wait)))
     }
 }
 
 impl Pending {
-    /// Requests that the programs be attached once `may_attach` says so.
-    pub(crate) fn attach(self, may_attach: watch::Receiver<bool>) -> io::Result<Session> {
+    /// Returns the function that requests that the programs be attached, because the maps hold enough to answer from.
+    pub(crate) fn request_attach(&self) -> Box<dyn FnOnce() + Send> {
+        let messenger = self.messenger.clone();
+        // If the attacher is gone, the session reports it.
+        Box::new(move || drop(messenger.send(&ServerMessage::Filled)))
+    }
+
+    /// Starts to follow the attacher's messages.
+    pub(crate) fn follow(self) -> io::Result<Session> {
         let messenger = self.messenger.clone();
         let attached = Arc::new(Mutex::new(AttacherStatus::default()));
         let end = Arc::new(Mutex::new(None));
-        let (is_ready, ready) = watch::channel(false);
+        let ready = self.ready.subscribe();
         let (is_lost, lost) = watch::channel(false);
-        let listener = Listener {
-            connection: self,
-            attached: attached.clone(),
-            ready: is_ready,
-            may_attach,
-            is_notified: false,
-            end: end.clone(),
-        };
+        let listener = Listener { connection: self, attached: attached.clone(), end: end.clone() };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
                 tracing::warn!(%problem, "connection to the attacher lost: new interfaces are answered from userspace");
@@ -269,11 +269,6 @@ impl Session {
 struct Listener {
     connection: Pending,
     attached: Arc<Mutex<AttacherStatus>>,
-    /// Becomes true when the attacher has processed all interfaces present at the start.
-    ready: watch::Sender<bool>,
-    /// Becomes true when the maps hold enough to answer from.
-    may_attach: watch::Receiver<bool>,
-    is_notified: bool,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
 }
@@ -281,19 +276,15 @@ struct Listener {
 impl Listener {
     /// Reads until the end; an error if the attacher goes away before.
     fn run(mut self) -> io::Result<()> {
-        self.connection.stream.set_read_timeout(Some(FILL_ROUND))?;
+        self.connection.stream.set_read_timeout(Some(ROUND))?;
         loop {
-            if !self.is_notified && *self.may_attach.borrow() {
-                self.is_notified = true;
-                self.connection.messenger.send(&ServerMessage::Filled)?;
-                self.connection.stream.set_read_timeout(Some(ROUND))?;
-            }
             let end = *self.end.lock();
             match self.connection.lines.next(&self.connection.stream) {
                 Ok(AttacherMessage::Status(attached)) => {
                     let is_ready = attached.ready;
                     *self.attached.lock() = attached;
-                    self.ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
+                    let ready = &self.connection.ready;
+                    ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
                 Ok(AttacherMessage::GraceOver(is_confirmed)) => {
                     // Fails if the publisher has ended and no longer waits.

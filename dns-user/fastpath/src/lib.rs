@@ -273,10 +273,12 @@ impl FastPath {
             lease: lease.clone(),
             grace: [grace_periods()?, grace_periods()?],
             earlier,
+            request_attach: pending.request_attach(),
+            attached: pending.ready.subscribe(),
         };
         let publisher = PublisherThread::start(setting)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
-        let session = pending.attach(publisher.may_attach.clone()).map_err(asking)?;
+        let session = pending.follow().map_err(asking)?;
         Ok(Self {
             running: RwLock::new(Some(Running { publisher, session })),
             lease,

@@ -47,9 +47,6 @@ const ROUND: Duration = Duration::from_secs(10);
 /// Interval at which probes are checked while the server reports arrivals.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Interval at which to check whether the map is filled.
-const FILL_ROUND: Duration = Duration::from_millis(10);
-
 /// Shortest sleep while work is postponed.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -81,8 +78,6 @@ pub(crate) struct Setting {
     pub(crate) most_interfaces: usize,
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: Vec<PinnedLink>,
-    /// Becomes 1 when the map is filled; programs are attached only then.
-    pub(crate) installs: watch::Receiver<u64>,
     /// Maps that the programs still need after this process has ended, and the folder of pins.
     pub(crate) kept_maps: Arc<KeptMaps>,
     /// Log messages of the programs, read here because this thread wakes up regularly.
@@ -96,6 +91,8 @@ enum Command {
     Listen(Vec<SocketAddr>),
     /// Queries that reached the server's sockets.
     Arrived(Vec<Arrival>),
+    /// The maps hold enough to answer from.
+    Filled,
     Stop(OnStop),
 }
 
@@ -119,6 +116,7 @@ impl Interfaces {
         let mut reconciler = InterfaceReconciler {
             unseen: seen.clone(),
             setting,
+            is_filled: false,
             netlink,
             events,
             gather_until: None,
@@ -164,6 +162,12 @@ impl Interfaces {
         let _ = self.commands.send(Command::Arrived(arrivals));
     }
 
+    /// Reports that the maps hold enough to answer from.
+    pub(crate) fn maps_are_filled(&self) {
+        // See `set_listen`.
+        let _ = self.commands.send(Command::Filled);
+    }
+
     /// Ends the thread, and detaches the programs if `on_stop` says so.
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { commands, status: _, ready: _, thread } = self;
@@ -177,6 +181,8 @@ impl Interfaces {
 
 struct InterfaceReconciler {
     setting: Setting,
+    /// Whether the maps are filled; programs are attached only then.
+    is_filled: bool,
     netlink: Socket,
     events: Events,
     /// Until when events are gathered before they are handled; `None`: there are none.
@@ -248,8 +254,7 @@ impl InterfaceReconciler {
         self.find_earlier_filters();
         self.order_programs();
         loop {
-            let filled = !first || *self.setting.installs.borrow() > 0;
-            if filled {
+            if self.is_filled {
                 if last_round.elapsed() >= ROUND {
                     self.check_attachments();
                     self.follow_addresses();
@@ -273,7 +278,7 @@ impl InterfaceReconciler {
             let fds = [Some(commands.as_fd()), events, messages, self.setting.programs.news()];
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
+            let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
             let has_commands = fds[0].any().unwrap_or(false);
@@ -308,6 +313,7 @@ impl InterfaceReconciler {
                     self.follow_addresses();
                 }
                 Ok(Some(Command::Arrived(arrivals))) => self.take_report(&arrivals, Instant::now()),
+                Ok(Some(Command::Filled)) => self.is_filled = true,
                 Ok(Some(Command::Stop(on_stop))) => return Some(on_stop),
                 Ok(None) => return None,
                 Err(Ended) => return Some(OnStop::Detach),
@@ -316,16 +322,11 @@ impl InterfaceReconciler {
     }
 
     /// Returns how long to sleep without events.
-    fn wait(&self, filled: bool) -> Duration {
-        if !filled {
-            return FILL_ROUND;
-        }
+    fn wait(&self) -> Duration {
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
         let wait = if is_reported { TICK } else { ROUND };
-        let wait = match self.gather_until {
-            Some(until) => until.saturating_duration_since(Instant::now()).clamp(SHORTEST, wait),
-            None => wait,
-        };
+        let until = |until: Instant| until.saturating_duration_since(Instant::now()).clamp(SHORTEST, wait);
+        let wait = self.gather_until.map_or(wait, until);
         if self.postponed { self.rtnl.rest().clamp(SHORTEST, wait) } else { wait }
     }
 

@@ -21,7 +21,6 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::resource::{Resource, getrlimit},
 };
-use tokio::sync::watch;
 
 use super::{Authority, Place, ReadAuthority};
 use crate::{
@@ -74,12 +73,10 @@ pub(super) fn serve(
         }
     };
     hand_over(stream, &prepared)?;
-    let (filled, installs) = watch::channel(0);
-    let installed = prepared.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
+    let installed = prepared.attach(&authority.xdp, &listen).map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
-    let session =
-        Session { stream, lines, installed: &installed, filled, reported: None, read, authority, place };
-    let on_stop = session.run();
+    let on_stop =
+        Session { stream, lines, installed: &installed, reported: None, read, authority, place }.run();
     // A server that died without a stop message will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     installed.stop(asked.unwrap_or(OnStop::Keep));
@@ -142,8 +139,6 @@ struct Session<'a> {
     stream: &'a UnixStream,
     lines: Lines,
     installed: &'a Installed,
-    /// Signals that the maps are filled.
-    filled: watch::Sender<u64>,
     /// The last state sent to the server, with the time.
     reported: Option<(AttacherStatus, Instant)>,
     read: &'a ReadAuthority,
@@ -197,7 +192,7 @@ impl Session<'_> {
             ServerMessage::Arrived(arrivals) => self.installed.interfaces.report(arrivals),
             ServerMessage::Filled => {
                 self.place.serves();
-                self.filled.send_replace(1);
+                self.installed.interfaces.maps_are_filled();
             }
             ServerMessage::Grace => {
                 let is_confirmed = bpf::rcu_grace_period().is_ok();
@@ -313,13 +308,8 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Attaches the programs, in the caller's network namespace, once `installs` reports filled maps.
-    fn attach(
-        self,
-        config: &XdpConfig,
-        endpoints: &[SocketAddr],
-        installs: watch::Receiver<u64>,
-    ) -> Result<Installed, FastPathError> {
+    /// Attaches the programs, in the caller's network namespace, once the maps are filled.
+    fn attach(self, config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Installed, FastPathError> {
         let Self { loaded, pins, predecessor } = self;
         let Object { kept_maps: maps, tap: _, scope, counters, messages, limits: _ } = loaded.object;
         scope.set_vlans(&config.vlans);
@@ -334,7 +324,6 @@ impl Prepared {
             counters,
             most_interfaces: most_interfaces(),
             predecessor,
-            installs,
             kept_maps: kept_maps.clone(),
             messages,
             changed: loaded.changed,

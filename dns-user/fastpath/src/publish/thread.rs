@@ -41,6 +41,10 @@ const IDLE: Duration = Duration::from_millis(100);
 /// Longest wait while a grace period is running.
 const RECLAIMING: Duration = Duration::from_millis(10);
 
+/// Longest time for which the rest of the first pass waits for the programs, whose verification needs the CPU more:
+/// userspace answers meanwhile, and names are learned as they are queried.
+const ATTACHING: Duration = Duration::from_millis(500);
+
 /// Length of one slice of a pass over the names, after which the publisher checks for more urgent
 /// events and yields the CPU.
 const SLICE: Duration = Duration::from_millis(1);
@@ -62,6 +66,10 @@ pub(crate) struct Setting {
     /// Names learned by a predecessor, whose programs answer until the map is complete. Without one (`None`) the
     /// first slice suffices, because userspace answers all other names.
     pub(crate) earlier: Option<Vec<Name>>,
+    /// Called when programs may answer from the map.
+    pub(crate) request_attach: Box<dyn FnOnce() + Send>,
+    /// Becomes true when the interfaces present at the start have their programs.
+    pub(crate) attached: watch::Receiver<bool>,
 }
 
 /// The running thread, stopped by its owner.
@@ -72,15 +80,13 @@ pub(crate) struct PublisherThread {
     pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
     /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
     pub(crate) installs: watch::Receiver<u64>,
-    /// Becomes true when programs may answer from the map.
-    pub(crate) may_attach: watch::Receiver<bool>,
     thread: JoinHandle<()>,
 }
 
 impl PublisherThread {
     /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
     pub(crate) fn start(setting: Setting) -> io::Result<Self> {
-        let Setting { names, answers, limits, health, admission, seed, lease, grace, earlier } = setting;
+        let Setting { names, answers, limits, health, admission, seed, lease, grace, .. } = setting;
         let [grace, answer_grace] = grace;
         let [filter, answer_filter] = [(); 2].map(|()| Arc::new(LearnFilter::new()));
         let store = (EntryStore::of(names.clone()), grace);
@@ -112,7 +118,6 @@ impl PublisherThread {
             },
         };
         let (installed, installs) = watch::channel(0);
-        let (is_attachable, may_attach) = watch::channel(false);
         let worker = Worker {
             status: Arc::new(Mutex::new(table.status())),
             answers_status: Arc::new(Mutex::new(answer_table.status())),
@@ -125,8 +130,10 @@ impl PublisherThread {
             questions: question_events,
             renewals: None,
             installed,
-            is_attachable,
-            earlier,
+            request_attach: Some(setting.request_attach),
+            attached: setting.attached,
+            held_until: None,
+            earlier: setting.earlier,
             flushes: Vec::new(),
             later_flushes: Vec::new(),
             behind_since: None,
@@ -135,12 +142,12 @@ impl PublisherThread {
         let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
         let publisher = Publisher { inner: Some(Arc::new(handle)) };
-        Ok(Self { publisher, status, answers_status, installs, may_attach, thread })
+        Ok(Self { publisher, status, answers_status, installs, thread })
     }
 
     /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
+        let Self { publisher, status: _, answers_status: _, installs: _, thread } = self;
         publisher.send(Event::Stop(on_stop));
         if thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
@@ -164,8 +171,11 @@ struct Worker {
     answers_status: Arc<Mutex<AnswersStatus>>,
     /// Number of snapshots installed.
     installed: watch::Sender<u64>,
-    /// Whether programs may answer from the map; the lease begins then.
-    is_attachable: watch::Sender<bool>,
+    /// Called when programs may answer from the map; the lease begins then, and it is `None` afterwards.
+    request_attach: Option<Box<dyn FnOnce() + Send>>,
+    attached: watch::Receiver<bool>,
+    /// Until when the rest of the first pass waits for the programs; `None`: it does not.
+    held_until: Option<Instant>,
     /// Names learned by a predecessor, whose programs may answer until the map is complete; `None` without one.
     earlier: Option<Vec<Name>>,
     /// Callers waiting for the current pass.
@@ -185,15 +195,16 @@ impl Worker {
         let mut renewed: Option<Instant> = None;
         loop {
             // Before the first names are in the map there is no lease to renew.
-            if *self.is_attachable.borrow() && renewed.is_none_or(|at| at.elapsed() >= interval) {
+            if self.request_attach.is_none() && renewed.is_none_or(|at| at.elapsed() >= interval) {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
             }
             self.table.reclaim();
             self.tend_answers();
+            let is_held = self.is_held();
             let wait = match () {
-                () if self.table.is_installing() || self.answers.is_behind() => Duration::ZERO,
-                () if self.table.is_reclaiming() => RECLAIMING,
+                () if self.table.is_installing() && !is_held || self.answers.is_behind() => Duration::ZERO,
+                () if self.table.is_reclaiming() || is_held => RECLAIMING,
                 () => interval.min(IDLE),
             };
             select_biased! {
@@ -223,21 +234,35 @@ impl Worker {
                 },
                 default(wait) => {}
             }
-            if self.table.is_installing() {
-                match self.table.go_on(Instant::now() + SLICE) {
-                    true => self.finish_pass(),
-                    false => {
-                        if self.earlier.is_none() && !*self.is_attachable.borrow() {
-                            self.lease.renew(age(self.behind_since));
-                            self.is_attachable.send_replace(true);
-                        }
-                        // A pass takes long; let threads that wait for this CPU, such as the reader of
-                        // even newer records, run before the end of our time slice.
-                        thread::yield_now();
-                    }
-                }
+            if self.table.is_installing() && !self.is_held() {
+                self.go_on();
             }
         }
+    }
+
+    /// Works on the pass for a slice of time.
+    fn go_on(&mut self) {
+        if self.table.go_on(Instant::now() + SLICE) {
+            return self.finish_pass();
+        }
+        if self.earlier.is_none()
+            && let Some(request_attach) = self.request_attach.take()
+        {
+            self.lease.renew(age(self.behind_since));
+            request_attach();
+            self.held_until = Some(Instant::now() + ATTACHING);
+        }
+        // A pass takes long; let threads that wait for this CPU, such as the reader of even newer records, run
+        // before the end of our time slice.
+        thread::yield_now();
+    }
+
+    /// Returns whether the rest of the first pass waits. Newer records end that, because programs may be attached to
+    /// some interfaces.
+    fn is_held(&mut self) -> bool {
+        let Self { table, attached, held_until, .. } = self;
+        held_until.take_if(|until| *attached.borrow() || table.is_outdated || *until <= Instant::now());
+        held_until.is_some()
     }
 
     fn publish_answers(&mut self, first: Offer) {
@@ -285,8 +310,8 @@ impl Worker {
 
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
-        let Self { table, answers, lease, is_attachable, behind_since, .. } = self;
-        let is_answering = *is_attachable.borrow();
+        let Self { table, answers, lease, request_attach, behind_since, .. } = self;
+        let is_answering = request_attach.is_none();
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
         // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
@@ -365,7 +390,7 @@ impl Worker {
             tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
-        self.is_attachable.send_if_modified(|may_attach| !std::mem::replace(may_attach, true));
+        self.request_attach.take().into_iter().for_each(|request| request());
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         self.flushes = std::mem::take(&mut self.later_flushes);
