@@ -6,13 +6,15 @@
 //! (`SO_BINDTODEVICE`).
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     io::Write as _,
     mem::MaybeUninit,
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
     process::Stdio,
-    time::Duration,
+    thread,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -163,6 +165,77 @@ impl<'a> Cell<'a> {
             answered += usize::from(socket.recv(&mut [MaybeUninit::uninit(); 1500]).is_ok());
         }
         Ok(answered)
+    }
+
+    /// Sends six queries from each container in turn, which is enough evidence for its interface to be served.
+    pub fn ask_enough(&self, numbers: Range<usize>, query: &[u8], timeout: Duration) -> Result<Asked> {
+        let mut asked = Asked::new();
+        for number in numbers {
+            ensure!(self.ask(number, query, 6, timeout)? == 6, "container {number} lacks replies");
+            asked.insert(number, time_of_day_now()?);
+        }
+        Ok(asked)
+    }
+}
+
+/// When each container had sent its last query, as time of day.
+pub type Asked = BTreeMap<usize, Duration>;
+
+fn time_of_day_now() -> Result<Duration> {
+    const DAY: u64 = 86_400;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(Duration::new(now.as_secs() % DAY, now.subsec_nanos()))
+}
+
+/// Parses the time of a log line, such as `2026-01-02T03:04:05.678901Z`.
+pub fn time_of_day(line: &str) -> Result<Duration> {
+    let time = line.split(' ').next().and_then(|stamp| stamp.split('T').nth(1)).context("a time stamp")?;
+    let mut parts = time.trim_end_matches('Z').split(':').map(str::parse::<f64>);
+    let mut part = || parts.next().context("hours, minutes, seconds")?.context("a number");
+    Ok(Duration::from_secs_f64(part()? * 3600.0 + part()? * 60.0 + part()?))
+}
+
+/// Waits for the quiet time after which no CNI plugin is expected at an interface.
+pub fn wait_for_grace() {
+    // Twenty seconds in the attacher (`attach/rtnl_throttle.rs`), which nothing reports.
+    thread::sleep(Duration::from_secs(22));
+}
+
+/// How containers got their programs, according to the server's log; sorted.
+#[derive(Debug)]
+pub struct Attaches {
+    /// Times from each container's last query to its program.
+    pub delays: Vec<Duration>,
+    /// Times that each attach took, which count as holding the RTNL lock.
+    pub took: Vec<Duration>,
+    /// How many are filters of clsact.
+    pub filters: usize,
+}
+
+impl Attaches {
+    /// Reads the lines of the log from `start` on; an error unless each container got a program, and only one.
+    pub fn read(log: &str, start: usize, asked: &Asked) -> Result<Self> {
+        let (mut delays, mut took, mut filters) = (BTreeMap::new(), Vec::new(), 0);
+        let field = |line: &str, name: &str| -> Result<String> {
+            let rest = line.split(name).nth(1).with_context(|| name.to_owned())?;
+            Ok(rest.split(' ').next().unwrap_or_default().to_owned())
+        };
+        for line in log.lines().skip(start).filter(|line| line.contains("program attached")) {
+            let interface = field(line, "interface=")?;
+            let number = interface.strip_prefix("s-").and_then(|number| number.parse().ok());
+            let Some((number, asked)) = number.and_then(|number| asked.get_key_value(&number)) else {
+                continue;
+            };
+            let delay = time_of_day(line)?.saturating_sub(*asked);
+            ensure!(delays.insert(*number, delay).is_none(), "attached twice: {line}");
+            filters += usize::from(field(line, "hook=")? == "clsact");
+            took.push(Duration::from_micros(field(line, "took_us=")?.trim().parse()?));
+        }
+        ensure!(delays.len() == asked.len(), "{} attaches of {}", delays.len(), asked.len());
+        let mut delays: Vec<Duration> = delays.into_values().collect();
+        delays.sort_unstable();
+        took.sort_unstable();
+        Ok(Self { delays, took, filters })
     }
 }
 

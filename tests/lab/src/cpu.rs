@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
+    unistd::{Pid, SysconfVar, sysconf},
 };
 
 /// Runs `work` with the calling thread pinned to a CPU, then restores its affinity. Threads and
@@ -134,4 +134,14 @@ fn memory_of_map(id: u32) -> io::Result<u64> {
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value?.trim().parse().ok()
+}
+
+/// Returns the total CPU time that the machine has spent since it was started: all but idle time, which the kernel
+/// measures (`/proc/uptime`). The other times of `/proc/stat` are sampled by a tick that wakes the same threads.
+pub fn machine_time() -> Result<Duration> {
+    let text = fs::read_to_string("/proc/uptime")?;
+    let (up, idle) = text.trim().split_once(' ').context("two numbers")?;
+    // Those online, because this thread may be confined to some of them.
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("no number of CPUs")? as f64;
+    Ok(Duration::from_secs_f64((up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0)))
 }

@@ -135,3 +135,20 @@ pub fn memory(pid: impl Display, name: &str) -> Result<u64> {
     let kib: u64 = size.strip_suffix(" kB").with_context(|| format!("{name}: {size}"))?.parse()?;
     Ok(kib << 10)
 }
+
+/// Returns the datagrams that sockets in the network namespace of a process have received
+/// (`InDatagrams`).
+pub fn datagrams_received(process: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = lines.next().zip(lines.next()).context("no line of UDP in snmp")?;
+    let place = names.split(' ').position(|name| name == "InDatagrams").context("no InDatagrams in snmp")?;
+    Ok(values.split(' ').nth(place).context("a value for each name in snmp")?.parse()?)
+}
+
+/// Returns the memory of a process in bytes, with its share of the pages that others use, too.
+pub fn proportional_set_size(pid: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+    Ok(line.context("no Pss in smaps_rollup")?.parse::<u64>()? << 10)
+}

@@ -21,7 +21,7 @@ use nix::sys::{
 };
 use serde_json::json;
 use whole_system_tests::{
-    cell::{Cell, OTHER_INTERFACES, feed},
+    cell::{Asked, Attaches, Cell, OTHER_INTERFACES, feed, time_of_day, wait_for_grace},
     client,
     metrics::Metrics,
     namespace::Namespace,
@@ -307,14 +307,6 @@ fn attaches_pause(log: &str) -> Result<()> {
     Ok(())
 }
 
-/// Parses the time of a log line, such as `2026-01-02T03:04:05.678901Z`.
-fn time_of_day(line: &str) -> Result<Duration> {
-    let time = line.split(' ').next().and_then(|stamp| stamp.split('T').nth(1)).context("a time stamp")?;
-    let mut parts = time.trim_end_matches('Z').split(':').map(str::parse::<f64>);
-    let mut part = || parts.next().context("hours, minutes, seconds")?.context("a number");
-    Ok(Duration::from_secs_f64(part()? * 3600.0 + part()? * 60.0 + part()?))
-}
-
 /// Number of containers for the tests without tcx.
 const FEW: usize = 10;
 
@@ -395,28 +387,9 @@ const CHURN: usize = 40;
 /// machine meets.
 const SERVED_AT_ONCE: Duration = Duration::from_secs(45);
 
-/// Waits for the quiet time after which no CNI plugin is expected at an interface.
-fn wait_for_grace() {
-    // Twenty seconds in the attacher (`attach/rtnl_throttle.rs`), which nothing reports.
-    thread::sleep(Duration::from_secs(22));
-}
-
-/// When each container had sent its last query, as time of day.
-type Asked = BTreeMap<usize, Duration>;
-
-fn time_of_day_now() -> Result<Duration> {
-    const DAY: u64 = 86_400;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-    Ok(Duration::new(now.as_secs() % DAY, now.subsec_nanos()))
-}
-
 /// Lets containers query, each six times, and waits until all are served.
 fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize) -> Result<Asked> {
-    let (query, mut asked) = (query()?, Asked::new());
-    for number in 0..containers {
-        ensure!(cell.ask(number, &query, 6, TIMEOUT)? == 6, "{number}: {}", gated.server.log());
-        asked.insert(number, time_of_day_now()?);
-    }
+    let asked = cell.ask_enough(0..containers, &query()?, TIMEOUT).with_context(|| gated.server.log())?;
     wait_until("every container to be served", SERVED_AT_ONCE, || {
         thread::sleep(Duration::from_millis(200));
         ground.served(gated).is_ok_and(|served| (0..containers).all(|number| served.contains(&number)))
@@ -426,26 +399,9 @@ fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize)
 }
 
 /// Prints how long after its last query each container got its program, and how long the attaches took; returns
-/// the number of filters. Each program is attached once, in the lines of the log from `start` on.
+/// the number of filters.
 fn report_attaches(gated: &Gated, start: usize, asked: &Asked) -> Result<usize> {
-    let (log, mut delays, mut took, mut filters) = (gated.server.log(), Vec::new(), Vec::new(), 0);
-    let field = |line: &str, name: &str| -> Result<String> {
-        let rest = line.split(name).nth(1).with_context(|| name.to_owned())?;
-        Ok(rest.split(' ').next().unwrap_or_default().to_owned())
-    };
-    let mut seen = BTreeMap::new();
-    for line in log.lines().skip(start).filter(|line| line.contains("program attached")) {
-        let interface = field(line, "interface=")?;
-        let number = interface.strip_prefix("s-").and_then(|number| number.parse().ok());
-        let Some((number, asked)) = number.and_then(|number| asked.get_key_value(&number)) else { continue };
-        ensure!(seen.insert(*number, ()).is_none(), "attached twice: {line}");
-        filters += usize::from(field(line, "hook=")? == "clsact");
-        took.push(Duration::from_micros(field(line, "took_us=")?.trim().parse()?));
-        delays.push(time_of_day(line)?.saturating_sub(*asked));
-    }
-    ensure!(delays.len() == asked.len(), "{} attaches of {}", delays.len(), asked.len());
-    delays.sort_unstable();
-    took.sort_unstable();
+    let Attaches { delays, took, filters } = Attaches::read(&gated.server.log(), start, asked)?;
     let at = |sorted: &[Duration], share: usize| sorted[(sorted.len() - 1) * share / 100];
     println!(
         "{} containers, {filters} by clsact: served after {:?} (median), {:?} (90 %), {:?} (all); \

@@ -23,7 +23,6 @@ use hickory_proto::rr::RecordType;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::Signal,
-    unistd::{SysconfVar, sysconf},
 };
 use serde_json::json;
 use socket2::Socket;
@@ -31,6 +30,7 @@ use whole_system_tests::{
     bpffs::Bpffs,
     cell::Cell,
     client,
+    cpu::machine_time,
     metrics::wait_for_metrics,
     namespace::Namespace,
     process::wait_until,
@@ -111,16 +111,16 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
 }
 
 /// Returns the namespaces of a host and its containers.
-fn cell_namespaces() -> Result<Lab> {
+pub(crate) fn cell_namespaces() -> Result<Lab> {
     Ok(Lab::of(Namespace::new("cell")?, Namespace::new("apps")?))
 }
 
 /// Starts this server on every interface of the host.
-fn start(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<(Server, Bpffs)> {
+pub(crate) fn start(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<(Server, Bpffs)> {
     let bpffs = Bpffs::new()?;
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let settings = json!({
-        "log_level": "WARN",
+        "log_level": "INFO",
         "metrics": {"enabled": true},
         "xdp": {"mode": mode, "interfaces": ["*"], "bpffs": bpffs.path(), "max_names": foundation.max_names},
     });
@@ -244,16 +244,6 @@ fn receive(
     }
     latencies.sort();
     Ok(latencies)
-}
-
-/// Returns the total CPU time that the machine has spent since it was started: all but idle time, which the kernel
-/// measures (`/proc/uptime`). The other times of `/proc/stat` are sampled by a tick that wakes the same threads.
-fn machine_time() -> Result<Duration> {
-    let text = fs::read_to_string("/proc/uptime")?;
-    let (up, idle) = text.trim().split_once(' ').context("two numbers")?;
-    // Those online, because this thread may be confined to some of them.
-    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("no number of CPUs")? as f64;
-    Ok(Duration::from_secs_f64((up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0)))
 }
 
 /// Measures the creation of containers alternately with this server and without it (stopped by a signal), and

@@ -56,17 +56,11 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
         let maps = if has_fast_path { mebibytes(map_memory(process)?) } else { Rounds::default() };
         let resident = mebibytes(process::memory(process, "VmRSS")?);
         let Running::Server(server) = &cell.running else { bail!("ours is a server") };
-        let shares = server.processes()?.into_iter().map(proportional_set_size).sum::<Result<u64>>()?;
+        let shares =
+            server.processes()?.into_iter().map(process::proportional_set_size).sum::<Result<u64>>()?;
         table.put(&subject.label(), point, &[Rounds(vec![start]), resident, mebibytes(shares), maps]);
     }
     Ok(())
-}
-
-/// Returns the memory of a process in bytes, with its share of the pages that others use, too.
-fn proportional_set_size(process: u32) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
-    Ok(line.context("no Pss in smaps_rollup")?.parse::<u64>()? << 10)
 }
 
 /// Queries `name` until a reply arrives that no socket of the server has caused.
@@ -79,11 +73,11 @@ fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
         let socket = socket()?;
         let started = Instant::now();
         while started.elapsed() < LIMIT {
-            let before = datagrams_received(process)?;
+            let before = process::datagrams_received(process)?;
             socket.send(&query)?;
             // Read the reply, whatever its source, before the next query is sent.
             let replied = socket.recv(&mut [0; 4096]).is_ok();
-            if replied && datagrams_received(process)? == before {
+            if replied && process::datagrams_received(process)? == before {
                 return Ok(());
             }
             thread::sleep(BETWEEN);
@@ -99,16 +93,6 @@ fn socket() -> Result<UdpSocket> {
     socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     Ok(socket)
-}
-
-/// Returns the datagrams that sockets in the network namespace of a process have received
-/// (`InDatagrams`).
-fn datagrams_received(process: u32) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
-    let (names, values) = lines.next().zip(lines.next()).context("no line of UDP in snmp")?;
-    let place = names.split(' ').position(|name| name == "InDatagrams").context("no InDatagrams in snmp")?;
-    Ok(values.split(' ').nth(place).context("a value for each name in snmp")?.parse()?)
 }
 
 //----------- Reload ---------------------------------------------------------

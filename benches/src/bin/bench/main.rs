@@ -5,6 +5,7 @@ mod arguments;
 mod containers;
 mod flood;
 mod forwarding;
+mod interfaces;
 mod life;
 mod one_core;
 mod part;
@@ -34,7 +35,10 @@ use whole_system_tests::interrupt;
 use self::{
     arguments::Arguments,
     part::{Measure, Part},
-    subject::{Extra, Subject},
+    subject::{
+        Extra,
+        Subject::{self, Constant, Ours, Reflector},
+    },
 };
 
 /// The amount of measuring.
@@ -76,8 +80,14 @@ const MAIN: [&str; 5] = [
     "A cell of containers: latency, p99",
 ];
 
+const KNOT: Subject = Subject::Peer(Peer::Knot);
+const NSD: Subject = Subject::Peer(Peer::Nsd);
+const UNBOUND: Subject = Subject::Peer(Peer::Unbound);
+const DNSMASQ: Subject = Subject::Peer(Peer::Dnsmasq);
+const AUTHORITATIVE: [Subject; 3] = [Subject::Peer(Peer::KnotXdp), KNOT, NSD];
+
 /// The parts in the order of measuring.
-static PARTS: [Part; 12] = [
+static PARTS: [Part; 13] = [
     Part {
         name: "saturated",
         about: "1,000 instances; group names, aliases and long forms at random, A, no EDNS. A generator in the \
@@ -92,21 +102,11 @@ static PARTS: [Part; 12] = [
         ordered: false,
         quantities: &[(MAIN[0], "queries/s"), ("CPU utilisation of that core", "%")],
         subjects: |plan| {
-            let few = [
-                Subject::Reflector(Hook::Tc),
-                Subject::Constant(Hook::Tc),
-                Subject::Ours("tc"),
-                Subject::Reflector(Hook::Native),
-                Subject::Constant(Hook::Native),
-                Subject::Ours("native"),
-                Subject::Ours("off"),
-                Subject::Echo,
-                Subject::Peer(Peer::KnotXdp),
-                Subject::Peer(Peer::Knot),
-                Subject::Peer(Peer::Nsd),
-            ];
-            let more = [Subject::Peer(Peer::Unbound), Subject::Peer(Peer::Dnsmasq)];
-            plan.with_reference(&plan.pick(&few, &[&few[..], &more].concat()))
+            let of = |hook, mode| [Reflector(hook), Constant(hook), Ours(mode)];
+            let ours = [&of(Hook::Tc, "tc")[..], &of(Hook::Native, "native"), &[Ours("off"), Subject::Echo]]
+                .concat();
+            let few = [&ours[..], &AUTHORITATIVE].concat();
+            plan.with_reference(&plan.pick(&few, &[&few[..], &[UNBOUND, DNSMASQ]].concat()))
         },
         measure: Measure::Together(one_core::saturated),
     },
@@ -123,10 +123,7 @@ static PARTS: [Part; 12] = [
             ("By form of the load: CPU utilisation of that core", "%"),
             ("By form of the load: records.json read", "reloads/s"),
         ],
-        subjects: |_| {
-            let ours = ["tc", "native", "off"].map(Subject::Ours);
-            ours.into_iter().chain([Peer::KnotXdp, Peer::Knot, Peer::Nsd].map(Subject::Peer)).collect()
-        },
+        subjects: |_| ["tc", "native", "off"].map(Ours).into_iter().chain(AUTHORITATIVE).collect(),
         measure: Measure::Together(one_core::forms),
     },
     Part {
@@ -135,15 +132,15 @@ static PARTS: [Part; 12] = [
                 raised accordingly); the constant reflector sends the mean number of answers of these names. \
                 Zipf: the name of rank n is queried in proportion to 1/n.",
         axis: "names, order",
-        points: one_core::points_of_scale,
+        points: |plan| one_core::points(plan, &one_core::sizes(plan)),
         ordered: false,
         quantities: &[(MAIN[2], "queries/s")],
         subjects: |plan| {
-            let few = [Subject::Ours("tc"), Subject::Constant(Hook::Tc), Subject::Ours("off")];
-            let more = [Subject::Ours("native"), Subject::Constant(Hook::Native)];
+            let few = [Ours("tc"), Constant(Hook::Tc), Ours("off")];
+            let more = [Ours("native"), Constant(Hook::Native)];
             plan.pick(&few, &[&few[..], &more].concat())
         },
-        measure: Measure::Together(one_core::scale),
+        measure: Measure::Together(|plan, of, to| one_core::by_shape(plan, of, &one_core::sizes(plan), to)),
     },
     Part {
         name: "cost",
@@ -160,17 +157,9 @@ static PARTS: [Part; 12] = [
             ("Packets per wake-up at 100,000 queries/s", "packets"),
         ],
         subjects: |plan| {
-            let few = [
-                Subject::Reflector(Hook::Native),
-                Subject::Ours("tc"),
-                Subject::Ours("native"),
-                Subject::Ours("off"),
-                Subject::Peer(Peer::KnotXdp),
-                Subject::Peer(Peer::Knot),
-                Subject::Peer(Peer::Nsd),
-                Subject::Peer(Peer::Unbound),
-            ];
-            plan.with_reference(&plan.pick(&few, &[&few[..], &[Subject::Peer(Peer::Dnsmasq)]].concat()))
+            let ours = [Reflector(Hook::Native), Ours("tc"), Ours("native"), Ours("off")];
+            let few = [&ours[..], &AUTHORITATIVE, &[UNBOUND]].concat();
+            plan.with_reference(&plan.pick(&few, &[&few[..], &[DNSMASQ]].concat()))
         },
         measure: Measure::Each(one_core::cost),
     },
@@ -186,15 +175,8 @@ static PARTS: [Part; 12] = [
             ("Latency at 20,000 queries/s, p99.9", "µs"),
         ],
         subjects: |plan| {
-            let few = [
-                Subject::Reflector(Hook::Tc),
-                Subject::Ours("tc"),
-                Subject::Ours("off"),
-                Subject::Peer(Peer::Knot),
-                Subject::Peer(Peer::Nsd),
-                Subject::Peer(Peer::Unbound),
-            ];
-            plan.with_reference(&plan.pick(&few, &[&few[..], &[Subject::Peer(Peer::Dnsmasq)]].concat()))
+            let few = [Reflector(Hook::Tc), Ours("tc"), Ours("off"), KNOT, NSD, UNBOUND];
+            plan.with_reference(&plan.pick(&few, &[&few[..], &[DNSMASQ]].concat()))
         },
         measure: Measure::Each(one_core::latency),
     },
@@ -274,7 +256,7 @@ static PARTS: [Part; 12] = [
             (titles::PSS, "MiB"),
             ("Memory of the BPF maps by size", "MiB"),
         ],
-        subjects: |_| vec![Subject::Ours("tc"), Subject::Ours("off")],
+        subjects: |_| vec![Ours("tc"), Ours("off")],
         measure: Measure::Each(life::footprint),
     },
     Part {
@@ -293,7 +275,7 @@ static PARTS: [Part; 12] = [
             ("Slowest query during that reload", "ms"),
             (titles::RELOAD_CPU, "ms"),
         ],
-        subjects: |_| vec![Subject::Ours("tc"), Subject::Peer(Peer::Knot), Subject::Peer(Peer::Nsd)],
+        subjects: |_| vec![Ours("tc"), KNOT, NSD],
         measure: Measure::Each(life::reload),
     },
     Part {
@@ -308,7 +290,7 @@ static PARTS: [Part; 12] = [
             ("Other traffic: bulk TCP", "Gbit/s"),
             ("Other traffic: datagrams of another UDP service", "packets/s"),
         ],
-        subjects: |_| vec![Subject::Nothing, Subject::Ours("auto")],
+        subjects: |_| vec![Subject::Nothing, Ours("auto")],
         measure: Measure::Together(traffic::measure),
     },
     Part {
@@ -330,11 +312,20 @@ static PARTS: [Part; 12] = [
             ("A cell of containers: p99 of the burst", "ms"),
             ("A cell of containers: creation of a container", "ms"),
         ],
-        subjects: |_| {
-            let peers = [Peer::Unbound, Peer::Dnsmasq].map(Subject::Peer);
-            [Subject::Nothing, Subject::Ours("off"), Subject::Ours("auto")].into_iter().chain(peers).collect()
-        },
+        subjects: |_| vec![Subject::Nothing, Ours("off"), Ours("auto"), UNBOUND, DNSMASQ],
         measure: Measure::Each(containers::measure),
+    },
+    Part {
+        name: "interfaces",
+        about: "500 veths that have been quiet begin to query, six times each. The server's log dates each attach, whose \
+                whole duration counts as holding the RTNL lock. Probes are those per second and interface of half a \
+                minute in which each sends several queries per second, after a minute without any change.",
+        axis: "",
+        points: |_| vec![String::new()],
+        ordered: false,
+        quantities: &[(titles::SERVED, "s"), (titles::RTNL, "ms"), (titles::PROBES, "Hz")],
+        subjects: |_| vec![Ours("tc")],
+        measure: Measure::Each(interfaces::measure),
     },
 ];
 
@@ -355,7 +346,7 @@ static TYPES: Part = Part {
         ("Mix of types: latency, p99", "µs"),
     ],
     subjects: |plan| match &plan.builds[..] {
-        [] => vec![Subject::Ours("tc"), Subject::Ours("off")],
+        [] => vec![Ours("tc"), Ours("off")],
         builds => builds.to_vec(),
     },
     measure: Measure::Each(types::measure),
@@ -379,7 +370,7 @@ static EXTRAS: Part = Part {
             builds => builds.iter().find_map(Subject::mode).into_iter().collect(),
         };
         let ours = modes.into_iter().flat_map(|mode| {
-            std::iter::once(Subject::Ours(mode)).chain(Extra::ALL.map(|extra| Subject::With(extra, mode)))
+            std::iter::once(Ours(mode)).chain(Extra::ALL.map(|extra| Subject::With(extra, mode)))
         });
         ours.chain(plan.builds.iter().skip(1).cloned()).collect()
     },
@@ -391,11 +382,11 @@ static AGAINST: Part = Part {
     name: "against",
     about: "Builds take turns of a quarter of a second; queries answered per second of the core's CPU time.",
     axis: "queried names, instances, order",
-    points: one_core::points_of_against,
+    points: |plan| one_core::points(plan, &one_core::shapes(plan)),
     ordered: false,
     quantities: &[("Builds side by side, by saturated core", "queries/s")],
     subjects: |plan| plan.builds.clone(),
-    measure: Measure::Together(one_core::against),
+    measure: Measure::Together(|plan, of, to| one_core::by_shape(plan, of, &one_core::shapes(plan), to)),
 };
 
 fn main() -> ExitCode {
@@ -451,7 +442,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
             let mode = ["tc", "native", "off"].into_iter().find(|known| known == mode);
             let mode = mode.context("clap lets no other modes through")?;
             let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
-            plan.builds = [Subject::Ours(mode)].into_iter().chain(others).collect();
+            plan.builds = [Ours(mode)].into_iter().chain(others).collect();
             for part in
                 [&AGAINST, &EXTRAS, &TYPES].into_iter().filter(|part| is_wanted(&arguments.only, part.name))
             {
@@ -471,7 +462,8 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     Ok(report)
 }
 
-/// Debian's packages of the peers.
+/// Arguments of dpkg-query, and Debian's packages of the peers.
+const VERSIONS: [&str; 3] = ["--show", "--showformat", "${Package} ${Version}; "];
 const PEERS: [&str; 5] = ["knot", "nsd", "unbound", "dnsmasq-base", "knot-resolver"];
 
 /// Returns the kernel's remedies for defects of this processor.
@@ -499,16 +491,7 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
         ("mitigations", mitigations()),
-        (
-            "peers",
-            output(
-                "dpkg-query",
-                &["--show", "--showformat", "${Package} ${Version}; "]
-                    .into_iter()
-                    .chain(PEERS)
-                    .collect::<Vec<_>>(),
-            ),
-        ),
+        ("peers", output("dpkg-query", &[&VERSIONS[..], &PEERS].concat())),
         ("command", format!("cargo xtask bench {}", words.join(" "))),
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
         (

@@ -43,8 +43,7 @@ const SETTLED: Duration = Duration::from_secs(8);
 
 /// Rates of all subjects.
 pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
-    let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
-    measure_alternately(plan, subjects, &setting, 0, table)?;
+    extras(plan, subjects, table)?;
     if plan.reference.is_none() && plan.wanted.is_empty() {
         let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
         table.put(&label, 0, &[Rounds(vec![quoted::SATURATED]), Rounds::default()]);
@@ -150,13 +149,13 @@ fn while_changing<T>(
 }
 
 /// Sizes of the foundation, all of whose names are queried.
-fn sizes_of_scale(plan: &Plan) -> Vec<(usize, usize)> {
+pub(crate) fn sizes(plan: &Plan) -> Vec<(usize, usize)> {
     let shape = |size: usize| (size, size);
     plan.pick(&[1_000, 100_000].map(shape), &[1_000, 10_000, 100_000].map(shape))
 }
 
 /// Sizes of the foundation, and how many of its names are queried: all, or few of many.
-fn shapes_of_against(plan: &Plan) -> Vec<(usize, usize)> {
+pub(crate) fn shapes(plan: &Plan) -> Vec<(usize, usize)> {
     let shapes = [(1_000, 1_000), (100_000, 100_000), (100_000, 1_000)];
     plan.pick(&shapes[..2], &shapes)
 }
@@ -166,7 +165,7 @@ fn orders(plan: &Plan) -> Vec<Order> {
 }
 
 /// Returns a point for each shape and order.
-fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
+pub(crate) fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
     let orders = orders(plan);
     let point = |&(size, names): &(usize, usize)| {
         let [size, names] = [size, names].map(|count| number(count as f64));
@@ -176,29 +175,12 @@ fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
     shapes.iter().flat_map(point).collect()
 }
 
-pub(crate) fn points_of_scale(plan: &Plan) -> Vec<String> {
-    points(plan, &sizes_of_scale(plan))
-}
-
-pub(crate) fn points_of_against(plan: &Plan) -> Vec<String> {
-    points(plan, &shapes_of_against(plan))
-}
-
 /// Rates by number and order of names.
-pub(crate) fn scale(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
-    by_shape(plan, subjects, &sizes_of_scale(plan), table)
-}
-
-/// Rates of builds, measured alternately.
-pub(crate) fn against(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
-    by_shape(plan, subjects, &shapes_of_against(plan), table)
-}
-
-fn by_shape(plan: &Plan, subjects: &[Subject], shapes: &[(usize, usize)], table: &mut Table) -> Result<()> {
+pub(crate) fn by_shape(plan: &Plan, of: &[Subject], shapes: &[(usize, usize)], to: &mut Table) -> Result<()> {
     let orders = orders(plan);
     for (shape, &(size, names)) in shapes.iter().enumerate() {
         let setting = Setting::new(size, Selection::Evenly(names), &orders)?;
-        measure_alternately(plan, subjects, &setting, shape * orders.len(), table)?;
+        measure_alternately(plan, of, &setting, shape * orders.len(), to)?;
     }
     Ok(())
 }

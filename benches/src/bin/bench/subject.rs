@@ -54,7 +54,7 @@ pub(crate) enum Subject {
     Nothing,
 }
 
-/// A feature that is off by default, with a label and its configuration. Logs of dnstap are in the server's folder.
+/// A feature that is off by default. Logs of dnstap are in the server's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     Dnstap,
@@ -65,19 +65,12 @@ pub(crate) enum Extra {
 impl Extra {
     pub(crate) const ALL: [Self; 3] = [Self::Dnstap, Self::Cookies, Self::TopNames];
 
-    fn label(self) -> &'static str {
+    /// Returns its label and its configuration.
+    fn parts(self) -> (&'static str, Value) {
         match self {
-            Self::Dnstap => "dnstap, defaults",
-            Self::Cookies => "cookies",
-            Self::TopNames => "20 top names",
-        }
-    }
-
-    fn configuration(self) -> Value {
-        match self {
-            Self::Dnstap => json!({"dnstap": {}}),
-            Self::Cookies => json!({"cookies": {"enabled": true}}),
-            Self::TopNames => json!({"metrics": {"top_names": 20}}),
+            Self::Dnstap => ("dnstap, defaults", json!({"dnstap": {}})),
+            Self::Cookies => ("cookies", json!({"cookies": {"enabled": true}})),
+            Self::TopNames => ("20 top names", json!({"metrics": {"top_names": 20}})),
         }
     }
 }
@@ -103,7 +96,7 @@ impl Subject {
         match self {
             Self::Ours("off") => "ours, userspace only".to_owned(),
             Self::Ours(mode) => format!("ours, {mode}"),
-            Self::With(extra, mode) => format!("{}, {}", Self::Ours(mode).label(), extra.label()),
+            Self::With(extra, mode) => format!("{}, {}", Self::Ours(mode).label(), extra.parts().0),
             Self::Build(program, mode) => format!("{}, {mode}", program.display()),
             Self::Peer(peer) => peer.label().to_owned(),
             Self::Reference(_) => "bosh-dns".to_owned(),
@@ -156,7 +149,7 @@ impl<'a> Cell<'a> {
         let (processes, running) = match subject {
             Subject::Ours(mode) => running(start_build(server::program()?, &lab, foundation, mode)?),
             Subject::With(extra, mode) => {
-                let configuration = extra.configuration();
+                let (_, configuration) = extra.parts();
                 running(start_configured(server::program()?, &lab, foundation, mode, &configuration)?)
             }
             Subject::Build(program, mode) => running(start_build(program.clone(), &lab, foundation, mode)?),
