@@ -124,7 +124,7 @@ const COUNTED: [[&str; 4]; 3] = [
 ];
 
 /// Returns the rows of the targets that this run measured: target, measured value, bound, and whether it was met; then
-/// those that tests count.
+/// targets that tests count.
 pub(super) fn rows(report: &Report) -> Vec<[String; 4]> {
     let is_intel = report.facts.iter().any(|(key, value)| key == "machine" && value.contains("Intel"));
     let row = |target: &Target| {

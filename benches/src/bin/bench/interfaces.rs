@@ -21,7 +21,7 @@ use whole_system_tests::{
 use crate::{Plan, containers, part::Table, subject::Subject};
 
 const INTERFACES: usize = 500;
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for interfaces to be served.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time without changes after which admissions are proven and their next probe has passed (`attach/gate.rs`).
