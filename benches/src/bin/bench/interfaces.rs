@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use bosh_dns_xdp_benches::{foundation::Foundation, report::Rounds};
 use hickory_proto::rr::RecordType;
 use socket2::Socket;
@@ -34,7 +34,8 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let lab = containers::cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, _bpffs) = containers::start(&lab, &foundation, "tc")?;
-    let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;
+    let name = foundation.names().next().context("a foundation has names")?.to_string();
+    let query = client::query(&name, RecordType::A, None)?.to_vec()?;
     // The programs are loaded when the first interface needs them.
     cell.connect(INTERFACES..INTERFACES + 1)?;
     wait_until("the first interface to be served", LIMIT, || {
