@@ -317,11 +317,11 @@ fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
         let rows = Rows { removed: removed.to_vec(), added: added.to_vec() };
         return (removed.len() + added.len() <= most).then_some(rows);
     }
-    let same = Comparison::new(old, new);
+    let comparison = Comparison::new(old, new);
     let mut rows = Rows::default();
     let (mut at_old, mut at_new) = (0, 0);
     while at_old < old.len() && at_new < new.len() {
-        if same.rows(at_old, at_new) {
+        if comparison.are_same_rows(at_old, at_new) {
             (at_old, at_new) = (at_old + 1, at_new + 1);
             continue;
         }
@@ -329,7 +329,7 @@ fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
         let step = (1..=LONGEST_RUN).find_map(|run| {
             [(run, run), (0, run), (run, 0)].into_iter().find(|(of_old, of_new)| {
                 let (next_old, next_new) = (at_old + of_old, at_new + of_new);
-                next_old < old.len() && next_new < new.len() && same.rows(next_old, next_new)
+                next_old < old.len() && next_new < new.len() && comparison.are_same_rows(next_old, next_new)
             })
         });
         let (of_old, of_new) = step.unwrap_or((1, 1));
@@ -366,7 +366,7 @@ impl Translation {
     }
 
     /// Returns whether an old symbol and a new one stand for the same text.
-    fn is(&self, old: Symbol, new: Symbol) -> bool {
+    fn is_same(&self, old: Symbol, new: Symbol) -> bool {
         match self.0.get(old as usize) {
             Some(&translated) => translated == new && new != Symbol::MAX,
             // No value.
@@ -418,19 +418,19 @@ impl<'i> Comparison<'i> {
         Self { old, new, columns, places, groups }
     }
 
-    fn rows(&self, at_old: usize, at_new: usize) -> bool {
+    fn are_same_rows(&self, at_old: usize, at_new: usize) -> bool {
         let Self { old, new, columns: [id, num_id, az, az_id, network_id, agent_id], places, groups } = self;
         let (old_groups, new_groups) = (old.groups_of(at_old as Row), new.groups_of(at_new as Row));
-        id.is(old.id.values[at_old], new.id.values[at_new])
+        id.is_same(old.id.values[at_old], new.id.values[at_new])
             && old.addresses[at_old] == new.addresses[at_new]
-            && places[old.place[at_old] as usize] == Some(new.place[at_new])
+            && places[old.row_places[at_old] as usize] == Some(new.row_places[at_new])
             && old.indexes[at_old] == new.indexes[at_new]
-            && num_id.is(old.num_id.values[at_old], new.num_id.values[at_new])
-            && agent_id.is(old.agent_id.values[at_old], new.agent_id.values[at_new])
-            && az.is(old.az.values[at_old], new.az.values[at_new])
-            && az_id.is(old.az_id.values[at_old], new.az_id.values[at_new])
-            && network_id.is(old.network_id.values[at_old], new.network_id.values[at_new])
+            && num_id.is_same(old.num_id.values[at_old], new.num_id.values[at_new])
+            && agent_id.is_same(old.agent_id.values[at_old], new.agent_id.values[at_new])
+            && az.is_same(old.az.values[at_old], new.az.values[at_new])
+            && az_id.is_same(old.az_id.values[at_old], new.az_id.values[at_new])
+            && network_id.is_same(old.network_id.values[at_old], new.network_id.values[at_new])
             && old_groups.len() == new_groups.len()
-            && old_groups.iter().zip(new_groups).all(|(&old, &new)| groups.is(old, new))
+            && old_groups.iter().zip(new_groups).all(|(&old, &new)| groups.is_same(old, new))
     }
 }

@@ -27,7 +27,7 @@ pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 /// Returns the names that are listed because of a row, aliases of placeholders excepted.
 pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
     let instances = snapshot.instance_index();
-    let place = instances.place[row as usize];
+    let place = instances.row_places[row as usize];
     let id = plain(instances.id.text(row));
     let own = id.filter(|id| !id.starts_with(b"q-"));
     let mut names: Vec<Name> = long(snapshot, b"q-s0", place).into_iter().collect();
@@ -113,7 +113,7 @@ fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 /// Returns `<id>.<instance-group>.<network>.<deployment>.<domain>` for each instance.
 fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
-    let place = move |row| slice::from_ref(&instances.place[row as usize]);
+    let place = move |row| slice::from_ref(&instances.row_places[row as usize]);
     distinct(snapshot, place).filter_map(move |(id, place)| {
         let label = plain(instances.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
         long(snapshot, label, place)

@@ -169,7 +169,8 @@ impl Cache {
     /// Returns a fresh answer to the same question without DO, which is more useful than a failure.
     pub(crate) fn without_dnssec(&self, query: &Query<'_>) -> Option<Vec<u8>> {
         let edns = query.edns.filter(|edns| edns.dnssec_ok)?;
-        let plain = Query { edns: Some(wire::Edns { dnssec_ok: false, ..edns }), ..*query };
+        let mut plain = *query;
+        plain.edns = Some(wire::Edns { dnssec_ok: false, ..edns });
         let mut reply = Vec::new();
         self.write_fresh(&self.key(&plain)?, query, &mut reply).then_some(reply)
     }
@@ -249,7 +250,9 @@ impl Cache {
         }
         let mut message = entry.message.clone();
         // For a client that understands AD.
-        self.write_flags(&mut message, &Query { flags: query.flags | FLAG_AD, ..*query });
+        let mut validating = *query;
+        validating.flags |= FLAG_AD;
+        self.write_flags(&mut message, &validating);
         Some(ForwardedAnswer {
             name: query.question.name(),
             qtype: query.question.qtype,

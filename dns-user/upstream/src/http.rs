@@ -109,7 +109,7 @@ impl fmt::Debug for HttpSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, client: _, timeout, failure_lines: _ } = self;
         f.debug_struct("HttpSource")
-            .field("url", &shown(url))
+            .field("url", &redacted(url))
             .field("timeout", timeout)
             .finish_non_exhaustive()
     }
@@ -117,7 +117,7 @@ impl fmt::Debug for HttpSource {
 
 /// Returns a handler's URL for logs and reports, without user, password and the values of its
 /// query, which may be secret.
-pub fn shown(url: &Url) -> String {
+pub fn redacted(url: &Url) -> String {
     let mut shown = url.clone();
     if !shown.username().is_empty() || shown.password().is_some() {
         // This cannot fail for a URL that has a user.
@@ -185,7 +185,7 @@ impl HttpSource {
             Err(error) => {
                 if let Some(left_out) = self.failure_lines.admit_per_minute() {
                     tracing::warn!(
-                        url = shown(&self.url),
+                        url = redacted(&self.url),
                         error = with_causes(&error),
                         left_out,
                         "the HTTP request of a handler failed: the client gets SERVFAIL; check the handler's URL with \
@@ -303,9 +303,9 @@ mod tests {
     #[test]
     fn url_secrets_are_redacted() {
         let url = |text| Url::parse(text).unwrap();
-        let secret = shown(&url("https://user:password@dns.example:8443/x/?key=secret&a=b"));
+        let secret = redacted(&url("https://user:password@dns.example:8443/x/?key=secret&a=b"));
         assert_eq!(secret, "https://***@dns.example:8443/x/?***");
-        assert_eq!(shown(&url("http://dns.example/x/")), "http://dns.example/x/");
+        assert_eq!(redacted(&url("http://dns.example/x/")), "http://dns.example/x/");
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub use self::{
     contents::{CachedAnswer, Listing, Selection},
     handlers::{HandlerConfig, HandlerSource, Handlers, HttpServer},
     host_names::{HostName, HostNames},
-    http::shown,
+    http::redacted,
     interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
     reverse::reverse_reply,
     special::SpecialNames,

@@ -8,7 +8,7 @@ use crate::{
     cache::Cache,
     cached::{CachedSource, UncachedSource},
     forward::Forwarder,
-    http::shown,
+    http::redacted,
     recursor::{Recursor, RecursorCounters},
     store::Totals,
 };
@@ -161,7 +161,7 @@ impl CachedSource {
     pub fn explain(&self, name: &Name) -> ForwardingExplanation {
         let (recursors, url) = match self.source() {
             UncachedSource::Dns(forwarder) => (recursor_statuses(forwarder), None),
-            UncachedSource::Http(http) => (Vec::new(), Some(shown(http.url()))),
+            UncachedSource::Http(http) => (Vec::new(), Some(redacted(http.url()))),
             UncachedSource::Deny(_) => (Vec::new(), None),
         };
         let cached = self.cache().map(|cache| {

@@ -30,7 +30,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::{
     TryError, message,
-    udp::{Matching, Verdict, judge},
+    udp::{Matching, ReplyMatch, match_reply},
 };
 use dns_kit::{logs::LineLimit, tls::ServerVerifier};
 
@@ -321,11 +321,11 @@ impl Connection {
         let Some(Waiting { question, sender }) = waiting else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, TryError::WrongReply));
         };
-        let outcome = match judge(reply, &question, false) {
-            Verdict::Reply => Ok(reply.to_vec()),
-            Verdict::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
-            Verdict::Unreadable | Verdict::CutShort => Err(TryError::Unreadable),
-            Verdict::OtherQuestion | Verdict::NoReply => Err(TryError::WrongReply),
+        let outcome = match match_reply(reply, &question, false) {
+            ReplyMatch::Reply => Ok(reply.to_vec()),
+            ReplyMatch::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
+            ReplyMatch::Unreadable | ReplyMatch::CutShort => Err(TryError::Unreadable),
+            ReplyMatch::OtherQuestion | ReplyMatch::NoReply => Err(TryError::WrongReply),
         };
         // The client may be gone.
         let _ = sender.send(outcome.map_err(|error| Unanswered { error, shared: false }));

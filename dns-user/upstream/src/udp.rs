@@ -45,7 +45,7 @@ pub(crate) const MAX_IN_FLIGHT: usize = 16_384;
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 const SEND_TRIES: usize = 50;
 /// Maximum sleep of a socket's task, so that an unused socket is closed in time.
-const MAX_NAP: Duration = Duration::from_secs(5);
+const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes. The kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
@@ -117,12 +117,12 @@ impl UdpSockets {
     /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
         let first = rand::random_range(0..SOCKETS);
-        let asks_it = |at: usize| {
+        let is_in_flight_on = |at: usize| {
             let socket = self.slots[at].lock().clone();
-            socket.is_some_and(|socket| socket.pending.lock().asks(question))
+            socket.is_some_and(|socket| socket.pending.lock().has_question(question))
         };
         let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
-        all.find(|&at| !asks_it(at)).ok_or(TryError::Busy)
+        all.find(|&at| !is_in_flight_on(at)).ok_or(TryError::Busy)
     }
 
     fn register(
@@ -130,14 +130,14 @@ impl UdpSockets {
         chosen: usize,
         question: SmallVec<[u8; 64]>,
         exact_case: bool,
-    ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<Exchange>), TryError> {
+    ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<QueryResult>), TryError> {
         let mut slot = self.slots[chosen].lock();
         let (sender, receiver) = oneshot::channel();
-        let mut waiting = Waiting { question, exact_case, serial: 0, second_best: None, sender };
+        let mut waiting = PendingQuery { question, exact_case, serial: 0, second_best: None, sender };
         if let Some(socket) = &*slot {
-            match socket.enter(waiting, self, Wear::Counts) {
+            match socket.enter(waiting, self, ReuseLimits::Enforced) {
                 Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
-                Err(worn_out) => waiting = worn_out,
+                Err(refused) => waiting = refused,
             }
         }
         let socket = match Socket::open(self.address) {
@@ -145,22 +145,22 @@ impl UdpSockets {
             Err(error) => {
                 // Most likely the limit on open files.
                 drop(slot);
-                let (socket, id) = self.make_do(waiting).ok_or(error)?;
+                let (socket, id) = self.register_anywhere(waiting).ok_or(error)?;
                 return Ok((socket, id, receiver));
             }
         };
         tokio::spawn(Arc::clone(&socket).serve(self.matching, self.timeout, Arc::clone(&self.mismatched)));
-        let id = socket.enter(waiting, self, Wear::Counts).map_err(|_| TryError::TimedOut)?;
+        let id = socket.enter(waiting, self, ReuseLimits::Enforced).map_err(|_| TryError::TimedOut)?;
         *slot = Some(Arc::clone(&socket));
         Ok((socket, id, receiver))
     }
 
     /// Registers the query with any open socket, even a worn one: a port that is in use for longer
     /// is better than no forwarding.
-    fn make_do(&self, mut waiting: Waiting) -> Option<(Arc<Socket>, u16)> {
+    fn register_anywhere(&self, mut waiting: PendingQuery) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
             let Some(socket) = slot.lock().clone() else { continue };
-            match socket.enter(waiting, self, Wear::IsIgnored) {
+            match socket.enter(waiting, self, ReuseLimits::Ignored) {
                 Ok(id) => return Some((socket, id)),
                 Err(ended) => waiting = ended,
             }
@@ -171,29 +171,29 @@ impl UdpSockets {
 
 /// Whether age and number of queries keep a socket from taking more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wear {
-    Counts,
+enum ReuseLimits {
+    Enforced,
     /// The number of queries is ignored, because no new socket can be opened.
-    IsIgnored,
+    Ignored,
 }
 
 /// The result of a query on a socket.
-type Exchange = Result<Vec<u8>, TryError>;
+type QueryResult = Result<Vec<u8>, TryError>;
 
 #[derive(Debug)]
 struct Socket {
     /// The socket, registered only for replies and errors. With write readiness, the runtime would
     /// wake a thread for every datagram that leaves the send buffer.
     io: AsyncFd<UdpSocket>,
-    born: Instant,
+    opened: Instant,
     /// Queries that wait for replies.
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingQueries>,
 }
 
 /// The queries in flight on a socket.
 #[derive(Debug, Default)]
-struct Pending {
-    waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
+struct PendingQueries {
+    waiting: HashMap<u16, PendingQuery, foldhash::fast::RandomState>,
     /// Queries by expiry, which is the order of sending because all have the same timeout. Answered
     /// queries may still be listed.
     order: VecDeque<(Instant, u16, u64)>,
@@ -209,7 +209,7 @@ struct Pending {
 
 /// One query in flight.
 #[derive(Debug)]
-struct Waiting {
+struct PendingQuery {
     /// The question section as sent.
     question: SmallVec<[u8; 64]>,
     /// Whether the reply must repeat the letter case (0x20).
@@ -218,7 +218,7 @@ struct Waiting {
     serial: u64,
     /// A reply with another question, kept by [`Matching::Lenient`].
     second_best: Option<Vec<u8>>,
-    sender: oneshot::Sender<Exchange>,
+    sender: oneshot::Sender<QueryResult>,
 }
 
 impl Socket {
@@ -233,15 +233,20 @@ impl Socket {
         // SAFETY: the socket owns its descriptor, always gives the same one and keeps
         // it open until it is dropped, which happens inside the `AsyncFd`.
         let io = unsafe { AsyncFd::register_with_interest(socket.into(), interest) }?;
-        Ok(Self { io, born: Instant::now(), pending: Mutex::default() })
+        Ok(Self { io, opened: Instant::now(), pending: Mutex::default() })
     }
 
     /// Registers a query under a free random id; returns the query if this socket takes no more.
-    fn enter(&self, mut query: Waiting, sockets: &UdpSockets, wear: Wear) -> Result<u16, Waiting> {
+    fn enter(
+        &self,
+        mut query: PendingQuery,
+        sockets: &UdpSockets,
+        limits: ReuseLimits,
+    ) -> Result<u16, PendingQuery> {
         let now = Instant::now();
         let mut pending = self.pending.lock();
-        let worn = pending.uses >= MAX_USES || now.duration_since(self.born) > LIFETIME;
-        if pending.ended || worn && wear == Wear::Counts {
+        let is_worn_out = pending.uses >= MAX_USES || now.duration_since(self.opened) > LIFETIME;
+        if pending.ended || is_worn_out && limits == ReuseLimits::Enforced {
             pending.retired = true;
             return Err(query);
         }
@@ -286,8 +291,8 @@ impl Socket {
 
     /// Delivers replies and expires queries until the socket is retired and no longer needed.
     async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, mismatched: Arc<AtomicU64>) {
-        let nap = tokio::time::sleep(timeout.min(MAX_NAP));
-        tokio::pin!(nap);
+        let sleep = tokio::time::sleep(timeout.min(MAX_SLEEP));
+        tokio::pin!(sleep);
         loop {
             tokio::select! {
                 ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
@@ -299,19 +304,19 @@ impl Socket {
                     // wait for more.
                     let _ = resume_woken(|| ready.try_io(|_| self.receive(matching, &mismatched)));
                 }
-                () = &mut nap => {
+                () = &mut sleep => {
                     let now = Instant::now();
                     let mut pending = self.pending.lock();
                     pending.expire(now);
                     pending.forget_answered();
-                    let old = pending.retired || now.duration_since(self.born) > LIFETIME;
+                    let old = pending.retired || now.duration_since(self.opened) > LIFETIME;
                     if pending.order.is_empty() && old {
                         pending.ended = true;
                         break;
                     }
                     // A query registered later also expires later.
                     let next = pending.order.front().map_or(now + timeout, |&(deadline, ..)| deadline);
-                    nap.as_mut().reset(next.min(now + MAX_NAP).into());
+                    sleep.as_mut().reset(next.min(now + MAX_SLEEP).into());
                 }
             }
         }
@@ -342,21 +347,21 @@ impl Socket {
     }
 }
 
-impl Pending {
+impl PendingQueries {
     /// Delivers a datagram to the query that it answers; `false` if there is none.
     fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
         let Some(id) = message::u16_at(datagram, 0) else { return false };
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
-        let outcome = match judge(datagram, &waiting.question, waiting.exact_case) {
-            Verdict::Reply | Verdict::CutShort => Ok(datagram.to_vec()),
-            Verdict::Unreadable => Err(TryError::Unreadable),
-            Verdict::OtherQuestion => {
+        let outcome = match match_reply(datagram, &waiting.question, waiting.exact_case) {
+            ReplyMatch::Reply | ReplyMatch::CutShort => Ok(datagram.to_vec()),
+            ReplyMatch::Unreadable => Err(TryError::Unreadable),
+            ReplyMatch::OtherQuestion => {
                 if matching == Matching::Lenient {
                     waiting.second_best.get_or_insert_with(|| datagram.to_vec());
                 }
                 return false;
             }
-            Verdict::NoReply => return false,
+            ReplyMatch::NoReply => return false,
         };
         if let Some(waiting) = self.waiting.remove(&id) {
             // The client is gone.
@@ -380,7 +385,7 @@ impl Pending {
     }
 
     /// Returns whether a query with the same question is in flight.
-    fn asks(&self, question: &[u8]) -> bool {
+    fn has_question(&self, question: &[u8]) -> bool {
         self.waiting.values().any(|waiting| message::same_question(&waiting.question, question))
     }
 
@@ -395,7 +400,7 @@ impl Pending {
     }
 
     /// Removes the query that used `id` with number `serial`.
-    fn take(&mut self, id: u16, serial: u64) -> Option<Waiting> {
+    fn take(&mut self, id: u16, serial: u64) -> Option<PendingQuery> {
         self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial).then_some(())?;
         self.waiting.remove(&id)
     }
@@ -415,7 +420,7 @@ impl Pending {
 }
 
 /// Relation of a message to the query with the same id.
-pub(super) enum Verdict {
+pub(super) enum ReplyMatch {
     Reply,
     /// Truncated (TC) before the end of its question. Asks for a query over TCP.
     CutShort,
@@ -428,28 +433,28 @@ pub(super) enum Verdict {
 }
 
 /// Compares a message with the question of the query with its id.
-pub(super) fn judge(datagram: &[u8], question: &[u8], exact_case: bool) -> Verdict {
+pub(super) fn match_reply(datagram: &[u8], question: &[u8], exact_case: bool) -> ReplyMatch {
     if datagram.len() < message::HEADER_LEN {
-        return Verdict::Unreadable;
+        return ReplyMatch::Unreadable;
     }
     let flags = message::Flags::of(datagram);
     if !flags.is_reply() || flags.opcode() != 0 {
-        return Verdict::NoReply;
+        return ReplyMatch::NoReply;
     }
     if message::u16_at(datagram, 4) == Some(0) {
         return match flags.rcode() {
-            _ if flags.truncated() => Verdict::CutShort,
+            _ if flags.truncated() => ReplyMatch::CutShort,
             // Some servers refuse without repeating the question. That they cannot answer says nothing
             // about the name; every other RCODE does, and must name its question.
-            message::FORMERR | message::SERVFAIL | message::NOTIMP | message::REFUSED => Verdict::Reply,
-            _ => Verdict::OtherQuestion,
+            message::FORMERR | message::SERVFAIL | message::NOTIMP | message::REFUSED => ReplyMatch::Reply,
+            _ => ReplyMatch::OtherQuestion,
         };
     }
     let Some(theirs) = message::question_range(datagram).map(|range| &datagram[range]) else {
-        return if flags.truncated() { Verdict::CutShort } else { Verdict::Unreadable };
+        return if flags.truncated() { ReplyMatch::CutShort } else { ReplyMatch::Unreadable };
     };
     let same = if exact_case { *theirs == *question } else { message::same_question(question, theirs) };
-    if same { Verdict::Reply } else { Verdict::OtherQuestion }
+    if same { ReplyMatch::Reply } else { ReplyMatch::OtherQuestion }
 }
 
 //----------- Inbox --------------------------------------------------------

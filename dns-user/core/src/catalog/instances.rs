@@ -87,7 +87,7 @@ pub(crate) struct InstanceIndexBuilder {
     places: PlacesBuilder,
     /// Strings and place of the previous row: neighbouring rows often share them.
     last: Option<([String; 4], PlaceNumber)>,
-    place: Vec<PlaceNumber>,
+    row_places: Vec<PlaceNumber>,
     addresses: Vec<Option<IpAddr>>,
     indexes: Vec<Option<i64>>,
     groups: Dictionary,
@@ -100,7 +100,7 @@ pub(crate) struct InstanceIndexBuilder {
 impl InstanceIndexBuilder {
     pub(crate) fn push(&mut self, row: &NewRow<'_>) {
         let place = self.place(row);
-        self.place.push(place);
+        self.row_places.push(place);
         self.id.push(row.id);
         self.num_id.push(row.num_id);
         self.az.push(row.az);
@@ -147,7 +147,7 @@ impl InstanceIndexBuilder {
             domains,
             places,
             last: _,
-            place,
+            row_places,
             addresses,
             indexes,
             groups,
@@ -167,8 +167,8 @@ impl InstanceIndexBuilder {
             by_az_id: Arc::new(az_id.postings()),
             by_network_id: Arc::new(network_id.postings()),
             by_agent_id: Arc::new(agent_id.postings()),
-            by_place: Arc::new(place_postings(&places, &place)),
-            by_domain: Arc::new(domain_postings(&domains, &places, &place)),
+            by_place: Arc::new(place_postings(&places, &row_places)),
+            by_domain: Arc::new(domain_postings(&domains, &places, &row_places)),
             by_index: Arc::new(by_index),
             by_group: Arc::new(group_rows.postings(groups.len())),
             domain_names: Arc::new(Domains::new(domains.iter())),
@@ -180,13 +180,13 @@ impl InstanceIndexBuilder {
             agent_id: Arc::new(agent_id),
             domains: Arc::new(domains),
             places: Arc::new(places),
-            place: place.into(),
+            row_places: row_places.into(),
             addresses: addresses.into(),
             indexes: indexes.into(),
             index_numbers: Arc::new(index_numbers),
             groups: Arc::new(groups),
             group_rows: Arc::new(group_rows),
-            origin: None,
+            predecessor: None,
         }
     }
 }
@@ -243,7 +243,7 @@ pub(crate) struct InstanceIndex {
     pub(crate) domain_names: Arc<Domains>,
     pub(crate) groups: Arc<Dictionary>,
     pub(crate) places: Arc<Places>,
-    pub(crate) place: Arc<[PlaceNumber]>,
+    pub(crate) row_places: Arc<[PlaceNumber]>,
     /// Address of each row, if its value is a valid one.
     pub(crate) addresses: Arc<[Option<IpAddr>]>,
     /// Index of each row, if the file has that column.
@@ -264,12 +264,12 @@ pub(crate) struct InstanceIndex {
     by_index: Arc<Postings>,
     pub(crate) by_group: Arc<Postings>,
     /// `None` if all rows were read.
-    origin: Option<Origin>,
+    predecessor: Option<Predecessor>,
 }
 
 /// The index that another one was made of, and the rows that differ.
 #[derive(Debug)]
-struct Origin {
+struct Predecessor {
     index: Weak<InstanceIndex>,
     /// Rows that only that index has.
     removed: Box<[Row]>,
@@ -277,7 +277,7 @@ struct Origin {
     added: Box<[Row]>,
 }
 
-impl Origin {
+impl Predecessor {
     fn of(index: &Arc<InstanceIndex>, edits: &Edits) -> Self {
         Self {
             index: Arc::downgrade(index),
@@ -312,7 +312,7 @@ impl GroupRows {
 
 impl InstanceIndex {
     pub(crate) fn len(&self) -> usize {
-        self.place.len()
+        self.row_places.len()
     }
 
     pub(crate) fn instance(&self, row: Row) -> Instance<'_> {
@@ -336,7 +336,7 @@ impl InstanceIndex {
     }
 
     pub(crate) fn place_of(&self, row: Row) -> Place {
-        self.places.get(self.place[row as usize])
+        self.places.get(self.row_places[row as usize])
     }
 
     /// Returns the long form of a row's instance: id, instance group, network, deployment and domain, without the
@@ -391,7 +391,7 @@ impl InstanceIndex {
     /// Returns the rows that only this index has (second) and only `older` has (first); `None` unless this
     /// index was made of `older` by edits.
     pub(crate) fn edits_since(&self, older: &Self) -> Option<(&[Row], &[Row])> {
-        let Origin { index, removed, added } = self.origin.as_ref()?;
+        let Predecessor { index, removed, added } = self.predecessor.as_ref()?;
         std::ptr::eq(index.as_ptr(), older).then_some((removed, added))
     }
 
@@ -413,12 +413,12 @@ impl InstanceIndex {
         let (az_id, by_az_id) = column(&self.az_id, &self.by_az_id, &added.az_id);
         let (network_id, by_network_id) = column(&self.network_id, &self.by_network_id, &added.network_id);
         let (agent_id, by_agent_id) = column(&self.agent_id, &self.by_agent_id, &added.agent_id);
-        let place = self.edited_places(edits, added)?;
-        let (by_place, by_domain) = if Arc::ptr_eq(&place, &self.place) {
+        let row_places = self.edited_places(edits, added)?;
+        let (by_place, by_domain) = if Arc::ptr_eq(&row_places, &self.row_places) {
             (self.by_place.clone(), self.by_domain.clone())
         } else {
-            let by_domain = domain_postings(&self.domains, &self.places, &place);
-            (Arc::new(place_postings(&self.places, &place)), Arc::new(by_domain))
+            let by_domain = domain_postings(&self.domains, &self.places, &row_places);
+            (Arc::new(place_postings(&self.places, &row_places)), Arc::new(by_domain))
         };
         let indexes = edits.apply(&self.indexes, &added.indexes);
         let (index_numbers, by_index) = if Arc::ptr_eq(&indexes, &self.indexes) {
@@ -434,7 +434,7 @@ impl InstanceIndex {
             domains: self.domains.clone(),
             domain_names: self.domain_names.clone(),
             places: self.places.clone(),
-            place,
+            row_places,
             addresses: edits.apply(&self.addresses, &added.addresses),
             indexes,
             index_numbers,
@@ -454,7 +454,7 @@ impl InstanceIndex {
             by_agent_id,
             by_index,
             by_group,
-            origin: Some(Origin::of(self, edits)),
+            predecessor: Some(Predecessor::of(self, edits)),
         })
     }
 
@@ -472,8 +472,8 @@ impl InstanceIndex {
             })
         };
         let new: Vec<PlaceNumber> = (0..added.len() as Row).map(number_of).collect::<Option<_>>()?;
-        let place = edits.apply(&self.place, &new);
-        if Arc::ptr_eq(&place, &self.place) {
+        let place = edits.apply(&self.row_places, &new);
+        if Arc::ptr_eq(&place, &self.row_places) {
             return Some(place);
         }
         let mut seen = 0;

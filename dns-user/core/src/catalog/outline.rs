@@ -484,7 +484,7 @@ mod tests {
         for (column, postings) in columns {
             writeln!(text, "{:?} {postings:?}", column.values).unwrap();
         }
-        writeln!(text, "{:?} {:?} {:?}", index.place, index.addresses, index.indexes).unwrap();
+        writeln!(text, "{:?} {:?} {:?}", index.row_places, index.addresses, index.indexes).unwrap();
         writeln!(text, "{:?} {:?} {:?}", index.by_place, index.by_domain, index.by_group).unwrap();
         for row in 0..index.len() as u32 {
             let by_index = index.indexes[row as usize].map(|number| index.rows_with_index(number));

@@ -485,7 +485,7 @@ impl<'f> Bound<'f> {
         let among = |symbols: &[Symbol], symbol| symbols.is_empty() || symbols.contains(&symbol);
         place.domain == self.domain
             && self.id.is_none_or(|id| instances.id.values[index] == id)
-            && self.places.as_ref().is_none_or(|places| places.binary_search(&instances.place[index]).is_ok())
+            && self.places.as_ref().is_none_or(|all| all.binary_search(&instances.row_places[index]).is_ok())
             && among(&self.az_ids, instances.az_id.values[index])
             && among(&self.num_ids, instances.num_id.values[index])
             && among(&self.network_ids, instances.network_id.values[index])

@@ -54,7 +54,7 @@ const UNREACHABLE: u8 = 3;
 #[derive(Debug, Subcommand)]
 pub(super) enum Operate {
     /// Show the health of the server: version, records, fast path, recursors, last reload, newest problems
-    Status(status::StatusCommand),
+    Status(status::StatusArgs),
     /// List all instances, or the instances behind a name
     Instances(Instances),
     /// List the links of this VM's jobs with their health

@@ -26,7 +26,7 @@ pub(crate) async fn follow(
     let mut predecessor: Option<Arc<LiveConsul>> = None;
     loop {
         let wanted = settings.borrow_and_update().clone();
-        let keeping_up = async {
+        let installing = async {
             // Close the predecessor's connections before opening new ones, because an agent limits
             // the connections per client.
             let before = predecessor.take();
@@ -34,13 +34,13 @@ pub(crate) async fn follow(
             let until = before.and_then(|before| good_until(&before, &wanted));
             let source = Arc::new(LiveConsul::start(wanted, upstreams.upstream.load().host_names()));
             names.source.store(Some(source.clone()));
-            keep_up(&source, until, &names, &catalogs, &installed).await;
+            install_catalogs(&source, until, &names, &catalogs, &installed).await;
             Some(())
         };
         tokio::select! {
             // The sender is in `catalogs`.
             _ = settings.changed() => {}
-            Some(()) = keeping_up => return,
+            Some(()) = installing => return,
         }
         predecessor = names.source.swap(None);
     }
@@ -55,7 +55,7 @@ fn good_until(source: &LiveConsul, wanted: &LiveSettings) -> Option<Instant> {
 
 /// Installs the catalogs of a source. The previous catalog stays until the source has delivered
 /// everything, but no longer than `until`.
-async fn keep_up(
+async fn install_catalogs(
     source: &LiveConsul,
     until: Option<Instant>,
     names: &Arc<ConsulNames>,

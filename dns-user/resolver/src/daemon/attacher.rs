@@ -148,7 +148,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     // Forks, so it must precede the first thread.
     let servers = match servers {
-        Servers::Parent(server) => match divide(server).map_err(AttacherError::Parent)? {
+        Servers::Parent(server) => match fork_standby(server).map_err(AttacherError::Parent)? {
             Some(worker) => Servers::Parent(worker),
             None => return Ok(()),
         },
@@ -187,7 +187,7 @@ fn detach_earlier_programs(config: &Config) {
     }
 }
 
-fn serve_parent(worker: Worker, read: &ReadAuthority) {
+fn serve_parent(worker: AttacherProcess, read: &ReadAuthority) {
     match dns_fastpath::serve(worker.server(), read) {
         Ok(()) => worker.finish(),
         // If the server is still there, the standby process replaces this one.
@@ -275,13 +275,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const STABLE: Duration = Duration::from_secs(120);
 
 /// An attacher of the server.
-pub(super) struct Worker {
+pub(super) struct AttacherProcess {
     server: UnixStream,
     /// Shows the standby process that this one has ended: the kernel closes it, also after a kill.
     end: UnixStream,
 }
 
-impl Worker {
+impl AttacherProcess {
     pub(super) fn server(&self) -> &UnixStream {
         &self.server
     }
@@ -300,7 +300,7 @@ impl Worker {
 /// execve(2). So the attacher's process forks before its first thread: the parent attaches, and the child sleeps until
 /// that process is killed, then forks the next one. Each attacher offers the server a connection through the stream
 /// that the server created.
-fn divide(server: UnixStream) -> io::Result<Option<Worker>> {
+fn fork_standby(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
     // The seccomp filter does not permit wait4(2), so the kernel must reap attachers. SAFETY: SIG_IGN
     // installs no handler.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
@@ -312,13 +312,13 @@ fn divide(server: UnixStream) -> io::Result<Option<Worker>> {
     drop(worker);
     let (mut begun, mut pause) = (Instant::now(), FIRST_PAUSE);
     loop {
-        if wait(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
+        if wait_for_end(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
             return Ok(None);
         }
         if begun.elapsed() >= STABLE {
             pause = FIRST_PAUSE;
         }
-        if wait(&server, &server, Some(pause))? == Ended::Server {
+        if wait_for_end(&server, &server, Some(pause))? == Ended::Server {
             return Ok(None);
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -332,10 +332,10 @@ fn divide(server: UnixStream) -> io::Result<Option<Worker>> {
 }
 
 /// Offers the server a connection to a new attacher; also returns the stream that ends with the attacher.
-fn offer(server: &UnixStream) -> io::Result<(Worker, UnixStream)> {
+fn offer(server: &UnixStream) -> io::Result<(AttacherProcess, UnixStream)> {
     let connection = dns_fastpath::offer_connection(server)?;
     let (end, watched) = UnixStream::pair()?;
-    Ok((Worker { server: connection, end }, watched))
+    Ok((AttacherProcess { server: connection, end }, watched))
 }
 
 /// Returns whether the attacher at the other end has declared its end.
@@ -353,7 +353,7 @@ enum Ended {
 }
 
 /// Waits for the end of the server or of the attacher; the server sends nothing on its stream.
-fn wait(server: &UnixStream, attacher: &UnixStream, limit: Option<Duration>) -> io::Result<Ended> {
+fn wait_for_end(server: &UnixStream, attacher: &UnixStream, limit: Option<Duration>) -> io::Result<Ended> {
     let end = limit.map(|limit| Instant::now() + limit);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));

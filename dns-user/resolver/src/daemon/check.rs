@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    files::{Files, First},
+    files::{Files, InitialFiles},
     followed_file::Sources,
     listeners::all_addresses,
     settings::{self, WholeConfig},
@@ -22,7 +22,7 @@ use crate::{
     system,
 };
 use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
-use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
+use dns_upstream::{Denial, HandlerConfig, HandlerSource, redacted};
 
 /// Result of checking a configuration.
 #[derive(Clone, Debug, Serialize)]
@@ -170,7 +170,7 @@ fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeC
         _ => {}
     }
     // The status has the errors that would end the start.
-    let Ok((_files, First { snapshot, handlers, addresses, consul })) = started else {
+    let Ok((_files, InitialFiles { snapshot, handlers, addresses, consul })) = started else {
         errors.extend(foreign_addresses(&[config.listen]));
         return CheckReport { ok: false, errors, warnings, serves: None };
     };
@@ -202,7 +202,7 @@ fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeC
 fn handler_line(handler: &HandlerConfig) -> String {
     let source = match &handler.source {
         HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
-        HandlerSource::Http(server) => format!("http {}", shown(&server.url)),
+        HandlerSource::Http(server) => format!("http {}", redacted(&server.url)),
         HandlerSource::Deny(Denial::Nxdomain) => "deny NXDOMAIN".to_owned(),
         HandlerSource::Deny(Denial::Refused) => "deny REFUSED".to_owned(),
     };

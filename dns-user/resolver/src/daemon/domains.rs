@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use super::{
-    files::{Changes, Files, First},
+    files::{FileChanges, Files, InitialFiles},
     followed_file::{Reading, Sources},
 };
 use crate::ops::service_status::ServiceStatus;
@@ -27,7 +27,7 @@ impl RoutedDomains {
     /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
         let config = dns_kit::files::load_config(path)?.config;
-        let (files, First { snapshot, handlers, .. }) =
+        let (files, InitialFiles { snapshot, handlers, .. }) =
             Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();
         watch.set(files.folders());
@@ -55,7 +55,7 @@ impl RoutedDomains {
     /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
-        let Changes { snapshot, handlers, .. } = self.files.reload(Reading::IfChanged).await;
+        let FileChanges { snapshot, handlers, .. } = self.files.reload(Reading::IfChanged).await;
         if let Some(snapshot) = snapshot {
             self.of_records = domains_of_records(&snapshot);
         }

@@ -17,7 +17,7 @@ use super::{
     DaemonError,
     failures::{Failure, Failures},
     fast_path::Lifecycle,
-    files::{Changes, Files},
+    files::{FileChanges, Files},
     followed_file::{Reading, Sources},
     listeners::{Listeners, all_addresses},
     service_manager::{self, SignalRequest, Signals},
@@ -189,7 +189,7 @@ impl Daemon<'_> {
     }
 
     async fn reload_files(&mut self, reading: Reading) {
-        let Changes { snapshot, handlers, addresses, consul } = self.files.reload(reading).await;
+        let FileChanges { snapshot, handlers, addresses, consul } = self.files.reload(reading).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
             self.server_state.consul_changed();

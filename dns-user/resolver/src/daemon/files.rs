@@ -36,7 +36,7 @@ struct Inner {
 }
 
 #[derive(Default)]
-pub(super) struct Changes {
+pub(super) struct FileChanges {
     /// Rebuilt after a change of records or aliases.
     pub(super) snapshot: Option<Snapshot>,
     /// All handlers, if any handler file changed.
@@ -48,7 +48,7 @@ pub(super) struct Changes {
 }
 
 /// Results of the first read.
-pub(super) struct First {
+pub(super) struct InitialFiles {
     pub(super) snapshot: Snapshot,
     pub(super) handlers: Vec<HandlerConfig>,
     pub(super) addresses: Vec<SocketAddr>,
@@ -66,7 +66,7 @@ impl Files {
         sources: Sources,
         consul: Option<ConsulConfig>,
         service_status: &ServiceStatus,
-    ) -> Result<(Self, First), ConfigErrors> {
+    ) -> Result<(Self, InitialFiles), ConfigErrors> {
         let (catalog, snapshot, mut fatal) = CatalogFiles::start(&sources, service_status);
         let consul = consul.map(|config| ConsulFiles::start(config, service_status));
         let (consul_files, consul) = consul.unzip();
@@ -88,11 +88,11 @@ impl Files {
         if !fatal.is_empty() {
             return Err(ConfigErrors(fatal));
         }
-        Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
+        Ok((Self(Arc::new(Mutex::new(inner))), InitialFiles { snapshot, handlers, addresses, consul }))
     }
 
     /// Reads the files on a blocking thread.
-    pub(super) async fn reload(&self, reading: Reading) -> Changes {
+    pub(super) async fn reload(&self, reading: Reading) -> FileChanges {
         let this = self.clone();
         let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(reading))).await;
         // A panic has been logged with its location; the data in use stays.
@@ -136,7 +136,7 @@ impl Files {
 }
 
 impl Inner {
-    fn reload(&mut self, reading: Reading) -> Changes {
+    fn reload(&mut self, reading: Reading) -> FileChanges {
         // Start all reads first: waking this thread for each completion in turn would be slow on a
         // busy CPU.
         self.catalog.look_ahead(reading);
@@ -148,7 +148,7 @@ impl Inner {
         let addresses = self.read_addresses(reading);
         let addresses = whole("addresses files", addresses, "the current listen addresses stay in use");
         let consul = self.consul.as_mut().and_then(|files| files.refresh(reading, &self.service_status));
-        Changes { snapshot, handlers, addresses, consul }
+        FileChanges { snapshot, handlers, addresses, consul }
     }
 
     /// Returns the folders to watch, without duplicates.

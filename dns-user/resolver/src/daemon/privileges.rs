@@ -68,7 +68,7 @@ fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError>
     let failed =
         |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
     // Dropping from the bounding set requires root.
-    bound(needed)?;
+    shrink_bounding_set(needed)?;
     // Permitted capabilities survive the switch, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
     let group_list =
@@ -83,7 +83,7 @@ fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError>
 
 /// Removes all other capabilities from the bounding set, so that no executed program gains them.
 /// Without CAP_SETPCAP, as under systemd, the set is left unchanged.
-fn bound(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+fn shrink_bounding_set(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
         return Ok(());
     }
@@ -100,7 +100,7 @@ fn failed(reason: caps::errors::CapsError) -> PrivilegesError {
 
 /// Drops all other capabilities of this thread.
 fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
-    bound(needed)?;
+    shrink_bounding_set(needed)?;
     let permitted = caps::read(None, CapSet::Permitted).map_err(failed)?;
     let kept: CapsHashSet = permitted.intersection(needed).copied().collect();
     caps::set(None, CapSet::Effective, &kept).map_err(failed)?;

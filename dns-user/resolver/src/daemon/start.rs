@@ -17,7 +17,7 @@ use super::{
     event_loop::Daemon,
     failures::Failures,
     fast_path::{self, Lifecycle, OwnAttacher},
-    files::{Files, First},
+    files::{Files, InitialFiles},
     followed_file::Sources,
     listeners::{self, Control, Listeners, all_addresses},
     privileges,
@@ -74,7 +74,7 @@ pub(super) async fn start<'a>(
 
     start_dnstap(&config, &tap, &metrics, &service_status)?;
     tap.expose_top_names(config.metrics.top_names, metrics.registry())?;
-    let (files, First { snapshot, handlers, addresses, consul }) =
+    let (files, InitialFiles { snapshot, handlers, addresses, consul }) =
         Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
     watch.set(files.folders());

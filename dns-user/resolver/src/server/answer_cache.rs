@@ -16,7 +16,7 @@ use hashbrown::{HashTable, hash_table};
 
 use crate::state::{Dependence, Generation};
 use dns_core::{
-    name::NameRef,
+    name::{Name, NameRef},
     resolve::{Existence, LocalAnswer},
 };
 use dns_health::{InstanceSet, Tracked};
@@ -319,7 +319,6 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dns_core::name::Name;
 
     fn addresses(count: u32) -> Vec<Ipv4Addr> {
         (0..count).map(Ipv4Addr::from_bits).collect()

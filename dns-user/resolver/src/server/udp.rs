@@ -510,7 +510,7 @@ impl Arrivals {
         let Some(shared) = &self.0 else { return Vec::new() };
         let mut pairs = Pairs::new();
         shared.workers.lock().retain(|worker| {
-            for (pair, seen) in std::mem::take(&mut *worker.0.lock()) {
+            for (pair, seen) in mem::take(&mut *worker.0.lock()) {
                 pairs.entry(pair).or_default().add(seen);
             }
             // The counts of a worker that has ended have just been taken.

@@ -19,7 +19,7 @@ mod records;
 
 use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
-use dns_common::name::hash_name;
+use dns_common::{entry::AnswerPolicy, name::hash_name};
 
 pub(crate) use self::entry_store::{EntryStore, Placed};
 use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, Unfitting};
@@ -35,7 +35,7 @@ use crate::{
     },
 };
 use dns_core::{
-    changes::Facet,
+    changes::Changes,
     name::Name,
     resolve::{Existence, Health, Resolution},
 };

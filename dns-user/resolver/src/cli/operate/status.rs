@@ -22,7 +22,7 @@ use dns_kit::logs::time_of;
 use dns_upstream::RecursorStatus;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct StatusCommand {
+pub(in crate::cli) struct StatusArgs {
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
@@ -30,7 +30,7 @@ pub(in crate::cli) struct StatusCommand {
     json: bool,
 }
 
-impl StatusCommand {
+impl StatusArgs {
     /// Prints the status; a server that is not ready is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;

@@ -56,11 +56,11 @@ pub(super) struct Filter {
     pub(super) query_type: Option<String>,
     /// Only queries answered on this path
     #[arg(long, value_enum)]
-    pub(super) path: Option<Path>,
+    pub(super) path: Option<PathFilter>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Path {
+pub(super) enum PathFilter {
     /// Answered by the interface's program
     Fast,
     /// Answered by the server's sockets
@@ -80,8 +80,8 @@ impl Filter {
             }
         }
         match path {
-            Some(Path::Fast) => text.push_str("&path=fast"),
-            Some(Path::Userspace) => text.push_str("&path=userspace"),
+            Some(PathFilter::Fast) => text.push_str("&path=fast"),
+            Some(PathFilter::Userspace) => text.push_str("&path=userspace"),
             None => {}
         }
         text
@@ -96,9 +96,9 @@ pub(super) fn query_type(text: &str) -> Result<String, &'static str> {
 /// A line received from the API.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Sent {
+pub(super) enum ReceivedLine {
     /// A query, with its weight if sampled.
-    Line(TapLine),
+    Query(TapLine),
     /// Report of suppressed lines.
     Suppressed {
         /// Number of suppressed lines.
@@ -130,11 +130,11 @@ impl TapArgs {
                     continue;
                 }
                 match serde_json::from_slice(&line) {
-                    Ok(Sent::Line(line)) => {
+                    Ok(ReceivedLine::Query(line)) => {
                         print(&text(&line))?;
                         shown += 1;
                     }
-                    Ok(Sent::Suppressed { suppressed }) => {
+                    Ok(ReceivedLine::Suppressed { suppressed }) => {
                         print(&format!("... {suppressed} lines suppressed\n"))?
                     }
                     Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn filters_are_escaped() {
-        let filter = Filter { name: Some("a&b".into()), path: Some(Path::Fast), ..Filter::default() };
+        let filter = Filter { name: Some("a&b".into()), path: Some(PathFilter::Fast), ..Filter::default() };
         assert_eq!(filter.path(1, 10, true), "/tap?every=1&rate=10&misses=1&name=a%26b&path=fast");
     }
 }

@@ -18,7 +18,7 @@ use super::{
     Problem,
     client::{Client, Connection, Lines, wait_for},
     print, print_json,
-    tap::{Filter, Sent},
+    tap::{Filter, ReceivedLine},
 };
 use crate::ops::status::ServerStatus;
 
@@ -77,7 +77,7 @@ impl Watch {
         let client = Client::new(&top.connection).await?;
         let mut model = Model::new(status(&client).await?);
         tokio::time::sleep(Duration::from_millis(200)).await;
-        model.counters(status(&client).await?);
+        model.update(status(&client).await?);
         let every = sampling(model.rate());
         let lines = client.lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false)).await?;
         let period = Duration::from_secs(top.seconds);
@@ -99,8 +99,8 @@ impl Watch {
     fn take(&mut self, line: Option<&[u8]>) -> Result<(), Problem> {
         let line = line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
         match serde_json::from_slice(line) {
-            Ok(Sent::Line(line)) => self.model.line(&line),
-            Ok(Sent::Suppressed { suppressed }) => self.model.suppressed(suppressed),
+            Ok(ReceivedLine::Query(line)) => self.model.count_line(&line),
+            Ok(ReceivedLine::Suppressed { suppressed }) => self.model.suppressed(suppressed),
             Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
         }
         Ok(())
@@ -108,7 +108,7 @@ impl Watch {
 
     /// Reads the counters and adjusts the sampling to the traffic.
     async fn refresh(&mut self) -> Result<(), Problem> {
-        self.model.counters(status(&self.client).await?);
+        self.model.update(status(&self.client).await?);
         let wanted = sampling(self.model.rate());
         if wanted > self.every * 4 || wanted * 4 < self.every {
             let path = self.filter.path(wanted, LINES_PER_SECOND as u32 * 4, false);

@@ -18,7 +18,7 @@ use crate::ops::{
 use dns_upstream::admission::client_of;
 
 /// Maximum number of counted names, and of counted clients; beyond it the rarest half is dropped.
-const COUNTED: usize = 10_000;
+const MAX_COUNTED: usize = 10_000;
 
 /// Number of past rates kept for the chart.
 const HISTORY: usize = 120;
@@ -29,7 +29,7 @@ const PRINTED: usize = 15;
 /// Everything `top` shows: latest status, rates, history, counts.
 pub(super) struct Model {
     pub(super) status: ServerStatus,
-    taken: Instant,
+    read_at: Instant,
     pub(super) rates: Rates,
     /// Replies per second, oldest first.
     pub(super) history: VecDeque<u64>,
@@ -85,7 +85,7 @@ impl Model {
     pub(super) fn new(status: ServerStatus) -> Self {
         Self {
             status,
-            taken: Instant::now(),
+            read_at: Instant::now(),
             rates: Rates::default(),
             history: VecDeque::new(),
             names: Counts::default(),
@@ -94,8 +94,8 @@ impl Model {
         }
     }
 
-    pub(super) fn counters(&mut self, status: ServerStatus) {
-        let seconds = self.taken.elapsed().as_secs_f64().max(0.001);
+    pub(super) fn update(&mut self, status: ServerStatus) {
+        let seconds = self.read_at.elapsed().as_secs_f64().max(0.001);
         // A restarted server counts from zero.
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
         let (new, old) = (&status.replies, &self.status.replies);
@@ -122,14 +122,14 @@ impl Model {
         self.history.push_back((rates.fast + rates.userspace) as u64);
         self.rates = rates;
         self.status = status;
-        self.taken = Instant::now();
+        self.read_at = Instant::now();
     }
 
     pub(super) fn rate(&self) -> f64 {
         self.rates.fast + self.rates.userspace
     }
 
-    pub(super) fn line(&mut self, line: &TapLine) {
+    pub(super) fn count_line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
         let queries = match line.path {
             TapPath::Fast => QueryCount { fast: weight, userspace: 0, lines: 1 },
@@ -297,9 +297,9 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
         entry.userspace += queries.userspace;
         entry.lines += queries.lines;
         self.total += queries.total();
-        if self.counts.len() > COUNTED {
+        if self.counts.len() > MAX_COUNTED {
             let mut totals: Vec<u64> = self.counts.values().map(|queries| queries.total()).collect();
-            let (_, median, _) = totals.select_nth_unstable(COUNTED / 2);
+            let (_, median, _) = totals.select_nth_unstable(MAX_COUNTED / 2);
             let median = *median;
             // If most keys were seen once, `> median` keeps only the frequent ones.
             self.counts.retain(|_, queries| queries.total() > median);
@@ -329,11 +329,11 @@ mod tests {
     fn hot_keys_survive_rare_flood() {
         let mut counts = Counts::default();
         let once = QueryCount { fast: 1, userspace: 0, lines: 1 };
-        for number in 0..3 * COUNTED as u64 {
+        for number in 0..3 * MAX_COUNTED as u64 {
             counts.add(number + 1_000_000, once);
             counts.add(number % 7, once);
         }
-        assert!(counts.counts.len() <= COUNTED);
+        assert!(counts.counts.len() <= MAX_COUNTED);
         let hottest: Vec<u64> = counts.ranked(1.0).iter().take(7).map(|ranked| *ranked.key).collect();
         let mut sorted = hottest.clone();
         sorted.sort_unstable();
