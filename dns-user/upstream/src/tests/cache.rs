@@ -175,6 +175,11 @@ async fn failures_are_cached_briefly() {
     }
 }
 
+fn of_client(client: [u8; 4], mut query: Query<'_>) -> Query<'_> {
+    query.client = Some(client.into());
+    query
+}
+
 #[tokio::test]
 async fn flooding_client_leaves_room() {
     let silent = Scripted::start(|_| vec![]).await;
@@ -190,7 +195,7 @@ async fn flooding_client_leaves_room() {
             tokio::spawn(async move {
                 let name = [&b"\x06"[..], format!("{number:06}").as_bytes(), b"\0"].concat();
                 let message = query(&name, 1);
-                let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
+                let flooding = of_client([192, 0, 2, 1], parsed(&message));
                 source.answer(&flooding).await;
             })
         })
@@ -200,10 +205,10 @@ async fn flooding_client_leaves_room() {
     }
     let mut reply = Vec::new();
     let message = query(NAME, 1);
-    let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
+    let flooding = of_client([192, 0, 2, 1], parsed(&message));
     assert!(source.answer_at_once(&flooding, &mut reply), "refused without a task");
     assert_eq!(rcode(&reply), message::SERVFAIL);
-    let other = Query { client: Some([192, 0, 2, 2].into()), ..parsed(&message) };
+    let other = of_client([192, 0, 2, 2], parsed(&message));
     assert!(!source.answer_at_once(&other, &mut reply), "another client may wait");
     flood.iter().for_each(|query| query.abort());
     for query in flood {

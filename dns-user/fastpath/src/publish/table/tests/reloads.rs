@@ -2,6 +2,7 @@
 //! the names that the change concerns.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     net::Ipv4Addr,
     sync::atomic::{AtomicUsize, Ordering},
@@ -15,7 +16,10 @@ use super::super::{
     *,
 };
 use crate::map::layout::read_name;
-use dns_core::catalog::{AliasFiles, NameRules, Records, Snapshot};
+use dns_core::{
+    catalog::{AliasFiles, NameRules, Records, Snapshot},
+    changes::Facets,
+};
 
 /// A snapshot that counts resolutions.
 struct Counted {
