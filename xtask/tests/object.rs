@@ -14,7 +14,8 @@ fn build_folder_does_not_matter() {
     // Registry crates are those of the workspace's own build; this project's crates are built in each folder.
     let scratch = tempfile::tempdir_in(root.join("target")).unwrap();
     let target = scratch.path().join("target");
-    let copied = Command::new("cp").arg("-a").arg(root.join("dns-ebpf/target")).arg(&target).status().unwrap();
+    let copied =
+        Command::new("cp").arg("-a").arg(root.join("dns-ebpf/target")).arg(&target).status().unwrap();
     assert!(copied.success());
     let objects = ["one", "another/deeper"].map(|place| {
         forget_ours(&target.join("bpfel-unknown-none/release/.fingerprint"));

@@ -339,8 +339,6 @@ pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot write its files has failed")]
-
     use std::path::Path;
 
     use clap::Parser as _;
