@@ -3,12 +3,13 @@
 
 use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
+use anyhow::anyhow;
 use async_nats::{Client, ConnectOptions, Event};
 use dns_kit::logs::LineLimit;
 use tokio::sync::watch;
 
 use crate::{
-    http::{AcceptedName, RotatingTls, TlsError, TlsFiles},
+    http::{AcceptedName, RotatingTls, TlsFiles},
     message::agent_subject,
 };
 
@@ -55,19 +56,9 @@ pub struct Bus {
     pub connected: watch::Receiver<u64>,
 }
 
-/// Errors that a reconnect cannot repair.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum BusError {
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("NATS at {servers}: {problem}")]
-    Connect { servers: String, problem: String },
-}
-
 impl Bus {
     /// Starts connecting; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
-    pub async fn connect(options: &BusOptions, name: &str) -> Result<Self, BusError> {
+    pub async fn connect(options: &BusOptions, name: &str) -> anyhow::Result<Self> {
         let BusOptions { nats, tls: files, ping_every } = options;
         let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
@@ -95,7 +86,7 @@ impl Bus {
             .event_callback(events)
             .connect(nats.clone())
             .await
-            .map_err(|error| BusError::Connect { servers: nats.join(","), problem: error.to_string() })?;
+            .map_err(|error| anyhow!("NATS at {}: {error}", nats.join(",")))?;
         tokio::spawn(follow_rotation(client.clone(), tls));
         Ok(Self { client, connected })
     }

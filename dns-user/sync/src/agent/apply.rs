@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use anyhow::{anyhow, bail};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
@@ -11,7 +12,7 @@ use super::disk::{Disk, DiskError};
 use crate::{
     digest::{self, MultiDigest},
     message::{Announcement, BlobLocation, Extra, Patch, Report},
-    store::{Store, StoreError},
+    store::Store,
 };
 
 /// Attempts to download a blob.
@@ -36,23 +37,6 @@ pub(super) struct Applier {
     held: watch::Sender<Report>,
     /// Highest announced version that is not applied yet; 0 if there is none.
     pub(super) announced: watch::Sender<u64>,
-}
-
-/// Reasons why a version cannot be applied.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ApplyError {
-    #[error("download of the blob failed {ATTEMPTS} times: {0}")]
-    Download(StoreError),
-    #[error("downloading the blob: {0}")]
-    NotTried(StoreError),
-    #[error("a newer version was announced meanwhile")]
-    Overtaken,
-    #[error("checking the blob: {0}")]
-    Digest(#[from] digest::DigestError),
-    #[error("patch: {0}")]
-    Patch(String),
-    #[error(transparent)]
-    Disk(#[from] DiskError),
 }
 
 impl Applier {
@@ -89,7 +73,7 @@ impl Applier {
     }
 
     /// Applies a version if it is higher than ours. Returns the file's state afterwards.
-    pub(super) async fn apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
+    pub(super) async fn apply(&mut self, announcement: &Announcement) -> anyhow::Result<Report> {
         let done = self.try_apply(announcement).await;
         // A version that cannot be applied must not block a lower one.
         self.announced.send_if_modified(|newest| {
@@ -102,7 +86,7 @@ impl Applier {
         done
     }
 
-    async fn try_apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
+    async fn try_apply(&mut self, announcement: &Announcement) -> anyhow::Result<Report> {
         let held = self.report().await?;
         let (ours, announced) = (held.version, announcement.version);
         if announced <= ours {
@@ -147,9 +131,10 @@ impl Applier {
     }
 
     /// Fetches and writes a version. Returns the metric label of the way it was obtained.
-    async fn take(&mut self, announcement: &Announcement, ours: u64) -> Result<&'static str, ApplyError> {
+    async fn take(&mut self, announcement: &Announcement, ours: u64) -> anyhow::Result<&'static str> {
         // Refuse unknown digest algorithms before the download.
-        let digest = MultiDigest::parse(&announcement.digest)?;
+        let digest = MultiDigest::parse(&announcement.digest)
+            .map_err(|error| anyhow!("checking the blob: {error}"))?;
         let Extra { patch, spread_ms, size } = announcement.extra.clone().unwrap_or_default();
         let longest = match usize::try_from(size) {
             Ok(size @ 1..) => size.min(self.store.longest),
@@ -158,7 +143,9 @@ impl Applier {
         if let Some(patch) = patch.filter(|patch| patch.from == ours && ours > 0) {
             match self.by_patch(patch, digest.clone(), announcement.version, longest).await {
                 Ok(()) => return Ok(BY_PATCH),
-                Err(error @ ApplyError::Disk(DiskError::Write(_) | DiskError::Hangs(_))) => {
+                Err(error)
+                    if matches!(error.downcast_ref(), Some(DiskError::Write(_) | DiskError::Hangs(_))) =>
+                {
                     return Err(error);
                 }
                 Err(error) => {
@@ -172,7 +159,7 @@ impl Applier {
         let bytes = tokio::select! {
             biased;
             Ok(_) = newest.wait_for(|newest| *newest > announcement.version) => {
-                return Err(ApplyError::Overtaken);
+                bail!("a newer version was announced meanwhile");
             }
             downloaded = async {
                 tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
@@ -191,19 +178,17 @@ impl Applier {
         digest: MultiDigest,
         version: u64,
         longest: usize,
-    ) -> Result<(), ApplyError> {
-        let frame = STANDARD.decode(&patch.zstd).map_err(|error| ApplyError::Patch(error.to_string()))?;
+    ) -> anyhow::Result<()> {
+        let unusable = |error: &dyn std::fmt::Display| anyhow!("patch: {error}");
+        let frame = STANDARD.decode(&patch.zstd).map_err(|error| unusable(&error))?;
         let old = self.disk.call(|records| records.bytes()).await?;
         let patched = tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
-        let patched = match patched {
-            Ok(patched) => patched.map_err(|error| ApplyError::Patch(error.to_string()))?,
-            Err(error) => return Err(ApplyError::Patch(error.to_string())),
-        };
+        let patched = patched.map_err(|error| unusable(&error))?.map_err(|error| unusable(&error))?;
         Ok(self.disk.call(move |records| records.write(patched.into(), &digest, version)).await?)
     }
 
     /// Downloads the blob, with a limited number of attempts.
-    async fn download(&self, source: &BlobLocation, longest: usize) -> Result<Bytes, ApplyError> {
+    async fn download(&self, source: &BlobLocation, longest: usize) -> anyhow::Result<Bytes> {
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
@@ -213,8 +198,10 @@ impl Applier {
             };
             match got {
                 Ok(bytes) => return Ok(bytes),
-                Err(error) if !error.is_worth_retrying() => return Err(ApplyError::NotTried(error)),
-                Err(error) if attempt == ATTEMPTS => return Err(ApplyError::Download(error)),
+                Err(error) if !error.is_worth_retrying() => bail!("downloading the blob: {error}"),
+                Err(error) if attempt == ATTEMPTS => {
+                    bail!("download of the blob failed {ATTEMPTS} times: {error}")
+                }
                 Err(error) => tracing::warn!(attempt, "cannot download the blob; trying again: {error}"),
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
@@ -341,17 +328,15 @@ mod tests {
         }
         assert_eq!((file(), agent.metrics.lower.get()), (dataset(5), 1));
         // Another digest, another version inside, no dataset, no digest.
-        assert!(matches!(
-            agent.apply(&announcement(6, &dataset(6), None)).await,
-            Err(ApplyError::Disk(DiskError::Digest(_)))
-        ));
-        assert!(matches!(
-            agent.apply(&announcement(6, b"no dataset", None)).await,
-            Err(ApplyError::Disk(DiskError::Content(_)))
-        ));
+        let disk = async |agent: &mut Applier, blob: &[u8]| {
+            let error = agent.apply(&announcement(6, blob, None)).await.unwrap_err();
+            error.downcast::<DiskError>().unwrap()
+        };
+        assert!(matches!(disk(&mut agent, &dataset(6)).await, DiskError::Digest(_)));
+        assert!(matches!(disk(&mut agent, b"no dataset").await, DiskError::Content(_)));
         blob(&dataset(7));
-        let wrong = agent.apply(&announcement(6, &dataset(7), None)).await;
-        assert!(matches!(wrong, Err(ApplyError::Disk(DiskError::Version { found: 7, announced: 6 }))));
+        let wrong = disk(&mut agent, &dataset(7)).await;
+        assert!(matches!(wrong, DiskError::Version { found: 7, announced: 6 }));
         assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
         // The next start finds the file.
         assert_eq!(applier(folder).await.held.borrow().version, 5);
@@ -368,7 +353,7 @@ mod tests {
             tokio::task::yield_now().await;
             announced.send_replace(6);
         });
-        assert!(matches!(done, Err(ApplyError::Overtaken)));
+        assert_eq!(done.unwrap_err().to_string(), "a newer version was announced meanwhile");
         fs::write(place.path().join("blob"), dataset(6)).unwrap();
         agent.apply(&announcement(6, &dataset(6), None)).await.unwrap();
         assert_eq!(agent.held.borrow().version, 6);

@@ -272,10 +272,8 @@ fn whole_hosts_file<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, 
     text
 }
 
-/// Our block in the file has no end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync")]
-struct NoEnd;
+/// The error of a file in which our block has no end.
+const NO_END: &str = "the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync";
 
 /// Returns the file with our block added or replaced.
 ///
@@ -283,12 +281,12 @@ struct NoEnd;
 fn with_hosts_block<'a>(
     file: &str,
     records: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<String, NoEnd> {
+) -> Result<String, &'static str> {
     let (before, after) = match line_at(file, BLOCK_BEGIN) {
         None => (file, ""),
         Some(start) => {
             let rest = &file[start..];
-            let end = line_at(rest, BLOCK_END).ok_or(NoEnd)?;
+            let end = line_at(rest, BLOCK_END).ok_or(NO_END)?;
             let after = &rest[end + BLOCK_END.len()..];
             (&file[..start], after.strip_prefix('\n').unwrap_or(after))
         }

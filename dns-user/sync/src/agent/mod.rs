@@ -246,15 +246,11 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
 }
 
 /// A text that is not an octal file mode.
-#[derive(Debug, thiserror::Error)]
-#[error("expected an octal mode such as 640")]
-struct NoMode;
-
 /// Parses an octal file mode.
-fn octal(text: &str) -> Result<u32, NoMode> {
+fn octal(text: &str) -> Result<u32, &'static str> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err(NoMode),
+        _ => Err("expected an octal mode such as 640"),
     }
 }
 

@@ -7,13 +7,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::anyhow;
 use dns_kit::files::bounded;
 
 use super::state::{Folder, StateError};
 use crate::inventory::{
-    Inventory, InventoryError,
+    Inventory,
     changes::{Change, Changes, Settled},
-    file::{self, FileError, RawInventory},
+    file::{self, RawInventory},
 };
 
 /// Name of the file with the changes made by command.
@@ -33,18 +34,6 @@ pub(crate) struct InventoryOptions {
     pub nodes: Option<PathBuf>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SourceError {
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("{}: {cause}", path.display())]
-    Inventory { path: PathBuf, cause: InventoryError },
-    #[error(transparent)]
-    Change(#[from] InventoryError),
-    #[error(transparent)]
-    State(#[from] StateError),
-}
-
 /// Identity of the files' content: path and, if it exists, change time, inode and length.
 pub(crate) type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
 
@@ -55,13 +44,12 @@ impl InventoryOptions {
     }
 
     /// Reads the files, without the changes made by command.
-    pub(crate) fn files(&self) -> Result<RawInventory, SourceError> {
-        let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
-        let failed = |cause| FileError::Io { path: path.clone(), cause };
-        let bytes = bounded::read_at_most(path, LONGEST_FILE).map_err(failed)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let read =
-            file::read_nodes(&text).map_err(|cause| SourceError::Inventory { path: path.clone(), cause })?;
+    pub(crate) fn files(&self) -> anyhow::Result<RawInventory> {
+        let Some(path) = &self.nodes else { return file::load(self.path()) };
+        let bytes = bounded::read_at_most(path, LONGEST_FILE)
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         if read.instances().next().is_none() {
             tracing::warn!(
                 file = %path.display(),
@@ -73,7 +61,7 @@ impl InventoryOptions {
     }
 
     /// Reads the inventory. Changes that no longer apply are removed from the folder and logged.
-    pub(crate) fn load(&self, folder: &Folder) -> Result<Inventory, SourceError> {
+    pub(crate) fn load(&self, folder: &Folder) -> anyhow::Result<Inventory> {
         let files = self.files()?;
         let changes: Changes = folder.read(CHANGES)?.unwrap_or_default();
         if !changes.clone().settle(&files).is_empty() {
@@ -100,12 +88,11 @@ impl InventoryOptions {
                 );
             }
         }
-        Inventory::parse(changes.over(files))
-            .map_err(|cause| SourceError::Inventory { path: self.path().to_owned(), cause })
+        Inventory::parse(changes.over(files)).map_err(|error| anyhow!("{}: {error}", self.path().display()))
     }
 
     /// Adds a change made by command. A change that makes the inventory invalid is rejected.
-    pub(crate) fn change(&self, folder: &Folder, change: Change) -> Result<(), SourceError> {
+    pub(crate) fn change(&self, folder: &Folder, change: Change) -> anyhow::Result<()> {
         let files = self.files()?;
         folder.edit(CHANGES, |changes: &mut Changes| {
             changes.settle(&files);

@@ -60,7 +60,7 @@ pub(crate) struct CommittedVersion {
 #[derive(Debug)]
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
-    /// AgentVersion while the publisher runs.
+    /// Held while the publisher runs.
     _lock: Option<Flock<File>>,
 }
 

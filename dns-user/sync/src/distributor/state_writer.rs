@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     PublishOptions,
-    source::{CHANGES, QUIET_MS, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps},
+    source::{CHANGES, QUIET_MS, Quiet, REMOVAL_QUIET_MS, Stamps, is_old, is_renamed, stamps},
     state::{CommittedVersion, Folder, PublisherState, StateError},
 };
 use crate::{
@@ -332,9 +332,7 @@ impl StateWriter {
 
 /// Returns whether a failure may be transient although the inventory stays the same.
 pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
-    error.is::<StateError>()
-        || error.is::<dns_kit::files::atomic::ReplaceError>()
-        || matches!(error.downcast_ref(), Some(SourceError::State(_)))
+    error.is::<StateError>() || error.is::<dns_kit::files::atomic::ReplaceError>()
 }
 
 #[cfg(test)]

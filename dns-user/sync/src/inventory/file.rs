@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{anyhow, bail, ensure};
 use dns_kit::files::bounded;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -169,49 +170,31 @@ impl<'de> Deserialize<'de> for Addresses {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FileError {
-    #[error("{}: {cause}", path.display())]
-    Io { path: PathBuf, cause: io::Error },
-    #[error("{}: {problem}", path.display())]
-    Content { path: PathBuf, problem: ContentError },
+fn in_file(path: &Path) -> impl Fn(anyhow::Error) -> anyhow::Error {
+    move |problem| anyhow!("{}: {problem}", path.display())
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ContentError {
-    #[error("the file is empty; an empty fleet is `deployments: []`")]
-    Empty,
-    #[error("{0}")]
-    Malformed(Box<serde_saphyr::Error>),
-    #[error("another file has a different `domain`; set it once")]
-    TwoDomains,
-    #[error("the folder has no *.yml, *.yaml or *.json")]
-    NoFiles,
-}
-
-pub(crate) fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
-    if text.iter().all(u8::is_ascii_whitespace) {
-        return Err(ContentError::Empty);
-    }
+pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
+    let is_empty = text.iter().all(u8::is_ascii_whitespace);
+    ensure!(!is_empty, "the file is empty; an empty fleet is `deployments: []`");
     // JSON is also YAML, but `serde_json` is several times as fast; mistakes are reported by the YAML parser,
     // which states their position.
     match serde_json::from_slice(text) {
         Ok(raw) => Ok(raw),
-        Err(_) => serde_saphyr::from_slice(text).map_err(|error| ContentError::Malformed(Box::new(error))),
+        Err(_) => serde_saphyr::from_slice(text).map_err(|error| anyhow!("{error}")),
     }
 }
 
 /// Reads a file, or all `*.yml`, `*.yaml` and `*.json` of a folder in order of their names;
 /// deployments of the same name are merged.
-pub(crate) fn load(path: &Path) -> Result<RawInventory, FileError> {
+pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
     let mut all = RawInventory::default();
     for file in files(path)? {
-        let content = |problem| FileError::Content { path: file.clone(), problem };
-        let failed = |cause| FileError::Io { path: file.clone(), cause };
-        let text = bounded::read_at_most(&file, LONGEST_FILE).map_err(failed)?;
-        let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
+        let text = bounded::read_at_most(&file, LONGEST_FILE).map_err(anyhow::Error::from);
+        let read = text.and_then(|text| read(&text)).map_err(in_file(&file))?;
+        let RawInventory { domain, index_records, deployments } = read;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
-            return Err(content(ContentError::TwoDomains));
+            bail!("{}: another file has a different `domain`; set it once", file.display());
         }
         all.domain = all.domain.or(domain);
         all.index_records = all.index_records.or(index_records);
@@ -225,8 +208,8 @@ pub(crate) fn load(path: &Path) -> Result<RawInventory, FileError> {
     Ok(all)
 }
 
-pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let failed = |cause| FileError::Io { path: path.to_owned(), cause };
+pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let failed = |cause: io::Error| in_file(path)(cause.into());
     if !fs::metadata(path).map_err(failed)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -239,9 +222,7 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
             found.push(file);
         }
     }
-    if found.is_empty() {
-        return Err(FileError::Content { path: path.to_owned(), problem: ContentError::NoFiles });
-    }
+    ensure!(!found.is_empty(), "{}: the folder has no *.yml, *.yaml or *.json", path.display());
     found.sort_unstable();
     Ok(found)
 }
