@@ -58,12 +58,12 @@ fn main() -> Result<()> {
     for number in 0..count {
         let container: Container = serde_json::from_value(json!({"guid": format!("container-{number:05}")}))?;
         // A key generated on this thread would not count as the pool's.
-        rotator.pool().wait(1, KEY_LIMIT);
+        rotator.pool.wait(1, KEY_LIMIT);
         rotator.create(container, now)?;
     }
     println!("{count} identities, {kind:?}: {:.2?} of CPU to create", cpu()? - used);
 
-    let (used, keys, begun) = (cpu()?, rotator.pool().used(), Instant::now());
+    let (used, keys, begun) = (cpu()?, rotator.pool.used(), Instant::now());
     let wanted = u64::try_from(count)? * u64::from(CYCLES);
     let mut shown = 0;
     loop {
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         for _ in 0..100 {
             match rotator.step(now) {
                 // Keys are generated in real time.
-                Next::Key => drop(rotator.pool().wait(1, KEY_LIMIT)),
+                Next::Key => drop(rotator.pool.wait(1, KEY_LIMIT)),
                 Next::At(at) if at > now => {
                     now = rotator.next_renewal().map_or(at, |next| next.max(at));
                 }
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
         let done = rotator.status(now).renewals;
         if done >= wanted || done >= shown + wanted / 20 {
             shown = done;
-            let (all, keys) = (cpu()? - used, rotator.pool().used() - keys);
+            let (all, keys) = (cpu()? - used, rotator.pool.used() - keys);
             println!(
                 "{done} of {wanted} renewals: {all:.2?} of CPU, {:.3} times the {keys:.2?} of the keys, within \
                  {:.2?}",

@@ -46,11 +46,12 @@ use crate::{
 pub struct Authority {
     key: PrivateKey,
     /// The CA's certificate followed by its issuers, DER.
-    chain: Vec<CertificateDer<'static>>,
+    pub chain: Vec<CertificateDer<'static>>,
     /// Subject of the CA's certificate, DER.
     subject: Vec<u8>,
     key_id: Vec<u8>,
-    validity: Validity,
+    /// Validity of the CA's certificate.
+    pub validity: Validity,
     pub(crate) fingerprint: Fingerprint,
 }
 
@@ -114,14 +115,6 @@ pub enum Fault {
     Order(usize, usize),
     #[error("verification of a test certificate failed: {0}")]
     Refused(String),
-}
-
-/// A condition that works but deserves attention.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum Caution {
-    #[error("the CA expires at {0}, before a new leaf would; leaves expire with the CA: replace it soon")]
-    EndsFirst(String),
 }
 
 impl fmt::Display for Fingerprint {
@@ -230,25 +223,20 @@ impl Authority {
         self.chain.iter().map(|der| encode("CERTIFICATE", der).to_string()).collect()
     }
 
-    /// Returns the CA's certificates, DER; its own first.
-    pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.chain
-    }
-
-    /// Returns the validity of the CA's certificate.
-    pub fn validity(&self) -> Validity {
-        self.validity
-    }
-
     /// Returns whether the CA can still issue at `now`.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         self.validity.standing(now) == Standing::Valid
     }
 
-    /// Returns warnings about issuing leaves of this length.
-    pub fn cautions(&self, now: SystemTime, length: Duration) -> Vec<Caution> {
-        let ends_first = now + length > self.validity.not_after;
-        ends_first.then(|| Caution::EndsFirst(date(self.validity.not_after))).into_iter().collect()
+    /// Returns a warning about issuing leaves of this length, if there is one.
+    pub fn caution(&self, now: SystemTime, length: Duration) -> Option<String> {
+        let end = self.validity.not_after;
+        (now + length > end).then(|| {
+            let end = date(end);
+            format!(
+                "the CA expires at {end}, before a new leaf would; leaves expire with the CA: replace it soon"
+            )
+        })
     }
 }
 

@@ -52,7 +52,7 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     match files.load(now) {
         Ok(authority) => {
-            for caution in authority.cautions(now, std::time::Duration::from_secs(24 * 3600)) {
+            if let Some(caution) = authority.caution(now, std::time::Duration::from_secs(24 * 3600)) {
                 found.warning(&files.certificate, caution);
             }
         }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::{anyhow, ensure};
 use dns_kit::files::{FileStamp, bounded};
 
 use crate::{
@@ -141,20 +142,6 @@ fn is_settled(stamp: &FileStamp) -> bool {
     i64::try_from(now.as_secs()).is_ok_and(|now| stamp.changed.0 + 1 < now)
 }
 
-/// Defect of a description.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum DescriptionError {
-    #[error("{0}")]
-    File(io::Error),
-    #[error("it is larger than 1 MiB; a description has a few hundred bytes")]
-    Length,
-    #[error("{0}; correct the description")]
-    Malformed(serde_json::Error),
-    #[error("its guid is {0}, but the file is named after {1}; rename it")]
-    OtherGuid(Guid, Guid),
-}
-
 /// Lists the files ending in `.json`, except hidden ones (temporary files of editors and writers).
 fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
@@ -175,21 +162,18 @@ fn guid_of(path: &Path) -> Option<Guid> {
 }
 
 /// Reads one description; the error names the position of the mistake.
-pub fn read(path: &Path, guid: &Guid) -> Result<Container, DescriptionError> {
+pub fn read(path: &Path, guid: &Guid) -> anyhow::Result<Container> {
     let container = read_any(path)?;
-    match container.guid == *guid {
-        true => Ok(container),
-        false => Err(DescriptionError::OtherGuid(container.guid, guid.clone())),
-    }
+    let own = &container.guid;
+    ensure!(own == guid, "its guid is {own}, but the file is named after {guid}; rename it");
+    Ok(container)
 }
 
 /// Reads the description of any instance.
-pub fn read_any(path: &Path) -> Result<Container, DescriptionError> {
-    if fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > LONGEST) {
-        return Err(DescriptionError::Length);
-    }
-    let text = bounded::read(path).map_err(DescriptionError::File)?;
-    serde_json::from_slice(&text).map_err(DescriptionError::Malformed)
+pub fn read_any(path: &Path) -> anyhow::Result<Container> {
+    let is_long = fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > LONGEST);
+    ensure!(!is_long, "it is larger than 1 MiB; a description has a few hundred bytes");
+    serde_json::from_slice(&bounded::read(path)?).map_err(|error| anyhow!("{error}; correct the description"))
 }
 
 /// Time after which a removal that was not confirmed takes effect.
@@ -256,7 +240,7 @@ mod tests {
         let file = fs::File::create(folder.path().join("b.json")).unwrap();
         file.set_len(LONGEST + 1).unwrap();
         let error = read_any(&folder.path().join("b.json")).unwrap_err();
-        assert!(matches!(error, DescriptionError::Length), "{error}");
+        assert!(error.to_string().starts_with("it is larger than 1 MiB"), "{error}");
     }
 
     #[test]

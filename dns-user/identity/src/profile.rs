@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt, net::IpAddr};
 
+use anyhow::ensure;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Maximum length of a common name, `ub-common-name` of RFC 5280, appendix A.1.
@@ -72,28 +73,6 @@ pub struct Profile {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Reason why a description cannot be made into a certificate.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum ProfileError {
-    #[error(
-        "guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between two \
-         dots and no empty part"
-    )]
-    Guid(String),
-    #[error("common name {0:?} is longer than 64 characters (X.520); use an alternative name")]
-    CommonName(String),
-    #[error("{0:?} is not a DNS name; use letters, digits, `-`, `_` and `.`, at most 253 characters")]
-    DnsName(String),
-    #[error("an organizational unit is empty; remove it from `ous`")]
-    EmptyUnit,
-    #[error(
-        "organizational unit {0:?} is not usable; use at most 64 characters (RFC 5280), none of them a control \
-         character"
-    )]
-    Unit(String),
-}
-
 impl Guid {
     /// Returns the id as a string.
     pub fn as_str(&self) -> &str {
@@ -102,12 +81,17 @@ impl Guid {
 }
 
 impl TryFrom<String> for Guid {
-    type Error = ProfileError;
+    type Error = anyhow::Error;
 
-    fn try_from(text: String) -> Result<Self, ProfileError> {
+    fn try_from(text: String) -> anyhow::Result<Self> {
         // The id is also the first label or labels of a DNS name in the certificate.
         let usable = text.len() <= MAX_COMMON_NAME && !text.starts_with('*') && is_dns_name(&text);
-        if usable { Ok(Self(text)) } else { Err(ProfileError::Guid(text)) }
+        ensure!(
+            usable,
+            "guid {text:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between \
+             two dots and no empty part"
+        );
+        Ok(Self(text))
     }
 }
 
@@ -125,7 +109,7 @@ impl fmt::Display for Guid {
 
 impl Container {
     /// Returns the profile of the identity pair: the id, and the internal or else the external address.
-    pub fn identity(&self) -> Result<Profile, ProfileError> {
+    pub fn identity(&self) -> anyhow::Result<Profile> {
         if self.stopped {
             return Profile::unnamed(&self.ous);
         }
@@ -135,7 +119,7 @@ impl Container {
 
     /// Returns the profile of the second pair, for container-to-container traffic: no address, and
     /// the internal routes after the id. `None` if the description has no `internal_routes`.
-    pub fn container_to_container(&self) -> Option<Result<Profile, ProfileError>> {
+    pub fn container_to_container(&self) -> Option<anyhow::Result<Profile>> {
         let routes = self.internal_routes.as_ref()?;
         if self.stopped {
             return Some(Profile::unnamed(&self.ous));
@@ -151,15 +135,17 @@ impl Profile {
         organizational_units: &[String],
         more_names: impl IntoIterator<Item = &'a str>,
         addresses: impl IntoIterator<Item = IpAddr>,
-    ) -> Result<Self, ProfileError> {
-        if common_name.is_empty() || common_name.chars().count() > MAX_COMMON_NAME {
-            return Err(ProfileError::CommonName(common_name.to_owned()));
-        }
+    ) -> anyhow::Result<Self> {
+        ensure!(
+            (1..=MAX_COMMON_NAME).contains(&common_name.chars().count()),
+            "common name {common_name:?} is longer than 64 characters (X.520); use an alternative name"
+        );
         let mut dns_names: Vec<String> = Vec::new();
         for name in std::iter::once(common_name).chain(more_names) {
-            if !is_dns_name(name) {
-                return Err(ProfileError::DnsName(name.to_owned()));
-            }
+            ensure!(
+                is_dns_name(name),
+                "{name:?} is not a DNS name; use letters, digits, `-`, `_` and `.`, at most 253 characters"
+            );
             if !dns_names.iter().any(|held| held == name) {
                 dns_names.push(name.to_owned());
             }
@@ -174,15 +160,15 @@ impl Profile {
 
     /// Validates the organizational units; the profile has no common name and no alternative name.
     /// Equal units count once, because a SET has no duplicates.
-    fn unnamed(organizational_units: &[String]) -> Result<Self, ProfileError> {
+    fn unnamed(organizational_units: &[String]) -> anyhow::Result<Self> {
         let mut units: Vec<String> = Vec::new();
         for unit in organizational_units {
-            if unit.is_empty() {
-                return Err(ProfileError::EmptyUnit);
-            }
-            if unit.chars().count() > MAX_UNIT || unit.chars().any(char::is_control) {
-                return Err(ProfileError::Unit(unit.clone()));
-            }
+            ensure!(!unit.is_empty(), "an organizational unit is empty; remove it from `ous`");
+            ensure!(
+                unit.chars().count() <= MAX_UNIT && !unit.chars().any(char::is_control),
+                "organizational unit {unit:?} is not usable; use at most 64 characters (RFC 5280), none of them a \
+                 control character"
+            );
             if !units.contains(unit) {
                 units.push(unit.clone());
             }
@@ -233,7 +219,7 @@ mod tests {
     fn routes_must_be_names() {
         let bad = container(r#"{"guid":"g","internal_routes":["a b.apps.internal"]}"#).unwrap();
         let error = bad.container_to_container().unwrap().unwrap_err();
-        assert_eq!(error, ProfileError::DnsName("a b.apps.internal".to_owned()));
+        assert!(error.to_string().starts_with("\"a b.apps.internal\" is not a DNS name"));
     }
 
     #[test]
@@ -252,7 +238,8 @@ mod tests {
         };
         let (long, fits) = ("x".repeat(65), "é".repeat(64));
         for bad in [long.as_str(), "app:a\0", "app:a\nspace:b"] {
-            assert_eq!(with(&[bad]).unwrap_err(), ProfileError::Unit(bad.to_owned()));
+            let error = with(&[bad]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("organizational unit {bad:?} is not usable")), "{error}");
         }
         assert_eq!(with(&["app:a", &fits, "app:a"]).unwrap().organizational_units, ["app:a", &fits]);
     }

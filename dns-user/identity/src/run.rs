@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use notify::{RecursiveMode, Watcher};
 use serde::{Deserialize, Serialize};
 
@@ -86,30 +86,22 @@ pub struct LeafOptions {
 }
 
 /// Parses a validity such as `24h`.
-pub(crate) fn parse_validity(text: &str) -> Result<Duration, TimeError> {
+pub(crate) fn parse_validity(text: &str) -> Result<Duration, &'static str> {
     let validity = parse_time(text)?;
-    if validity < SHORTEST_VALIDITY { Err(TimeError::TooShort) } else { Ok(validity) }
+    if validity < SHORTEST_VALIDITY { Err("the minimum is 1h") } else { Ok(validity) }
 }
 
 /// Parses a time such as `5m`.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, TimeError> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
+    const FORM: &str = "use a number with a unit, such as 24h or 90m";
     let unit = match text.chars().last() {
         Some('h') => 3600,
         Some('m') => 60,
         Some('s') => 1,
-        _ => return Err(TimeError::Malformed),
+        _ => return Err(FORM),
     };
-    let number: u32 = text[..text.len() - 1].parse().map_err(|_| TimeError::Malformed)?;
+    let number: u32 = text[..text.len() - 1].parse().map_err(|_| FORM)?;
     Ok(Duration::from_secs(u64::from(number) * unit))
-}
-
-/// Mistake in a time of the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum TimeError {
-    #[error("use a number with a unit, such as 24h or 90m")]
-    Malformed,
-    #[error("the minimum is 1h")]
-    TooShort,
 }
 
 enum Event {
@@ -137,7 +129,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let rotator = Rotator::open(settings, ca, pool, now)?;
     let (events, inbox) = mpsc::channel();
     let key_ready = events.clone();
-    rotator.pool().on_key(move || {
+    rotator.pool.on_key(move || {
         // The rotator may be stopping.
         let _ = key_ready.send(Event::Key);
     });
@@ -180,7 +172,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     dns_kit::command_line::until_ended().await;
     let _ = events.send(Event::Stop);
-    worker.join().map_err(|_| anyhow::anyhow!("the rotator panicked"))
+    worker.join().map_err(|_| anyhow!("the rotator panicked"))
 }
 
 fn execute(events: &mpsc::Sender<Event>, command: Command) -> Reply {
@@ -300,23 +292,15 @@ pub enum Reply {
     Error(String),
 }
 
-/// Error of the control socket.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", path.display())]
-pub struct ControlError {
-    path: PathBuf,
-    problem: String,
-}
-
 /// Binds the socket, with access for this user only from its creation. To be called before the process
 /// starts threads, because the umask changes meanwhile.
-pub fn bind_control(path: &Path) -> Result<UnixListener, ControlError> {
-    let failed = |problem: String| ControlError { path: path.to_owned(), problem };
+pub fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
+    let place = path.display();
     if UnixStream::connect(path).is_ok() {
-        return Err(failed("another rotator serves this socket; stop it or choose another path".to_owned()));
+        bail!("{place}: another rotator serves this socket; stop it or choose another path");
     }
     unix_socket::bind(path, Access { user: None, group: None }, &[])
-        .map_err(|error| failed(error.to_string()))
+        .map_err(|error| anyhow!("{place}: {error}"))
 }
 
 /// Serves commands until the process ends; `execute` runs each.
@@ -365,8 +349,8 @@ fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result
 }
 
 /// Sends one command to a rotator.
-pub fn send_command(path: &Path, command: &Command) -> Result<Reply, ControlError> {
-    let failed = |problem: String| ControlError { path: path.to_owned(), problem };
+pub fn send_command(path: &Path, command: &Command) -> anyhow::Result<Reply> {
+    let place = path.display();
     let exchange = || {
         let mut stream = UnixStream::connect(path)?;
         let mut text = serde_json::to_string(command)?;
@@ -377,8 +361,8 @@ pub fn send_command(path: &Path, command: &Command) -> Result<Reply, ControlErro
         Ok(line)
     };
     let line = exchange()
-        .map_err(|error: io::Error| failed(format!("{error}; is `bosh-dns-identity run` running?")))?;
-    serde_json::from_str(&line).map_err(|error| failed(format!("cannot parse the reply: {error}")))
+        .map_err(|error: io::Error| anyhow!("{place}: {error}; is `bosh-dns-identity run` running?"))?;
+    serde_json::from_str(&line).map_err(|error| anyhow!("{place}: cannot parse the reply: {error}"))
 }
 
 #[cfg(test)]

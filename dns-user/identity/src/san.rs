@@ -4,11 +4,12 @@
 
 use std::net::IpAddr;
 
+use anyhow::{Context as _, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::profile::{MAX_COMMON_NAME, is_dns_name};
-use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, NotCanonical, canonical};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, canonical};
 
 /// The provider of a link of type `address`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,57 +82,37 @@ pub struct Names {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Reason why a link cannot be made into a name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum SanError {
-    #[error("{what} {name:?}: {cause}; rename it")]
-    NotCanonical { what: &'static str, name: String, cause: NotCanonical },
-    #[error("{0:?} is not a valid consumer; alternative_name and common_name are")]
-    Consumer(String),
-    #[error("variable of type {0:?} cannot consume links; only type certificate can")]
-    VariableType(String),
-    #[error("common name {0:?} is longer than 64 characters (X.520); use alternative_name")]
-    LongCommonName(String),
-    #[error("{0:?} is neither a DNS name nor an IP address")]
-    NotName(String),
-}
-
 impl Purpose {
     /// Parses the name of a consumer.
-    pub fn parse(name: &str) -> Result<Self, SanError> {
+    pub fn parse(name: &str) -> anyhow::Result<Self> {
         match name {
             "alternative_name" => Ok(Self::AlternativeName),
             "common_name" => Ok(Self::CommonName),
-            other => Err(SanError::Consumer(other.to_owned())),
+            other => bail!("{other:?} is not a valid consumer; alternative_name and common_name are"),
         }
     }
 }
 
 impl Link {
     /// Returns the name for a certificate.
-    pub fn name(&self) -> Result<String, SanError> {
+    pub fn name(&self) -> anyhow::Result<String> {
         self.with_label(FirstLabel::Query)
     }
 
     /// Returns the wildcard for a certificate. A manual address never becomes one.
-    pub fn wildcard(&self) -> Result<String, SanError> {
+    pub fn wildcard(&self) -> anyhow::Result<String> {
         self.with_label(|_| FirstLabel::Wildcard)
     }
 
-    fn with_label(&self, first: impl FnOnce(Criteria) -> FirstLabel) -> Result<String, SanError> {
+    fn with_label(&self, first: impl FnOnce(Criteria) -> FirstLabel) -> anyhow::Result<String> {
         match self {
             Self::Manual(address) if is_dns_name(address) || address.parse::<IpAddr>().is_ok() => {
                 Ok(address.clone())
             }
-            Self::Manual(address) => Err(SanError::NotName(address.clone())),
+            Self::Manual(address) => Err(not_a_name(address)),
             Self::Group { instance_group, network, deployment, domain, ids } => {
                 let label = |what, name: &String| {
-                    canonical(name).map_err(|cause| SanError::NotCanonical {
-                        what,
-                        name: name.clone(),
-                        cause,
-                    })
+                    canonical(name).map_err(|cause| anyhow!("{what} {name:?}: {cause}; rename it"))
                 };
                 let instance_group = label("instance group", instance_group)?;
                 let (network, deployment) = (label("network", network)?, label("deployment", deployment)?);
@@ -149,7 +130,7 @@ impl Link {
 
 impl Names {
     /// Returns the names of a variable of type `certificate`, including the links that it consumes.
-    pub fn of(options: &Options, consumed: &[Consumed]) -> Result<Self, SanError> {
+    pub fn of(options: &Options, consumed: &[Consumed]) -> anyhow::Result<Self> {
         let mut names = Self { common_name: options.common_name.clone(), ..Self::default() };
         for name in &options.alternative_names {
             names.add(name)?;
@@ -164,25 +145,31 @@ impl Names {
             }
         }
         match names.common_name {
-            Some(name) if name.chars().count() > MAX_COMMON_NAME => Err(SanError::LongCommonName(name)),
+            Some(name) if name.chars().count() > MAX_COMMON_NAME => {
+                bail!("common name {name:?} is longer than 64 characters (X.520); use alternative_name")
+            }
             _ => Ok(names),
         }
     }
 
-    fn add(&mut self, name: &str) -> Result<(), SanError> {
+    fn add(&mut self, name: &str) -> anyhow::Result<()> {
         match name.parse() {
             Ok(address) => self.addresses.push(address),
             Err(_) if is_dns_name(name) => self.dns.push(name.to_owned()),
-            Err(_) => return Err(SanError::NotName(name.to_owned())),
+            Err(_) => return Err(not_a_name(name)),
         }
         Ok(())
     }
 }
 
+fn not_a_name(text: &str) -> anyhow::Error {
+    anyhow!("{text:?} is neither a DNS name nor an IP address")
+}
+
 //----------- Manifest -------------------------------------------------------
 
 /// Looks up the ids of a link's provider for the short form; the error says how to supply them.
-pub type FindIds<'a> = &'a dyn Fn(&str, &Provider) -> Result<Ids, VariableError>;
+pub type FindIds<'a> = &'a dyn Fn(&str, &Provider) -> anyhow::Result<Ids>;
 
 /// The provider of a link, as a manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,60 +193,21 @@ pub struct Variable {
     pub names: Names,
 }
 
-/// Reasons why a manifest yields no names.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum ManifestError {
-    #[error("{0}")]
-    Yaml(String),
-    #[error("variable {variable}: {problem}")]
-    Variable { variable: String, problem: VariableError },
-}
-
-/// Reasons why a variable has no names, with the remedy.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum VariableError {
-    #[error(transparent)]
-    San(#[from] SanError),
-    #[error(transparent)]
-    Options(#[from] serde_json::Error),
-    #[error("a consumer needs `from` or `address`")]
-    NoSource,
-    #[error("no job provides {0:?}; add it to `provides` of a job, or correct `from`")]
-    NoProvider(String),
-    #[error("{0} of the provider of {1:?} has no name")]
-    NoName(&'static str, String),
-    #[error(
-        "short names need ids, which a manifest does not contain; use --records, or add the ids: --ids \
-         {0}=NETWORK-ID/GROUP-ID"
-    )]
-    NoRecords(String),
-    #[error(
-        "records.json has no instance of {0} with ids; deploy it, or add the ids: --ids {1}=NETWORK-ID/GROUP-ID"
-    )]
-    NoInstance(String, String),
-    #[error(
-        "records.json has networks {0:?} and groups {1:?} of {2}, and does not show which group belongs to the link; \
-         add the ids: --ids {3}=NETWORK-ID/GROUP-ID"
-    )]
-    Ambiguous(Vec<u64>, Vec<u64>, String, String),
-}
-
 /// Returns the variables of type `certificate`, in manifest order. `find_ids` is called if the
 /// manifest's features select short names.
-pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> Result<Vec<Variable>, ManifestError> {
-    let manifest: Value =
-        serde_saphyr::from_str(text).map_err(|error| ManifestError::Yaml(error.to_string()))?;
+pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> anyhow::Result<Vec<Variable>> {
+    let manifest: Value = serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))?;
     let mut all = Vec::new();
     for variable in list(&manifest["variables"]) {
         let name = variable["name"].as_str().unwrap_or("(without a name)").to_owned();
-        let failed = |problem: VariableError| ManifestError::Variable { variable: name.clone(), problem };
+        let failed = |problem: anyhow::Error| anyhow!("variable {name}: {problem}");
         let consumes = variable["consumes"].as_object();
         let kind = variable["type"].as_str().unwrap_or_default();
         if kind != "certificate" {
             if consumes.is_some() {
-                return Err(failed(SanError::VariableType(kind.to_owned()).into()));
+                let problem =
+                    anyhow!("variable of type {kind:?} cannot consume links; only type certificate can");
+                return Err(failed(problem));
             }
             continue;
         }
@@ -272,8 +220,8 @@ pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> Result<Vec<
             let wildcard = link["properties"]["wildcard"].as_bool().unwrap_or(false);
             Ok(Consumed { purpose, link: consumed_link(&manifest, link, domain, find_ids)?, wildcard })
         });
-        let consumed = consumed.collect::<Result<Vec<_>, VariableError>>().map_err(failed)?;
-        let names = Names::of(&options, &consumed).map_err(|error| failed(error.into()))?;
+        let consumed = consumed.collect::<anyhow::Result<Vec<_>>>().map_err(failed)?;
+        let names = Names::of(&options, &consumed).map_err(failed)?;
         all.push(Variable { name, names });
     }
     Ok(all)
@@ -285,11 +233,11 @@ fn consumed_link(
     consumer: &Value,
     domain: &str,
     find_ids: FindIds<'_>,
-) -> Result<Link, VariableError> {
+) -> anyhow::Result<Link> {
     if let Some(address) = consumer["address"].as_str() {
         return Ok(Link::Manual(address.to_owned()));
     }
-    let from = consumer["from"].as_str().ok_or(VariableError::NoSource)?;
+    let from = consumer["from"].as_str().context("a consumer needs `from` or `address`")?;
     let provider = provider(manifest, from)?;
     let is_short = provider.uses_link_group || manifest["features"]["use_short_dns_addresses"] == true;
     let ids = if is_short { Some(find_ids(from, &provider)?) } else { None };
@@ -297,10 +245,12 @@ fn consumed_link(
     Ok(Link::Group { instance_group, network, deployment, domain: domain.to_owned(), ids })
 }
 
-fn provider(manifest: &Value, link: &str) -> Result<Provider, VariableError> {
+fn provider(manifest: &Value, link: &str) -> anyhow::Result<Provider> {
     let provides_it = |group: &&Value| list(&group["jobs"]).iter().any(|job| provides(job, link));
     let group = list(&manifest["instance_groups"]).iter().find(provides_it);
-    let group = group.ok_or_else(|| VariableError::NoProvider(link.to_owned()))?;
+    let group = group.with_context(|| {
+        format!("no job provides {link:?}; add it to `provides` of a job, or correct `from`")
+    })?;
     let networks = list(&group["networks"]);
     let default_of = |kind: &str| {
         networks.iter().find(|network| list(&network["default"]).iter().any(|default| default == kind))
@@ -308,7 +258,7 @@ fn provider(manifest: &Value, link: &str) -> Result<Provider, VariableError> {
     let network = default_of("addressable").or_else(|| default_of("dns")).or(networks.first());
     let text = |value: Option<&Value>, part| {
         let text = value.and_then(Value::as_str).map(str::to_owned);
-        text.ok_or_else(|| VariableError::NoName(part, link.to_owned()))
+        text.with_context(|| format!("{part} of the provider of {link:?} has no name"))
     };
     Ok(Provider {
         instance_group: text(group.get("name"), "the instance group")?,
@@ -372,8 +322,8 @@ variables:
 "#;
 
     /// Fails the test: the manifest does not select short names.
-    fn no_ids(link: &str, _: &Provider) -> Result<Ids, VariableError> {
-        Err(VariableError::NoRecords(link.to_owned()))
+    fn no_ids(link: &str, _: &Provider) -> anyhow::Result<Ids> {
+        anyhow::bail!("{link}: use --records")
     }
 
     #[test]
@@ -393,7 +343,7 @@ variables:
             let variables = variables(&text, "bosh", &find_ids).unwrap();
             assert_eq!(variables[1].names.dns, ["custom-record.appservers.cf.local", name]);
             let error = super::variables(&text, "bosh", &no_ids).unwrap_err().to_string();
-            assert!(error.starts_with("variable app_server_cert: short names need ids"), "{error}");
+            assert_eq!(error, "variable app_server_cert: my-custom-app-server-address: use --records");
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use dns_core::{catalog::Snapshot, link_address::canonical};
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     folder::{IdentityFolder, Pair},
     keys::PrivateKey,
     run::{self, Command, LeafOptions, Reply},
-    san::{self, Ids, Link, Names, Provider, VariableError},
+    san::{self, Ids, Link, Names, Provider},
 };
 
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ impl Issue {
         let Self { ca, container, folder, leaf } = self;
         let now = SystemTime::now();
         let authority = ca.load(now)?;
-        for caution in authority.cautions(now, leaf.validity) {
+        if let Some(caution) = authority.caution(now, leaf.validity) {
             eprintln!("warning: {}: {caution}", ca.certificate.display());
         }
         let container = read_any(&container).with_context(|| container.display().to_string())?;
@@ -282,9 +282,13 @@ fn parse_ids(text: &str) -> Result<(String, Ids), &'static str> {
 
 /// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
 /// of its instances, so an instance in several groups yields no result.
-fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, VariableError> {
-    let link = || link.to_owned();
-    let fleet = fleet.ok_or_else(|| VariableError::NoRecords(link()))?;
+fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> anyhow::Result<Ids> {
+    let fleet = fleet.with_context(|| {
+        format!(
+            "short names need ids, which a manifest does not contain; use --records, or add the ids: --ids \
+             {link}=NETWORK-ID/GROUP-ID"
+        )
+    })?;
     let Provider { instance_group, network, deployment, uses_link_group } = provider;
     let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
     let mut networks = BTreeSet::new();
@@ -301,10 +305,14 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Re
         (networks.into_iter().collect(), groups.into_iter().collect());
     match (&networks[..], &groups[..]) {
         ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
-        ([], _) | (_, []) => {
-            Err(VariableError::NoInstance(format!("{instance_group}.{network}.{deployment}"), link()))
-        }
-        _ => Err(VariableError::Ambiguous(networks, groups, instance_group.clone(), link())),
+        ([], _) | (_, []) => bail!(
+            "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or add \
+             the ids: --ids {link}=NETWORK-ID/GROUP-ID"
+        ),
+        _ => bail!(
+            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not show \
+             which group belongs to the link; add the ids: --ids {link}=NETWORK-ID/GROUP-ID"
+        ),
     }
 }
 

@@ -70,20 +70,9 @@ pub(crate) struct AgentOptions {
     metrics: Option<SocketAddr>,
 }
 
-fn find_user(name: &str) -> Result<Owner, UserError> {
-    match nix::unistd::User::from_name(name) {
-        Ok(Some(user)) => Ok(Owner { uid: user.uid.as_raw(), gid: user.gid.as_raw() }),
-        Ok(None) => Err(UserError::Unknown),
-        Err(error) => Err(UserError::System(error)),
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum UserError {
-    #[error("no such user")]
-    Unknown,
-    #[error("{0}")]
-    System(nix::Error),
+fn find_user(name: &str) -> anyhow::Result<Owner> {
+    let user = nix::unistd::User::from_name(name)?.context("no such user")?;
+    Ok(Owner { uid: user.uid.as_raw(), gid: user.gid.as_raw() })
 }
 
 struct Agent {

@@ -400,7 +400,7 @@ impl IssuerService {
             metrics::MEMBERS.is(shared.members.len() as f64),
             metrics::LAGGING.is(lagging as f64),
             metrics::TRUSTED_CAS.is(shared.trust.trusted.len() as f64),
-            metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity().not_after)),
+            metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity.not_after)),
             metrics::FILES_USABLE.is(f64::from(shared.problem.is_none())),
             metrics::ISSUED.is(shared.issued),
             metrics::REFUSED.of(shared.refused.iter().map(|(reason, count)| ([*reason], *count))),
@@ -467,7 +467,7 @@ impl IssuerService {
         })?;
         let mut shared = self.shared.lock();
         if !shared.fleet.ids.contains(&instance) {
-            let error = super::NameRefusal::UnknownInstance(instance).to_string();
+            let error = super::unknown_instance(&instance).to_string();
             return Err(refuse(StatusCode::FORBIDDEN, error));
         }
         let Report { generation, issuers, not_after } = report;

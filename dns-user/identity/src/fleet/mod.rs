@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use http_body_util::Full;
 use hyper::{Request, StatusCode, body::Bytes, header};
 use rustls::{ClientConfig, RootCertStore};
@@ -36,21 +36,14 @@ use crate::{
     authority::{CaFiles, Fingerprint, certificates},
     certificate::seconds,
     folder::Pair,
-    profile::{Profile, ProfileError},
+    profile::Profile,
 };
 use dns_core::catalog::Snapshot;
 use dns_kit::http_client::{Limits, exchange};
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NameRefusal {
-    #[error("no instance {0:?} in records.json; wait for the records, or correct the id")]
-    UnknownInstance(String),
-    #[error("{name:?} does not belong to instance {instance:?} in records.json; request its own names")]
-    ForeignName { instance: String, name: String },
-    #[error("{0:?} is not a role; start the issuer with --role {0}")]
-    UnknownRole(String),
-    #[error("{0}")]
-    Profile(#[from] ProfileError),
+/// Builds the refusal of an instance that the records do not contain.
+fn unknown_instance(id: &str) -> anyhow::Error {
+    anyhow!("no instance {id:?} in records.json; wait for the records, or correct the id")
 }
 
 /// Returns the profile of a pair if every requested name and address belongs to the instance.
@@ -58,11 +51,13 @@ pub(crate) fn permitted_profile(
     snapshot: &Snapshot,
     roles: &[String],
     request: &PairRequest,
-) -> Result<Profile, NameRefusal> {
+) -> anyhow::Result<Profile> {
     let PairRequest { instance, role, names, addresses, request: _ } = request;
     let own = Own::of(snapshot, instance).filter(|_| !roles.contains(instance));
-    let own = own.ok_or_else(|| NameRefusal::UnknownInstance(instance.clone()))?;
-    let foreign = |name: String| NameRefusal::ForeignName { instance: instance.clone(), name };
+    let own = own.ok_or_else(|| unknown_instance(instance))?;
+    let foreign = |name: String| {
+        anyhow!("{name:?} does not belong to instance {instance:?} in records.json; request its own names")
+    };
     if let Some(name) = names.iter().find(|name| !own.names.contains(&name.to_ascii_lowercase())) {
         return Err(foreign(name.clone()));
     }
@@ -76,11 +71,11 @@ pub(crate) fn permitted_profile(
     let common_name = match role {
         None => instance,
         Some(role) if roles.contains(role) => role,
-        Some(role) => return Err(NameRefusal::UnknownRole(role.clone())),
+        Some(role) => bail!("{role:?} is not a role; start the issuer with --role {role}"),
     };
     // A role's certificate also names its instance, to distinguish instances in a peer's log.
     let more = std::iter::once(instance).chain(names).map(String::as_str);
-    Ok(Profile::new(common_name, &[], more, addresses)?)
+    Profile::new(common_name, &[], more, addresses)
 }
 
 /// Names and addresses of one instance, on all of its networks.
@@ -245,7 +240,7 @@ impl Issuer {
             return Ok(serde_json::from_slice(&body)?);
         }
         let refused = serde_json::from_slice(&body).map(|refused: Refused| refused.error);
-        anyhow::bail!("{status}: {}", refused.unwrap_or_else(|_| "no reason given".to_owned()))
+        bail!("{status}: {}", refused.unwrap_or_else(|_| "no reason given".to_owned()))
     }
 }
 
@@ -327,7 +322,7 @@ pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     let steps = Steps { state, target, settle: Duration::from_secs(settle), patience };
     tokio::select! {
         done = steps.run() => done,
-        () = dns_kit::command_line::until_ended() => anyhow::bail!(
+        () = dns_kit::command_line::until_ended() => bail!(
             "interrupted between two steps, which is safe; continue with --resume, or return with --back"
         ),
     }
@@ -383,7 +378,7 @@ impl Steps {
                 shown = Some(count);
             }
             if self.patience.is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience)) {
-                anyhow::bail!(
+                bail!(
                     "{} instances have not followed, such as {}; check their agents' logs, then use --resume \
                      or --back",
                     lagging.len(),
@@ -448,7 +443,10 @@ mod tests {
     #[test]
     fn foreign_names_are_refused() {
         let roles = ["health.bosh-dns".to_owned()];
-        let refused = |request: &PairRequest| permitted_profile(&fleet(), &roles, request).unwrap_err();
+        let refused = |request: &PairRequest, why: &str| {
+            let error = permitted_profile(&fleet(), &roles, request).unwrap_err().to_string();
+            assert!(error.contains(why), "{request:?}: {error}");
+        };
         for name in [
             "i2",
             "i2.web.default.app.bosh",
@@ -459,14 +457,14 @@ mod tests {
             "example.org",
             "",
         ] {
-            assert!(matches!(refused(&ask("i1", None, &[name])), NameRefusal::ForeignName { .. }), "{name}");
+            refused(&ask("i1", None, &[name]), "does not belong to instance");
         }
         let mut request = ask("i1", None, &[]);
         request.addresses = Some(vec!["10.0.0.2".parse().unwrap()]);
-        assert!(matches!(refused(&request), NameRefusal::ForeignName { .. }));
-        assert!(matches!(refused(&ask("i1", Some("api.bosh-dns"), &[])), NameRefusal::UnknownRole(_)));
-        assert!(matches!(refused(&ask("i9", None, &[])), NameRefusal::UnknownInstance(_)));
+        refused(&request, "does not belong to instance");
+        refused(&ask("i1", Some("api.bosh-dns"), &[]), "is not a role");
+        refused(&ask("i9", None, &[]), "no instance");
         // An instance named like a role could pose as any instance.
-        assert!(matches!(refused(&ask("health.bosh-dns", None, &[])), NameRefusal::UnknownInstance(_)));
+        refused(&ask("health.bosh-dns", None, &[]), "no instance");
     }
 }

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::{Context as _, anyhow, ensure};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use dns_kit::files::atomic::{self, Attributes};
@@ -23,7 +24,7 @@ use zeroize::Zeroizing;
 
 use super::{Member, Members, trust::Trust};
 use crate::{
-    authority::{Authority, CaError, CaFiles, Fingerprint},
+    authority::{Authority, CaFiles, Fingerprint},
     certificate::seconds,
     folder::lock,
 };
@@ -32,24 +33,6 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct StateFolder {
     path: PathBuf,
-}
-
-/// Error of a file in the state folder.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum StateError {
-    #[error(transparent)]
-    Authority(#[from] CaError),
-    #[error("{}: {cause}; check the issuer's folder of state", path.display())]
-    File { path: PathBuf, cause: io::Error },
-    #[error("{}: not the state folder of an issuer: it has no trust.json; correct the path", .0.display())]
-    NoIssuer(PathBuf),
-    #[error("{}: another issuer uses this folder; stop it, or choose another folder", .0.display())]
-    InUse(PathBuf),
-    #[error("{}: {cause}; restore the file from a backup", path.display())]
-    Json { path: PathBuf, cause: serde_json::Error },
-    #[error(transparent)]
-    Replace(#[from] atomic::ReplaceError),
 }
 
 /// Reason for which a bootstrap token is rejected.
@@ -81,35 +64,35 @@ pub struct IssuerFacts {
 impl StateFolder {
     /// Opens the folder of an issuer; creates it with access for its owner only. The lock ends with
     /// the returned file.
-    pub fn create(path: PathBuf) -> Result<(Self, Flock<File>), StateError> {
+    pub fn create(path: PathBuf) -> anyhow::Result<(Self, Flock<File>)> {
         let this = Self { path };
         for folder in [this.path.clone(), this.path.join("authorities"), this.path.join("tokens")] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(|cause| StateError::File { path: folder, cause })?;
+            DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(in_file(&folder))?;
         }
-        let locked = lock(&this.path).map_err(|cause| StateError::File { path: this.path.clone(), cause })?;
-        let locked = locked.ok_or_else(|| StateError::InUse(this.path.clone()))?;
+        let locked = lock(&this.path).map_err(in_file(&this.path))?.with_context(|| {
+            let folder = this.path.display();
+            format!("{folder}: another issuer uses this folder; stop it, or choose another folder")
+        })?;
         Ok((this, locked))
     }
 
     /// Opens the folder of an existing issuer.
-    pub fn open(path: PathBuf) -> Result<Self, StateError> {
-        match path.join("trust.json").exists() {
-            true => Ok(Self { path }),
-            false => Err(StateError::NoIssuer(path)),
-        }
+    pub fn open(path: PathBuf) -> anyhow::Result<Self> {
+        ensure!(
+            path.join("trust.json").exists(),
+            "{}: not the state folder of an issuer: it has no trust.json; correct the path",
+            path.display()
+        );
+        Ok(Self { path })
     }
 
     /// Returns the settings of the last issuer; `None` before the first start of this version.
-    pub fn facts(&self) -> Result<Option<IssuerFacts>, StateError> {
+    pub fn facts(&self) -> anyhow::Result<Option<IssuerFacts>> {
         self.read("issuer.json")
     }
 
     /// Replaces the settings if they differ.
-    pub fn set_facts(&self, facts: &IssuerFacts) -> Result<(), StateError> {
+    pub fn set_facts(&self, facts: &IssuerFacts) -> anyhow::Result<()> {
         // A damaged file is replaced as well.
         if self.facts().ok().flatten().as_ref() == Some(facts) {
             return Ok(());
@@ -118,7 +101,7 @@ impl StateFolder {
     }
 
     /// Confirms that up to `number` members may be removed at once.
-    pub fn confirm_removals(&self, number: usize) -> Result<(), StateError> {
+    pub fn confirm_removals(&self, number: usize) -> anyhow::Result<()> {
         self.write("confirmed-removals.json", &number)
     }
 
@@ -130,17 +113,17 @@ impl StateFolder {
     }
 
     /// Removes the keys of CAs that are neither trusted nor the origin of the last rotation.
-    pub fn forget_keys(&self, trust: &Trust) -> Result<(), StateError> {
+    pub fn forget_keys(&self, trust: &Trust) -> anyhow::Result<()> {
         let folder = self.path.join("authorities");
-        let failed = |cause| StateError::File { path: folder.clone(), cause };
+        let failed = in_file(&folder);
         let needed = || trust.trusted.iter().chain(&trust.origin).chain([&trust.issuing]);
-        for entry in fs::read_dir(&folder).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
+        for entry in fs::read_dir(&folder).map_err(&failed)? {
+            let entry = entry.map_err(&failed)?;
             let key = entry.path().join("ca.key");
             if key.exists() && !needed().any(|ca| entry.file_name() == ca.as_str()) {
                 // Without its key, an imported CA is incomplete; importing it again restores it.
                 for file in [entry.path().join("ca.crt"), key] {
-                    fs::remove_file(&file).map_err(|cause| StateError::File { path: file, cause })?;
+                    fs::remove_file(&file).map_err(in_file(&file))?;
                 }
             }
         }
@@ -148,21 +131,17 @@ impl StateFolder {
     }
 
     /// Verifies a CA and copies it into the folder.
-    pub fn import(&self, files: &CaFiles, now: SystemTime) -> Result<Fingerprint, StateError> {
+    pub fn import(&self, files: &CaFiles, now: SystemTime) -> anyhow::Result<Fingerprint> {
         let authority = files.load(now)?;
         let fingerprint = authority.fingerprint.clone();
         let folder = self.path.join("authorities").join(fingerprint.as_str());
         if folder.join("ca.crt").exists() {
             return Ok(fingerprint);
         }
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |cause| StateError::File { path, cause }
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed(&folder))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(in_file(&folder))?;
         // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
-            let contents = Zeroizing::new(fs::read(from).map_err(failed(from))?);
+            let contents = Zeroizing::new(fs::read(from).map_err(in_file(from))?);
             atomic::replace(&folder.join(name), &contents, Attributes::PRIVATE)?;
         }
         Ok(fingerprint)
@@ -174,57 +153,52 @@ impl StateFolder {
     }
 
     /// Loads an imported CA.
-    pub fn authority(&self, fingerprint: &Fingerprint, now: SystemTime) -> Result<Authority, StateError> {
+    pub fn authority(&self, fingerprint: &Fingerprint, now: SystemTime) -> anyhow::Result<Authority> {
         Ok(self.files(fingerprint).load(now)?)
     }
 
     /// Returns the certificates of an imported CA, PEM; works even after it expired.
-    pub fn chain(&self, fingerprint: &Fingerprint) -> Result<String, StateError> {
+    pub fn chain(&self, fingerprint: &Fingerprint) -> anyhow::Result<String> {
         let path = self.files(fingerprint).certificate;
-        fs::read_to_string(&path).map_err(|cause| StateError::File { path, cause })
+        fs::read_to_string(&path).map_err(in_file(&path))
     }
 
     /// Returns the fleet's trust; `None` before the first CA.
-    pub fn trust(&self) -> Result<Option<Trust>, StateError> {
+    pub fn trust(&self) -> anyhow::Result<Option<Trust>> {
         self.read("trust.json")
     }
 
     /// Replaces the fleet's trust; a running issuer picks it up within a second.
-    pub fn set_trust(&self, trust: &Trust) -> Result<(), StateError> {
+    pub fn set_trust(&self, trust: &Trust) -> anyhow::Result<()> {
         self.write("trust.json", trust)
     }
 
     /// Returns the members as last written by the issuer.
-    pub fn members(&self) -> Result<Members, StateError> {
+    pub fn members(&self) -> anyhow::Result<Members> {
         Ok(MembersFile::open(self)?.held)
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+    fn read<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Option<T>> {
         let path = self.path.join(name);
         match fs::read(&path) {
-            Ok(text) => {
-                serde_json::from_slice(&text).map(Some).map_err(|cause| StateError::Json { path, cause })
-            }
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(in_json(&path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(StateError::File { path, cause }),
+            Err(cause) => Err(in_file(&path)(cause)),
         }
     }
 
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StateError> {
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> anyhow::Result<()> {
         let path = self.path.join(name);
-        let text = match serde_json::to_vec_pretty(value) {
-            Ok(text) => text,
-            Err(cause) => return Err(StateError::Json { path, cause }),
-        };
+        let text = serde_json::to_vec_pretty(value).map_err(in_json(&path))?;
         atomic::replace(&path, &text, Attributes::PRIVATE)?;
         Ok(())
     }
 
     /// Locks rotations, beside a running issuer; `None` if another command holds the lock.
-    pub fn lock_rotation(&self) -> Result<Option<Flock<File>>, StateError> {
+    pub fn lock_rotation(&self) -> anyhow::Result<Option<Flock<File>>> {
         let path = self.path.join("rotation.lock");
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = open.map_err(|cause| StateError::File { path, cause })?;
+        let file = open.map_err(in_file(&path))?;
         Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
     }
 
@@ -234,13 +208,10 @@ impl StateFolder {
         instance: &str,
         now: SystemTime,
         lifetime: Duration,
-    ) -> Result<Zeroizing<String>, StateError> {
+    ) -> anyhow::Result<Zeroizing<String>> {
         let mut bytes = Zeroizing::new([0; 32]);
-        let path = self.path.join("tokens");
-        SystemRandom::new().fill(&mut *bytes).map_err(|_| StateError::File {
-            path: path.clone(),
-            cause: io::Error::other("no random numbers"),
-        })?;
+        let no_numbers = |_| in_file(&self.path.join("tokens"))(io::Error::other("no random numbers"));
+        SystemRandom::new().fill(&mut *bytes).map_err(no_numbers)?;
         let token = Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()));
         let stored = StoredToken { instance: instance.to_owned(), expires: seconds(now + lifetime) };
         let path = self.token(&token);
@@ -249,7 +220,7 @@ impl StateFolder {
             file.write_all(&serde_json::to_vec(&stored)?)?;
             file.sync_all()
         };
-        write().map_err(|cause| StateError::File { path: path.clone(), cause })?;
+        write().map_err(in_file(&path))?;
         Ok(token)
     }
 
@@ -303,21 +274,21 @@ enum Change {
 
 impl MembersFile {
     /// Reads the file of a state folder.
-    pub fn open(state: &StateFolder) -> Result<Self, StateError> {
+    pub fn open(state: &StateFolder) -> anyhow::Result<Self> {
         let path = state.path.join("members.jsonl");
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Self { path, held: Members::new(), lines: None });
             }
-            Err(cause) => return Err(StateError::File { path, cause }),
+            Err(cause) => return Err(in_file(&path)(cause)),
         };
         let (mut held, mut lines, mut damaged) = (Members::new(), 0, None);
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             match (serde_json::from_slice(line), damaged.take()) {
                 (Ok(change), None) if line.ends_with(b"\n") => apply(&mut held, change),
                 // Damage before a complete line is not the trace of a kill.
-                (Ok::<Change, _>(_), Some(cause)) => return Err(StateError::Json { path, cause }),
+                (Ok::<Change, _>(_), Some(cause)) => return Err(in_json(&path)(cause)),
                 (Ok(_), None) => damaged = Some(serde::de::Error::custom("incomplete line")),
                 (Err(cause), before) => damaged = before.or(Some(cause)),
             }
@@ -329,7 +300,7 @@ impl MembersFile {
 
     /// Saves the differences of `members` from the file. Ends of validity are rounded up to multiples
     /// of `grain` seconds: a member whose pairs are renewed one after the other is saved once.
-    pub fn save(&mut self, members: &Members, grain: u64) -> Result<(), StateError> {
+    pub fn save(&mut self, members: &Members, grain: u64) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for (id, member) in members {
             let not_after = member.not_after.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
@@ -358,7 +329,7 @@ impl MembersFile {
                 file.write_all(&text)?;
                 file.sync_data()
             };
-            write().map_err(|cause| StateError::File { path: self.path.clone(), cause })?;
+            write().map_err(in_file(&self.path))?;
             self.lines = Some(lines);
         } else {
             text = lines_of(self.held.iter().map(|(id, member)| Change::Member(id.clone(), member.clone())));
@@ -367,6 +338,14 @@ impl MembersFile {
         }
         Ok(())
     }
+}
+
+fn in_file(path: &Path) -> impl Fn(io::Error) -> anyhow::Error {
+    move |cause| anyhow!("{}: {cause}; check the issuer's folder of state", path.display())
+}
+
+fn in_json(path: &Path) -> impl Fn(serde_json::Error) -> anyhow::Error {
+    move |cause| anyhow!("{}: {cause}; restore the file from a backup", path.display())
 }
 
 fn apply(members: &mut Members, change: Change) {

@@ -4,6 +4,7 @@
 //! stops trusting the old one. Before each step, the whole fleet must have completed the previous
 //! one. Going back takes the same steps towards the old CA.
 
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::Members;
@@ -20,7 +21,6 @@ pub struct Trust {
     /// The CA that issued before the current rotation, or before the last one.
     pub origin: Option<Fingerprint>,
     /// The current rotation; `None` once it is complete.
-    #[serde(default)]
     pub rotation: Option<Rotation>,
 }
 
@@ -42,15 +42,6 @@ pub enum Direction {
     Back,
     /// To the target of the interrupted rotation.
     Resume,
-}
-
-/// Reason for which a rotation in this direction is impossible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DirectionError {
-    #[error("no rotation to return from; begin one with --ca and --ca-key")]
-    NoOrigin,
-    #[error("no rotation was interrupted; begin one with --ca and --ca-key")]
-    NothingStopped,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,15 +66,20 @@ impl Trust {
     }
 
     /// Returns the rotation for `direction`. [`Direction::Back`] during a return continues it.
-    pub fn rotation_to(&self, direction: Direction) -> Result<Rotation, DirectionError> {
+    pub fn rotation_to(&self, direction: Direction) -> anyhow::Result<Rotation> {
         match (direction, &self.rotation) {
             (Direction::To(target), _) => Ok(Rotation { target, returns: false }),
             (Direction::Back, Some(rotation)) if rotation.returns => Ok(rotation.clone()),
             (Direction::Back, _) => {
-                let target = self.origin.clone().ok_or(DirectionError::NoOrigin)?;
+                let target = self
+                    .origin
+                    .clone()
+                    .context("no rotation to return from; begin one with --ca and --ca-key")?;
                 Ok(Rotation { target, returns: true })
             }
-            (Direction::Resume, rotation) => rotation.clone().ok_or(DirectionError::NothingStopped),
+            (Direction::Resume, rotation) => {
+                rotation.clone().context("no rotation was interrupted; begin one with --ca and --ca-key")
+            }
         }
     }
 
@@ -213,13 +209,15 @@ mod tests {
                     let ended = rotate(&stopped, direction, ALL);
                     assert_eq!(ended.trusted, [ca("old")], "{forward} steps, then {back} back");
                     assert_eq!((ended.issuing.clone(), &ended.rotation), (ca("old"), &None));
-                    assert_eq!(ended.rotation_to(Direction::Resume), Err(DirectionError::NothingStopped));
+                    let error = ended.rotation_to(Direction::Resume).unwrap_err().to_string();
+                    assert!(error.starts_with("no rotation was interrupted"), "{error}");
                 }
                 // The return itself can be reversed.
                 assert_eq!(rotate(&stopped, Direction::To(ca("new")), ALL).trusted, [ca("new")]);
             }
         }
-        assert_eq!(Trust::new(ca("old")).rotation_to(Direction::Back), Err(DirectionError::NoOrigin));
+        let error = Trust::new(ca("old")).rotation_to(Direction::Back).unwrap_err().to_string();
+        assert!(error.starts_with("no rotation to return from"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Display,
     fs,
     ops::Bound,
     path::PathBuf,
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -48,13 +50,6 @@ pub(super) struct IssuedBy {
     pub(super) chain: Arc<str>,
 }
 
-/// A folder whose identity cannot be taken over.
-#[derive(Debug, thiserror::Error)]
-#[error("{cause}; the folder stays unchanged: remove it, or restore its files")]
-pub(super) struct UnusableFolder {
-    cause: String,
-}
-
 impl Identity {
     pub(super) fn new(container: Container, folder: IdentityFolder) -> Self {
         let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
@@ -63,13 +58,13 @@ impl Identity {
     }
 
     /// Reads an identity written by an earlier process; `None` if the folder is of another kind.
-    pub(super) fn take_over(folder: IdentityFolder) -> Result<Option<Self>, UnusableFolder> {
+    pub(super) fn take_over(folder: IdentityFolder) -> anyhow::Result<Option<Self>> {
         let Some(data) = folder.current() else { return Ok(None) };
-        let unusable = |cause: String| UnusableFolder { cause };
-        let description =
-            fs::read(data.join(CONTAINER)).map_err(|error| unusable(format!("{CONTAINER}: {error}")))?;
-        let container = serde_json::from_slice(&description)
-            .map_err(|error| unusable(format!("{CONTAINER}: {error}")))?;
+        let unusable = |cause: &dyn Display| {
+            anyhow!("{CONTAINER}: {cause}; the folder stays unchanged: remove it, or restore its files")
+        };
+        let description = fs::read(data.join(CONTAINER)).map_err(|error| unusable(&error))?;
+        let container = serde_json::from_slice(&description).map_err(|error| unusable(&error))?;
         if let Err(error) = folder.complete_change() {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
@@ -146,7 +141,6 @@ pub struct IdentityStatus {
     #[serde(with = "unix")]
     pub renews_at: SystemTime,
     /// End of the renewal window, in seconds since 1970: a healthy rotator renews before.
-    #[serde(default)]
     pub renew_by: Option<u64>,
     /// CA of the pair in use.
     pub issuer: Option<Fingerprint>,

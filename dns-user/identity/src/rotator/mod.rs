@@ -25,7 +25,7 @@ use crate::{
     certificate::{Validity, unix},
     folder::{FolderError, IdentityFolder, Pair, make_folders, sweep_interrupted},
     keys::{KeyError, KeyPool},
-    profile::{Container, Guid, Profile, ProfileError},
+    profile::{Container, Guid, Profile},
 };
 
 /// Maximum number of pairs issued per step, so that commands do not wait long.
@@ -73,7 +73,8 @@ pub struct Rotator {
     bundle: Arc<str>,
     /// Whether an identity may have another bundle.
     stale_bundles: bool,
-    pool: KeyPool,
+    /// Keys that are generated ahead.
+    pub pool: KeyPool,
     identities: Identities,
     /// Overdue identities, the most urgent last.
     backlog: Vec<Guid>,
@@ -101,7 +102,7 @@ pub enum Next {
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum RotatorError {
     #[error(transparent)]
-    Profile(#[from] ProfileError),
+    Profile(#[from] anyhow::Error),
     #[error("cannot issue: {0}")]
     Key(KeyError),
     #[error("{path}: the CA expired; replace the CA")]
@@ -134,7 +135,7 @@ impl Rotator {
     ) -> anyhow::Result<Self> {
         let stamps = ca.stamps();
         let authority = ca.load(now)?;
-        for caution in authority.cautions(now, settings.validity) {
+        if let Some(caution) = authority.caution(now, settings.validity) {
             tracing::warn!("{}: {caution}", ca.certificate.display());
         }
         let path = settings.folder.display().to_string();
@@ -294,11 +295,6 @@ impl Rotator {
         self.identities.next_due()
     }
 
-    /// Returns the pool of keys.
-    pub fn pool(&self) -> &KeyPool {
-        &self.pool
-    }
-
     fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
         if self.identities.all.get(guid).is_none_or(|identity| now < identity.schedule.due(now)) {
             return Renewal::Done;
@@ -407,7 +403,7 @@ impl Rotator {
                         self.trusted.retire(&self.authority.chain_pem(), now + self.settings.keep_old_ca);
                     }
                 }
-                for caution in authority.cautions(now, self.settings.validity) {
+                if let Some(caution) = authority.caution(now, self.settings.validity) {
                     tracing::warn!("{}: {caution}", self.ca.certificate.display());
                 }
                 self.authority = authority;
@@ -507,7 +503,7 @@ impl Rotator {
             authority: AuthorityStatus {
                 file: self.ca.certificate.clone(),
                 fingerprint: self.authority.fingerprint.clone(),
-                not_after: self.authority.validity().not_after,
+                not_after: self.authority.validity.not_after,
                 problem: self.ca_problem.as_deref().or(self.trusted.problem()).map(str::to_owned),
             },
             pool_ready: self.pool.ready(),
@@ -563,7 +559,6 @@ pub struct RotatorStatus {
     /// All identities, by guid.
     pub identities: Vec<IdentityStatus>,
     /// Descriptions and folders without an identity.
-    #[serde(default)]
     pub problems: Vec<Problem>,
 }
 

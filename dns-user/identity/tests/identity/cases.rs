@@ -14,7 +14,7 @@ use dns_identity::{
     folder::read_pair,
     keys::{KeyType, PrivateKey},
     profile::Container,
-    san::{Consumed, Ids, Link, Names, Options, Purpose, SanError},
+    san::{Consumed, Ids, Link, Names, Options, Purpose},
     schedule::{RenewalWindow, Share},
 };
 use dns_kit::tls::Certificate;
@@ -270,7 +270,7 @@ fn ca(case: &Value) {
     }
     let loaded = loaded.unwrap();
     if let Some(count) = described["chain"].as_u64() {
-        assert_eq!(loaded.chain().len() as u64, count, "{case}");
+        assert_eq!(loaded.chain.len() as u64, count, "{case}");
         assert_eq!(loaded.chain_pem(), made.certificate());
     }
     if described["leaf_ends_with_ca"].as_bool() == Some(true) {
@@ -279,8 +279,8 @@ fn ca(case: &Value) {
         let week = Duration::from_secs(7 * 24 * 3600);
         let wanted = Validity::starting(now, week);
         let issued = loaded.issue(&container.identity().unwrap(), key.public_key_info(), wanted).unwrap();
-        assert_eq!(issued.validity.not_after, loaded.validity().not_after);
-        assert_eq!(loaded.cautions(now, week).len(), 1);
+        assert_eq!(issued.validity.not_after, loaded.validity.not_after);
+        assert!(loaded.caution(now, week).is_some());
     }
 }
 
@@ -356,13 +356,15 @@ fn san(case: &Value) {
     match names(case) {
         Err(error) => {
             let text = error.to_string();
-            match (case["error"].as_str(), &error) {
-                (Some(expected), _) => assert!(text.contains(expected), "{case}: {text}"),
-                (None, SanError::LongCommonName(_)) => {
-                    assert!(text.ends_with("use alternative_name"), "{text}");
+            match case["error"].as_str() {
+                Some(expected) => assert!(text.contains(expected), "{case}: {text}"),
+                None => {
+                    assert!(
+                        text.ends_with("longer than 64 characters (X.520); use alternative_name"),
+                        "{text}"
+                    );
                     assert!(case["ours"].as_str().unwrap().starts_with("refused"), "{case}");
                 }
-                (None, other) => panic!("{case}: {other}"),
             }
         }
         Ok((name, names)) => {
@@ -398,7 +400,7 @@ fn san(case: &Value) {
     }
 }
 
-fn names(case: &Value) -> Result<(Option<String>, Names), SanError> {
+fn names(case: &Value) -> anyhow::Result<(Option<String>, Names)> {
     let kind = case["type"].as_str().or(case["variable_type"].as_str()).unwrap_or("certificate");
     let wildcard = case["wildcard"].as_bool().unwrap_or(false);
     let options: Options = match &case["options"] {
@@ -408,7 +410,7 @@ fn names(case: &Value) -> Result<(Option<String>, Names), SanError> {
     let mut consumed = Vec::new();
     for consumer in case["consumes"].as_array().into_iter().flatten() {
         if kind != "certificate" {
-            return Err(SanError::VariableType(kind.to_owned()));
+            anyhow::bail!("variable of type {kind:?} cannot consume links; only type certificate can");
         }
         let purpose = Purpose::parse(consumer.as_str().unwrap())?;
         consumed.push(Consumed { purpose, link: link(&case["link"]), wildcard });

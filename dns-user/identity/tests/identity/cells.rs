@@ -145,7 +145,7 @@ fn cells_change_cas_one_after_another() {
         while now < begun + Duration::from_secs(330) {
             now += Duration::from_secs(10);
             for cell in &mut cells {
-                assert!(cell.rotator.pool().wait(1, Duration::from_secs(600)));
+                assert!(cell.rotator.pool.wait(1, Duration::from_secs(600)));
                 cell.rotator.step(now);
             }
             handshakes += meet(&cells, &format!("cell {changed} reissues"));
@@ -188,7 +188,7 @@ fn former_ca_stays_trusted_after_restart() {
     let bundle = || fs::read_to_string(folder.path().join("g1/ca.crt")).unwrap();
     while !read_pair(&folder.path().join("g1"), "instance").unwrap().certificate.ends_with(&new.certificate())
     {
-        assert!(rotator.pool().wait(1, Duration::from_secs(600)));
+        assert!(rotator.pool.wait(1, Duration::from_secs(600)));
         rotator.step(now);
     }
     rotator.step(now);

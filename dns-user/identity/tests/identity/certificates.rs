@@ -146,9 +146,9 @@ fn leaf_ends_with_authority() {
     let issued = loaded
         .issue(&container().identity().unwrap(), key.public_key_info(), Validity::starting(now, year))
         .unwrap();
-    assert_eq!(issued.validity.not_after, loaded.validity().not_after);
-    assert!(loaded.cautions(now, year)[0].to_string().contains("before a new leaf would"));
-    assert_eq!(loaded.cautions(now, Duration::from_secs(3600)), []);
+    assert_eq!(issued.validity.not_after, loaded.validity.not_after);
+    assert!(loaded.caution(now, year).unwrap().contains("before a new leaf would"));
+    assert_eq!(loaded.caution(now, Duration::from_secs(3600)), None);
 }
 
 #[test]

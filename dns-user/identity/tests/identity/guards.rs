@@ -161,7 +161,7 @@ fn waiting_for_keys_costs_no_steps() {
     let mut rotator =
         Rotator::open(settings(world.folder.path()), files(&world.authority), pool, now).unwrap();
     let (ready, key) = std::sync::mpsc::channel();
-    rotator.pool().on_key(move || ready.send(()).unwrap());
+    rotator.pool.on_key(move || ready.send(()).unwrap());
     let due = now + Duration::from_secs(1000);
     let mut steps = 0;
     while rotator.status(due).renewals < 2 {

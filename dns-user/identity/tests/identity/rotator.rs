@@ -94,9 +94,9 @@ impl World {
 
     /// Does what is due. Keys are generated in real time, for which the simulated clock waits.
     pub(crate) fn step(&mut self) {
-        wait_for_keys(self.rotator.pool());
+        wait_for_keys(&self.rotator.pool);
         while self.rotator.step(self.now) == Next::Key {
-            wait_for_keys(self.rotator.pool());
+            wait_for_keys(&self.rotator.pool);
         }
     }
 
