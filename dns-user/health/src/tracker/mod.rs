@@ -16,7 +16,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{mpsc, watch};
 
 use super::states::{HealthStates, InstanceHealth};
 use dns_core::{
@@ -71,7 +71,7 @@ pub struct Tracked {
     /// Instances that it needs checked, without duplicates. Changed under the registry's lock.
     instances: Mutex<Box<[IpAddr]>>,
     /// Queries that wait for the first checks of its instances.
-    first_checks: Mutex<Option<Arc<FirstChecks>>>,
+    first_checks: Mutex<Option<FirstChecks>>,
 }
 
 /// Number of queued commands above which no new names are tracked until the watcher's thread has
@@ -181,7 +181,8 @@ impl Tracker {
             return;
         }
         let Some(first_checks) = self.wait_for_first(name) else { return };
-        let _ = tokio::time::timeout(self.limits.first_checks, first_checks.done()).await;
+        let mut left = first_checks.subscribe();
+        let _ = tokio::time::timeout(self.limits.first_checks, left.wait_for(|left| *left == 0)).await;
     }
 
     /// Returns whether the fast path may answer a resolved name now: its first query must reach
@@ -357,16 +358,16 @@ impl Tracker {
         let Some(waiting) = registry.take_waiting(ip) else { return false };
         let changed = self.states.set(ip, health);
         drop(registry);
-        waiting.iter().for_each(|first_checks| first_checks.one_done());
+        waiting.iter().for_each(one_done);
         changed
     }
 
     /// Returns the first checks that a y1 query for the name must wait for; `None` if all are done.
-    fn wait_for_first(&self, name: &Name) -> Option<Arc<FirstChecks>> {
+    fn wait_for_first(&self, name: &Name) -> Option<FirstChecks> {
         let mut registry = self.registry();
         let tracked = self.names().get(name).cloned()?;
         let mut current = tracked.first_checks.lock();
-        if let Some(running) = current.as_ref().filter(|running| !running.is_done()) {
+        if let Some(running) = current.as_ref().filter(|running| *running.borrow() > 0) {
             return Some(running.clone());
         }
         let instances = tracked.instances();
@@ -374,7 +375,7 @@ impl Tracker {
         if unchecked.is_empty() {
             return None;
         }
-        let first_checks = Arc::new(FirstChecks::new(unchecked.len()));
+        let first_checks = FirstChecks::new(unchecked.len());
         for ip in unchecked {
             registry.wait(*ip, first_checks.clone());
             self.send(WatcherCommand::Check { ip: *ip, urgent: true });
@@ -473,16 +474,14 @@ struct TrackedInstance {
     /// Number of tracked names that need it; at least one.
     by: usize,
     /// Queries that wait for its first check.
-    waiting: Vec<Arc<FirstChecks>>,
+    waiting: Vec<FirstChecks>,
 }
 
-/// A set of first checks that y1 queries wait for.
-#[derive(Debug)]
-struct FirstChecks {
-    /// Number of pending checks.
-    left: AtomicUsize,
-    /// Notified when the count reaches 0.
-    done: Notify,
+/// Number of pending first checks that y1 queries wait for.
+type FirstChecks = watch::Sender<usize>;
+
+fn one_done(first_checks: &FirstChecks) {
+    first_checks.send_modify(|left| *left -= 1);
 }
 
 impl Registry {
@@ -533,52 +532,21 @@ impl Registry {
         }
         let instance = self.instances.remove(&ip);
         // The instance will not be checked: release the waiting queries.
-        instance
-            .iter()
-            .flat_map(|instance| &instance.waiting)
-            .for_each(|first_checks| first_checks.one_done());
+        instance.iter().flat_map(|instance| &instance.waiting).for_each(one_done);
         true
     }
 
     /// Adds the instance, which must be tracked, to the checks that `first_checks` waits for.
-    fn wait(&mut self, ip: IpAddr, first_checks: Arc<FirstChecks>) {
+    fn wait(&mut self, ip: IpAddr, first_checks: FirstChecks) {
         match self.instances.get_mut(&ip) {
             Some(instance) => instance.waiting.push(first_checks),
-            None => first_checks.one_done(),
+            None => one_done(&first_checks),
         }
     }
 
     /// Takes the queries that wait for the first check of the instance; `None` if it is not tracked.
-    fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
+    fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<FirstChecks>> {
         self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
-    }
-}
-
-impl FirstChecks {
-    /// Creates a set of `count` checks, at least one.
-    fn new(count: usize) -> Self {
-        Self { left: AtomicUsize::new(count), done: Notify::new() }
-    }
-
-    fn one_done(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.done.notify_waiters();
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.left.load(Ordering::Acquire) == 0
-    }
-
-    /// Waits until all checks have ended.
-    async fn done(&self) {
-        let done = self.done.notified();
-        let mut done = std::pin::pin!(done);
-        // Register before the test, so that no wake-up is missed.
-        done.as_mut().enable();
-        if !self.is_done() {
-            done.await;
-        }
     }
 }
 

@@ -24,7 +24,7 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
 
 /// Returns a tracker with a limit of two names, its commands and its states.
 fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<WatcherCommand>, Arc<HealthStates>) {
-    let states = Arc::new(HealthStates::new());
+    let states = Arc::new(HealthStates::default());
     let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
     let (tracker, commands) = Tracker::new(limits, states.clone(), FastPathHandle::default());
     (tracker, commands, states)
@@ -140,7 +140,8 @@ async fn y1_waits_for_first_checks() {
 #[tokio::test]
 async fn y1_wait_is_bounded() {
     let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
-    let (tracker, _commands) = Tracker::new(limits, Arc::new(HealthStates::new()), FastPathHandle::default());
+    let (tracker, _commands) =
+        Tracker::new(limits, Arc::new(HealthStates::default()), FastPathHandle::default());
     let started = std::time::Instant::now();
     tracker.first_checks(&name("a"), &needs(&[1], true)).await;
     assert!(started.elapsed() >= Duration::from_millis(50));
