@@ -11,6 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use anyhow::bail;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::{Request, StatusCode, Uri, body::Incoming, client::conn::http1, header};
@@ -60,7 +61,7 @@ pub(super) enum CheckError {
     #[error("report exceeds {MAX_REPORT} bytes")]
     TooLong,
     #[error("answer: {0}")]
-    Answer(#[from] ReportError),
+    Answer(anyhow::Error),
 }
 
 /// Sends one request. Reuses `kept` if it was opened with the current certificates and is still
@@ -123,7 +124,7 @@ impl Connection {
         if status != StatusCode::OK {
             return Err(CheckError::Status(status));
         }
-        Ok(parse(&body)?)
+        parse(&body).map_err(CheckError::Answer)
     }
 }
 
@@ -233,27 +234,13 @@ pub struct Report {
     pub group_state: BTreeMap<String, &'static str>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ReportError {
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-    #[error("is {0}, not an object")]
-    NoObject(&'static str),
-    #[error("group_state is {0}, not an object")]
-    NoGroups(&'static str),
-    #[error("group_state has more than {MAX_GROUPS} groups")]
-    TooManyGroups,
-    #[error("a state is {0}, not text")]
-    NoText(&'static str),
-}
-
 /// Parses a report by bosh-dns's rules (observed): member names in any letter case, unknown members ignored;
 /// a state that is not a string invalidates the whole report, and so does text after the end.
-pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
+pub(super) fn parse(body: &[u8]) -> anyhow::Result<InstanceHealth> {
     let members = match Json::parse(body)? {
         Json::Object(members) => members,
         Json::Null => Vec::new(),
-        other => return Err(ReportError::NoObject(other.kind())),
+        other => bail!("is {}, not an object", other.kind()),
     };
     let mut state = HealthState::Unknown;
     let mut groups: BTreeMap<String, HealthState> = BTreeMap::new();
@@ -267,12 +254,12 @@ pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
                         let state = text(&value)?.map_or(HealthState::Unknown, state_of);
                         groups.insert(group, state);
                         if groups.len() > MAX_GROUPS {
-                            return Err(ReportError::TooManyGroups);
+                            bail!("group_state has more than {MAX_GROUPS} groups");
                         }
                     }
                 }
                 Json::Null => groups.clear(),
-                other => return Err(ReportError::NoGroups(other.kind())),
+                other => bail!("group_state is {}, not an object", other.kind()),
             }
         }
     }
@@ -281,11 +268,11 @@ pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
 }
 
 /// Returns the text of a state, `None` for null; any other type is an error.
-fn text(value: &Json) -> Result<Option<&str>, ReportError> {
+fn text(value: &Json) -> anyhow::Result<Option<&str>> {
     match value {
         Json::Text(text) => Ok(Some(text)),
         Json::Null => Ok(None),
-        other => Err(ReportError::NoText(other.kind())),
+        other => bail!("a state is {}, not text", other.kind()),
     }
 }
 
@@ -347,7 +334,7 @@ mod report_tests {
             parse(format!(r#"{{"state":"running","group_state":{{{}}}}}"#, groups.join(",")).as_bytes())
         };
         assert_eq!(report(MAX_GROUPS).unwrap().groups.len(), MAX_GROUPS);
-        assert!(matches!(report(MAX_GROUPS + 1), Err(ReportError::TooManyGroups)));
+        assert!(report(MAX_GROUPS + 1).unwrap_err().to_string().contains("more than 1024 groups"));
     }
 
     #[test]

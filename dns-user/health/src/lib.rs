@@ -16,7 +16,7 @@ mod watcher;
 
 pub use self::{
     metrics::HealthMetrics,
-    service::{HealthError, HealthService},
+    service::HealthService,
     states::{HealthStates, InstanceHealth, InstanceSet},
     tracker::{Limits, Tracked, Tracker, WatcherCommand},
 };

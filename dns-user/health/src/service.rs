@@ -7,8 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::{Context as _, anyhow};
 use parking_lot::Mutex;
-
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -26,7 +26,7 @@ use dns_kit::{
     limits::raise_file_limit,
     priority,
     threads::{self, OnPanic},
-    tls::{RotatingTls, TlsError},
+    tls::RotatingTls,
 };
 
 /// Maximum number of checks in the fast lane. A few suffice for 50 instances per second; this many serve the
@@ -61,22 +61,6 @@ enum Watch {
     Stopped,
 }
 
-/// Reasons why health checks cannot start.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum HealthError {
-    #[error(
-        "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or disable it"
-    )]
-    NoCertificates,
-    #[error("health: {0}")]
-    Tls(#[from] TlsError),
-    #[error("health: {0}")]
-    Metrics(#[from] prometheus::Error),
-    #[error("health: cannot start a thread: {0}")]
-    Thread(std::io::Error),
-}
-
 impl HealthService {
     /// Loads the certificates; checks begin with [`Self::start`]. `request_timeout` is the time
     /// limit of a check (observed).
@@ -84,10 +68,14 @@ impl HealthService {
         config: &HealthConfig,
         request_timeout: Duration,
         fast_path: FastPathHandle,
-    ) -> Result<Self, HealthError> {
-        let files = config.tls.as_ref().ok_or(HealthError::NoCertificates)?;
-        let tls = RotatingTls::load("health_client", HEALTH_NAME, files)?;
-        let states = Arc::new(HealthStates::new());
+    ) -> anyhow::Result<Self> {
+        let files = config.tls.as_ref().context(
+            "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or \
+             disable it",
+        )?;
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, files)
+            .map_err(|error| anyhow!("health: {error}"))?;
+        let states = Arc::new(HealthStates::default());
         let limits = Limits {
             names: config.max_tracked_queries,
             first_checks: config.synchronous_check_timeout,
@@ -131,7 +119,7 @@ impl HealthService {
     }
 
     /// Starts the watcher's thread; does nothing if it was already started.
-    pub fn start(&self) -> Result<(), HealthError> {
+    pub fn start(&self) -> anyhow::Result<()> {
         let mut watch = self.watch.lock();
         let commands = match std::mem::replace(&mut *watch, Watch::Stopped) {
             Watch::Waiting(commands) => commands,
@@ -140,6 +128,7 @@ impl HealthService {
                 return Ok(());
             }
         };
+        let no_thread = |error| anyhow!("health: cannot start a thread: {error}");
         let Budget { lanes, kept } = Budget::of(raise_file_limit(), self.checks.timeout);
         let watcher = Watcher { checks: self.checks.clone(), lanes, kept };
         self.checks.heartbeat.beat();
@@ -150,7 +139,7 @@ impl HealthService {
             .max_blocking_threads(1)
             .on_thread_start(|| threads::adopt(OnPanic::Continue))
             .build()
-            .map_err(HealthError::Thread)?;
+            .map_err(no_thread)?;
         let thread = threads::spawn("health", OnPanic::EndProcess, move || {
             priority::lower("the health checks");
             let local = tokio::task::LocalSet::new();
@@ -162,7 +151,7 @@ impl HealthService {
             }));
             local.block_on(&runtime, watcher.run(commands, stopped));
         })
-        .map_err(HealthError::Thread)?;
+        .map_err(no_thread)?;
         *watch = Watch::Running { stop, thread };
         Ok(())
     }

@@ -63,9 +63,9 @@ impl InstanceHealth {
     }
 }
 
-impl HealthStates {
+impl Default for HealthStates {
     /// Creates an empty set: no instance has been checked yet.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             shards: std::array::from_fn(|_| RwLock::default()),
             hasher: RandomState::new(),
@@ -74,7 +74,9 @@ impl HealthStates {
             changes: AtomicU64::new(0),
         }
     }
+}
 
+impl HealthStates {
     /// Records an instance's report. Returns whether the state differs from the previous one; a
     /// first report differs unless it is "unchecked".
     pub fn set(&self, ip: IpAddr, health: InstanceHealth) -> bool {
@@ -169,12 +171,6 @@ impl HealthStates {
     }
 }
 
-impl Default for HealthStates {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Health for HealthStates {
     fn state(&self, ip: IpAddr, group: Option<&str>) -> HealthState {
         let shard = self.read(ip);
@@ -193,7 +189,7 @@ mod tests {
 
     #[test]
     fn group_state_overrides_instance() {
-        let states = HealthStates::new();
+        let states = HealthStates::default();
         let ip = IpAddr::from([10, 0, 0, 1]);
         assert_eq!(states.state(ip, None), HealthState::Unchecked);
         let health = InstanceHealth {
@@ -210,7 +206,7 @@ mod tests {
 
     #[test]
     fn changes_concern_few_instances() {
-        let states = HealthStates::new();
+        let states = HealthStates::default();
         let ips: Vec<IpAddr> = (0..=255).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         let sets: Vec<InstanceSet> = ips.iter().map(|ip| states.set_of(&[*ip])).collect();
         assert!(states.set(ips[0], InstanceHealth::unknown()));
@@ -228,7 +224,7 @@ mod tests {
 
     #[test]
     fn forgotten_instance_is_unchecked() {
-        let states = HealthStates::new();
+        let states = HealthStates::default();
         let ip = IpAddr::from([0; 16]);
         assert!(states.set(ip, InstanceHealth::unknown()));
         assert!(states.is_checked(ip));

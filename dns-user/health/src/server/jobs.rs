@@ -5,17 +5,17 @@ use std::{
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
+    process::Stdio,
     sync::Arc,
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
+use anyhow::{Context as _, bail, ensure};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 use dns_core::config::reader::Json;
@@ -152,7 +152,7 @@ impl Jobs {
         due
     }
 
-    fn record(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
+    fn record(&self, name: &OsString, path: &Path, outcome: anyhow::Result<()>) {
         let healthy = outcome.is_ok();
         let mut known = self.known.lock();
         // The job or its script may have been removed in the meantime.
@@ -160,7 +160,7 @@ impl Jobs {
             if script.healthy != Some(healthy) {
                 match outcome {
                     Ok(()) => tracing::info!(script = %path.display(), "job is healthy"),
-                    Err(reason) => tracing::warn!(script = %path.display(), "job is not healthy: {reason}"),
+                    Err(reason) => tracing::warn!(script = %path.display(), "job is not healthy: {reason:#}"),
                 }
             }
             *script = ScriptState { healthy: Some(healthy), running: false };
@@ -229,29 +229,16 @@ fn groups(path: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Reasons why a job is not healthy.
-#[derive(Debug, thiserror::Error)]
-enum ScriptError {
-    #[error("cannot be run: {0}")]
-    Start(io::Error),
-    #[error(transparent)]
-    Wait(#[from] io::Error),
-    #[error("{0}")]
-    Status(ExitStatus),
-    #[error("it did not exit within {0:?}")]
-    TooLong(Duration),
-}
-
 /// Runs a script in its own process group; `Ok` for exit status 0. After `limit`, the script is
 /// killed with all its children.
-async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
+async fn run_script(path: &Path, limit: Duration) -> anyhow::Result<()> {
     let mut child = tokio::process::Command::new(path)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()
-        .map_err(ScriptError::Start)?;
+        .context("cannot be run")?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
     let mut group = Group(group);
     match tokio::time::timeout(limit, child.wait()).await {
@@ -259,13 +246,14 @@ async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
             // Background processes started by the script may continue.
             group.0 = None;
             let status = ended?;
-            if status.success() { Ok(()) } else { Err(ScriptError::Status(status)) }
+            ensure!(status.success(), "{status}");
+            Ok(())
         }
         Err(_) => {
             drop(group);
             // Reap the killed process.
             let _ = child.wait().await;
-            Err(ScriptError::TooLong(limit))
+            bail!("it did not exit within {limit:?}")
         }
     }
 }
@@ -350,7 +338,7 @@ mod tests {
         job(folder.path(), "hangs", Some(&text), None);
         let script = folder.path().join("hangs/bin/dns/healthy");
         let outcome = run_script(&script, Duration::from_secs(3)).await;
-        assert!(matches!(outcome, Err(ScriptError::TooLong(_))));
+        assert_eq!(outcome.unwrap_err().to_string(), "it did not exit within 3s");
         let child: i32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
         // A zombie that init has not reaped counts as ended.
         let ended =
@@ -366,7 +354,7 @@ mod tests {
         job(folder.path(), "j", Some("#!/nowhere/sh\n"), None);
         let script = folder.path().join("j/bin/dns/healthy");
         let outcome = run_script(&script, Duration::from_secs(9)).await;
-        assert!(matches!(outcome, Err(ScriptError::Start(_))));
+        assert_eq!(outcome.unwrap_err().to_string(), "cannot be run");
         fs::set_permissions(&script, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(run_script(&script, Duration::from_secs(9)).await.is_err());
         // Without the folder there are no jobs, so all are healthy.

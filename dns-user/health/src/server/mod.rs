@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::anyhow;
 use axum::{
     Router,
     http::{StatusCode, Uri, header},
@@ -21,7 +22,7 @@ use axum::{
 use parking_lot::Mutex;
 use tokio::{
     net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
 
@@ -33,11 +34,12 @@ use dns_core::config::{
     reader::{Json, ObjectReader},
 };
 use dns_kit::{
+    command_line::until_ended,
     files::{FileStamp, bounded},
     http_server::{Client, Limits, Listener, Server},
     limits::raise_file_limit,
     logs::{LineLimit, LogFormat, Logs, print_error},
-    tls::{RotatingTls, TlsError},
+    tls::RotatingTls,
 };
 
 /// Maximum number of open connections, if the limit on open files allows: every VM that resolves
@@ -69,26 +71,17 @@ struct Vm {
     patience: Duration,
 }
 
-/// Reasons why the health server cannot start.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum HealthServerError {
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("cannot listen on {address}: {error}; stop the other health server or change the port")]
-    Listen { address: SocketAddr, error: io::Error },
-}
-
 impl HealthServer {
     /// Loads the certificates and starts listening.
-    pub async fn bind(config: &HealthServerConfig) -> Result<Self, HealthServerError> {
+    pub async fn bind(config: &HealthServerConfig) -> anyhow::Result<Self> {
         let tls = RotatingTls::load("health_server", HEALTH_NAME, &config.tls)?;
         if !tls.current().certificate.is_issued_to(HEALTH_NAME) {
             tracing::warn!("the certificate is not issued to {HEALTH_NAME}: clients will not accept it");
         }
         let address = config.listen;
-        let socket =
-            TcpListener::bind(address).await.map_err(|error| HealthServerError::Listen { address, error })?;
+        let socket = TcpListener::bind(address).await.map_err(|error| {
+            anyhow!("cannot listen on {address}: {error}; stop the other health server or change the port")
+        })?;
         let jobs =
             Jobs::new(config.jobs_dir.clone(), config.executable_path.clone(), config.executable_interval);
         let agent = AgentFile::new(config.health_file.clone());
@@ -319,34 +312,23 @@ pub fn run(file: &Path, format: LogFormat) -> ExitCode {
 }
 
 /// Implements [`run`]; returns `Ok` after a signal.
-fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error>> {
+fn start(file: &Path, format: LogFormat) -> anyhow::Result<()> {
     let config = HealthServerConfig::load(file)?;
     let logs = Logs::init(&config.logging, format)?;
     // One thread: the load is a few handshakes a minute and small answers.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
     let result = runtime.block_on(async {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let hangup = signal(SignalKind::hangup())?;
+        // Ignored: everything that can change is checked continuously.
+        let _hangup = signal(SignalKind::hangup())?;
         let server = HealthServer::bind(&config).await?;
         tracing::info!(address = %config.listen, "health server listening");
-        server.run(stop(terminate, interrupt, hangup)).await;
+        server.run(until_ended()).await;
         tracing::info!("health server stopping");
         Ok(())
     });
     logs.flush();
     result
-}
-
-/// Completes on SIGTERM or SIGINT. SIGHUP is ignored: everything that can change is checked continuously.
-async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return,
-            _ = interrupt.recv() => return,
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]
