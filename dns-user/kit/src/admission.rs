@@ -7,7 +7,6 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    hash::Hash,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{
         Arc,
@@ -38,12 +37,12 @@ const MAX_LIMITED: usize = 16;
 /// Time for which a client counts as limited after a refusal.
 const LIMITED_FOR: Duration = Duration::from_secs(60);
 
-/// Limit on concurrently waiting queries, or on other work of clients. `K` identifies the client.
+/// Limit on concurrently waiting queries, or on other work of clients.
 #[derive(Debug)]
-pub struct Admission<K: Copy + Eq + Hash = Client> {
+pub struct Admission {
     /// Maximum number of waiting queries.
     limit: usize,
-    held: Mutex<InFlight<K>>,
+    held: Mutex<InFlight>,
     /// Number of waiting queries, readable without the lock, with which it is written.
     total: AtomicUsize,
     /// Number of queries refused because their client held too many slots.
@@ -51,16 +50,16 @@ pub struct Admission<K: Copy + Eq + Hash = Client> {
 }
 
 #[derive(Debug)]
-struct InFlight<K> {
+struct InFlight {
     /// Slots by client; a client without slots has no entry.
-    by_client: HashMap<K, usize, foldhash::fast::RandomState>,
+    by_client: HashMap<Client, usize, foldhash::fast::RandomState>,
     /// Clients refused most recently, in no particular order.
-    limited: Vec<Refusals<K>>,
+    limited: Vec<Refusals>,
 }
 
 #[derive(Debug)]
-struct Refusals<K> {
-    client: K,
+struct Refusals {
+    client: Client,
     count: u64,
     last: Instant,
 }
@@ -96,7 +95,7 @@ pub struct LimitedClient {
     pub seconds_ago: f64,
 }
 
-impl<K: Copy + Eq + Hash> Admission<K> {
+impl Admission {
     /// Creates a limit of `limit` waiting queries.
     pub fn new(limit: usize) -> Arc<Self> {
         let held = InFlight { by_client: HashMap::default(), limited: Vec::new() };
@@ -104,8 +103,9 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Arc::new(Self { limit, held, total, refused: AtomicU64::new(0) })
     }
 
-    /// Returns a slot for another piece of work of `client`; `None` if the client holds as many as are free.
-    pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
+    /// Returns a slot for a query of the client at `address`; `None` if the client holds as many as are free.
+    pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
+        let client = client_or_self(address);
         let mut held = self.held.lock();
         let free = self.free();
         match held.by_client.entry(client) {
@@ -124,7 +124,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         self.limit.saturating_sub(self.total.load(Ordering::Relaxed))
     }
 
-    fn refuse(&self, held: &mut InFlight<K>, client: K) {
+    fn refuse(&self, held: &mut InFlight, client: Client) {
         held.refused(client);
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -132,13 +132,6 @@ impl<K: Copy + Eq + Hash> Admission<K> {
     /// Returns the number of refusals since the start.
     pub fn refusals(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
-    }
-}
-
-impl Admission {
-    /// Returns a slot for a query of the client at `address`; `None` if the client holds as many as are free.
-    pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
-        self.admit_as(client_or_self(address))
     }
 
     /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if so.
@@ -185,9 +178,9 @@ impl Admission {
     }
 }
 
-impl<K: Copy + Eq + Hash> InFlight<K> {
+impl InFlight {
     /// Records a refusal, in place of the client whose last refusal is the oldest.
-    fn refused(&mut self, client: K) {
+    fn refused(&mut self, client: Client) {
         let now = Instant::now();
         let known = self.limited.iter().position(|refusals| refusals.client == client);
         let position = known.unwrap_or_else(|| {
@@ -215,13 +208,13 @@ fn client_or_self(address: Option<IpAddr>) -> Client {
 
 /// The slot of one query, released when dropped.
 #[derive(Debug)]
-pub struct Permit<K: Copy + Eq + Hash = Client> {
+pub struct Permit {
     /// The limit that the slot belongs to.
-    admission: Arc<Admission<K>>,
-    client: K,
+    admission: Arc<Admission>,
+    client: Client,
 }
 
-impl<K: Copy + Eq + Hash> Drop for Permit<K> {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut held = self.admission.held.lock();
         self.admission.total.fetch_sub(1, Ordering::Relaxed);
@@ -245,7 +238,7 @@ mod tests {
 
     #[test]
     fn single_client_leaves_half() {
-        let admission: Arc<Admission> = Admission::new(100);
+        let admission = Admission::new(100);
         let first = flood(&admission, 1);
         assert_eq!(first.len(), 50);
         let second = flood(&admission, 2);
@@ -264,7 +257,7 @@ mod tests {
 
     #[test]
     fn limited_clients_are_bounded() {
-        let admission: Arc<Admission> = Admission::new(0);
+        let admission = Admission::new(0);
         let refuse = |last: u8| assert!(admission.refuses(Some([192, 0, 2, last].into())));
         for last in 0..200 {
             refuse(last);
@@ -277,7 +270,7 @@ mod tests {
 
     #[test]
     fn shares_level_out() {
-        let admission: Arc<Admission> = Admission::new(90);
+        let admission = Admission::new(90);
         let mut first = flood(&admission, 1);
         let second = flood(&admission, 2);
         // The first client's queries end, and both keep querying: neither gets ahead.
