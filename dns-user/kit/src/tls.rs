@@ -7,7 +7,8 @@
 mod certificates;
 
 use std::{
-    path::{Path, PathBuf},
+    fmt::Display,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -40,7 +41,7 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub struct RotatingTls {
     /// Name in logs and metrics, such as `health-client` or `api`.
-    purpose: &'static str,
+    pub purpose: &'static str,
     /// Required name in server certificates when connecting as a client.
     server_name: AcceptedName,
     files: TlsFiles,
@@ -84,20 +85,20 @@ struct Attempt {
     warned: Option<SystemTime>,
 }
 
-/// Reason why certificates are unusable.
+/// Reason why certificates are unusable, with the file.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum TlsError {
-    #[error("{}: {problem}; a PEM file with {wanted} is needed", path.display())]
-    File { path: PathBuf, problem: String, wanted: &'static str },
-    #[error(
-        "{} does not match the certificate {}; install a matching key and certificate",
-        key.display(),
-        certificate.display()
-    )]
-    KeyMismatch { certificate: PathBuf, key: PathBuf },
-    #[error("{}: {problem}", path.display())]
-    Unusable { path: PathBuf, problem: String },
+#[error("{0}")]
+pub struct TlsError(String);
+
+impl TlsError {
+    fn unusable(path: &Path, problem: impl Display) -> Self {
+        Self(format!("{}: {problem}", path.display()))
+    }
+
+    /// Builds the error of a file that should contain `wanted`.
+    fn in_file(path: &Path, wanted: &str, problem: impl Display) -> Self {
+        Self::unusable(path, format_args!("{problem}; a PEM file with {wanted} is needed"))
+    }
 }
 
 impl RotatingTls {
@@ -120,11 +121,6 @@ impl RotatingTls {
         });
         tls.warn_of_expiry(SystemTime::now());
         Ok(tls)
-    }
-
-    /// Returns the name in logs and metrics.
-    pub fn purpose(&self) -> &'static str {
-        self.purpose
     }
 
     /// Returns the latest valid set.
@@ -271,37 +267,33 @@ impl TlsMaterial {
     fn load(server_name: AcceptedName, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
         let TlsFiles { certificate, private_key, ca } = files;
         let chain = read_certificates(certificate, "a certificate (and its chain)")?;
-        let key = PrivateKeyDer::from_pem_file(private_key).map_err(|error| TlsError::File {
-            path: private_key.clone(),
-            problem: error.to_string(),
-            wanted: "a private key",
-        })?;
+        let key = PrivateKeyDer::from_pem_file(private_key)
+            .map_err(|error| TlsError::in_file(private_key, "a private key", error))?;
         let bundle = read_certificates(ca, "one or several CA certificates")?;
 
-        let facts = CertificateFacts::parse(&chain[0])
-            .map_err(|error| TlsError::Unusable { path: certificate.clone(), problem: error.to_string() })?;
+        let facts =
+            CertificateFacts::parse(&chain[0]).map_err(|error| TlsError::unusable(certificate, error))?;
         let authorities: Vec<_> =
             bundle.iter().filter_map(|authority| CertificateFacts::parse(authority).ok()).collect();
         let roots = Arc::new(trusted(ca, bundle)?);
 
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            move |error: rustls::Error| match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    TlsError::KeyMismatch { certificate: certificate.clone(), key: private_key.clone() }
-                }
-                other => TlsError::Unusable { path, problem: other.to_string() },
-            }
-        };
-        let identity = CertifiedKey::from_der(chain, key, &provider).map_err(unusable(private_key))?;
+        let identity = CertifiedKey::from_der(chain, key, &provider).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsError(format!(
+                "{} does not match the certificate {}; install a matching key and certificate",
+                private_key.display(),
+                certificate.display()
+            )),
+            other => TlsError::unusable(private_key, other),
+        })?;
+        let unusable = |error| TlsError::unusable(certificate, error);
         let identity = Arc::new(identity);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
-            .map_err(|error| TlsError::Unusable { path: ca.clone(), problem: error.to_string() })?;
+            .map_err(|error| TlsError::unusable(ca, error))?;
         let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(unusable(certificate))?
+            .map_err(unusable)?
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
         // Resuming a session skips the client's certificate, so one that has expired or whose CA
@@ -310,7 +302,7 @@ impl TlsMaterial {
         server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(unusable(certificate))?
+            .map_err(unusable)?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(ServerVerifier::fixed(server_name, roots.clone())))
             .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
@@ -350,12 +342,11 @@ impl TlsMaterial {
 
 /// Reads all certificates of a PEM file, at least one.
 fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |problem: String| TlsError::File { path: path.to_owned(), problem, wanted };
     let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<_, _>>)
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| TlsError::in_file(path, wanted, error))?;
     if certificates.is_empty() {
-        return Err(failed("holds no certificate".to_owned()));
+        return Err(TlsError::in_file(path, wanted, "holds no certificate"));
     }
     Ok(certificates)
 }
@@ -365,10 +356,7 @@ fn trusted(path: &Path, bundle: Vec<CertificateDer<'static>>) -> Result<RootCert
     let mut roots = RootCertStore::empty();
     let (_, ignored) = roots.add_parsable_certificates(bundle);
     if roots.is_empty() {
-        return Err(TlsError::Unusable {
-            path: path.to_owned(),
-            problem: "none of its certificates can serve as a CA".to_owned(),
-        });
+        return Err(TlsError::unusable(path, "none of its certificates can serve as a CA"));
     }
     if ignored > 0 {
         tracing::warn!(file = %path.display(), ignored, "unusable CA certificates skipped");

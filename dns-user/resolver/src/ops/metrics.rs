@@ -215,18 +215,18 @@ pub fn register_certificates(
 
 fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> {
     let ends = certificates.iter().flat_map(|tls| {
-        let (purpose, material) = (tls.purpose(), tls.current());
+        let (purpose, material) = (tls.purpose, tls.current());
         let own = ([purpose, "certificate"], seconds(material.certificate.not_after));
         let authority = material.authorities_not_after().map(|end| ([purpose, "authority"], seconds(end)));
         [Some(own), authority].into_iter().flatten()
     });
     let warnings = certificates.iter().flat_map(|tls| {
-        let (purpose, material) = (tls.purpose(), tls.current());
+        let (purpose, material) = (tls.purpose, tls.current());
         let own = ([purpose, "certificate"], seconds(material.certificate.warns_from()));
         let authority = material.authorities_warn_from().map(|from| ([purpose, "authority"], seconds(from)));
         [Some(own), authority].into_iter().flatten()
     });
-    let failures = certificates.iter().map(|tls| ([tls.purpose()], tls.failures()));
+    let failures = certificates.iter().map(|tls| ([tls.purpose], tls.failures()));
     [
         families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
         families::CERTIFICATE_WARNING_SECONDS.of(warnings),
