@@ -3,15 +3,16 @@
 
 use std::{
     collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
+    fmt, fs,
+    path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
+use anyhow::anyhow;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::{
@@ -55,14 +56,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Reason why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
-    #[error("cannot connect: {0}")]
-    Connect(std::io::Error),
-    #[error("the host name {0} is not known")]
-    UnknownHost(String),
-    #[error("no TLS: {0}")]
-    Tls(#[from] TlsError),
-    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
-    ConnectTimeout,
+    /// The agent could not be reached at all.
+    #[error("{0}")]
+    Unreachable(String),
     /// The connection broke, or the response is not HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
@@ -80,7 +76,7 @@ pub(crate) enum ConnectionError {
 impl ConnectionError {
     /// Returns whether the agent could not be reached at all.
     pub(crate) fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::UnknownHost(_) | Self::Tls(_) | Self::ConnectTimeout)
+        matches!(self, Self::Unreachable(_))
     }
 }
 
@@ -106,14 +102,21 @@ pub(crate) struct Connections {
     shared: tokio::sync::Mutex<Vec<Shared>>,
     /// Whether the agent accepted HTTP/2.
     multiplexes: AtomicBool,
-    open: Arc<AtomicUsize>,
+    open: Token,
 }
 
 #[derive(Debug)]
 struct Shared {
     address: ApiAddress,
     sender: http2::SendRequest<Empty<Bytes>>,
-    streams: Arc<AtomicUsize>,
+    streams: Token,
+}
+
+/// A clone of a counter, which counts for as long as it lives.
+type Token = Arc<()>;
+
+fn clones(counter: &Token) -> usize {
+    Arc::strong_count(counter) - 1
 }
 
 /// A connection, or a share of one, for a single request.
@@ -121,23 +124,7 @@ enum Lease {
     /// An HTTP/1.1 connection.
     Own(http1::SendRequest<Empty<Bytes>>, OwnedSemaphorePermit),
     /// A stream of an HTTP/2 connection.
-    Part(http2::SendRequest<Empty<Bytes>>, Counted),
-}
-
-/// Increments a counter for its lifetime.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    Part(http2::SendRequest<Empty<Bytes>>, Token),
 }
 
 impl Connections {
@@ -157,7 +144,7 @@ impl Connections {
     }
 
     pub(crate) fn open(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        clones(&self.open)
     }
 
     /// Returns whether requests share connections, as far as known.
@@ -210,8 +197,8 @@ impl Connections {
         if address.tls {
             let mut shared = self.shared.lock().await;
             shared.retain(|one| one.address == *address && !one.sender.is_closed());
-            if let Some(one) = shared.iter().find(|one| one.streams.load(Ordering::Relaxed) < MAX_STREAMS) {
-                return Ok(Lease::Part(one.sender.clone(), Counted::new(&one.streams)));
+            if let Some(one) = shared.iter().find(|one| clones(&one.streams) < MAX_STREAMS) {
+                return Ok(Lease::Part(one.sender.clone(), one.streams.clone()));
             }
             let room = self.permits.available_permits() > shared.len();
             if room && (shared.is_empty() && self.idle().is_empty() || self.multiplexes()) {
@@ -220,10 +207,10 @@ impl Connections {
                     Sender::Own(sender) => Lease::Own(sender, permit),
                     Sender::Shared(sender) => {
                         self.multiplexes.store(true, Ordering::Relaxed);
-                        let streams = Arc::default();
-                        let counted = Counted::new(&streams);
-                        shared.push(Shared { address: address.clone(), sender: sender.clone(), streams });
-                        Lease::Part(sender, counted)
+                        let streams = Token::default();
+                        let (address, part) = (address.clone(), Lease::Part(sender.clone(), streams.clone()));
+                        shared.push(Shared { address, sender, streams });
+                        part
                     }
                 });
             }
@@ -240,7 +227,7 @@ impl Connections {
             None => match self.connect(address).await? {
                 Sender::Own(sender) => Ok(Lease::Own(sender, permit)),
                 // The agent supports HTTP/2 by now; this connection serves one request.
-                Sender::Shared(sender) => Ok(Lease::Part(sender, Counted::new(&Arc::default()))),
+                Sender::Shared(sender) => Ok(Lease::Part(sender, Token::default())),
             },
         }
     }
@@ -260,21 +247,23 @@ impl Connections {
 
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
         let connecting = async {
-            let unknown = || ConnectionError::UnknownHost(address.host.clone());
+            let unknown = || unreachable(format_args!("the host name {} is not known", address.host));
+            let failed = |error| unreachable(format_args!("cannot connect: {error}"));
+            let no_tls = |error| unreachable(format_args!("no TLS: {error}"));
             let host = self.hosts.get(&address.host).ok_or_else(unknown)?;
             let ip = host.address(LOOK_UP_TIMEOUT).await.ok_or_else(unknown)?;
             let tcp = TcpStream::connect((ip, address.port)).await;
             // The name may have another address by now.
-            let tcp = tcp.inspect_err(|_| host.failed()).map_err(ConnectionError::Connect)?;
+            let tcp = tcp.inspect_err(|_| host.failed()).map_err(failed)?;
             // Without it replies are only delayed.
             let _ = tcp.set_nodelay(true);
-            let open = Counted::new(&self.open);
+            let open = self.open.clone();
             if !address.tls {
                 return one_by_one(tcp, open).await;
             }
-            let connector = TlsConnector::from(self.tls.config()?);
-            let tls = connector.connect(self.tls.server_name(address)?, tcp).await;
-            let tls = tls.map_err(ConnectionError::Connect)?;
+            let connector = TlsConnector::from(self.tls.config().map_err(no_tls)?);
+            let tls = connector.connect(self.tls.server_name(address).map_err(no_tls)?, tcp).await;
+            let tls = tls.map_err(failed)?;
             if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
                 return one_by_one(tls, open).await;
             }
@@ -288,8 +277,14 @@ impl Connections {
             });
             Ok(Sender::Shared(sender))
         };
-        timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| ConnectionError::ConnectTimeout)?
+        timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| {
+            Err(unreachable(format_args!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))
+        })
     }
+}
+
+fn unreachable(why: fmt::Arguments<'_>) -> ConnectionError {
+    ConnectionError::Unreachable(why.to_string())
 }
 
 /// Protocol of a new connection.
@@ -301,7 +296,7 @@ enum Sender {
 }
 
 /// Starts HTTP/1.1 on an established stream.
-async fn one_by_one<S>(stream: S, open: Counted) -> Result<Sender, ConnectionError>
+async fn one_by_one<S>(stream: S, open: Token) -> Result<Sender, ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -340,17 +335,6 @@ async fn read(
 
 //----------- TLS ------------------------------------------------------------
 
-/// Reason why TLS cannot be configured.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TlsError {
-    #[error("{}: {problem}", path.display())]
-    File { path: PathBuf, problem: String },
-    #[error("{0}")]
-    Unusable(String),
-    #[error("{0:?} is not a name that a certificate can contain")]
-    Name(String),
-}
-
 /// Builds the TLS configuration and keeps it until the files change.
 #[derive(Debug)]
 pub(crate) struct Tls {
@@ -369,7 +353,7 @@ impl Tls {
     }
 
     /// Returns the current configuration. Reads small files.
-    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+    pub(crate) fn config(&self) -> anyhow::Result<Arc<ClientConfig>> {
         let stamps = self.stamps();
         let mut made = self.made.lock();
         match &*made {
@@ -383,9 +367,10 @@ impl Tls {
     }
 
     /// Returns the expected name in this agent's certificate.
-    pub(crate) fn server_name(&self, address: &ApiAddress) -> Result<ServerName<'static>, TlsError> {
+    pub(crate) fn server_name(&self, address: &ApiAddress) -> anyhow::Result<ServerName<'static>> {
         let name = self.api.tls_server_name.as_ref().unwrap_or(&address.host);
-        ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name.clone()))
+        ServerName::try_from(name.clone())
+            .map_err(|_| anyhow!("{name:?} is not a name that a certificate can contain"))
     }
 
     fn stamps(&self) -> Stamps {
@@ -395,11 +380,10 @@ impl Tls {
         files.map(|path| fs::metadata(path).and_then(|about| about.modified()).ok()).collect()
     }
 
-    fn load(&self) -> Result<ClientConfig, TlsError> {
+    fn load(&self) -> anyhow::Result<ClientConfig> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let unusable = |error: rustls::Error| TlsError::Unusable(error.to_string());
         let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        let builder = builder.with_safe_default_protocol_versions()?;
         let builder = match &self.api.ca_file {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
@@ -408,12 +392,12 @@ impl Tls {
                 }
                 builder.with_root_certificates(roots)
             }
-            None => builder.with_native_roots().map_err(|error| TlsError::Unusable(error.to_string()))?,
+            None => builder.with_native_roots()?,
         };
         let mut config = match &self.api.identity {
             Some((certificate, key)) => {
                 let key = PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error))?;
-                builder.with_client_auth_cert(certificates(certificate)?, key).map_err(unusable)?
+                builder.with_client_auth_cert(certificates(certificate)?, key)?
             }
             None => builder.with_no_client_auth(),
         };
@@ -423,7 +407,7 @@ impl Tls {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(certificates) if certificates.is_empty() => {
@@ -434,6 +418,6 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     }
 }
 
-fn file(path: &Path, problem: impl ToString) -> TlsError {
-    TlsError::File { path: path.to_owned(), problem: problem.to_string() }
+fn file(path: &Path, problem: impl fmt::Display) -> anyhow::Error {
+    anyhow!("{}: {problem}", path.display())
 }
