@@ -18,6 +18,7 @@ use dns_common::{
 };
 
 use dns_core::config::XdpConfig;
+use dns_kit::http_client::with_causes;
 
 use super::{
     FastPathError, OBJECT, bpf,
@@ -181,7 +182,7 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
 fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.map(name) {
         Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,
-        _ => return Err(FastPathError::Incomplete(name)),
+        _ => return Err(FastPathError::Failed(format!("the embedded BPF object has no {name}"))),
     };
     let fd = data.fd().as_fd().try_clone_to_owned();
     fd.map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
@@ -194,20 +195,19 @@ fn load_error(error: aya::EbpfError) -> FastPathError {
         aya::EbpfError::MapError(MapError::SyscallError(call)) => call.io_error.raw_os_error(),
         _ => None,
     };
-    match code {
-        Some(libc::EPERM | libc::EACCES) => FastPathError::NotPermitted(reason(&error)),
-        _ => FastPathError::Load(reason(&error)),
-    }
+    let reason = reason(&error);
+    FastPathError::Failed(match code {
+        Some(libc::EPERM | libc::EACCES) => format!(
+            "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and in a \
+             container a seccomp profile that allows bpf(2) ({reason})"
+        ),
+        _ => format!("the kernel rejected the maps of the BPF object: {reason}"),
+    })
 }
 
 /// Formats an error with its causes in one line.
-fn reason(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
+fn reason(error: &(dyn std::error::Error + 'static)) -> String {
+    let text = with_causes(error);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines.join(" / ")
 }

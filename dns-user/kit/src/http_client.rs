@@ -105,18 +105,13 @@ pub async fn collect(response: Response<Incoming>, limit: usize) -> Result<Respo
     }
 }
 
-fn failed(error: &dyn Error) -> ClientError {
+fn failed(error: &(dyn Error + 'static)) -> ClientError {
     ClientError::Exchange(with_causes(error))
 }
 
-/// Returns the message of an error and of its causes, in one line.
-fn with_causes(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
+/// Returns the message of an error and of its causes, separated by colons.
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    anyhow::Chain::new(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

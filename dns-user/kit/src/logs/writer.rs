@@ -1,9 +1,7 @@
 //! The writing thread and the bounded queue to it.
 
 use std::{
-    fmt,
-    fmt::Write as _,
-    io,
+    fmt, io,
     io::Write,
     os::fd::AsFd,
     sync::{
@@ -26,7 +24,10 @@ use tracing_subscriber::{
 };
 
 use super::{LogFormat, requests, tags};
-use crate::{threads, threads::OnPanic};
+use crate::{
+    http_client::with_causes,
+    threads::{self, OnPanic},
+};
 use dns_core::terminal;
 
 /// Maximum number of queued lines; further ones are dropped and counted.
@@ -276,14 +277,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        let mut text = value.to_string();
-        let mut source = value.source();
-        while let Some(cause) = source {
-            // Writing to a string cannot fail.
-            let _ = write!(text, ": {cause}");
-            source = cause.source();
-        }
-        self.push(field, text.into());
+        self.push(field, with_causes(value).into());
     }
 }
 
