@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::anyhow;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{Event, Subscriber};
@@ -63,18 +64,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Reason why logging could not be set up or changed.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum LogsError {
-    #[error("logging is already set up in this process")]
-    AlreadySet,
-    #[error("cannot start the thread that writes the log: {0}")]
-    Thread(#[from] io::Error),
-    #[error("logging has been shut down")]
-    Gone,
-}
-
 /// Prints an error of a program on standard error, where there is no log yet. Other machines may have written
 /// parts of the text, so control characters are escaped. In the journal it has the priority of an error.
 pub fn print_error(program: &str, text: &str) {
@@ -87,8 +76,9 @@ pub fn print_error(program: &str, text: &str) {
 impl Logs {
     /// Sets up logging for this process to standard output. Unknown tags are reported through the
     /// new log, together with the known ones.
-    pub fn init(config: &LoggingConfig, format: LogFormat) -> Result<Self, LogsError> {
-        let writer = LineWriter::start(io::stdout())?;
+    pub fn init(config: &LoggingConfig, format: LogFormat) -> anyhow::Result<Self> {
+        let writer = LineWriter::start(io::stdout())
+            .map_err(|error| anyhow!("cannot start the thread that writes the log: {error}"))?;
         let levels = Levels::from_config(config);
         let (filter, handle) = reload::Layer::new(levels.filter());
         let output = tracing_subscriber::fmt::layer()
@@ -101,7 +91,7 @@ impl Logs {
             .with(output)
             .with(recent.clone().with_filter(LevelFilter::WARN))
             .try_init()
-            .map_err(|_| LogsError::AlreadySet)?;
+            .map_err(|_| anyhow!("logging is already set up in this process"))?;
         let (configured, levels) = (Mutex::new(config.level), Mutex::new(levels));
         let logs = Self { shared: Arc::new(Shared { filter: handle, levels, configured, writer, recent }) };
         logs.warn_of_unknown_tags();
@@ -109,33 +99,32 @@ impl Logs {
     }
 
     /// Applies the levels of a new configuration; run-time changes are lost.
-    pub fn apply(&self, config: &LoggingConfig) -> Result<(), LogsError> {
+    pub fn apply(&self, config: &LoggingConfig) {
         *self.shared.configured.lock() = config.level;
-        self.replace(|levels| *levels = Levels::from_config(config))?;
+        self.replace(|levels| *levels = Levels::from_config(config));
         self.warn_of_unknown_tags();
-        Ok(())
     }
 
     /// Sets the level of a tag, or the general level.
-    pub fn set(&self, tag: Option<&str>, level: LogLevel) -> Result<(), LogsError> {
+    pub fn set(&self, tag: Option<&str>, level: LogLevel) {
         self.replace(|levels| match tag {
             None => levels.general = level,
             Some(tag) => {
                 levels.tags.insert(tag.to_owned(), level);
             }
-        })
+        });
     }
 
     /// Removes the level of a tag, which then follows the general level, or returns the general level to the
     /// configured one.
-    pub fn unset(&self, tag: Option<&str>) -> Result<(), LogsError> {
+    pub fn unset(&self, tag: Option<&str>) {
         let configured = *self.shared.configured.lock();
         self.replace(|levels| match tag {
             None => levels.general = configured,
             Some(tag) => {
                 levels.tags.remove(tag);
             }
-        })
+        });
     }
 
     /// Returns the current levels.
@@ -170,10 +159,11 @@ impl Logs {
     }
 
     /// Changes the levels and replaces the filter.
-    fn replace(&self, change: impl FnOnce(&mut Levels)) -> Result<(), LogsError> {
+    fn replace(&self, change: impl FnOnce(&mut Levels)) {
         let mut levels = self.shared.levels.lock();
         change(&mut levels);
-        self.shared.filter.reload(levels.filter()).map_err(|_| LogsError::Gone)
+        // Fails only without the subscriber, which stays until the process ends.
+        let _ = self.shared.filter.reload(levels.filter());
     }
 
     fn warn_of_unknown_tags(&self) {
