@@ -131,16 +131,6 @@ impl ProgramStatuses {
 
 //----------- Programs --------------------------------------------------------
 
-/// The reason why a program cannot be attached.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Missing {
-    /// It is being loaded; [`Programs::news`] becomes readable afterwards.
-    #[error("its program is being loaded")]
-    Loading,
-    #[error(transparent)]
-    NotLoaded(LoadProblem),
-}
-
 /// The programs, as used by the attaching thread.
 pub(crate) struct Programs {
     /// Requested programs, with the result of loading each.
@@ -195,13 +185,14 @@ impl Programs {
         });
     }
 
-    /// Returns a program, requesting it if necessary.
-    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
+    /// Returns a program, requesting it if necessary; the error is the reason why there is none, `None` while it is
+    /// being loaded.
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Option<String>> {
         self.order(program);
         match self.ordered.get(&program) {
             Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
-            Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.clone())),
-            Some(Ordered::Loading) | None => Err(Missing::Loading),
+            Some(Ordered::Problem(problem)) => Err(Some(problem.why.clone())),
+            Some(Ordered::Loading) | None => Err(None),
         }
     }
 
@@ -248,8 +239,7 @@ impl Programs {
 //----------- LoadProblem -----------------------------------------------------
 
 /// The reason why a program could not be loaded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadProblem {
     state: ProgramState,
     why: String,

@@ -17,27 +17,23 @@ use super::{
 use crate::{
     attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
-    programs::{Missing, Program, Programs},
+    programs::{Program, Programs},
 };
 
-/// The reason why nothing can be attached to a hook of an interface.
+/// The reason why nothing is attached to an interface or hook.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HookError {
-    #[error(transparent)]
-    NoProgram(#[from] Missing),
-    /// An interface takes one XDP program, and another program is attached.
-    #[error("{hook}: {occupant} is attached already")]
-    Occupied { hook: Hook, occupant: String },
-    #[error("native: the driver does not support XDP")]
-    NoNativeXdp,
-    #[error("native: the driver refuses XDP with the current MTU, LRO or queues: {0}")]
-    DriverRefuses(io::Error),
-    #[error("tcx: needs kernel 6.6")]
-    NoTcx,
-    #[error(transparent)]
-    Clsact(#[from] ClsactError),
-    #[error("{hook}: {error}")]
-    Os { hook: Hook, error: io::Error },
+pub(crate) enum NotServed {
+    /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
+    #[error("its program is being loaded")]
+    Loading,
+    /// The interface may still change; attaching is tried again once it has settled.
+    #[error(
+        "before Linux 6.6 a clsact qdisc is added {} s after the interface's last change, because a CNI plugin may still add \"ingress\"",
+        QUIET.as_secs()
+    )]
+    Unsettled,
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// Describes the foreign XDP program with this id; name and user are known with CAP_SYS_ADMIN only.
@@ -95,7 +91,7 @@ impl Attachment {
         interface: &Link,
         why: String,
         context: &mut AttachContext<'_>,
-    ) -> Result<Self, HookError> {
+    ) -> Result<Self, NotServed> {
         let (handle, pin) = attach(hook, interface, context)?;
         let pin = pin.or_else(|| match &handle {
             HookHandle::Link(link) => pin_new(context.pins, link, interface, hook),
@@ -170,9 +166,10 @@ fn attach(
     hook: Hook,
     link: &Link,
     context: &mut AttachContext<'_>,
-) -> Result<(HookHandle, Option<PathBuf>), HookError> {
+) -> Result<(HookHandle, Option<PathBuf>), NotServed> {
     let AttachContext { programs, filters, pins: _, predecessor, netlink, settled } = context;
-    let program = programs.get(hook.program())?;
+    let program =
+        programs.get(hook.program()).map_err(|why| why.map_or(NotServed::Loading, NotServed::Refused))?;
     let Some(kind) = hook.link_kind() else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));
@@ -203,18 +200,21 @@ fn attach(
 }
 
 /// Converts an error from link creation to the reason for it.
-fn explain(hook: Hook, link: &Link, error: io::Error) -> HookError {
-    match error.raw_os_error() {
+fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
+    NotServed::Refused(match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => {
-            HookError::Occupied { hook, occupant: occupant(link.xdp_program) }
+            // An interface takes one XDP program.
+            format!("{hook}: {} is attached already", occupant(link.xdp_program))
         }
-        Some(libc::EOPNOTSUPP) if hook == Hook::Native => HookError::NoNativeXdp,
-        Some(libc::EINVAL) if hook == Hook::Tcx => HookError::NoTcx,
+        Some(libc::EOPNOTSUPP) if hook == Hook::Native => {
+            "native: the driver does not support XDP".to_owned()
+        }
+        Some(libc::EINVAL) if hook == Hook::Tcx => "tcx: needs kernel 6.6".to_owned(),
         Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
-            HookError::DriverRefuses(error)
+            format!("native: the driver refuses XDP with the current MTU, LRO or queues: {error}")
         }
-        _ => HookError::Os { hook, error },
-    }
+        _ => format!("{hook}: {error}"),
+    })
 }
 
 /// Pins a new link; without a pin it ends with the process.
@@ -230,26 +230,6 @@ const CLSACT: &str = "clsact";
 
 /// Suffix of a filter's name if the server added the qdisc.
 const WITH_QDISC: &str = " qdisc";
-
-/// The reason why our filter cannot be set.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClsactError {
-    #[error("clsact: foreign filters occupy every priority available to the server")]
-    NoPriority,
-    /// Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
-    #[error(
-        "clsact: the interface has a foreign qdisc \"{0}\" (a bandwidth limit?), which before Linux 6.6 \
-         excludes ours"
-    )]
-    OtherQdisc(String),
-    #[error(
-        "before Linux 6.6 a clsact qdisc is added {} s after the interface's last change, because a CNI plugin may still add \"ingress\"",
-        QUIET.as_secs()
-    )]
-    Unsettled,
-    #[error("clsact: {0}")]
-    Os(#[from] io::Error),
-}
 
 /// Whether the interface accepts a classic filter, and whether that is sensible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,17 +303,32 @@ impl Filters {
         program: BorrowedFd<'_>,
         settled: bool,
         netlink: &mut Socket,
-    ) -> Result<Filter, ClsactError> {
-        let (filter, occupant) = match netlink.ingress_qdisc(ifindex)? {
+    ) -> Result<Filter, NotServed> {
+        let refused = |why: &str| NotServed::Refused(why.to_owned());
+        let failed = |error| NotServed::Refused(format!("clsact: {error}"));
+        let (filter, occupant) = match netlink.ingress_qdisc(ifindex).map_err(failed)? {
             Some(kind) if kind == CLSACT => {
-                self.place(&netlink.filters(ifindex)?).ok_or(ClsactError::NoPriority)?
+                let filters = netlink.filters(ifindex).map_err(failed)?;
+                self.place(&filters).ok_or_else(|| {
+                    refused("clsact: foreign filters occupy every priority available to the server")
+                })?
             }
-            Some(kind) => return Err(ClsactError::OtherQdisc(kind)),
+            // Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
+            Some(kind) => {
+                return Err(NotServed::Refused(format!(
+                    "clsact: the interface has a foreign qdisc \"{kind}\" (a bandwidth limit?), which before Linux \
+                     6.6 excludes ours"
+                )));
+            }
             // Another qdisc may have been added just before ours; the next attempt finds it.
-            None if !settled || !netlink.add_clsact(ifindex)? => return Err(ClsactError::Unsettled),
+            None if !settled || !netlink.add_clsact(ifindex).map_err(failed)? => {
+                return Err(NotServed::Unsettled);
+            }
             None => (Filter { priority: self.first, qdisc: QdiscOwner::Us }, Occupant::Absent),
         };
-        netlink.set_filter(ifindex, filter.priority, occupant, program, &self.name(filter.qdisc))?;
+        netlink
+            .set_filter(ifindex, filter.priority, occupant, program, &self.name(filter.qdisc))
+            .map_err(failed)?;
         Ok(filter)
     }
 

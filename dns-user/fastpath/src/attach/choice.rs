@@ -4,10 +4,10 @@ use dns_core::config::HookMode;
 
 use crate::{
     attach::{
-        attachment::{AttachContext, Attachment, ClsactError, Hook, HookError},
+        attachment::{AttachContext, Attachment, Hook, NotServed},
         netlink::{ETHERNET, LOOPBACK, Link},
     },
-    programs::{Missing, Programs},
+    programs::Programs,
 };
 
 /// Hooks to try on an interface, best first, and the reason.
@@ -27,23 +27,6 @@ impl Plan {
     }
 }
 
-/// The reason why nothing is attached to an interface.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NotServed {
-    /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
-    #[error("its program is being loaded")]
-    Loading,
-    /// The interface may still change; attaching is tried again once it has settled.
-    #[error("{}", ClsactError::Unsettled)]
-    Unsettled,
-    #[error("its packets have no Ethernet header")]
-    NoEthernet,
-    #[error("xdp.mode is off")]
-    Off,
-    #[error("{0}")]
-    Hooks(String),
-}
-
 /// The tc hook to try first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcOrder {
@@ -56,7 +39,7 @@ pub(crate) enum TcOrder {
 
 pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, NotServed> {
     if !matches!(link.layer, ETHERNET | LOOPBACK) {
-        return Err(NotServed::NoEthernet);
+        return Err(NotServed::Refused("its packets have no Ethernet header".to_owned()));
     }
     let [first, second] = match order {
         TcOrder::Tcx => [Hook::Tcx, Hook::Clsact],
@@ -70,7 +53,7 @@ pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, 
         Plan { hooks: hooks.into(), why }
     };
     Ok(match mode {
-        HookMode::Off => return Err(NotServed::Off),
+        HookMode::Off => return Err(NotServed::Refused("xdp.mode is off".to_owned())),
         HookMode::Tc => plan(&[first, second], "mode is tc"),
         HookMode::Native => plan(&[Hook::Native, first, second], "mode is native"),
         // Native XDP slows other traffic with every driver: virtio_net loses its guest's offloads,
@@ -93,13 +76,12 @@ pub(crate) fn attach(
             if refusals.is_empty() { why.clone() } else { format!("{why}; but {}", refusals.join("; ")) };
         let attachment = match Attachment::make(hook, link, reason, context) {
             Ok(attachment) => attachment,
-            Err(HookError::NoProgram(Missing::Loading)) => return Err(NotServed::Loading),
-            Err(HookError::Clsact(ClsactError::Unsettled)) => {
+            Err(NotServed::Loading) => return Err(NotServed::Loading),
+            Err(NotServed::Unsettled) => {
                 is_unsettled = true;
                 continue;
             }
-            Err(refusal) => {
-                let refusal = refusal.to_string();
+            Err(NotServed::Refused(refusal)) => {
                 // Several hooks may need one program.
                 if !refusals.contains(&refusal) {
                     refusals.push(refusal);
@@ -114,7 +96,7 @@ pub(crate) fn attach(
         }
         return Ok(attachment);
     }
-    Err(if is_unsettled { NotServed::Unsettled } else { NotServed::Hooks(refusals.join("; ")) })
+    Err(if is_unsettled { NotServed::Unsettled } else { NotServed::Refused(refusals.join("; ")) })
 }
 
 #[cfg(test)]

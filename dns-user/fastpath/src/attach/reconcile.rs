@@ -18,8 +18,8 @@ use tokio::sync::watch;
 
 use self::report::InterfacesStatus;
 use super::{
-    attachment::{self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot},
-    choice::{self, NotServed, TcOrder},
+    attachment::{self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot, NotServed},
+    choice::{self, TcOrder},
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
     netlink::{Link, LocalAddress, Socket},

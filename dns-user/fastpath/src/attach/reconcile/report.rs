@@ -8,8 +8,7 @@ use std::{
 
 use super::InterfaceReconciler;
 use crate::attach::{
-    attachment::Hook,
-    choice::NotServed,
+    attachment::{Hook, NotServed},
     gate::{ENOUGH, Waiting},
     netlink::Link,
     topology,
@@ -70,7 +69,6 @@ pub struct InterfacesStatus {
     pub polls: u64,
     /// The reason why no interface is served although one should be; null while an interface is
     /// served or the gate waits for queries.
-    #[serde(default)]
     pub unserved: Option<String>,
 }
 
