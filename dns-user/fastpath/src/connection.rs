@@ -3,6 +3,7 @@
 //! lines of JSON.
 
 use std::{
+    fmt::Display,
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr},
@@ -67,13 +68,17 @@ impl From<UnixStream> for AttacherConnection {
 impl AttacherConnection {
     /// Connects to the service at `socket`, which must run as root, as this process's user, or as `user`.
     pub fn open(socket: &Path, user: Option<&str>) -> Result<Self, FastPathError> {
-        let stream = UnixStream::connect(socket)
-            .map_err(|error| FastPathError::NoAttacher { socket: socket.to_owned(), error })?;
-        let found = peer(&stream).map_err(|error| FastPathError::Refused(error.to_string()))?;
+        let stream = UnixStream::connect(socket).map_err(|error| {
+            FastPathError::NoAttacher(format!(
+                "cannot connect to the attacher at {}: {error}",
+                socket.display()
+            ))
+        })?;
+        let found = peer(&stream).map_err(|error| refused(&error))?;
         let known = user.and_then(|name| User::from_name(name).ok().flatten());
         let is_known = known.is_some_and(|known| known.uid.as_raw() == found);
         if found != 0 && found != nix::unistd::geteuid().as_raw() && !is_known {
-            return Err(FastPathError::Refused(format!(
+            return Err(refused(&format_args!(
                 "it runs as user {found}: neither root, nor this server's user, nor xdp.attach_user"
             )));
         }
@@ -87,11 +92,13 @@ impl AttacherConnection {
         standby.set_read_timeout(Some(timeout)).map_err(failed)?;
         match receive_descriptors(standby) {
             Ok(descriptors) => {
-                let stream = descriptors.into_iter().next().ok_or(FastPathError::AttacherEnded)?;
+                let stream = descriptors.into_iter().next().ok_or_else(FastPathError::ended)?;
                 Ok(Self(stream.into()))
             }
-            Err(error) if is_nothing_yet(&error) => Err(FastPathError::AttacherRestarts),
-            Err(_) => Err(FastPathError::AttacherEnded),
+            Err(error) if is_nothing_yet(&error) => Err(FastPathError::NoAttacher(
+                "the attacher was killed and is being started again".to_owned(),
+            )),
+            Err(_) => Err(FastPathError::ended()),
         }
     }
 
@@ -108,20 +115,21 @@ impl AttacherConnection {
 
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;
-        let (refused, failed) = (FastPathError::Refused, FastPathError::NoMaps);
+        let failed =
+            |error: io::Error| FastPathError::NoAttacher(format!("the attacher has sent no maps: {error}"));
         stream.set_read_timeout(Some(LOAD_TIMEOUT)).map_err(failed)?;
         send(&stream, &Request { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
         let descriptors = receive_descriptors(&stream).map_err(failed)?;
         let mut lines = Lines::default();
         let (shapes, earlier, limits) = match lines.next(&stream).map_err(failed)? {
             Response::Maps { shapes, earlier, limits } => (shapes, earlier, limits),
-            Response::Refused(why) => return Err(refused(why)),
+            Response::Refused(why) => return Err(refused(&why)),
         };
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
-            .ok_or_else(|| refused("it sent different maps than announced".to_owned()))?
+            .ok_or_else(|| refused(&"it sent different maps than announced"))?
             .into_iter();
         let received: Vec<SizedMap> = maps.by_ref().take(SHARED_MAPS).collect();
-        let received = received.try_into().map_err(|_| refused("it sent too few maps".to_owned()))?;
+        let received = received.try_into().map_err(|_| refused(&"it sent too few maps"))?;
         let earlier = match (maps.next(), maps.next()) {
             (Some(names), Some(entries)) => Some(names_in(
                 (names.fd.as_fd(), names.shape),
@@ -137,6 +145,10 @@ impl AttacherConnection {
         let memory = Memory::of(received, limits)?;
         Ok(ReceivedMaps { stream, lines, memory, earlier })
     }
+}
+
+fn refused(why: &dyn Display) -> FastPathError {
+    FastPathError::Failed(format!("the attacher refused to load programs: {why}"))
 }
 
 /// Maps received from the attacher, and the connection on which they arrived.
@@ -361,8 +373,7 @@ pub(super) enum AttacherMessage {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct AttacherStatus {
     pub(super) interfaces: InterfacesStatus,
-    /// The programs needed so far; older attachers do not send them.
-    #[serde(default)]
+    /// The programs needed so far.
     pub(super) programs: Vec<ProgramStatus>,
     /// Whether all interfaces present at the start have been processed.
     pub(super) ready: bool,

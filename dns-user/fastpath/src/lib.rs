@@ -152,38 +152,27 @@ impl NameSource for Snapshot {
 
 /// The reason why there is no fast path. The server then answers from userspace.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum FastPathError {
-    #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
-    Off,
-    #[error("the server has no listen address")]
-    NoEndpoints,
-    #[error(
-        "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, \
-         and in a container a seccomp profile that allows bpf(2) ({0})"
-    )]
-    NotPermitted(String),
-    #[error("the kernel rejected the maps of the BPF object: {0}")]
-    Load(String),
-    #[error("the embedded BPF object has no {0}")]
-    Incomplete(&'static str),
-    #[error("cannot connect to the attacher at {}: {error}", socket.display())]
-    NoAttacher { socket: PathBuf, error: io::Error },
-    #[error("the attacher was killed and is being started again")]
-    AttacherRestarts,
-    #[error("the attacher has ended; restart the server to attach programs again")]
-    AttacherEnded,
-    #[error("the attacher has sent no maps: {0}")]
-    NoMaps(io::Error),
-    #[error("the attacher refused to load programs: {0}")]
-    Refused(String),
-    #[error("{what}: {error}")]
-    Io { what: String, error: io::Error },
+    /// The attacher cannot be reached or handed over no maps, which may be temporary.
+    #[error("{0}")]
+    NoAttacher(String),
+    /// Anything else.
+    #[error("{0}")]
+    Failed(String),
 }
 
 impl FastPathError {
     fn io(what: &str, error: io::Error) -> Self {
-        Self::Io { what: what.to_owned(), error }
+        Self::Failed(format!("{what}: {error}"))
+    }
+
+    fn no_endpoints() -> Self {
+        Self::Failed("the server has no listen address".to_owned())
+    }
+
+    /// The attacher that this server started has ended for good.
+    pub fn ended() -> Self {
+        Self::Failed("the attacher has ended; restart the server to attach programs again".to_owned())
     }
 }
 
@@ -247,7 +236,14 @@ impl FastPath {
         health: Arc<dyn Health + Send + Sync>,
         admission: Arc<dyn Admission>,
     ) -> Result<Self, FastPathError> {
-        main_endpoint(config, endpoints)?;
+        if !config.enabled || config.mode == HookMode::Off {
+            return Err(FastPathError::Failed(
+                "the fast path is switched off (xdp.enabled, xdp.mode)".to_owned(),
+            ));
+        }
+        if endpoints.is_empty() {
+            return Err(FastPathError::no_endpoints());
+        }
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, wait) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
         let Memory { names, answers, control, counters, tap, limits } = memory;
@@ -287,19 +283,6 @@ impl FastPath {
             counters,
             on_stop: config.on_stop,
         })
-    }
-
-    /// Like [`Self::start`], with an attacher in this process, which needs its capabilities. The
-    /// programs are attached in the caller's network namespace.
-    pub fn start_in_process(
-        config: &XdpConfig,
-        endpoints: &[SocketAddr],
-        health: Arc<dyn Health + Send + Sync>,
-        admission: Arc<dyn Admission>,
-    ) -> Result<Self, FastPathError> {
-        let stream = attacher::in_thread(config, main_endpoint(config, endpoints)?)
-            .map_err(|error| FastPathError::io("starting the attacher", error))?;
-        Self::start(config, stream.into(), endpoints, health, admission)
     }
 
     pub(crate) fn publisher(&self) -> Publisher {
@@ -433,14 +416,6 @@ impl FastPath {
     }
 }
 
-/// Returns the endpoint after which the folder of pins is named, or the reason why there is no fast path.
-fn main_endpoint(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<SocketAddr, FastPathError> {
-    if !config.enabled || config.mode == HookMode::Off {
-        return Err(FastPathError::Off);
-    }
-    endpoints.first().copied().ok_or(FastPathError::NoEndpoints)
-}
-
 impl Drop for FastPath {
     fn drop(&mut self) {
         self.stop();
@@ -470,7 +445,7 @@ pub struct Detached {
 /// Removes everything that a server at these endpoints, running or not, left attached in the
 /// caller's network namespace.
 pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
-    let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
+    let main = *endpoints.first().ok_or_else(FastPathError::no_endpoints)?;
     let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
     let (mut detached_links, mut detached_filters) = (0, 0);
     // Its pins belong to xdp.attach_user, which may detach any link itself.

@@ -3,7 +3,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::net::UnixStream,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -13,7 +15,9 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
-use dns_fastpath::{Arrival, Everything, FastPath, FastPathHandle, NameSource};
+use dns_fastpath::{
+    Admission, Arrival, Authority, Everything, FastPath, FastPathHandle, NameSource, ReadAuthority,
+};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -84,6 +88,20 @@ pub(crate) fn name_of(text: &str) -> Name {
     text.parse().expect("tests write well-formed names")
 }
 
+/// Starts a fast path with an attacher in this process, for the caller's network namespace.
+pub(crate) fn start_in_process(
+    config: &XdpConfig,
+    endpoints: &[SocketAddr],
+    health: Arc<dyn Health + Send + Sync>,
+    admission: Arc<dyn Admission>,
+) -> Result<FastPath> {
+    let (ours, servers) = UnixStream::pair()?;
+    let authority = Authority { xdp: config.clone(), main: endpoints[0], listen: None };
+    let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
+    thread::spawn(move || dns_fastpath::serve(&ours, &read));
+    Ok(FastPath::start(config, servers.into(), endpoints, health, admission)?)
+}
+
 /// Starts a fast path in a namespace and waits until it answers.
 pub(crate) fn start(
     namespace: &Namespace,
@@ -92,7 +110,7 @@ pub(crate) fn start(
     answers: impl NameSource + 'static,
 ) -> Result<Arc<FastPath>> {
     let fast_path = namespace
-        .run(|| FastPath::start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
+        .run(|| start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
         .context("the fast path does not start")?;
     let fast_path = Arc::new(fast_path);
     let handle = handle_of(&fast_path);

@@ -17,7 +17,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_fastpath::{Counters, Everything, FastPath, FastPathHandle, NameSource};
+use dns_fastpath::{Counters, Everything, FastPathHandle, NameSource};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
 use whole_system_tests::{
@@ -113,7 +113,7 @@ fn race(mode: HookMode) -> Result<()> {
     let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli")).transpose()?;
     let last = Arc::new(LastInstance::default());
     let config = config(mode, &bpffs);
-    let start = || FastPath::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
+    let start = || lab::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
     let fast_path = Arc::new(pair.server.run(start)?.context("the fast path does not start")?);
     let handle = &handle_of(&fast_path);
     let known = Known::default();

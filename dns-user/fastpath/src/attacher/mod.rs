@@ -3,8 +3,7 @@
 //!
 //! * [`session`]: one server's programs and maps, from its request to its end.
 //!
-//! The attacher runs as a service with a socket ([`Attacher`]), as a child process of the server
-//! ([`serve`]), or, for tests, as a thread of the server's process.
+//! The attacher runs as a service with a socket ([`Attacher`]), or as a child process of the server ([`serve`]).
 
 mod session;
 
@@ -80,20 +79,6 @@ pub fn offer_connection(server: &UnixStream) -> io::Result<UnixStream> {
     let (ours, servers) = UnixStream::pair()?;
     send_descriptors(server, &[servers.as_fd()])?;
     Ok(ours)
-}
-
-/// Starts an attacher in this process, with this configuration, and returns the server's end of
-/// the connection.
-pub(crate) fn in_thread(xdp: &XdpConfig, main: SocketAddr) -> io::Result<UnixStream> {
-    let (ours, servers) = UnixStream::pair()?;
-    let authority = Authority { xdp: xdp.clone(), main, listen: None };
-    let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
-    threads::spawn("session", OnPanic::EndProcess, move || {
-        if let Err(error) = serve(&ours, &read) {
-            tracing::warn!(%error, "a session of the attacher has failed");
-        }
-    })?;
-    Ok(servers)
 }
 
 /// The socket of the attacher, run as a service.
