@@ -15,8 +15,8 @@ use dns_core::config::ParsedFiles;
 /// The followed Consul definition files and the catalogs built from them.
 pub(super) struct ConsulFiles {
     /// Catalogs of the definition files and of a live Consul.
-    catalogs: Arc<Catalogs>,
-    followed: Followed,
+    pub(super) catalogs: Arc<Catalogs>,
+    pub(super) followed: Followed,
 }
 
 impl ConsulFiles {
@@ -45,20 +45,12 @@ impl ConsulFiles {
         self.catalogs.zone()
     }
 
-    pub(super) fn catalogs(&self) -> &Arc<Catalogs> {
-        &self.catalogs
-    }
-
     pub(super) fn refresh(&mut self, reading: Reading, service_status: &ServiceStatus) -> Option<NewZone> {
         let read = self.read(reading, service_status)?;
         let stays = "the current catalog stays in use";
         error_lines("definition files", &read.errors, stays).iter().for_each(|line| error!("{line}"));
         self.catalogs.set_files(read.whole().ok()?);
         Some(self.catalogs.zone())
-    }
-
-    pub(super) fn followed(&self) -> &Followed {
-        &self.followed
     }
 
     fn read(

@@ -100,7 +100,7 @@ impl Files {
     }
 
     pub(super) fn consul_catalogs(&self) -> Option<Arc<Catalogs>> {
-        self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs().clone()))
+        self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs.clone()))
     }
 
     /// Switches to another object `"consul"` on a blocking thread and returns its zone; `None` if
@@ -154,10 +154,10 @@ impl Inner {
     /// Returns the folders to watch, without duplicates.
     fn folders(&self) -> Vec<PathBuf> {
         let Self { catalog, handlers, addresses, consul, .. } = self;
-        let consul = consul.as_ref().map(ConsulFiles::followed);
+        let consul = consul.as_ref().map(|files| &files.followed);
         let mut all = Vec::new();
         for followed in catalog.followed().into_iter().chain([handlers, addresses]).chain(consul) {
-            for folder in followed.folders() {
+            for folder in &followed.folders {
                 if !all.contains(folder) {
                     all.push(folder.clone());
                 }

@@ -57,16 +57,14 @@ pub(super) enum Reading {
 pub(super) enum FileSource {
     /// A single file, which may be missing.
     File(PathBuf),
-    /// All files matching a pattern; an empty pattern matches none.
-    Pattern(String),
-    /// All files matching any of several patterns, in pattern order.
+    /// All files matching any of these patterns, in pattern order; an empty pattern matches none.
     Patterns(Vec<String>),
 }
 
 /// The sources of all data that can change at runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sources {
-    /// An empty pattern if none is configured.
+    /// No pattern if none is configured.
     pub(super) records: FileSource,
     pub(super) aliases: FileSource,
     pub(super) handlers: FileSource,
@@ -78,14 +76,15 @@ pub(super) struct Sources {
 
 impl Sources {
     pub(super) fn of(config: &Config) -> Self {
+        let pattern = |pattern: &String| FileSource::Patterns(vec![pattern.clone()]);
         Self {
             records: match &config.records_file {
                 Some(path) => FileSource::File(path.clone()),
-                None => FileSource::Pattern(String::new()),
+                None => FileSource::Patterns(Vec::new()),
             },
-            aliases: FileSource::Pattern(config.alias_files_glob.clone()),
-            handlers: FileSource::Pattern(config.handlers_files_glob.clone()),
-            addresses: FileSource::Pattern(config.addresses_files_glob.clone()),
+            aliases: pattern(&config.alias_files_glob),
+            handlers: pattern(&config.handlers_files_glob),
+            addresses: pattern(&config.addresses_files_glob),
             rules: NameRules {
                 formerr_for_malformed: config.compat.formerr_for_malformed_names,
                 nxdomain_for_empty_non_terminals: config.compat.nxdomain_for_empty_non_terminals,
@@ -101,35 +100,22 @@ impl FileSource {
     fn walk(&self) -> (Stamps, Vec<PathBuf>) {
         let (special, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
-            Self::Pattern(_) | Self::Patterns(_) => {
-                self.matches().into_iter().partition(|path| bounded::is_special(path))
+            Self::Patterns(patterns) => {
+                matches(patterns).into_iter().partition(|path| bounded::is_special(path))
             }
         };
         (Stamps(paths.into_iter().map(|path| (FileStamp::of(&path), path)).collect()), special)
     }
 
-    /// Returns the files matching the patterns, without duplicates.
-    fn matches(&self) -> Vec<PathBuf> {
-        let patterns = match self {
-            Self::File(_) => &[][..],
-            Self::Pattern(pattern) => std::slice::from_ref(pattern),
-            Self::Patterns(patterns) => patterns,
-        };
-        let mut paths = Vec::new();
-        // Patterns are validated when the configuration is read.
-        for path in patterns.iter().flat_map(|pattern| glob(pattern).unwrap_or_default()) {
-            if !paths.contains(&path) {
-                paths.push(path);
-            }
-        }
-        paths
+    /// Reads the files once.
+    pub(super) fn read(&self) -> Contents {
+        self.walk().0.read()
     }
 
     /// Returns the contents that represent an unresponsive source: a timeout error.
     fn unresponsive(&self, timeout: Duration) -> Contents {
         let path = match self {
             Self::File(path) => path.clone(),
-            Self::Pattern(pattern) => PathBuf::from(pattern),
             Self::Patterns(patterns) => PathBuf::from(patterns.join(", ")),
         };
         let problem = format!(
@@ -151,12 +137,23 @@ impl FileSource {
                 }
                 folders
             }
-            Self::Pattern(pattern) => folders(pattern).unwrap_or_default(),
             Self::Patterns(patterns) => {
                 patterns.iter().flat_map(|pattern| folders(pattern).unwrap_or_default()).collect()
             }
         }
     }
+}
+
+/// Returns the files matching the patterns, without duplicates.
+fn matches(patterns: &[String]) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    // Patterns are validated when the configuration is read.
+    for path in patterns.iter().flat_map(|pattern| glob(pattern).unwrap_or_default()) {
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    paths
 }
 
 /// The files of a source with the stamps of their versions.
@@ -241,8 +238,8 @@ pub(super) struct Followed {
     stamps: Stamps,
     /// Whether `stamps` are reliable.
     settled: bool,
-    /// Folders in which a change may affect this source.
-    folders: Vec<PathBuf>,
+    /// Folders to watch, as of the last check: a change in them may affect this source.
+    pub(super) folders: Vec<PathBuf>,
     /// Non-regular files skipped at the last read.
     special: Vec<PathBuf>,
     /// Digest of the last contents; `None` before the first read.
@@ -260,11 +257,6 @@ impl Followed {
             special: Vec::new(),
             digest: None,
         }
-    }
-
-    /// Returns the folders to watch, as of the last check.
-    pub(super) fn folders(&self) -> &[PathBuf] {
-        &self.folders
     }
 
     /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the
@@ -456,7 +448,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         let file = FileSource::File(path.clone());
-        let pattern = FileSource::Pattern(format!("{}/*.json", folder.path().display()));
+        let pattern = FileSource::Patterns(vec![format!("{}/*.json", folder.path().display())]);
         let missing = (file.walk().0, pattern.walk().0);
         fs::write(&path, "one").unwrap();
         let first = (file.walk().0, pattern.walk().0);
@@ -478,11 +470,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         nix::unistd::mkfifo(&folder.path().join("a.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut followed = Followed::new(FileSource::Pattern(format!("{}/*.json", folder.path().display())));
+        let mut followed =
+            Followed::new(FileSource::Patterns(vec![format!("{}/*.json", folder.path().display())]));
         let contents = followed.changed(Reading::Always).unwrap();
         assert_eq!(contents.paths(), [folder.path().join("b.json")]);
         assert_eq!(followed.special, [folder.path().join("a.json")]);
-        assert_eq!(followed.folders(), [folder.path().to_owned()]);
+        assert_eq!(followed.folders, [folder.path().to_owned()]);
     }
 
     #[test]
