@@ -26,7 +26,7 @@ fn telling(criterion: &mut Criterion) {
         answered_by: "local",
         took: Duration::from_micros(3),
     };
-    let tap = Tap::new();
+    let tap = Tap::default();
     let tell = || {
         if requests::wanted() || tap.is_wanted() {
             requests::log(black_box(&request));

@@ -215,14 +215,8 @@ impl fmt::Debug for Tap {
 }
 
 impl Default for Tap {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Tap {
     /// Creates a tap without viewers.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             shared: Arc::new(Shared {
                 every: AtomicU32::new(0),
@@ -233,7 +227,9 @@ impl Tap {
             }),
         }
     }
+}
 
+impl Tap {
     /// Returns whether there are any viewers.
     #[inline]
     pub fn is_wanted(&self) -> bool {
@@ -444,7 +440,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_viewer_means_no_lines() {
-        let tap = Tap::new();
+        let tap = Tap::default();
         let name = Name::from_text("a.bosh").unwrap();
         tap.observe(&request(&name));
         let mut view = tap.subscribe(1);
@@ -459,7 +455,7 @@ mod tests {
 
     #[tokio::test]
     async fn earlier_queries_are_not_shown() {
-        let tap = Tap::new();
+        let tap = Tap::default();
         let name = Name::from_text("a.bosh").unwrap();
         let mut view = tap.subscribe(1);
         let line = TapLine::from_request(&request(&name), 1);
@@ -472,7 +468,7 @@ mod tests {
 
     #[tokio::test]
     async fn line_weight_matches_sampling_rate() {
-        let tap = Tap::new();
+        let tap = Tap::default();
         let name = Name::from_text("a.bosh").unwrap();
         let (mut close, mut far) = (tap.subscribe(2), tap.subscribe(10));
         assert_eq!(*tap.wanted().borrow(), 2);

@@ -385,7 +385,7 @@ mod tests {
         use dns_health::{HealthStates, InstanceHealth};
         use std::net::IpAddr;
 
-        let states = HealthStates::new();
+        let states = HealthStates::default();
         let set = |ip: IpAddr, state| states.set(ip, InstanceHealth { state, groups: Box::default() });
         let instances: Vec<IpAddr> = (0..64).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         let mut cache = AnswerCache::new(1);

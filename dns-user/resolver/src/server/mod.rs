@@ -93,7 +93,7 @@ impl Default for Options {
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
             listen: None,
-            tap: Tap::new(),
+            tap: Tap::default(),
             max_reply: None,
             arrivals: Arrivals::default(),
             overload: Overload::default(),

@@ -189,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn paths_are_ordered_by_time() {
-        let tap = Tap::new();
+        let tap = Tap::default();
         let mut stream = Stream {
             view: tap.subscribe(1),
             parameters: TapParameters::default(),

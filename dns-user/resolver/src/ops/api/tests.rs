@@ -113,7 +113,7 @@ impl Running {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
         let tls = RotatingTls::load("api", "api.bosh-dns", &files(folder.path(), "server")).unwrap();
-        let tap = Tap::new();
+        let tap = Tap::default();
         let backend = backend(tap.clone());
         let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None).await.unwrap();
         let address = server.local_addr().unwrap();

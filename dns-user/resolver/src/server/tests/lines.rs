@@ -198,7 +198,7 @@ async fn no_line_is_written_per_query() {
     let limits = Limits { names: 100, first_checks: TIMEOUT, ttl: None };
     let (tracker, state, handler_options) = Shared::allocate(|| {
         let (records, _) = Records::parse(json.as_bytes()).unwrap();
-        let states = Arc::new(HealthStates::new());
+        let states = Arc::new(HealthStates::default());
         let (tracker, orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
         let tracker = Arc::new(tracker);
         // The watcher's end stays open.

@@ -59,7 +59,7 @@ async fn shutdown_answers_queries_in_flight() {
 #[tokio::test]
 async fn y1_waits_for_first_checks() {
     let limits = Limits { names: 9, first_checks: TIMEOUT, ttl: None };
-    let states = Arc::new(HealthStates::new());
+    let states = Arc::new(HealthStates::default());
     let (tracker, _orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
     let tracker = Arc::new(tracker);
     let local = Arc::new(ServerState::new(
