@@ -27,13 +27,11 @@ pub struct ServerStatus {
     pub commit: String,
     /// Process id of the server.
     pub pid: u32,
-    /// Absolute path of the server's config.json; null for servers before it was reported.
-    #[serde(default)]
+    /// Absolute path of the server's config.json; null if it cannot be determined.
     pub config: Option<PathBuf>,
     /// Whether no check failed.
     pub ready: bool,
     /// Whether a check found slower service or a component that is off.
-    #[serde(default)]
     pub degraded: bool,
     /// Results of the checks.
     pub checks: Vec<Check>,
@@ -52,13 +50,11 @@ pub struct ServerStatus {
     /// Reason why the fast path is off; null if it is on.
     pub fast_path_off: Option<String>,
     /// Queries dropped and refused under overload, and the affected clients.
-    #[serde(default)]
     pub overload: OverloadStatus,
     /// Recursors with their history, in query order.
     pub recursors: Vec<RecursorStatus>,
     /// Registrations of Consul names and the state of a live Consul; null if Consul is not
     /// configured.
-    #[serde(default)]
     pub consul: Value,
     /// The cache; null if disabled.
     pub cache: Value,
@@ -75,7 +71,6 @@ pub struct ServerStatus {
     /// Latest warnings and errors, oldest first.
     pub problems: Vec<Problem>,
     /// Remarks on the configuration for the operator.
-    #[serde(default)]
     pub notes: Vec<String>,
     /// Log levels and request line limit.
     pub logging: LoggingStatus,
@@ -117,7 +112,6 @@ pub struct FastPathView {
     /// Attached interfaces with their hooks.
     pub interfaces: Vec<InterfaceView>,
     /// Programs loaded so far.
-    #[serde(default)]
     pub programs: Vec<ProgramStatus>,
     /// Packets by outcome, since the programs were loaded.
     pub outcomes: BTreeMap<String, u64>,
@@ -135,16 +129,12 @@ pub struct FastPathView {
     /// Fraction of entry memory in use, 0 to 1.
     pub memory_fill: f64,
     /// Number of forwarded answers in the map.
-    #[serde(default)]
     pub forwarded_answers: usize,
     /// Limit of forwarded answers; 0 if they are not kept.
-    #[serde(default)]
     pub max_forwarded_answers: usize,
     /// Number of local replies of other types in the map.
-    #[serde(default)]
     pub local_replies: usize,
     /// Limit of local replies; 0 if `xdp.other_types` is off.
-    #[serde(default)]
     pub max_local_replies: usize,
     /// Remaining lease in seconds; null if expired.
     pub lease_seconds: Option<f64>,
@@ -193,7 +183,6 @@ pub struct InterfaceView {
     /// Name as shown to operators.
     pub name: String,
     /// `served`, `waiting` or `refused`.
-    #[serde(default)]
     pub state: String,
     /// `native`, `tcx`, `clsact` or `none`.
     pub hook: String,
