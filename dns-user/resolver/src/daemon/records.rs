@@ -47,10 +47,10 @@ impl CatalogFiles {
         let (mut aliases, wrong) = files.read_aliases(Reading::Always).map(ParsedFiles::split).unzip();
         let mut fatal = wrong.unwrap_or_default();
         if !fatal.is_empty()
-            && let Some(NewAliases { aliases, warnings, .. }) = aliases.take()
+            && let Some(Read { valid, warnings, .. }) = aliases.take()
         {
             log_warnings("alias files", &warnings);
-            files.good_aliases = aliases;
+            files.good_aliases = valid;
         }
         if !sources.require_alias_files {
             let others = "the others are served, and this one once it is valid";
@@ -89,22 +89,23 @@ impl CatalogFiles {
         [&self.records, &self.aliases]
     }
 
-    fn read_aliases(&mut self, reading: Reading) -> Option<ParsedFiles<NewAliases>> {
-        let (contents, ParsedFiles { valid, errors }) = self.aliases.parsed(reading, parse_aliases)?;
-        let (files, (aliases, warnings)) = (contents.paths(), valid);
+    fn read_aliases(&mut self, reading: Reading) -> Option<ParsedFiles<Read<AliasFiles>>> {
+        let (contents, parsed) = self.aliases.parsed(reading, parse_aliases)?;
+        let ParsedFiles { valid: (valid, warnings), errors } = parsed;
+        let files = contents.paths();
         if !errors.is_empty() {
             self.service_status.refused(Kind::Aliases, files.clone(), &errors);
         }
-        Some(ParsedFiles { valid: NewAliases { files, aliases, warnings }, errors })
+        Some(ParsedFiles { valid: Read { files, valid, warnings }, errors })
     }
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
-    fn read_records(&mut self, reading: Reading) -> Option<NewRecords> {
+    fn read_records(&mut self, reading: Reading) -> Option<Read<IndexedRecords>> {
         let Self { records, good_records, .. } = self;
         let (contents, parsed) = records.parsed(reading, |files| parse_records(good_records, files))?;
         let files = contents.paths();
         match parsed.whole() {
-            Ok(parsed) => Some(NewRecords { files, parsed }),
+            Ok((valid, warnings)) => Some(Read { files, valid, warnings }),
             Err(problems) => {
                 let in_use = self.service_status.is_in_use(Kind::Records);
                 let stays = if in_use { "the current records stay in use" } else { "no records are served" };
@@ -117,20 +118,18 @@ impl CatalogFiles {
 
     fn build(
         &mut self,
-        aliases: Option<NewAliases>,
-        records: Option<NewRecords>,
+        aliases: Option<Read<AliasFiles>>,
+        records: Option<Read<IndexedRecords>>,
         begun: Instant,
     ) -> Snapshot {
-        let mut new_aliases = None;
-        if let Some(NewAliases { files, aliases, warnings }) = aliases {
-            self.good_aliases = aliases;
-            new_aliases = Some((files, warnings));
-        }
-        let mut record_files = None;
-        if let Some(NewRecords { files, parsed: (records, rows) }) = records {
-            self.good_records = records;
-            record_files = Some((files, rows));
-        }
+        let new_aliases = aliases.map(|Read { files, valid, warnings }| {
+            self.good_aliases = valid;
+            (files, warnings)
+        });
+        let new_records = records.map(|Read { files, valid, warnings }| {
+            self.good_records = valid;
+            (files, warnings)
+        });
         let (snapshot, mut skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);
 
@@ -142,8 +141,7 @@ impl CatalogFiles {
             (state.instances, state.aliases) = (instances, aliases);
         });
         // They depend on records and alias files together, and belong to what was read.
-        if let Some((files, rows)) = record_files {
-            let mut warnings = rows;
+        if let Some((files, mut warnings)) = new_records {
             warnings.append(&mut skipped);
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
@@ -152,28 +150,19 @@ impl CatalogFiles {
         if let Some((files, mut warnings)) = new_aliases {
             warnings.append(&mut skipped);
             log_warnings("alias files", &warnings);
-            self.service_status.loaded(
-                Kind::Aliases,
-                files,
-                warnings,
-                begun.elapsed(),
-                &format!("{aliases} aliases"),
-            );
+            let detail = format!("{aliases} aliases");
+            self.service_status.loaded(Kind::Aliases, files, warnings, begun.elapsed(), &detail);
         }
         snapshot
     }
 }
 
-struct NewAliases {
+/// Something that was read, with the paths of its files and the warnings about skipped items.
+struct Read<T> {
+    /// Empty if none is configured.
     files: Vec<PathBuf>,
-    aliases: AliasFiles,
+    valid: T,
     warnings: Vec<String>,
-}
-
-struct NewRecords {
-    /// Path of the file; empty if none is configured.
-    files: Vec<PathBuf>,
-    parsed: ParsedRecords,
 }
 
 type ParsedRecords = (IndexedRecords, Vec<String>);
