@@ -1,13 +1,13 @@
 //! `check`: validates a configuration without starting a server.
 
-use std::{fmt::Write, process::ExitCode};
+use std::{fmt::Write, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
 use dns_core::terminal;
 use dns_kit::command_line::print_or_fail;
 
-use super::{ConfigFile, complain, operate::served_addresses};
+use super::{complain, operate::served_addresses};
 use crate::daemon::check::{CheckReport, Serves, check};
 
 /// Maximum number of warnings in the table; `--json` includes all.
@@ -15,8 +15,9 @@ const SHOWN_WARNINGS: usize = 20;
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
-    #[command(flatten)]
-    config: ConfigFile,
+    /// config.json of bosh-dns
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -25,7 +26,7 @@ pub(super) struct Check {
 impl Check {
     /// Checks and prints the result; exits with 0 if a server would start and serve everything.
     pub(super) fn run(self) -> ExitCode {
-        let Self { config: ConfigFile { config }, json } = self;
+        let Self { config, json } = self;
         let mut report = check(&config);
         if report.ok {
             report.add_taken_addresses(&served_addresses(&config));

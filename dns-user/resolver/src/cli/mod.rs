@@ -18,7 +18,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
     daemon::{self, RunOptions},
@@ -44,11 +44,25 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve DNS until SIGTERM
-    Run(Run),
+    Run {
+        /// config.json of bosh-dns
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Format of log lines
+        #[arg(long, value_enum, default_value_t)]
+        log_format: LogFormat,
+    },
     /// Check configuration, records, aliases and handlers, and print what would be served
     Check(check::Check),
     /// Run the health server, which answers the health checks of other machines, until SIGTERM
-    Health(HealthServer),
+    Health {
+        /// The health server's own configuration file (health_server_config.json of bosh-dns)
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Format of log lines
+        #[arg(long, value_enum, default_value_t)]
+        log_format: LogFormat,
+    },
     /// Serve a small foundation, or your records, on a free local port until Ctrl-C
     Try(try_out::Try),
     /// Print a configuration to start from
@@ -56,39 +70,31 @@ enum Command {
     /// Wait until a name resolves
     Wait(resolver::Wait),
     /// Load and attach the BPF programs for an unprivileged server (xdp.attach_socket) until SIGTERM
-    Attach(Attach),
+    Attach {
+        /// config.json of bosh-dns
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Format of log lines
+        #[arg(long, value_enum, default_value_t)]
+        log_format: LogFormat,
+        /// Serve the server that started this process, at standard input
+        #[arg(long, hide = true)]
+        parent: bool,
+    },
     /// Create the pin folder (xdp.bpffs) for a service that does not start as root
-    PreparePins(PreparePins),
+    PreparePins {
+        /// config.json of bosh-dns
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// User that the service runs as; becomes the folder's owner
+        #[arg(long, value_name = "NAME")]
+        user: String,
+    },
     /// Use the server as this machine's resolver until SIGTERM
     Resolver(resolver::Resolver),
     /// Commands for a running server, and commands that need no server.
     #[command(flatten)]
     Operate(Box<operate::Operate>),
-}
-
-#[derive(Debug, Args)]
-struct Run {
-    #[command(flatten)]
-    config: ConfigFile,
-    /// Format of log lines
-    #[arg(long, value_enum, default_value_t)]
-    log_format: LogFormat,
-}
-
-#[derive(Debug, Args)]
-struct PreparePins {
-    #[command(flatten)]
-    config: ConfigFile,
-    /// User that the service runs as; becomes the folder's owner
-    #[arg(long, value_name = "NAME")]
-    user: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ConfigFile {
-    /// config.json of bosh-dns
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
 }
 
 /// Prints an error to standard error, escaping terminal control characters.
@@ -117,18 +123,18 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         complain(&format_args!("ignored: {}", ignored.join(" ")));
     }
     match cli.command {
-        Command::Run(Run { config: ConfigFile { config }, log_format }) => {
-            daemon::run(&config, RunOptions { log_format, ..Default::default() })
+        Command::Run { config, log_format } => {
+            daemon::run(&config, RunOptions { log_format, ..RunOptions::default() })
         }
         Command::Check(check) => check.run(),
-        Command::Health(health) => health.run(),
+        Command::Health { config, log_format } => server::run(&config, log_format),
         Command::Try(try_out) => try_out.run(),
         Command::Config(config) => config.run(),
         Command::Wait(wait) => wait.run(),
-        Command::Attach(attach) => attach.run(),
-        Command::PreparePins(PreparePins { config: ConfigFile { config }, user }) => {
-            daemon::prepare_pins(&config, &user)
+        Command::Attach { config, log_format, parent } => {
+            daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
         }
+        Command::PreparePins { config, user } => daemon::prepare_pins(&config, &user),
         Command::Resolver(resolver) => resolver.run(),
         Command::Operate(operate) => operate.run(Cli::command()),
     }
@@ -169,46 +175,6 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
         }
     }
     (ours, Vec::new())
-}
-
-//----------- Attacher ----------------------------------------------------------
-
-#[derive(Debug, Args)]
-struct Attach {
-    #[command(flatten)]
-    config: ConfigFile,
-    /// Format of log lines
-    #[arg(long, value_enum, default_value_t)]
-    log_format: LogFormat,
-    /// Serve the server that started this process, at standard input
-    #[arg(long, hide = true)]
-    parent: bool,
-}
-
-impl Attach {
-    fn run(self) -> ExitCode {
-        let Self { config: ConfigFile { config }, log_format, parent } = self;
-        daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
-    }
-}
-
-//----------- Health server -----------------------------------------------------
-
-#[derive(Debug, Args)]
-struct HealthServer {
-    /// The health server's own configuration file (health_server_config.json of bosh-dns)
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Format of log lines
-    #[arg(long, value_enum, default_value_t)]
-    log_format: LogFormat,
-}
-
-impl HealthServer {
-    fn run(self) -> ExitCode {
-        let Self { config, log_format } = self;
-        server::run(&config, log_format)
-    }
 }
 
 //----------- Names of the program ----------------------------------------------

@@ -147,7 +147,7 @@ fn print(text: &str) -> Result<(), Problem> {
 }
 
 /// Writes text like [`print()`], with the colours of its lines if the terminal has colours.
-fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<Colour>) -> Result<(), Problem> {
+fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> Result<(), Problem> {
     let text = terminal::lines(text);
     if colours_wanted() { write(&coloured(&text, colour)) } else { write(&text) }
 }
@@ -177,24 +177,10 @@ fn manual(man: command_line::Man, command: clap::Command) -> Result<(), Problem>
 
 //----------- Colours -----------------------------------------------------------
 
-/// Colour of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Colour {
-    Red,
-    Yellow,
-    Green,
-}
-
-impl Colour {
-    /// Returns the parameter of the escape sequence (ECMA-48, SGR).
-    fn code(self) -> u8 {
-        match self {
-            Self::Red => 31,
-            Self::Yellow => 33,
-            Self::Green => 32,
-        }
-    }
-}
+// Colours of lines: parameters of the escape sequence (ECMA-48, SGR).
+const RED: u8 = 31;
+const YELLOW: u8 = 33;
+const GREEN: u8 = 32;
 
 /// Returns whether output may have colours: on a terminal, unless `NO_COLOR` is set (no-color.org).
 fn colours_wanted() -> bool {
@@ -204,11 +190,11 @@ fn colours_wanted() -> bool {
 }
 
 /// Colours the lines for which `colour` returns one. `text` is already escaped.
-fn coloured(text: &str, colour: impl Fn(&str) -> Option<Colour>) -> String {
+fn coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> String {
     let line = |line: &str| match colour(line) {
         Some(colour) => {
             let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
-            format!("\x1b[{}m{text}\x1b[0m{end}", colour.code())
+            format!("\x1b[{colour}m{text}\x1b[0m{end}")
         }
         None => line.to_owned(),
     };
@@ -494,7 +480,7 @@ mod tests {
 
     #[test]
     fn only_chosen_lines_are_coloured() {
-        let red = |line: &str| line.starts_with("FAIL").then_some(Colour::Red);
+        let red = |line: &str| line.starts_with("FAIL").then_some(RED);
         assert_eq!(coloured("ok\nFAIL x\nend", red), "ok\n\x1b[31mFAIL x\x1b[0m\nend");
     }
 

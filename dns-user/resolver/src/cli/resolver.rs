@@ -7,21 +7,20 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use clap::Args;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{self, Instant},
-};
+use tokio::time::{self, Instant};
 
 use super::complain;
 use crate::{
     daemon::{
         domains::RoutedDomains,
-        upcheck::{self, NoAnswer},
+        upcheck::{self, NO_ADDRESS},
     },
-    system::{ResolvConf, Resolved, SystemError},
+    system::{ResolvConf, Resolved},
 };
 use dns_core::{config::values::parse_duration, name::Name};
+use dns_kit::command_line::until_ended;
 
 /// Interval of checks that the server is still the first resolver, as in bosh-dns.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -60,7 +59,7 @@ impl Resolver {
         }
     }
 
-    fn keep_up(self) -> Result<(), SystemError> {
+    fn keep_up(self) -> anyhow::Result<()> {
         let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
         let address = match (address, &config) {
             (Some(address), _) => address,
@@ -83,8 +82,7 @@ impl Resolver {
         }
         drop(inside);
         runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate())?;
-            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut ended = std::pin::pin!(until_ended());
             loop {
                 // A problem may be temporary (such as the installation of a resolver), and exiting
                 // would not help, so it is logged and retried.
@@ -92,8 +90,7 @@ impl Resolver {
                     complain(&problem);
                 }
                 tokio::select! {
-                    _ = terminate.recv() => break,
-                    _ = interrupt.recv() => break,
+                    () = &mut ended => break,
                     () = setup.next() => {}
                 }
             }
@@ -112,7 +109,7 @@ enum ResolverSetup {
 
 impl ResolverSetup {
     /// Checks the configuration and repairs it if necessary.
-    fn apply(&mut self) -> Result<(), SystemError> {
+    fn apply(&mut self) -> anyhow::Result<()> {
         match self {
             Self::ResolvConf(resolv_conf) => resolv_conf.apply(),
             Self::Resolved(resolved, domains) => resolved.apply(&domains.all()),
@@ -134,7 +131,7 @@ impl ResolverSetup {
         }
     }
 
-    fn put_back(&mut self) -> Result<(), SystemError> {
+    fn put_back(&mut self) -> anyhow::Result<()> {
         match self {
             Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),
             Self::Resolved(resolved, _) => resolved.put_back(),
@@ -196,7 +193,7 @@ pub(super) fn until_resolved(
     name: &Name,
     timeout: Duration,
     interval: Duration,
-) -> Result<(), NoAnswer> {
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let end = Instant::now() + timeout;
@@ -218,11 +215,7 @@ pub(super) fn until_resolved(
 }
 
 /// Resolves the name through the C library, as other programs on this machine do.
-async fn by_system_resolver(name: &Name) -> Result<(), NoAnswer> {
+async fn by_system_resolver(name: &Name) -> anyhow::Result<()> {
     let looked_up = tokio::net::lookup_host((name.to_string(), 0));
-    match time::timeout(SYSTEM_TIMEOUT, looked_up).await {
-        Ok(Ok(mut addresses)) => addresses.next().map(drop).ok_or(NoAnswer::NoAddress),
-        Ok(Err(problem)) => Err(problem.into()),
-        Err(_) => Err(NoAnswer::Silence(SYSTEM_TIMEOUT)),
-    }
+    upcheck::within(SYSTEM_TIMEOUT, looked_up).await?.next().map(drop).context(NO_ADDRESS)
 }

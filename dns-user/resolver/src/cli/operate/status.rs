@@ -6,7 +6,7 @@ use clap::Args;
 use dns_core::terminal;
 
 use super::{
-    Colour, Problem,
+    GREEN, Problem, RED, YELLOW,
     client::{Connection, get},
     print_coloured, print_json,
     table::{self, Table, count, duration, percent},
@@ -45,14 +45,14 @@ impl StatusArgs {
     }
 }
 
-fn colour_of(line: &str) -> Option<Colour> {
+fn colour_of(line: &str) -> Option<u8> {
     let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
     if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY")) {
-        Some(Colour::Red)
+        Some(RED)
     } else if starts(&["  warn", "  note"]) || (starts(&["bosh-dns-xdp "]) && line.contains("degraded")) {
-        Some(Colour::Yellow)
+        Some(YELLOW)
     } else if starts(&["bosh-dns-xdp "]) {
-        Some(Colour::Green)
+        Some(GREEN)
     } else {
         None
     }
