@@ -10,46 +10,8 @@ use std::{
     time::Duration,
 };
 
+use anyhow::anyhow;
 use nix::unistd::{Group, User};
-
-use dns_core::config::ConfigErrors;
-
-/// Reasons why the machine does not use the server.
-#[derive(Debug, thiserror::Error)]
-pub enum SystemError {
-    /// A file cannot be read or written.
-    #[error("{file}: {problem}")]
-    File {
-        /// Path of the file.
-        file: String,
-        /// The error of the system call.
-        problem: io::Error,
-    },
-    /// A program failed or could not be run.
-    #[error("{command} failed: {problem}")]
-    Command {
-        /// The command line that failed.
-        command: String,
-        /// Its standard error and exit status, or the reason it could not be run.
-        problem: String,
-    },
-    /// Another program manages resolv.conf.
-    #[error("{file} is written by {who}: {remedy}")]
-    Managed {
-        /// Path of resolv.conf.
-        file: String,
-        /// Name of the other program.
-        who: &'static str,
-        /// Advice to the operator.
-        remedy: &'static str,
-    },
-    /// The server's configuration cannot be read.
-    #[error(transparent)]
-    Config(#[from] ConfigErrors),
-    /// The runtime could not create a timer or a signal handler.
-    #[error("{0}")]
-    Runtime(#[from] io::Error),
-}
 
 /// Maximum number of runs of a program that must succeed before this process ends.
 const ATTEMPTS: u32 = 20;
@@ -62,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// To stop a unit, systemd sends SIGTERM to all its processes until no new one appears, so a
 /// program started then may be killed before it has done anything (observed with systemd 252: the
 /// machine kept using a server that was gone). The program is therefore run again.
-fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemError> {
+fn run_while_stopping(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     for _ in 1..ATTEMPTS {
         if run(program, arguments).is_ok() {
             return Ok(());
@@ -73,11 +35,8 @@ fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemErr
 }
 
 /// Runs a program to completion; returns its standard output.
-fn run(program: &str, arguments: &[&str]) -> Result<String, SystemError> {
-    let failed = |problem: String| SystemError::Command {
-        command: format!("{program} {}", arguments.join(" ")),
-        problem,
-    };
+fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let failed = |problem: String| anyhow!("{program} {} failed: {problem}", arguments.join(" "));
     let output = Command::new(program).args(arguments).output().map_err(|error| failed(error.to_string()))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -119,7 +78,7 @@ impl ResolvConf {
     }
 
     /// Puts the server's line first if it is not first already.
-    pub fn apply(&self) -> Result<(), SystemError> {
+    pub fn apply(&self) -> anyhow::Result<()> {
         if self.is_first()? {
             return Ok(());
         }
@@ -132,7 +91,7 @@ impl ResolvConf {
     }
 
     /// Removes the server's line.
-    pub fn put_back(&self) -> Result<(), SystemError> {
+    pub fn put_back(&self) -> anyhow::Result<()> {
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.without_us(text))?;
             return run_while_stopping("resolvconf", &["-u"]);
@@ -141,7 +100,7 @@ impl ResolvConf {
     }
 
     /// Returns whether the first `nameserver` is the server.
-    fn is_first(&self) -> Result<bool, SystemError> {
+    fn is_first(&self) -> anyhow::Result<bool> {
         let text = read(&self.file)?;
         let first = text.lines().find_map(|line| {
             let mut words = line.split_whitespace();
@@ -151,7 +110,7 @@ impl ResolvConf {
     }
 
     /// Makes resolvconf rewrite the file and waits for the result.
-    fn update(&self) -> Result<(), SystemError> {
+    fn update(&self) -> anyhow::Result<()> {
         run("resolvconf", &["-u"])?;
         for look in 1..=LOOKS {
             if self.is_first()? {
@@ -161,30 +120,23 @@ impl ResolvConf {
                 thread::sleep(BETWEEN_LOOKS);
             }
         }
-        let file = self.file.display().to_string();
-        Err(match self.manager()? {
-            Some((who, remedy)) => SystemError::Managed { file, who, remedy },
-            None => SystemError::Managed {
-                file,
-                who: "something other than resolvconf",
-                remedy: "make it a symbolic link to /run/resolvconf/resolv.conf",
-            },
-        })
+        let other =
+            ("something other than resolvconf", "make it a symbolic link to /run/resolvconf/resolv.conf");
+        Err(self.managed(self.manager()?.unwrap_or(other)))
     }
 
     /// Fails if the file belongs to a program that would undo the change.
-    fn refuse_if_managed(&self) -> Result<(), SystemError> {
-        match self.manager()? {
-            Some((who, remedy)) => {
-                Err(SystemError::Managed { file: self.file.display().to_string(), who, remedy })
-            }
-            None => Ok(()),
-        }
+    fn refuse_if_managed(&self) -> anyhow::Result<()> {
+        self.manager()?.map_or(Ok(()), |manager| Err(self.managed(manager)))
+    }
+
+    fn managed(&self, (who, remedy): (&str, &str)) -> anyhow::Error {
+        anyhow!("{} is written by {who}: {remedy}", self.file.display())
     }
 
     /// Returns the program that manages the file, according to its link target and content, with
     /// advice to the operator.
-    fn manager(&self) -> Result<Option<(&'static str, &'static str)>, SystemError> {
+    fn manager(&self) -> anyhow::Result<Option<(&'static str, &'static str)>> {
         let target = fs::read_link(&self.file).unwrap_or_default();
         let target = target.to_string_lossy();
         let text = read(&self.file)?;
@@ -215,7 +167,7 @@ impl ResolvConf {
 
     /// Replaces a file atomically if its text changes: a reader sees either the old or the new
     /// text.
-    fn change(&self, file: &Path, change: impl Fn(&str) -> String) -> Result<(), SystemError> {
+    fn change(&self, file: &Path, change: impl Fn(&str) -> String) -> anyhow::Result<()> {
         let before = read(file)?;
         let after = change(&before);
         if after == before {
@@ -232,16 +184,20 @@ impl ResolvConf {
             }
             done => done,
         });
-        written.map_err(|problem| SystemError::File { file: file.display().to_string(), problem })
+        written.map_err(|problem| in_file(&file, &problem))
     }
 }
 
 /// Returns a file's text; empty if the file does not exist.
-fn read(file: &Path) -> Result<String, SystemError> {
+fn read(file: &Path) -> anyhow::Result<String> {
     match fs::read_to_string(file) {
         Err(problem) if problem.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        other => other.map_err(|problem| SystemError::File { file: file.display().to_string(), problem }),
+        other => other.map_err(|problem| in_file(file, &problem)),
     }
+}
+
+fn in_file(file: &Path, problem: &io::Error) -> anyhow::Error {
+    anyhow!("{}: {problem}", file.display())
 }
 
 //----------- systemd-resolved --------------------------------------------------
@@ -267,7 +223,7 @@ impl Resolved {
 
     /// Creates the interface if it does not exist, and configures it and `domains` in
     /// systemd-resolved if they have changed. A restarted systemd-resolved is configured again.
-    pub fn apply(&mut self, domains: &[String]) -> Result<(), SystemError> {
+    pub fn apply(&mut self, domains: &[String]) -> anyhow::Result<()> {
         let address = self.address.to_string();
         if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
             run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
@@ -300,7 +256,7 @@ impl Resolved {
 
     /// Removes the interface, with its configuration in systemd-resolved, if this process has
     /// created it.
-    pub fn put_back(&mut self) -> Result<(), SystemError> {
+    pub fn put_back(&mut self) -> anyhow::Result<()> {
         if !self.made {
             return run_while_stopping("resolvectl", &["revert", INTERFACE]);
         }

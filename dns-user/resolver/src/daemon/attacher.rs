@@ -5,6 +5,7 @@ use std::{
     env,
     fs::File,
     io::{self, Read as _, Write as _},
+    net::SocketAddr,
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
@@ -15,61 +16,27 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, anyhow};
 use clap::ValueEnum as _;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{SigHandler, SigSet, Signal, signal},
     unistd::{ForkResult, User, fork},
 };
+use sd_notify::NotifyState;
 use tracing::{info, warn};
 
-use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
-use crate::system::{self, NoAccount};
-use dns_core::config::{Config, ConfigErrors, HookMode, ParsedFiles};
+use super::{
+    INTERNAL_FAILURE, RunOptions, followed_file::Sources, listeners::all_addresses, privileges,
+    service_manager,
+};
+use crate::system;
+use dns_core::config::{Config, ConfigErrors, HookMode, ParsedFiles, parse::parse_addresses};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_kit::{
-    logs::{LogFormat, Logs, LogsError, print_error},
+    logs::{LogFormat, Logs, print_error},
     sandbox::{self, Work},
 };
-
-/// The reason why the attacher did not start, or ended.
-#[derive(Debug, thiserror::Error)]
-enum AttacherError {
-    /// A required file is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigErrors),
-    /// `xdp.attach_socket` is not set: the server starts its own attacher.
-    #[error("{0}: xdp.attach_socket: is missing; with this configuration the server starts its own attacher")]
-    NotWanted(String),
-    /// The fast path is disabled.
-    #[error("{0}: xdp: disabled (xdp.enabled, xdp.mode)")]
-    Off(String),
-    /// A configured user does not exist.
-    #[error(transparent)]
-    NoAccount(#[from] NoAccount),
-    /// The user given to `prepare-pins` does not exist.
-    #[error("user {0:?} does not exist; expected a name from /etc/passwd")]
-    NoSuchUser(String),
-    /// The attach socket cannot be bound.
-    #[error("xdp.attach_socket: {0}")]
-    Socket(io::Error),
-    /// The connection to the server that started this process is missing or broken, or the process
-    /// that replaces a killed attacher cannot be forked.
-    #[error("the connection to the server: {0}")]
-    Parent(io::Error),
-    /// The pin folder cannot be created.
-    #[error("xdp.bpffs: {0}")]
-    Pins(io::Error),
-    /// The other capabilities could not be dropped.
-    #[error(transparent)]
-    Privileges(#[from] privileges::PrivilegesError),
-    /// The kernel rejected the seccomp filter.
-    #[error("cannot install the seccomp filter: {0}")]
-    Sandbox(io::Error),
-    /// Logging could not be set up.
-    #[error("logging: {0}")]
-    Logs(#[from] LogsError),
-}
 
 /// Starts the attacher of a server with this configuration as a child process, and returns the
 /// connection on which it, and after a kill its successor, offers itself. All of them end with the server.
@@ -98,18 +65,34 @@ pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream
 /// Attaches programs for servers with this configuration until killed, or with `for_parent` for the
 /// server that started this process, until its connection ends. Attached programs stay.
 pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
-    let problem = match start(path, options, for_parent) {
-        Ok(()) => return ExitCode::SUCCESS,
+    match start(path, options, for_parent) {
+        Ok(Outcome::Ended) => ExitCode::SUCCESS,
         // A restart would not help.
-        Err(problem @ (AttacherError::NotWanted(_) | AttacherError::Off(_))) => {
-            eprintln!("bosh-dns-xdp: nothing to do: {}", dns_core::terminal::lines(&problem.to_string()));
-            return ExitCode::SUCCESS;
+        Ok(Outcome::NothingToDo(why)) => {
+            let file = path.display();
+            eprintln!(
+                "bosh-dns-xdp: nothing to do: {}",
+                dns_core::terminal::lines(&format!("{file}: {why}"))
+            );
+            ExitCode::SUCCESS
         }
-        Err(problem) => problem,
-    };
+        Err(problem) => fail(&problem),
+    }
+}
+
+fn fail(problem: &anyhow::Error) -> ExitCode {
     print_error("bosh-dns-xdp", &problem.to_string());
     ExitCode::FAILURE
 }
+
+enum Outcome {
+    Ended,
+    /// The configuration asks for no attacher of this kind.
+    NothingToDo(&'static str),
+}
+
+const OWN_ATTACHER: &str =
+    "xdp.attach_socket: is missing; with this configuration the server starts its own attacher";
 
 /// The servers for which the attacher works.
 enum Servers<S> {
@@ -119,45 +102,45 @@ enum Servers<S> {
     Parent(S),
 }
 
-fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), AttacherError> {
+fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<Outcome> {
     let config = dns_kit::files::load_config(path)?.config;
     let xdp = &config.xdp;
-    let file = || path.display().to_string();
     if !xdp.enabled || xdp.mode == HookMode::Off {
         detach_earlier_programs(&config);
-        return Err(AttacherError::Off(file()));
+        return Ok(Outcome::NothingToDo("xdp: disabled (xdp.enabled, xdp.mode)"));
     }
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let known = |key, name: &Option<String>| name.as_ref().map(|name| system::user(key, name)).transpose();
     let server = known("xdp.user", &xdp.user)?.as_ref().map_or(own, ids);
     let attach_user = known("xdp.attach_user", &xdp.attach_user)?;
+    let broken = |error| anyhow!("the connection to the server: {error}");
+    let no_socket = |error| anyhow!("xdp.attach_socket: {error}");
     // The folder may belong to an earlier attacher or have been prepared by a service manager
     // (`prepare-pins`).
     let pins = dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)));
     let servers = match (for_parent, &xdp.attach_socket) {
-        (true, _) => Servers::Parent(parent().map_err(AttacherError::Parent)?),
-        (false, Some(socket)) => {
-            Servers::Any(Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?)
-        }
-        (false, None) => return Err(AttacherError::NotWanted(file())),
+        (true, _) => Servers::Parent(parent().map_err(broken)?),
+        (false, Some(socket)) => Servers::Any(Attacher::bind(socket, server.0, server.1).map_err(no_socket)?),
+        (false, None) => return Ok(Outcome::NothingToDo(OWN_ATTACHER)),
     };
     let first = authority(&config)?;
     dns_fastpath::use_rule_lists(service_manager::handed_files(dns_fastpath::RULE_LISTS));
     privileges::keep_for_attaching(attach_user.as_ref())?;
-    sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
+    sandbox::enter(Work::Attach).map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
     // Forks, so it must precede the first thread.
     let servers = match servers {
-        Servers::Parent(server) => match fork_standby(server).map_err(AttacherError::Parent)? {
+        Servers::Parent(server) => match fork_standby(server).map_err(broken)? {
             Some(worker) => Servers::Parent(worker),
-            None => return Ok(()),
+            None => return Ok(Outcome::Ended),
         },
         Servers::Any(attacher) => Servers::Any(attacher),
     };
     // Every served interface takes a descriptor.
     dns_kit::limits::raise_file_limit();
     end_at_panics();
-    let logs = Logs::init(&config.logging, options.log_format)?;
+    let logs =
+        Logs::init(&config.logging, options.log_format).map_err(|error| anyhow!("logging: {error}"))?;
     if let Err(problem) = pins
         && nix::unistd::geteuid().is_root()
     {
@@ -167,13 +150,13 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     let ended = match servers {
         Servers::Parent(worker) => {
             serve_parent(worker, &read);
-            Ok(())
+            Ok(Outcome::Ended)
         }
         Servers::Any(attacher) => {
             let socket = xdp.attach_socket.as_deref().unwrap_or(Path::new(""));
             info!("attacher ready at {}", socket.display());
-            service_manager::notify(service_manager::Phase::Ready);
-            Err(AttacherError::Socket(attacher.run(read)))
+            service_manager::notify(NotifyState::Ready, "Ready");
+            Err(no_socket(attacher.run(read)))
         }
     };
     logs.flush();
@@ -188,7 +171,7 @@ fn detach_earlier_programs(config: &Config) {
 }
 
 fn serve_parent(worker: AttacherProcess, read: &ReadAuthority) {
-    match dns_fastpath::serve(worker.server(), read) {
+    match dns_fastpath::serve(&worker.server, read) {
         Ok(()) => worker.finish(),
         // If the server is still there, the standby process replaces this one.
         Err(problem) => warn!(
@@ -231,9 +214,14 @@ fn end_at_panics() {
     }));
 }
 
+/// Reads the addresses files; the result has the errors of invalid ones.
+fn addresses(config: &Config) -> ParsedFiles<Vec<SocketAddr>> {
+    Sources::of(config).addresses.read().parse(|files| parse_addresses(files.iter().copied()))
+}
+
 /// Returns the addresses permitted by the configuration and its addresses files.
 fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
-    let ParsedFiles { valid, errors } = dns_kit::files::read_addresses(&config.addresses_files_glob)?;
+    let ParsedFiles { valid, errors } = addresses(config);
     for error in errors {
         warn!("{error}; the other addresses files are used");
     }
@@ -244,22 +232,20 @@ fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
 /// Creates the pin folder on a BPF file system and gives it to `user`, for a service that does not
 /// start as root.
 pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
-    let prepare = || -> Result<(), AttacherError> {
+    let prepare = || -> anyhow::Result<()> {
         let xdp = dns_kit::files::load_config(path)?.config.xdp;
         let found = User::from_name(user).ok().flatten();
-        let user = found.ok_or_else(|| AttacherError::NoSuchUser(user.to_owned()))?;
+        let user = found
+            .with_context(|| format!("user {user:?} does not exist; expected a name from /etc/passwd"))?;
         let owner = (user.uid.as_raw(), user.gid.as_raw());
-        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(AttacherError::Pins)?;
+        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(|error| anyhow!("xdp.bpffs: {error}"))?;
         // The service that follows may not open these.
         service_manager::keep_files(dns_fastpath::RULE_LISTS, dns_fastpath::open_rule_lists());
         Ok(())
     };
     match prepare() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            print_error("bosh-dns-xdp", &problem.to_string());
-            ExitCode::FAILURE
-        }
+        Err(problem) => fail(&problem),
     }
 }
 
@@ -282,10 +268,6 @@ pub(super) struct AttacherProcess {
 }
 
 impl AttacherProcess {
-    pub(super) fn server(&self) -> &UnixStream {
-        &self.server
-    }
-
     /// Declares that this attacher has done its work and needs no replacement.
     pub(super) fn finish(&self) {
         // An error means that the standby process is gone.
@@ -372,5 +354,27 @@ fn wait_for_end(server: &UnixStream, attacher: &UnixStream, limit: Option<Durati
             (false, true) => return Ok(Ended::Attacher),
             (false, false) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_addresses_file_spares_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("a.json", r#"[{"address": "127.0.0.2", "port": 53}]"#);
+        write("b.json", "{");
+        std::os::unix::fs::symlink("missing", folder.path().join("c.json")).unwrap();
+        let text = format!(
+            r#"{{"address": "127.0.0.1", "port": 53, "addresses_files_glob": "{}/*.json"}}"#,
+            folder.path().display()
+        );
+        let config = Config::check("config.json", text.as_bytes()).1.unwrap().config;
+        let ParsedFiles { valid, errors } = addresses(&config);
+        assert_eq!(valid, [SocketAddr::from(([127, 0, 0, 2], 53))]);
+        assert_eq!(errors.len(), 2, "{errors:?}");
     }
 }

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::bail;
+use sd_notify::NotifyState;
 use tokio::{
     sync::{mpsc, oneshot},
     time,
@@ -14,7 +16,6 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    DaemonError,
     failures::{Failure, Failures},
     fast_path::Lifecycle,
     files::{FileChanges, Files},
@@ -88,11 +89,7 @@ pub(super) struct Daemon<'a> {
 
 impl Daemon<'_> {
     /// Serves until SIGTERM or SIGINT, or until a component fails.
-    pub(super) async fn run(
-        &mut self,
-        signals: &mut Signals,
-        failures: &mut Failures,
-    ) -> Result<(), DaemonError> {
+    pub(super) async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> anyhow::Result<()> {
         let mut upchecks = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         upchecks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
@@ -104,13 +101,13 @@ impl Daemon<'_> {
         reports.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = reports.tick() => self.fast_path.report(self.listeners.arrivals()),
-                () = self.listeners.arrivals().evidence(), if self.fast_path.awaits_evidence() => {
-                    self.fast_path.report_evidence(self.listeners.arrivals());
+                _ = reports.tick() => self.fast_path.report(&self.listeners.options.arrivals),
+                () = self.listeners.options.arrivals.evidence(), if self.fast_path.awaits_evidence => {
+                    self.fast_path.report_evidence(&self.listeners.options.arrivals);
                 }
                 _ = heartbeats.tick() => {
                     self.fast_path.heartbeat();
-                    service_manager::notify(service_manager::Phase::Alive);
+                    service_manager::notify(NotifyState::Watchdog, "Alive");
                 }
                 () = self.watch.next() => self.reload_files(Reading::IfChanged).await,
                 request = signals.next() => match request {
@@ -142,7 +139,7 @@ impl Daemon<'_> {
     /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in
     /// which neither a self-check nor a client got an answer. If only some of several addresses are
     /// silent, that is only reported, because a restart would interrupt the working ones.
-    async fn run_upchecks(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
+    async fn run_upchecks(&self, unanswered: &mut Unanswered) -> anyhow::Result<()> {
         let Findings { answered, mut problems } = self.upcheck.once().await;
         let replies = self.replies();
         // `replies` includes the answers to self-checks.
@@ -164,7 +161,9 @@ impl Daemon<'_> {
         });
         unanswered.rounds = if hung { unanswered.rounds + 1 } else { 0 };
         match problems.pop().filter(|_| unanswered.rounds > 0) {
-            Some(problem) if unanswered.rounds >= MOST_UPCHECK_FAILURES => Err(DaemonError::Hung(problem)),
+            Some(problem) if unanswered.rounds >= MOST_UPCHECK_FAILURES => {
+                bail!("the server no longer answers its own up-checks: {problem}")
+            }
             Some(problem) => {
                 let rounds = unanswered.rounds;
                 error!(
@@ -284,9 +283,7 @@ impl Daemon<'_> {
         for warning in &warnings {
             warn!("{warning}");
         }
-        if let Err(problem) = self.logs.apply(&config.logging) {
-            error!("{problem}");
-        }
+        self.logs.apply(&config.logging);
         let listen = self.service_status.state().listen;
         self.upstreams.reconfigure(&self.config, &config, &listen);
         self.files.follow(Sources::of(&config));

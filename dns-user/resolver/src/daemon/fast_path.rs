@@ -76,7 +76,7 @@ pub(super) struct Lifecycle {
     current: Option<Arc<FastPath>>,
     /// Whether the current fast path has yet to learn where queries arrive. Its first report does not wait for
     /// its turn; later ones keep their pace, by which the attacher measures how long probes take.
-    awaits_evidence: bool,
+    pub(super) awaits_evidence: bool,
     /// Previous fast path, until the current one's programs are attached.
     retiring: Option<Arc<FastPath>>,
     /// Task that feeds the interfaces' queries to the tap.
@@ -226,10 +226,7 @@ impl Lifecycle {
     fn failed(&mut self, problem: FastPathError) {
         let pause = match (&problem, &self.attacher) {
             (_, AttacherSource::Gone(_)) => None,
-            (
-                FastPathError::NoAttacher { .. } | FastPathError::AttacherRestarts | FastPathError::NoMaps(_),
-                _,
-            ) => Some(ATTACHER_PAUSE),
+            (FastPathError::NoAttacher(_), _) => Some(ATTACHER_PAUSE),
             (_, AttacherSource::Service) => Some(REFUSAL_PAUSE),
             // It has refused for good, or its successor has ended as well.
             (_, AttacherSource::Own(_)) => None,
@@ -370,11 +367,6 @@ impl Lifecycle {
         }
     }
 
-    /// Returns whether [`Self::report_evidence`] should be called as soon as queries have arrived.
-    pub(super) fn awaits_evidence(&self) -> bool {
-        self.awaits_evidence
-    }
-
     /// Reports the first queries, which open the first admission.
     pub(super) fn report_evidence(&mut self, arrivals: &Arrivals) {
         self.awaits_evidence = false;
@@ -456,8 +448,10 @@ fn connect(config: &XdpConfig, source: &AttacherSource) -> Result<AttacherConnec
         (AttacherSource::Service, Some(socket)) => {
             AttacherConnection::open(socket, config.attach_user.as_deref())
         }
-        (AttacherSource::Service, None) => Err(FastPathError::AttacherEnded),
-        (AttacherSource::Gone(why), _) => Err(FastPathError::Refused(why.clone())),
+        (AttacherSource::Service, None) => Err(FastPathError::ended()),
+        (AttacherSource::Gone(why), _) => {
+            Err(FastPathError::Failed(format!("the attacher refused to load programs: {why}")))
+        }
     }
 }
 

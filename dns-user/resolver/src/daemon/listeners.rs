@@ -32,7 +32,7 @@ pub(super) struct Listeners {
     /// Answers to `version.bind` and similar queries.
     identity: Arc<Identity>,
     metrics: ServerMetrics,
-    options: Options,
+    pub(super) options: Options,
     /// Running servers by address.
     running: HashMap<SocketAddr, Running>,
     /// Reason why each of the other addresses is not served.
@@ -100,11 +100,6 @@ impl Listeners {
         let mut served: Vec<SocketAddr> = self.running.keys().copied().collect();
         served.sort_unstable();
         served
-    }
-
-    /// Returns the counts of queries by receiving interface.
-    pub(super) fn arrivals(&self) -> &Arrivals {
-        &self.options.arrivals
     }
 
     /// Returns the reasons why wanted addresses are not served.

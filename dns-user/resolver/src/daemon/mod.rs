@@ -36,14 +36,15 @@ pub use self::{
 
 use std::{io, path::Path, process::ExitCode};
 
+use anyhow::anyhow;
+use sd_notify::NotifyState;
 use tracing::{error, info, warn};
 
 use self::settings::WholeConfig;
-use crate::{ops::api::bind_control, server::ServerError};
-use dns_core::config::{ConfigErrors, ControlConfig, HookMode, LogLevel};
-use dns_health::HealthError;
+use crate::ops::api::bind_control;
+use dns_core::config::{ControlConfig, HookMode, LogLevel};
 use dns_kit::{
-    logs::{LogFormat, Logs, LogsError, print_error},
+    logs::{LogFormat, Logs, print_error},
     sandbox::{self, Work},
     threads::{self, OnPanic},
 };
@@ -61,47 +62,6 @@ pub struct RunOptions {
     pub on_hangup: OnHangup,
 }
 
-/// Reason why the server did not start, or ended by itself.
-#[derive(Debug, thiserror::Error)]
-enum DaemonError {
-    /// A required file is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigErrors),
-    /// Switching to the configured user failed.
-    #[error(transparent)]
-    Privileges(#[from] privileges::PrivilegesError),
-    /// The kernel rejected the seccomp filter.
-    #[error("cannot install the seccomp filter: {0}")]
-    Sandbox(io::Error),
-    /// Logging could not be set up.
-    #[error("logging: {0}")]
-    Logs(#[from] LogsError),
-    /// A thread or timer could not be created.
-    #[error("cannot start: {0}")]
-    Runtime(#[from] io::Error),
-    /// A metric was registered twice, which is a defect.
-    #[error("metrics: {0}")]
-    Metrics(#[from] prometheus::Error),
-    /// Health checks could not be set up.
-    #[error(transparent)]
-    Health(#[from] HealthError),
-    /// A listen port is unavailable.
-    #[error(transparent)]
-    Listen(#[from] ServerError),
-    /// The sockets were not bound within `timeout`.
-    #[error("the sockets were not bound within `timeout` ({0:?})")]
-    BindTimeout(std::time::Duration),
-    /// The up-check was not answered within `timeout`.
-    #[error("the server does not answer its own up-checks within `timeout`: {0}")]
-    NotUp(upcheck::UpcheckError),
-    /// The up-check stopped being answered at runtime.
-    #[error("the server no longer answers its own up-checks: {0}")]
-    Hung(upcheck::UpcheckError),
-    /// A component failed with a defect.
-    #[error("{0}")]
-    Failed(#[from] failures::Failure),
-}
-
 /// Serves until SIGTERM or SIGINT and returns the process's exit code.
 ///
 /// The code is 0 after a graceful shutdown, 1 for errors that an operator can fix, and 70 after an
@@ -115,15 +75,12 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     if !is_logged {
         print_error("bosh-dns-xdp", &problem.to_string());
     }
-    match problem {
-        DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
-        _ => ExitCode::FAILURE,
-    }
+    if problem.is::<failures::Failure>() { ExitCode::from(INTERNAL_FAILURE) } else { ExitCode::FAILURE }
 }
 
 /// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged`
 /// once errors are written to the log.
-fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), DaemonError> {
+fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Result<()> {
     let config = settings::load_config(path)?;
     let settings = &config.0.config;
     let xdp = &settings.xdp;
@@ -140,9 +97,10 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;
     // Limits a compromised server to operations on files, sockets and threads.
-    sandbox::enter(Work::Serve).map_err(DaemonError::Sandbox)?;
+    sandbox::enter(Work::Serve).map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
     dns_kit::limits::raise_file_limit();
-    let logs = Logs::init(&settings.logging, options.log_format)?;
+    let logs =
+        Logs::init(&settings.logging, options.log_format).map_err(|error| anyhow!("logging: {error}"))?;
     match earlier {
         Some(Ok(detached)) if detached.links + detached.filters > 0 => {
             info!("programs of an earlier server detached: the fast path is off");
@@ -157,7 +115,8 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
         .enable_all()
         // A panic loses one task: a request, or a component whose end `serve` notices.
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
-        .build()?;
+        .build()
+        .map_err(cannot_start)?;
     let result =
         runtime.block_on(serve(path, config, (control, attacher), &logs, failures, options.on_hangup));
     // Blocking file reads may still run; their results are no longer needed.
@@ -170,6 +129,10 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     result
 }
 
+fn cannot_start(error: io::Error) -> anyhow::Error {
+    anyhow!("cannot start: {error}")
+}
+
 async fn serve(
     path: &Path,
     config: WholeConfig,
@@ -177,13 +140,13 @@ async fn serve(
     logs: &Logs,
     mut failures: failures::Failures,
     on_hangup: OnHangup,
-) -> Result<(), DaemonError> {
+) -> anyhow::Result<()> {
     // Installed first, so that a signal during startup also ends the process gracefully.
-    let mut signals = service_manager::Signals::new(on_hangup)?;
+    let mut signals = service_manager::Signals::new(on_hangup).map_err(cannot_start)?;
     let mut daemon = start::start(path, config, (control, attacher), logs, &failures).await?;
-    service_manager::notify(service_manager::Phase::Ready);
+    service_manager::notify(NotifyState::Ready, "Ready");
     let result = daemon.run(&mut signals, &mut failures).await;
-    service_manager::notify(service_manager::Phase::Stopping);
+    service_manager::notify(NotifyState::Stopping, "Stopping");
     daemon.stop().await;
     result
 }

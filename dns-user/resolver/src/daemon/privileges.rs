@@ -3,24 +3,11 @@
 //! This must happen before the first thread starts: capabilities are per thread, and running
 //! threads would keep theirs.
 
+use anyhow::{anyhow, bail};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
-use crate::system::{self, NoAccount};
-
-/// Failure to drop privileges.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum PrivilegesError {
-    /// The user does not exist.
-    #[error(transparent)]
-    NoSuchUser(#[from] NoAccount),
-    /// Only root can switch users.
-    #[error("xdp.user: only root can switch to {0:?}; start as root or remove xdp.user")]
-    NotRoot(String),
-    /// A system call failed.
-    #[error("xdp.user: {what}: {reason}")]
-    Failed { what: &'static str, reason: String },
-}
+use crate::system;
 
 /// Capabilities of the server: CAP_NET_BIND_SERVICE, because listen addresses may be added at any
 /// time.
@@ -31,7 +18,7 @@ const ATTACHING: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADM
 
 /// Drops all privileges that the server does not need: switches to `user`, if given, keeping only
 /// [`SERVING`]; otherwise drops the capabilities of the attacher, unless running as root.
-pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError> {
+pub(super) fn keep_for_serving(user: Option<&str>) -> anyhow::Result<()> {
     let Some(name) = user else {
         if Uid::effective().is_root() {
             return Ok(());
@@ -54,19 +41,18 @@ pub(super) fn remaining_root() -> Option<String> {
 
 /// Drops all privileges that the attacher does not need: switches to `user`, if given, and
 /// permanently keeps only [`ATTACHING`].
-pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {
+pub(super) fn keep_for_attaching(user: Option<&User>) -> anyhow::Result<()> {
     match user.filter(|user| user.uid != Uid::effective()) {
         Some(user) => become_user(user, &ATTACHING.into()),
         None => keep_only(&ATTACHING.into()),
     }
 }
 
-fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+fn become_user(user: &User, needed: &CapsHashSet) -> anyhow::Result<()> {
     if !Uid::effective().is_root() {
-        return Err(PrivilegesError::NotRoot(user.name.clone()));
+        bail!("xdp.user: only root can switch to {:?}; start as root or remove xdp.user", user.name);
     }
-    let failed =
-        |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
+    let failed = |what| move |reason: nix::Error| anyhow!("xdp.user: {what}: {reason}");
     // Dropping from the bounding set requires root.
     shrink_bounding_set(needed)?;
     // Permitted capabilities survive the switch, effective ones do not.
@@ -83,7 +69,7 @@ fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError>
 
 /// Removes all other capabilities from the bounding set, so that no executed program gains them.
 /// Without CAP_SETPCAP, as under systemd, the set is left unchanged.
-fn shrink_bounding_set(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+fn shrink_bounding_set(needed: &CapsHashSet) -> anyhow::Result<()> {
     if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
         return Ok(());
     }
@@ -94,12 +80,12 @@ fn shrink_bounding_set(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
         .map_err(failed)
 }
 
-fn failed(reason: caps::errors::CapsError) -> PrivilegesError {
-    PrivilegesError::Failed { what: "giving up capabilities", reason: reason.to_string() }
+fn failed(reason: caps::errors::CapsError) -> anyhow::Error {
+    anyhow!("xdp.user: giving up capabilities: {reason}")
 }
 
 /// Drops all other capabilities of this thread.
-fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+fn keep_only(needed: &CapsHashSet) -> anyhow::Result<()> {
     shrink_bounding_set(needed)?;
     let permitted = caps::read(None, CapSet::Permitted).map_err(failed)?;
     let kept: CapsHashSet = permitted.intersection(needed).copied().collect();

@@ -4,6 +4,7 @@
 
 use std::{
     fs::File,
+    io,
     os::fd::{AsFd as _, FromRawFd as _},
 };
 
@@ -11,27 +12,10 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::debug;
 
-use super::DaemonError;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// The server answers queries.
-    Ready,
-    /// The main loop is running (watchdog keep-alive).
-    Alive,
-    /// The server is shutting down.
-    Stopping,
-}
-
-/// Notifies the service manager, if there is one.
-pub(super) fn notify(state: Phase) {
-    let message = match state {
-        Phase::Ready => NotifyState::Ready,
-        Phase::Alive => NotifyState::Watchdog,
-        Phase::Stopping => NotifyState::Stopping,
-    };
-    if let Err(error) = sd_notify::notify(false, &[message]) {
-        debug!("cannot tell systemd (sd_notify) that the server is {state:?}: {error}");
+/// Notifies the service manager, if there is one, that the server is in this phase.
+pub(super) fn notify(state: NotifyState<'_>, phase: &str) {
+    if let Err(error) = sd_notify::notify(false, &[state]) {
+        debug!("cannot tell systemd (sd_notify) that the server is {phase}: {error}");
     }
 }
 
@@ -89,7 +73,7 @@ pub(super) enum SignalRequest {
 }
 
 impl Signals {
-    pub(super) fn new(on_hangup: OnHangup) -> Result<Self, DaemonError> {
+    pub(super) fn new(on_hangup: OnHangup) -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,

@@ -9,11 +9,11 @@ use std::{
     time::Instant,
 };
 
+use anyhow::{Context as _, anyhow};
 use tokio::{sync::mpsc, time};
 use tracing::{info, warn};
 
 use super::{
-    DaemonError,
     event_loop::Daemon,
     failures::Failures,
     fast_path::{self, Lifecycle, OwnAttacher},
@@ -60,9 +60,9 @@ pub(super) async fn start<'a>(
     (control, attacher): (Option<Control>, Option<OwnAttacher>),
     logs: &'a Logs,
     failures: &Failures,
-) -> Result<Daemon<'a>, DaemonError> {
+) -> anyhow::Result<Daemon<'a>> {
     let begun = Instant::now();
-    let (handle, tap) = (FastPathHandle::default(), Tap::new());
+    let (handle, tap) = (FastPathHandle::default(), Tap::default());
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
     let service_status = ServiceStatus::default();
@@ -200,7 +200,7 @@ fn health_checks(
     fast_path: &FastPathHandle,
     metrics: &Metrics,
     service_status: &ServiceStatus,
-) -> Result<Option<Arc<HealthService>>, DaemonError> {
+) -> anyhow::Result<Option<Arc<HealthService>>> {
     if !config.health.enabled {
         return Ok(None);
     }
@@ -210,7 +210,7 @@ fn health_checks(
             Ok(Some(Arc::new(health)))
         }
         // bosh-dns refuses to start as well.
-        Err(problem) if config.compat.require_health_certificates => Err(problem.into()),
+        Err(problem) if config.compat.require_health_certificates => Err(problem),
         // Serving DNS without health checks is better than not serving.
         Err(problem) => {
             service_status.stays_off(format!(
@@ -228,7 +228,7 @@ fn start_dnstap(
     tap: &Tap,
     metrics: &Metrics,
     service_status: &ServiceStatus,
-) -> Result<(), DaemonError> {
+) -> prometheus::Result<()> {
     let Some(config) = &config.dnstap else { return Ok(()) };
     if let Err(problem) = dns_dnstap::start(config, &format!("bosh-dns-xdp {VERSION}")) {
         service_status.stays_off(format!("dnstap: cannot start its thread: {problem}; dnstap stays off"));
@@ -247,7 +247,7 @@ fn follow_consul(
     upstreams: &Arc<CurrentUpstreams>,
     metrics: &Metrics,
     failures: &Failures,
-) -> Result<(), DaemonError> {
+) -> prometheus::Result<()> {
     if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
         consul::register_metrics(metrics.registry(), names.clone())?;
         let server_state = server_state.clone();
@@ -271,15 +271,16 @@ async fn come_up(
     wanted: &[SocketAddr],
     listeners: &mut Listeners,
     own: &OwnConnections,
-) -> Result<(Vec<SocketAddr>, Upcheck), DaemonError> {
+) -> anyhow::Result<(Vec<SocketAddr>, Upcheck)> {
     let begun = Instant::now();
     let served = time::timeout(config.timeout, listeners.start(wanted))
         .await
-        .map_err(|_| DaemonError::BindTimeout(config.timeout))??;
+        .with_context(|| format!("the sockets were not bound within `timeout` ({:?})", config.timeout))??;
     let left = config.timeout.saturating_sub(begun.elapsed());
     let internal = config.internal_upcheck.as_ref();
     let upcheck = Upcheck::new(&served, &config.upcheck_domains, internal, own.clone());
-    upcheck.until_up(left).await.map_err(DaemonError::NotUp)?;
+    let silent = |error| anyhow!("the server does not answer its own up-checks within `timeout`: {error}");
+    upcheck.until_up(left).await.map_err(silent)?;
     Ok((served, upcheck))
 }
 

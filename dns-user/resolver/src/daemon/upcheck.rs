@@ -2,14 +2,14 @@
 //! afterwards they run periodically.
 
 use std::{
-    error::Error,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
+use anyhow::{Context as _, anyhow, ensure};
 use hickory_proto::{
-    op::{Message, MessageType, ResponseCode},
+    op::{Message, MessageType, Metadata, ResponseCode},
     rr::RData,
 };
 use tokio::{
@@ -47,7 +47,7 @@ pub(super) struct UpcheckError {
     name: Name,
     target: SocketAddr,
     transport: &'static str,
-    problem: NoAnswer,
+    problem: anyhow::Error,
 }
 
 /// The address that a reply must contain.
@@ -56,28 +56,6 @@ enum Expected {
     /// 127.0.0.1, as for up-check names.
     Loopback,
     Any,
-}
-
-/// Reason why a query got no usable answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoAnswer {
-    /// Sending or receiving failed.
-    #[error(transparent)]
-    Network(#[from] io::Error),
-    #[error("no reply within {0:?}")]
-    Silence(Duration),
-    /// The reply is not a DNS message.
-    #[error("malformed reply: {0}")]
-    Unreadable(Box<dyn Error + Send + Sync>),
-    /// The reply belongs to a different query.
-    #[error("a reply to another query")]
-    Foreign,
-    /// The reply has an error RCODE.
-    #[error("{0}")]
-    Code(ResponseCode),
-    /// The reply lacks the expected address.
-    #[error("a reply without the address of the up-check")]
-    NoAddress,
 }
 
 impl Upcheck {
@@ -143,7 +121,6 @@ impl Upcheck {
         transport: &'static str,
         expected: Expected,
     ) -> Result<(), UpcheckError> {
-        let failed = |problem: NoAnswer| UpcheckError { name: name.clone(), target, transport, problem };
         let id = fastrand::u16(..);
         let question = query_message(id, 0, name.as_wire(), TYPE_A);
         let exchange = async {
@@ -152,11 +129,10 @@ impl Upcheck {
                 _ => by_udp(target, &question).await,
             }
         };
-        let reply = match time::timeout(TIMEOUT, exchange).await {
-            Ok(reply) => reply.map_err(|error| failed(error.into()))?,
-            Err(_) => return Err(failed(NoAnswer::Silence(TIMEOUT))),
-        };
-        check_reply(id, &reply, expected).map_err(failed)
+        within(TIMEOUT, exchange)
+            .await
+            .and_then(|reply| check_reply(id, &reply, expected))
+            .map_err(|problem| UpcheckError { name: name.clone(), target, transport, problem })
     }
 
     /// Queries over TCP from a connection exempt from client limits.
@@ -192,15 +168,22 @@ pub(super) struct Findings {
 
 /// Queries a server once over UDP for an address of `name`; the error is the reason why there is
 /// none.
-pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
+pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> anyhow::Result<()> {
     let id = fastrand::u16(..);
     let question = query_message(id, 0, name.as_wire(), TYPE_A);
-    let reply = match time::timeout(TIMEOUT, by_udp(target, &question)).await {
-        Ok(reply) => reply?,
-        Err(_) => return Err(NoAnswer::Silence(TIMEOUT)),
-    };
-    check_reply(id, &reply, Expected::Any)
+    check_reply(id, &within(TIMEOUT, by_udp(target, &question)).await?, Expected::Any)
 }
+
+/// Waits for a reply for at most `limit`.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    exchange: impl Future<Output = io::Result<T>>,
+) -> anyhow::Result<T> {
+    Ok(time::timeout(limit, exchange).await.with_context(|| format!("no reply within {limit:?}"))??)
+}
+
+/// The reply lacks the expected address.
+pub(crate) const NO_ADDRESS: &str = "a reply without the address of the up-check";
 
 /// Returns the address at which the server reaches itself.
 fn reachable(listen: SocketAddr) -> SocketAddr {
@@ -213,14 +196,11 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Checks the id and RCODE of a reply and that it contains the address.
-fn check_reply(id: u16, reply: &[u8], expected: Expected) -> Result<(), NoAnswer> {
-    let reply = Message::from_vec(reply).map_err(|error| NoAnswer::Unreadable(error.into()))?;
-    if reply.metadata.id != id || reply.metadata.message_type != MessageType::Response {
-        return Err(NoAnswer::Foreign);
-    }
-    if reply.metadata.response_code != ResponseCode::NoError {
-        return Err(NoAnswer::Code(reply.metadata.response_code));
-    }
+fn check_reply(id: u16, reply: &[u8], expected: Expected) -> anyhow::Result<()> {
+    let reply = Message::from_vec(reply).map_err(|error| anyhow!("malformed reply: {error}"))?;
+    let Metadata { id: of, message_type, response_code, .. } = reply.metadata;
+    ensure!(of == id && message_type == MessageType::Response, "a reply to another query");
+    ensure!(response_code == ResponseCode::NoError, "{response_code}");
     let mut addresses = reply.answers.iter().filter_map(|record| match &record.data {
         RData::A(address) => Some(address.0),
         _ => None,
@@ -229,7 +209,8 @@ fn check_reply(id: u16, reply: &[u8], expected: Expected) -> Result<(), NoAnswer
         Expected::Loopback => addresses.any(|address| address == Ipv4Addr::LOCALHOST),
         Expected::Any => addresses.next().is_some(),
     };
-    if found { Ok(()) } else { Err(NoAnswer::NoAddress) }
+    ensure!(found, NO_ADDRESS);
+    Ok(())
 }
 
 async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {

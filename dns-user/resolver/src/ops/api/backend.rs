@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -238,13 +239,17 @@ impl Backend {
         Some(ReverseNames { address, names: names.collect() })
     }
 
-    pub(super) async fn reload(&self) -> Result<Reloaded, ReloadError> {
+    pub(super) async fn reload(&self) -> anyhow::Result<Reloaded> {
         let (done, result) = oneshot::channel();
-        self.reloads.send(done).await.map_err(|_| ReloadError::Ending)?;
-        match tokio::time::timeout(RELOAD_LIMIT, result).await {
-            Ok(result) => result.map_err(|_| ReloadError::Ending),
-            Err(_) => Err(ReloadError::TooLong(RELOAD_LIMIT)),
-        }
+        // The main loop drops both ends when it ends.
+        const ENDING: &str = "the server is shutting down";
+        self.reloads.send(done).await.ok().context(ENDING)?;
+        tokio::time::timeout(RELOAD_LIMIT, result)
+            .await
+            .with_context(|| {
+                format!("the reload takes longer than {RELOAD_LIMIT:?}; it continues in the background")
+            })?
+            .context(ENDING)
     }
 
     pub(super) async fn local_replies(&self, selection: &Selection) -> Vec<LocalReply> {
@@ -363,7 +368,7 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
     let facts = &tls.current().certificate;
     let not_after = facts.not_after.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     CertificateStatus {
-        purpose: tls.purpose().to_owned(),
+        purpose: tls.purpose.to_owned(),
         subject: facts.common_name.clone(),
         not_after: not_after.as_secs_f64(),
         error: tls.last_error(),
@@ -374,17 +379,6 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NameRefused(pub String);
-
-/// Reason why the result of a reload is unknown.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReloadError {
-    /// The main loop has ended.
-    #[error("the server is shutting down")]
-    Ending,
-    /// The reload has not finished within the time limit.
-    #[error("the reload takes longer than {0:?}; it continues in the background")]
-    TooLong(Duration),
-}
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
