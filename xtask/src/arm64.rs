@@ -29,32 +29,10 @@ pub(crate) const C_LIBRARY: &str = "/usr/aarch64-linux-gnu";
 pub(crate) const EMULATOR: &str = "qemu-aarch64-static";
 
 /// Programs that the tests in a virtual machine call, and the libraries of all programs there.
-const ROOT_PACKAGES: &[&str] = &[
-    "ethtool",
-    "iproute2",
-    "libbpf1",
-    "libbsd0",
-    "libc6",
-    "libcap2",
-    "libelf1",
-    "libgcc-s1",
-    "libmd0",
-    "libmnl0",
-    "libpcre2-8-0",
-    "libselinux1",
-    "libtirpc3",
-    "libgssapi-krb5-2",
-    "libkrb5-3",
-    "libk5crypto3",
-    "libkrb5support0",
-    "libcom-err2",
-    "libkeyutils1",
-    "libssl3",
-    "libxtables12",
-    "libdb5.3",
-    "libzstd1",
-    "zlib1g",
-];
+const ROOT_PACKAGES: &str = "\
+    ethtool iproute2 libbpf1 libbsd0 libc6 libcap2 libelf1 libgcc-s1 libmd0 libmnl0 libpcre2-8-0 \
+    libselinux1 libtirpc3 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 \
+    libkeyutils1 libssl3 libxtables12 libdb5.3 libzstd1 zlib1g";
 
 #[derive(Subcommand)]
 pub(crate) enum Arm64 {
@@ -106,7 +84,7 @@ pub(crate) fn unit_tests() -> Result<()> {
 
 /// Installs the cross compiler and the emulator of programs.
 pub(crate) fn ensure() -> Result<()> {
-    packages::ensure(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static"])?;
+    packages::ensure("gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static")?;
     toolchain::arm64_rustc().map(drop)
 }
 
@@ -136,7 +114,7 @@ fn test_artifacts() -> Result<()> {
     for [_, program] in PROGRAMS {
         install(&debug.join(program), &folder.join(program))?;
     }
-    packages::ensure(&["lintian", "podman"])?;
+    packages::ensure("lintian podman")?;
     crate::build(crate::Profile::Dev, &PROGRAMS)?;
     let mut test = Command::new("cargo");
     test.args([
@@ -157,7 +135,7 @@ fn test_artifacts() -> Result<()> {
 
 /// Builds the programs that a virtual machine runs; returns the root of their file system.
 fn file_system() -> Result<PathBuf> {
-    packages::ensure(&["cpio", "qemu-system-arm"])?;
+    packages::ensure("cpio qemu-system-arm")?;
     let tests = ["--package", "whole-system-tests", "--test", "packets", "--target", TARGET];
     let built = ["build", "--package", "dns-resolver", "--bin", "bosh-dns-xdp", "--target", TARGET];
     run(cargo()?.args(built))?;
@@ -172,7 +150,7 @@ fn file_system() -> Result<PathBuf> {
         let lists = Lists::of_suite("bookworm", "arm64", &folder.join("apt-root"))?;
         lists.update()?;
         let downloads = folder.join("debs-root");
-        lists.download(ROOT_PACKAGES, &downloads)?;
+        lists.download(&ROOT_PACKAGES.split_whitespace().collect::<Vec<_>>(), &downloads)?;
         packages::unpack(&downloads, &libraries)?;
         for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
             fs::remove_dir_all(libraries.join(unused)).ok();

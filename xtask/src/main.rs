@@ -249,7 +249,7 @@ fn build_of_demo() -> Result<Process> {
 }
 
 /// Installs packages and the BPF toolchain for the demo, and meanwhile compiles what needs neither.
-fn set_up(packages: &'static [&'static str]) -> Result<()> {
+fn set_up(packages: &'static str) -> Result<()> {
     let is_first = !process::root().join("target/release").exists();
     if is_first {
         println!(

@@ -13,72 +13,22 @@ use anyhow::{Context, Result, bail};
 use crate::process::{capture, on_path, root, run};
 
 /// Packages for `cargo xtask demo`: namespaces, dig, load, and a recursor to forward to.
-pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
+pub(crate) const DEMO: &str = "bind9-dnsutils dnsmasq-base dnsperf ethtool iproute2";
 
 /// Packages for the tests: the demo's, real peers, Prometheus, and virtual machines with other kernels.
-pub(crate) const TEST: &[&str] = &[
-    "bind9",
-    "bind9-dnsutils",
-    "bind9-utils",
-    "binutils",
-    "bpftool",
-    "cpio",
-    "crun",
-    "curl",
-    "debootstrap",
-    "dnsmasq-base",
-    "dnsperf",
-    "etcd-client",
-    "etcd-server",
-    "ethtool",
-    "faketime",
-    "fstrm-bin",
-    "iproute2",
-    "ipset",
-    "iptables",
-    "knot",
-    "knot-dnsutils",
-    "libnginx-mod-http-js",
-    "lintian",
-    "nats-server",
-    "nftables",
-    "nginx-light",
-    "nsd",
-    "openjdk-17-jdk-headless",
-    "openssh-client",
-    "openssl",
-    "pdns-backend-sqlite3",
-    "pdns-server",
-    "podman",
-    "prometheus",
-    "python3",
-    "python3-venv",
-    "qemu-system-x86",
-    "ruby",
-    "shellcheck",
-    "sqlite3",
-    "systemd",
-    "unbound",
-    "xz-utils",
-];
+pub(crate) const TEST: &str = "\
+    bind9 bind9-dnsutils bind9-utils binutils bpftool cpio crun curl debootstrap dnsmasq-base dnsperf \
+    etcd-client etcd-server ethtool faketime fstrm-bin iproute2 ipset iptables knot knot-dnsutils \
+    libnginx-mod-http-js lintian nats-server nftables nginx-light nsd openjdk-17-jdk-headless \
+    openssh-client openssl pdns-backend-sqlite3 pdns-server podman prometheus python3 python3-venv \
+    qemu-system-x86 ruby shellcheck sqlite3 systemd unbound xz-utils";
 
 /// Packages for building and running virtual machines with other kernels.
-pub(crate) const KERNEL_TEST: &[&str] =
-    &["binutils", "cpio", "ethtool", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
+pub(crate) const KERNEL_TEST: &str = "binutils cpio ethtool gzip iproute2 qemu-system-x86 xz-utils zstd";
 
 /// Packages for the benches, including the servers to compare with.
-pub(crate) const BENCH: &[&str] = &[
-    "bind9-dnsutils",
-    "dnsmasq-base",
-    "dnsperf",
-    "ethtool",
-    "iperf3",
-    "iproute2",
-    "knot",
-    "knot-resolver",
-    "nsd",
-    "unbound",
-];
+pub(crate) const BENCH: &str = "\
+    bind9-dnsutils dnsmasq-base dnsperf ethtool iperf3 iproute2 knot knot-resolver nsd unbound";
 
 /// Mirror for suites other than this machine's.
 const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
@@ -89,9 +39,9 @@ pub(crate) const THIS_ARCHITECTURE: &str = "amd64";
 /// Keyring of the mirror's signatures, from the package `debian-archive-keyring`.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Installs missing packages with apt-get.
-pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
-    let missing = missing(packages)?;
+/// Installs those of the packages, separated by spaces, that are missing, with apt-get.
+pub(crate) fn ensure(packages: &str) -> Result<()> {
+    let missing = missing(&packages.split_whitespace().collect::<Vec<_>>())?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -295,7 +245,7 @@ pub(crate) fn ensure_debian_root() -> Result<()> {
     if folder.exists() {
         return Ok(());
     }
-    ensure(&["debootstrap"])?;
+    ensure("debootstrap")?;
     let suite = debian_suite()?;
     println!("creating a root of Debian {suite} to test the packages in");
     let downloads = folder.with_extension("debs");

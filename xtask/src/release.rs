@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
             test::run_soaks()?;
         }
     }
-    packages::ensure(&["openssh-client"])?;
+    packages::ensure("openssh-client")?;
     let out = dist::build(programs, &dist::BOTH, out.unwrap_or_else(|| root.join("dist")), Some(&version))?;
     if let Some(key) = &key {
         sign(&out, key)?;

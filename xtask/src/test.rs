@@ -2,17 +2,17 @@
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::OsString,
     fmt::Write as _,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::mpsc,
-    thread::{self, JoinHandle},
+    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     Profile, arm64, docs, kernel, packages,
@@ -56,12 +56,14 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
         cargo(["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"])
     })?;
     times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
-    let binaries = Binaries::list()?;
-    // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
-    let checks = filters.is_empty().then(Checks::start);
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run", "--workspace"]).args(binaries.arguments()).args(filters);
-    run_tests(times, crate::name_server(&mut nextest, server)?, checks)
+    nextest.args(["nextest", "run", "--workspace"]).args(list_test_programs()?).args(filters);
+    crate::name_server(&mut nextest, server)?;
+    thread::scope(|scope| {
+        // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
+        let checks = filters.is_empty().then(|| scope.spawn(Checked::new));
+        run_tests(times, &mut nextest, checks)
+    })
 }
 
 /// Programs and tests, in one build: without tests, dependencies would be compiled with other features.
@@ -107,7 +109,11 @@ pub(crate) fn run_soaks() -> Result<()> {
 }
 
 /// Runs nextest beside `checks`, then prints all times and what could not run.
-fn run_tests(mut times: Times, nextest: &mut Command, checks: Option<Checks>) -> Result<()> {
+fn run_tests(
+    mut times: Times,
+    nextest: &mut Command,
+    checks: Option<ScopedJoinHandle<'_, Checked>>,
+) -> Result<()> {
     let target = root().canonicalize()?.join("target");
     let not_run = target.join("not-run.txt");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
@@ -123,72 +129,50 @@ fn run_tests(mut times: Times, nextest: &mut Command, checks: Option<Checks>) ->
     });
     times.add_groups(&target.join("nextest/default/junit.xml"))?;
     let mut list = fs::read_to_string(&not_run)?;
-    let checked = checks.map_or(Ok(()), |checks| checks.finish(&mut times, &mut list));
+    let checked = checks.map(|checks| checks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    let Checked { times: others, not_run, problem } = checked.unwrap_or_default();
+    times.0.extend(others.0);
+    list.push_str(&not_run);
     times.print();
     print_not_run(&list);
-    passed.and(checked)
+    problem.map_or(passed, Err)
 }
 
-/// Test programs that are built, as nextest lists them: it starts them without cargo, whose lock [`Checks`] holds
-/// meanwhile.
-struct Binaries {
-    programs: PathBuf,
-    workspace: PathBuf,
+/// Writes lists of the built test programs into the target folder; returns nextest's arguments that name them. With
+/// these, nextest starts no cargo, whose lock [`Checked::new`] holds meanwhile.
+fn list_test_programs() -> Result<[OsString; 4]> {
+    let target = root().canonicalize()?.join("target");
+    let list = |name: &str, cargo: &[&str]| {
+        let path = target.join(name);
+        fs::write(&path, capture(Command::new("cargo").args(cargo).current_dir(root()))?)
+            .with_context(|| path.display().to_string())?;
+        Ok::<_, anyhow::Error>(path.into_os_string())
+    };
+    let programs =
+        ["nextest", "list", "--workspace", "--list-type", "binaries-only", "--message-format", "json"];
+    let workspace = ["metadata", "--format-version", "1", "--all-features"];
+    let lists = (list("test-programs.json", &programs)?, list("workspace.json", &workspace)?);
+    Ok(["--binaries-metadata".into(), lists.0, "--cargo-metadata".into(), lists.1])
 }
 
-impl Binaries {
-    /// Writes both lists into the target folder.
-    fn list() -> Result<Self> {
-        let target = root().canonicalize()?.join("target");
-        let list = |name: &str, arguments: &[&str]| {
-            let (path, mut cargo) = (target.join(name), Command::new("cargo"));
-            let listed = capture(cargo.args(arguments).current_dir(root()))?;
-            fs::write(&path, listed).with_context(|| path.display().to_string())?;
-            Ok::<_, anyhow::Error>(path)
-        };
-        let of_nextest = ["nextest", "list", "--workspace", "--list-type", "binaries-only"];
-        Ok(Self {
-            programs: list("test-programs.json", &[&of_nextest[..], &["--message-format", "json"]].concat())?,
-            workspace: list("workspace.json", &["metadata", "--format-version", "1", "--all-features"])?,
-        })
-    }
-
-    fn arguments(&self) -> [&OsStr; 4] {
-        let [programs, workspace] = [&self.programs, &self.workspace].map(|path| path.as_os_str());
-        ["--binaries-metadata".as_ref(), programs, "--cargo-metadata".as_ref(), workspace]
-    }
-}
-
-/// Checks of the sources, in a separate thread.
-struct Checks(JoinHandle<Checked>);
-
-/// Results of [`Checks`].
+/// Results of the checks of the sources.
+#[derive(Default)]
 struct Checked {
     times: Times,
     /// Lines for the list of what was not run.
     not_run: String,
-    passed: Result<()>,
+    problem: Option<anyhow::Error>,
 }
 
-impl Checks {
-    /// Starts lints, documentation, advisories and the unit tests for arm64, one after the other.
-    fn start() -> Self {
-        Self(thread::spawn(|| {
-            let (mut times, mut not_run) = (Times::default(), String::new());
-            let passed = check_sources(&mut times, &mut not_run);
-            if let Err(problem) = &passed {
-                eprintln!("\n{problem:#}; the tests go on");
-            }
-            Checked { times, not_run, passed }
-        }))
-    }
-
-    /// Waits for the end; adds the durations and what could not run.
-    fn finish(self, times: &mut Times, list: &mut String) -> Result<()> {
-        let Ok(checked) = self.0.join() else { bail!("the checks panicked") };
-        times.0.extend(checked.times.0);
-        list.push_str(&checked.not_run);
-        checked.passed
+impl Checked {
+    /// Runs lints, documentation, advisories and the unit tests for arm64, one after the other.
+    fn new() -> Self {
+        let (mut times, mut not_run) = (Times::default(), String::new());
+        let problem = check_sources(&mut times, &mut not_run).err();
+        if let Some(problem) = &problem {
+            eprintln!("\n{problem:#}; the tests go on");
+        }
+        Self { times, not_run, problem }
     }
 }
 

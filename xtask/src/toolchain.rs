@@ -119,7 +119,7 @@ fn nightly_settings() -> Option<String> {
 /// Unpacks Debian's rustc into `folder` and builds bpf-linker there; returns the settings.
 fn install_debian(folder: &Path) -> Result<String> {
     println!("setting up the BPF toolchain in {} (once, about two minutes)", folder.display());
-    packages::ensure(&[LLVM_PACKAGE, "gcc", "libc6-dev"])?;
+    packages::ensure(&format!("{LLVM_PACKAGE} gcc libc6-dev"))?;
     if !Path::new(LLVM_LIBRARY).exists() {
         bail!("{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is missing: another release of Debian?");
     }

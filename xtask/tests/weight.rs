@@ -40,7 +40,7 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/resolver", 14_730),
     ("dns-user/sync", 5_850),
     ("dns-user/upstream", 6_070),
-    ("xtask", 2_020),
+    ("xtask", 1_940),
 ];
 
 /// The most lines of a file.

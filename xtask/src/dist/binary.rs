@@ -115,7 +115,7 @@ fn cargo(
     flags: &[String],
     architecture: Architecture,
 ) -> Result<PathBuf> {
-    packages::ensure(&["binutils"])?;
+    packages::ensure("binutils")?;
     toolchain::ensure()?;
     let here = root().canonicalize()?;
     let mut all = flags.to_vec();
