@@ -57,7 +57,7 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     })?;
     times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run", "--workspace"]).args(list_test_programs()?).args(filters);
+    nextest.args(["nextest", "run"]).args(list_test_programs()?).args(filters);
     crate::name_server(&mut nextest, server)?;
     thread::scope(|scope| {
         // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
