@@ -367,7 +367,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inventory = r#"{"deployments": [{"name": "d", "instance_groups": [{"name": "g", "instances": [
             {"id": "i0", "networks": {"n": "10.0.0.1"}}, {"id": "i1", "networks": {"n": "10.0.0.2"}}]}]}]}"#;
-        std::fs::write(folder.path().join("inventory.json"), inventory).unwrap();
+        let path = folder.path().join("inventory.json");
+        std::fs::write(&path, inventory).unwrap();
+        // An old file is whole.
+        let file = std::fs::File::options().append(true).open(&path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60)).unwrap();
         let mut writer = writer(folder.path());
         read(&mut writer);
         let source = writer.options.source.clone();
