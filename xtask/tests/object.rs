@@ -11,7 +11,7 @@ mod object;
 fn build_folder_does_not_matter() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
     let settings = fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
-    // Registry crates are those of the workspace's own build; this project's crates are built in each folder.
+    // Registry crates come from the workspace's own build, if there is one; this project's crates are built in each folder.
     let scratch = tempfile::tempdir_in(root.join("target")).unwrap();
     let target = scratch.path().join("target");
     let copied =
