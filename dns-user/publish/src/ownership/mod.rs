@@ -265,7 +265,7 @@ impl PendingSets<'_> {
                 self.own(after)
             }
             Action::Delete(record) => {
-                self.remove(record);
+                self.remove_targets(record.key(), |target| record.targets.contains(target));
                 self.disown(record);
                 Ok(())
             }
@@ -324,11 +324,11 @@ impl PendingSets<'_> {
         *set = Some(after);
     }
 
-    /// Removes a record's targets. Owner texts in the same TXT set are kept.
-    fn remove(&mut self, record: &Record) {
-        let set = self.touch(record.key());
+    /// Removes targets of a set. Others, such as owner texts in the same TXT set, are kept.
+    fn remove_targets(&mut self, key: Key, is_removed: impl Fn(&Target) -> bool) {
+        let set = self.touch(key);
         if let Some(listed) = set {
-            listed.targets.retain(|target| !record.targets.contains(target));
+            listed.targets.retain(|target| !is_removed(target));
             if listed.targets.is_empty() {
                 *set = None;
             }
@@ -394,16 +394,9 @@ impl PendingSets<'_> {
     }
 
     fn remove_texts(&mut self, key: Key, owner: &str) {
-        let texts = self.owner_texts(&key);
-        let set = self.touch(key);
-        if let Some(owner_set) = set {
-            for (target, _) in texts.iter().filter(|(_, labels)| labels.owner() == owner) {
-                owner_set.targets.remove(target);
-            }
-            if owner_set.targets.is_empty() {
-                *set = None;
-            }
-        }
+        let mut texts = self.owner_texts(&key);
+        texts.retain(|(_, labels)| labels.owner() == owner);
+        self.remove_targets(key, |target| texts.iter().any(|(text, _)| text == target));
     }
 
     fn owner_texts(&mut self, key: &Key) -> Texts {
@@ -514,31 +507,24 @@ const MAPPED_BACK: [RecordType; 7] = [
 ///
 /// The owner record of `api.example.org A` is `a-api.example.org`. A prefix precedes the first
 /// label, a suffix follows it; `%{record_type}` in the affix is replaced by the type.
+///
+/// All texts are in lower case; prefix or suffix is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mapper {
-    affix: Affix,
+    prefix: String,
+    suffix: String,
     wildcard: String,
-}
-
-/// Position and text of the configured affix, in lower case.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-enum Affix {
-    #[default]
-    None,
-    Prefix(String),
-    Suffix(String),
 }
 
 impl Mapper {
     /// Creates a mapper. `wildcard` replaces a first label `*`, unless it is empty.
     pub fn new(prefix: &str, suffix: &str, wildcard: &str) -> Result<Self, AffixError> {
-        let affix = match (prefix.trim(), suffix.trim()) {
-            ("", "") => Affix::None,
-            (prefix, "") => Affix::Prefix(prefix.to_ascii_lowercase()),
-            ("", suffix) => Affix::Suffix(suffix.to_ascii_lowercase()),
-            _ => return Err(AffixError::Both),
-        };
-        let mapper = Self { affix, wildcard: wildcard.trim().to_ascii_lowercase() };
+        let texts = [prefix, suffix, wildcard];
+        let [prefix, suffix, wildcard] = texts.map(|text| text.trim().to_ascii_lowercase());
+        if !prefix.is_empty() && !suffix.is_empty() {
+            return Err(AffixError::Both);
+        }
+        let mapper = Self { prefix, suffix, wildcard };
         // An affix that is invalid in names would leave every record without an owner.
         let probe = mapper.text_of("x.invalid", "cname");
         Name::parse(&probe).map_err(|error| AffixError::Unusable(error.to_string()))?;
@@ -548,23 +534,18 @@ impl Mapper {
     /// Returns the name in external-dns's form. It may be too long to be valid.
     pub fn text_of(&self, name: &str, record_type: &str) -> String {
         let record_type = record_type.to_ascii_lowercase();
-        self.with_label(name, |first| match &self.affix {
-            Affix::None => format!("{record_type}-{first}"),
-            Affix::Prefix(text) if text.contains(TEMPLATE) => {
-                format!("{}{first}", text.replace(TEMPLATE, &record_type))
-            }
-            Affix::Suffix(text) if text.contains(TEMPLATE) => {
-                format!("{first}{}", text.replace(TEMPLATE, &record_type))
-            }
-            Affix::Prefix(text) => format!("{text}{record_type}-{first}"),
-            Affix::Suffix(text) => format!("{record_type}-{first}{text}"),
-        })
+        let has_template = self.prefix.contains(TEMPLATE) || self.suffix.contains(TEMPLATE);
+        let before = if has_template { String::new() } else { format!("{record_type}-") };
+        self.with_label(name, &record_type, |first| format!("{before}{first}"))
     }
 
-    /// Returns a name with another first label, which `label` makes of the old one.
-    fn with_label(&self, name: &str, label: impl Fn(&str) -> String) -> String {
+    /// Returns a name with another first label, which `label` makes of the old one, between the affixes, in which
+    /// `record_type` replaces the template.
+    fn with_label(&self, name: &str, record_type: &str, label: impl Fn(&str) -> String) -> String {
         let (first, behind) = name.split_once('.').unwrap_or((name, ""));
         let label = label(if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first });
+        let [prefix, suffix] = [&self.prefix, &self.suffix].map(|affix| affix.replace(TEMPLATE, record_type));
+        let label = format!("{prefix}{label}{suffix}");
         if behind.is_empty() { label } else { format!("{label}.{behind}") }
     }
 
@@ -594,12 +575,7 @@ impl Mapper {
 
     /// Returns the name in the older form, which contains no type.
     pub fn old_owner_name(&self, name: &Name) -> Option<Name> {
-        let text = self.with_label(name.as_str(), |first| match &self.affix {
-            Affix::None => first.to_owned(),
-            Affix::Prefix(text) => format!("{}{first}", text.replace(TEMPLATE, "")),
-            Affix::Suffix(text) => format!("{first}{}", text.replace(TEMPLATE, "")),
-        });
-        Name::parse(&text).ok()
+        Name::parse(&self.with_label(name.as_str(), "", str::to_owned)).ok()
     }
 
     /// Maps an owner record back to name and type, as external-dns does. The type is `None`
@@ -609,17 +585,14 @@ impl Mapper {
     /// `team`. The registry therefore looks owner records up from the records.
     pub fn record_of(&self, owner: &Name) -> Option<(String, Option<RecordType>)> {
         let text = owner.as_str();
-        match &self.affix {
-            Affix::None => Some(split_type(text)),
-            Affix::Prefix(prefix) => strip(prefix, |affix| text.strip_prefix(affix)),
-            Affix::Suffix(suffix) => {
-                let dots = suffix.matches('.').count();
-                let end = text.match_indices('.').nth(dots).map_or(text.len(), |(index, _)| index);
-                let (head, behind) = text.split_at(end);
-                let (name, record_type) = strip(suffix, |affix| head.strip_suffix(affix))?;
-                Some((name + behind, record_type))
-            }
+        if self.suffix.is_empty() {
+            return strip(&self.prefix, |affix| text.strip_prefix(affix));
         }
+        let dots = self.suffix.matches('.').count();
+        let end = text.match_indices('.').nth(dots).map_or(text.len(), |(index, _)| index);
+        let (head, behind) = text.split_at(end);
+        let (name, record_type) = strip(&self.suffix, |affix| head.strip_suffix(affix))?;
+        Some((name + behind, record_type))
     }
 }
 
