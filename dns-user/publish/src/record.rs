@@ -344,15 +344,7 @@ impl Name {
 
     /// Returns the octets of the labels, leftmost first.
     pub fn raw_labels(&self) -> impl Iterator<Item = Vec<u8>> {
-        self.labels().map(|label| {
-            let mut octets = label.bytes();
-            let mut raw = Vec::with_capacity(label.len());
-            while let Some(octet) = octets.next() {
-                // A `Name` contains only well-formed escapes.
-                raw.push(if octet == b'\\' { escaped(&mut octets).unwrap_or(octet) } else { octet });
-            }
-            raw
-        })
+        self.labels().map(unescaped)
     }
 
     /// Returns the name without its first label; `None` for the root.
@@ -438,14 +430,8 @@ impl Target {
         let error = |reason: String| TargetError { record_type, text: text.to_owned(), reason };
         let name = |text: &str| Name::parse(text).map_err(|reason| error(reason.to_string()));
         let normal = match record_type {
-            RecordType::A => {
-                let address = text.trim().parse::<Ipv4Addr>();
-                address.map_err(|_| error("it is not an IPv4 address".to_owned()))?.to_string()
-            }
-            RecordType::AAAA => {
-                let address = text.trim().parse::<Ipv6Addr>();
-                address.map_err(|_| error("it is not an IPv6 address".to_owned()))?.to_string()
-            }
+            RecordType::A => address::<Ipv4Addr>(text, "it is not an IPv4 address").map_err(error)?,
+            RecordType::AAAA => address::<Ipv6Addr>(text, "it is not an IPv6 address").map_err(error)?,
             RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
                 name(text)?.to_string()
             }
@@ -485,12 +471,7 @@ impl Target {
 
     /// Returns the octets of a TXT value.
     pub fn text_octets(&self) -> Vec<u8> {
-        let mut octets = self.0.bytes();
-        let mut value = Vec::with_capacity(self.0.len());
-        while let Some(octet) = octets.next() {
-            value.push(if octet == b'\\' { escaped(&mut octets).unwrap_or(octet) } else { octet });
-        }
-        value
+        unescaped(&self.0)
     }
 
     /// Returns the normalised text.
@@ -553,6 +534,16 @@ pub(crate) fn quoted_strings(text: &str) -> Option<Vec<Vec<u8>>> {
     }
 }
 
+/// Returns the octets of a normalised text, all of whose escapes are well-formed.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut octets = text.bytes();
+    let mut raw = Vec::with_capacity(text.len());
+    while let Some(octet) = octets.next() {
+        raw.push(if octet == b'\\' { escaped(&mut octets).unwrap_or(octet) } else { octet });
+    }
+    raw
+}
+
 /// Parses an escape after its backslash: three decimal digits, or one character.
 fn escaped(octets: &mut Bytes<'_>) -> Option<u8> {
     let first = octets.next()?;
@@ -561,6 +552,10 @@ fn escaped(octets: &mut Bytes<'_>) -> Option<u8> {
     }
     let digits = [first, octets.next()?, octets.next()?];
     std::str::from_utf8(&digits).ok()?.parse().ok()
+}
+
+fn address<Address: FromStr + ToString>(text: &str, problem: &str) -> Result<String, String> {
+    text.trim().parse::<Address>().map(|address| address.to_string()).map_err(|_| problem.to_owned())
 }
 
 /// Normalises `COUNT` numbers and a host name.
@@ -645,12 +640,8 @@ impl DomainFilter {
 
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
-        self.patterns.is_some()
-            || self.include.is_empty()
-            || self
-                .include
-                .iter()
-                .any(|suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain))
+        let meets = |suffix: &Suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain);
+        self.patterns.is_some() || self.include.is_empty() || self.include.iter().any(meets)
     }
 
     /// Returns whether both filters match a name at or below one of `apexes`.
