@@ -263,7 +263,6 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Line in the file, from 1: of the value, or of its name in a map.
@@ -395,10 +394,6 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::Integer(value.into()))
     }
 
-    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Integer(value))
-    }
-
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
         Ok(Value::Float(value))
     }
@@ -407,28 +402,12 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::Text(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::Text(value))
-    }
-
     fn visit_unit<E>(self) -> Result<Value, E> {
         Ok(Value::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        Value::deserialize(deserializer)
-    }
-
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(node) = items.next_element()? {
-            list.push(node);
-        }
-        Ok(Value::List(list))
+        std::iter::from_fn(|| items.next_element().transpose()).collect::<Result<_, _>>().map(Value::List)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
