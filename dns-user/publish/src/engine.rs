@@ -164,13 +164,11 @@ impl Engine {
     /// Lists all zones and reads their ownership.
     pub async fn list(&mut self) -> Result<Vec<ZoneListing>, ProviderError> {
         let zones = self.provider.list().await?;
-        Ok(zones.into_iter().map(|zone| self.read(zone)).collect())
-    }
-
-    fn read(&self, zone: Zone) -> ZoneListing {
-        let Zone { id, apex, visibility, content, warnings } = zone;
-        let content = content.map(|records| self.registry.read(&apex, records));
-        Zone { id, apex, visibility, content, warnings }
+        let read = |Zone { id, apex, visibility, content, warnings }: Zone| {
+            let content = content.map(|records| self.registry.read(&apex, records));
+            Zone { id, apex, visibility, content, warnings }
+        };
+        Ok(zones.into_iter().map(read).collect())
     }
 
     /// Lets the service adjust wanted records for the following plans.
@@ -247,8 +245,17 @@ impl Engine {
         Planned { zones, notes: stray.notes, wanted }
     }
 
+    /// Returns the zones of a name: the longest public one, and all private ones that contain it.
     fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
-        if self.provider.serves(name) { zones_of(listing, name) } else { Vec::new() }
+        if !self.provider.serves(name) {
+            return Vec::new();
+        }
+        let fits = |(_, zone): &(usize, &ZoneListing)| name.is_within(&zone.apex);
+        let fitting = listing.iter().enumerate().filter(fits);
+        let (public, private): (Vec<_>, Vec<_>) =
+            fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
+        let longest = public.into_iter().max_by_key(|(_, zone)| zone.apex.labels().count());
+        longest.into_iter().chain(private).map(|(index, _)| index).collect()
     }
 
     /// Drops deletions that another writer has undone repeatedly.
@@ -429,16 +436,6 @@ impl Engine {
             listing = self.list().await?;
         }
     }
-}
-
-/// Returns the zones of a name: the longest public one, and all private ones that contain it.
-fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
-    let fits = |(_, zone): &(usize, &ZoneListing)| name.is_within(&zone.apex);
-    let fitting = listing.iter().enumerate().filter(fits);
-    let (public, private): (Vec<_>, Vec<_>) =
-        fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
-    let longest = public.into_iter().max_by_key(|(_, zone)| zone.apex.labels().count());
-    longest.into_iter().chain(private).map(|(index, _)| index).collect()
 }
 
 /// Returns a PTR record for each address of a set (RFC 1035, section 3.5; RFC 3596, section 2.5). A

@@ -66,11 +66,8 @@ impl PlanRules {
     }
 
     fn may_replace(&self, record: &Record) -> bool {
-        self.owns(record)
-            || self
-                .migrate_from
-                .as_deref()
-                .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
+        let is_former = |from: &String| !from.is_empty() && record.labels.owner() == from;
+        self.owns(record) || self.migrate_from.as_ref().is_some_and(is_former)
     }
 
     pub(crate) fn manages(&self, record: &Record) -> bool {
@@ -79,7 +76,7 @@ impl PlanRules {
 }
 
 /// Records wanted by the sources.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Desired {
     /// Valid records of all sources.
     pub records: Vec<Record>,
@@ -102,7 +99,10 @@ impl Desired {
 pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
-    let redirections = Redirections::of(current);
+    // A zone's records do not contain the NS of its apex.
+    let redirects = |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
+    let redirections: Redirections<'_> =
+        current.iter().filter(redirects).map(|record| (&record.name, record)).collect();
     for record in current {
         let rows = names.entry(&record.name).or_default();
         if rules.manages(record) {
@@ -125,7 +125,7 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
         }
     }
     for (name, mut rows) in names {
-        drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
+        rows.drop_conflicting_aliases(&mut plan);
         let mut actions = Vec::new();
         for row in rows.by_set.values() {
             actions.extend(plan_row(rules, row, &rows.unmanaged, (desired, &redirections), &mut plan));
@@ -182,51 +182,54 @@ impl<'a> Rows<'a> {
     fn row(&mut self, record: &'a Record) -> &mut Row<'a> {
         self.by_set.entry(&record.set_identifier).or_default()
     }
+
+    /// Drops wanted CNAMEs where other types of the same name are wanted, under any set identifier.
+    fn drop_conflicting_aliases(&mut self, plan: &mut Plan) {
+        let mut types = self.by_set.values().flat_map(|row| row.candidates.keys());
+        if types.all(|record_type| *record_type == RecordType::CNAME) {
+            return;
+        }
+        let aliases = self.by_set.values_mut().filter_map(|row| row.candidates.remove(&RecordType::CNAME));
+        aliases.flatten().for_each(|alias| plan.note(alias, Reason::AliasConflict));
+    }
 }
 
 /// Sets of one name and set identifier, by type.
 #[derive(Default)]
 struct Row<'a> {
     current: BTreeMap<RecordType, &'a Record>,
-    candidates: Candidates<'a>,
+    /// Wanted sets.
+    candidates: BTreeMap<RecordType, Vec<&'a Record>>,
 }
 
 /// Delegations and DNAMEs of a zone, which send resolvers elsewhere for the names below them.
-struct Redirections<'a>(BTreeMap<&'a Name, &'a Record>);
+type Redirections<'a> = BTreeMap<&'a Name, &'a Record>;
 
-impl<'a> Redirections<'a> {
-    /// Returns those among the records of a zone, which do not contain the NS of its apex.
-    fn of(records: &'a [Record]) -> Self {
-        let redirects = |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
-        Self(records.iter().filter(redirects).map(|record| (&record.name, record)).collect())
+/// Returns the reason, if any, why resolvers do not see a record. They see the addresses of a
+/// delegation's own servers (RFC 9471), and the records that make the delegation.
+fn hidden(redirections: &Redirections<'_>, record: &Record) -> Option<Reason> {
+    if redirections.is_empty() {
+        return None;
     }
-
-    /// Returns the reason, if any, why resolvers do not see a record. They see the addresses of a
-    /// delegation's own servers (RFC 9471), and the records that make the delegation.
-    fn hide(&self, record: &Record) -> Option<Reason> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let mut above = Some(record.name.clone());
-        while let Some(name) = above {
-            if let Some(found) = self.0.get(&name) {
-                let is_at = name == record.name;
-                let belongs = match found.record_type {
-                    RecordType::NS => {
-                        let is_glue = record.record_type.is_address()
-                            && found.targets.iter().any(|target| target.as_str() == record.name.as_str());
-                        is_glue || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
-                    }
-                    _ => is_at,
-                };
-                if !belongs {
-                    return Some(Reason::Hidden { at: name, record_type: found.record_type });
+    let mut above = Some(record.name.clone());
+    while let Some(name) = above {
+        if let Some(found) = redirections.get(&name) {
+            let is_at = name == record.name;
+            let belongs = match found.record_type {
+                RecordType::NS => {
+                    let is_glue = record.record_type.is_address()
+                        && found.targets.iter().any(|target| target.as_str() == record.name.as_str());
+                    is_glue || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
                 }
+                _ => is_at,
+            };
+            if !belongs {
+                return Some(Reason::Hidden { at: name, record_type: found.record_type });
             }
-            above = name.parent();
         }
-        None
+        above = name.parent();
     }
+    None
 }
 
 /// Plans one row. All its actions are applied in one transaction.
@@ -245,7 +248,7 @@ fn plan_row(
         match current {
             _ if wanted.targets.is_empty() => plan.note(&wanted, Reason::NoTargets),
             _ if wanted.is_self_alias() => plan.note(&wanted, Reason::SelfAlias),
-            None => match redirections.hide(&wanted) {
+            None => match hidden(redirections, &wanted) {
                 Some(reason) => plan.note(&wanted, reason),
                 None => creates.push(owned_by(rules, wanted, None)),
             },
@@ -254,7 +257,7 @@ fn plan_row(
                 plan.note(&wanted, Reason::Foreign { owner });
             }
             Some(before) => {
-                if let Some(reason) = redirections.hide(&wanted) {
+                if let Some(reason) = hidden(redirections, &wanted) {
                     plan.note(&wanted, reason);
                 }
                 let after = owned_by(rules, wanted, Some(before));
@@ -332,21 +335,6 @@ fn differs(before: &Record, after: &Record) -> bool {
         || after.ttl.is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
         || before.properties != after.properties
         || before.labels.owner() != after.labels.owner()
-}
-
-/// Wanted sets of one name and set identifier, by type.
-type Candidates<'a> = BTreeMap<RecordType, Vec<&'a Record>>;
-
-/// Drops CNAMEs where other types of the same name are wanted, under any set identifier.
-fn drop_conflicting_aliases<'a: 'b, 'b>(rows: impl Iterator<Item = &'b mut Candidates<'a>>, plan: &mut Plan) {
-    let mut rows: Vec<_> = rows.collect();
-    let is_other = |record_type: &RecordType| *record_type != RecordType::CNAME;
-    if !rows.iter().any(|row| row.keys().any(is_other)) {
-        return;
-    }
-    for alias in rows.iter_mut().filter_map(|row| row.remove(&RecordType::CNAME)).flatten() {
-        plan.note(alias, Reason::AliasConflict);
-    }
 }
 
 /// Merges candidates into one set.
@@ -488,14 +476,8 @@ impl fmt::Display for Action {
             },
             Self::Delete(record) => write!(f, "- {record}"),
             Self::Release(record) => write!(f, "= {record}: remains without an owner"),
-            Self::DropOrphan(record) => {
-                write!(
-                    f,
-                    "- {} {}: owner record of {:?}",
-                    record.name,
-                    record.record_type,
-                    record.labels.owner()
-                )
+            Self::DropOrphan(Record { name, record_type, labels, .. }) => {
+                write!(f, "- {name} {record_type}: owner record of {:?}", labels.owner())
             }
         }
     }
