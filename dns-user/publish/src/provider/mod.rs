@@ -379,7 +379,8 @@ impl Http {
     ) -> Result<Self, ProviderError> {
         let config = match urls.any(|url| url.starts_with("https:")) {
             true => files.config(&[])?,
-            false => TlsFiles::unused()?,
+            // The system may have no CA certificates.
+            false => Arc::new(client()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth()),
         };
         let client = HttpClient::new((*config).clone(), usize::MAX);
         Ok(Self { client, limits: Limits { time: limit, body: MAX_BODY } })
@@ -416,11 +417,6 @@ impl TlsFiles {
         let identity = parameters.pair("tls-client-cert", "tls-client-cert-key")?;
         let identity = identity.map(|(certificate, key)| (certificate.into(), key.into()));
         Ok(Self { ca: parameters.path("tls-ca"), identity })
-    }
-
-    /// Returns a configuration for a client that never uses TLS, because the system may have no CA certificates.
-    pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
-        Ok(Arc::new(client()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
     }
 
     /// Loads the files. `protocols` are offered by ALPN.

@@ -179,11 +179,6 @@ impl Webhook {
         Ok(())
     }
 
-    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
-        let results = self.apply_compared(batch, progress).await;
-        results.unwrap_or_else(|error| vec![TransactionResult::Failed(error); batch.transactions.len()])
-    }
-
     /// Applies transactions that agree with the records before, and compares the records afterwards.
     async fn apply_compared(
         &mut self,
@@ -192,18 +187,12 @@ impl Webhook {
     ) -> Result<Vec<TransactionResult>, ProviderError> {
         let (before, _) = self.records().await?;
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut places = Vec::new();
-        let mut current = Vec::new();
-        for (place, transaction) in batch.transactions.iter().enumerate() {
-            if transaction.steps.iter().all(|step| holds(step, &before)) {
-                places.push(place);
-                current.push(transaction.clone());
-            }
-        }
-        let items = current.iter().cloned().map(Ok).collect();
+        let mut current: Vec<(usize, &Transaction)> = batch.transactions.iter().enumerate().collect();
+        current.retain(|(_, transaction)| transaction.steps.iter().all(|step| holds(step, &before)));
+        let items = current.iter().map(|(_, transaction)| Ok((*transaction).clone())).collect();
         let sent = send_groups(self, items, batch.on_conflict, progress).await;
         let (after, _) = self.records().await?;
-        for ((place, result), transaction) in places.into_iter().zip(sent).zip(&current) {
+        for ((place, transaction), result) in current.into_iter().zip(sent) {
             let is_there = result != TransactionResult::Applied
                 || transaction.steps.iter().all(|step| is_done(step, &after));
             results[place] = match is_there {
@@ -265,7 +254,10 @@ impl Provider for Webhook {
     }
 
     fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
-        Box::pin(self.apply_all(batch, progress))
+        Box::pin(async move {
+            let results = self.apply_compared(batch, progress).await;
+            results.unwrap_or_else(|error| vec![TransactionResult::Failed(error); batch.transactions.len()])
+        })
     }
 }
 
@@ -277,14 +269,8 @@ impl GroupSender for Webhook {
     }
 
     async fn send(&mut self, groups: &[&[Transaction]]) -> Vec<TransactionResult> {
-        vec![self.send_changes(groups[0]).await]
-    }
-}
-
-impl Webhook {
-    async fn send_changes(&self, group: &[Transaction]) -> TransactionResult {
         let mut changes = Changes::default();
-        for step in group.iter().flat_map(|transaction| &transaction.steps) {
+        for step in groups[0].iter().flat_map(|transaction| &transaction.steps) {
             match step {
                 Step::Create(record) => changes.create.push(Endpoint::of(record)),
                 Step::Delete(record) => changes.delete.push(Endpoint::of(record)),
@@ -296,9 +282,7 @@ impl Webhook {
             }
         }
         let body = serde_json::to_vec(&changes).unwrap_or_default();
-        match self.call("/records", Some(body)).await {
-            Ok(_) => TransactionResult::Applied,
-            Err(error) => TransactionResult::Failed(error),
-        }
+        let sent = self.call("/records", Some(body)).await;
+        vec![sent.map_or_else(TransactionResult::Failed, |_| TransactionResult::Applied)]
     }
 }

@@ -40,6 +40,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Recommended pause if throttling does not end.
 const LONG_PAUSE: Duration = Duration::from_mins(1);
 
+/// Codes of throttled calls.
+const THROTTLING: [&str; 4] =
+    ["Throttling", "ThrottlingException", "PriorRequestNotComplete", "TooManyRequestsException"];
+
 const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T[hour][minute][second]Z");
 
 pub(super) struct Api {
@@ -112,18 +116,13 @@ impl Api {
             let reason = if messages.is_empty() { message.to_owned() } else { messages.join("; ") };
             return Err(ProviderError::Refused { server, reason });
         }
-        Err(match code {
-            "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
-                ProviderError::Throttled { server, wait: LONG_PAUSE }
-            }
-            _ if response.status() == StatusCode::TOO_MANY_REQUESTS => {
-                ProviderError::Throttled { server, wait: LONG_PAUSE }
-            }
-            _ if response.status().is_server_error() => ProviderError::Unreachable {
-                server,
-                reason: format!("{} {code}: {message}", response.status()),
-            },
-            _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
+        let status = response.status();
+        if THROTTLING.contains(&code) || status == StatusCode::TOO_MANY_REQUESTS {
+            return Err(ProviderError::Throttled { server, wait: LONG_PAUSE });
+        }
+        Err(match status.is_server_error() {
+            true => ProviderError::Unreachable { server, reason: format!("{status} {code}: {message}") },
+            false => ProviderError::Refused { server, reason: format!("{code}: {message}") },
         })
     }
 }

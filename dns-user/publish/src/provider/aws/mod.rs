@@ -289,7 +289,7 @@ impl Aws {
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
         let convert = |transaction: &Transaction| {
             let changes = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
-            if changes.fits(self.api.settings.batch_size) {
+            if changes.size.fits(self.api.settings.batch_size) {
                 return Ok(changes);
             }
             let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
@@ -330,23 +330,17 @@ impl GroupSender for Sender<'_> {
     }
 
     async fn send(&mut self, groups: &[&[Changes]]) -> Vec<TransactionResult> {
-        vec![self.send_batch(groups[0]).await]
-    }
-}
-
-impl Sender<'_> {
-    async fn send_batch(&mut self, group: &[Changes]) -> TransactionResult {
         if let Some(last) = self.aws.last_batch {
             tokio::time::sleep_until(last + self.aws.api.settings.batch_interval).await;
         }
         let path = format!("hostedzone/{}/rrset", self.zone);
-        let result = self.aws.api.post(&path, &sets::request(group)).await;
+        let result = self.aws.api.post(&path, &sets::request(groups[0])).await;
         self.aws.last_batch = Some(Instant::now());
-        match result {
+        vec![match result {
             Ok(_) => TransactionResult::Applied,
             Err(ProviderError::Refused { reason, .. }) if is_conflict(&reason) => TransactionResult::Conflict,
             Err(error) => TransactionResult::Failed(error),
-        }
+        }]
     }
 }
 

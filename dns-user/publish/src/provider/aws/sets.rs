@@ -80,8 +80,7 @@ pub(super) fn write(record: &Record) -> Element {
     if !record.set_identifier.is_empty() {
         children.push(Element::text("SetIdentifier", &record.set_identifier));
     }
-    let (health_check, routing) =
-        ROUTING.split_last().map_or((None, &ROUTING[..]), |(last, rest)| (Some(last), rest));
+    let [routing @ .., (health_check, health_check_element)] = &ROUTING;
     let location: Vec<Element> = GEOLOCATION
         .iter()
         .filter_map(|(name, element)| Some(Element::text(element, property(name)?)))
@@ -113,9 +112,7 @@ pub(super) fn write(record: &Record) -> Element {
         children.push(Element::text("TTL", &record.ttl.unwrap_or(DEFAULT_TTL).to_string()));
         children.push(Element::of("ResourceRecords", record.targets.iter().map(value)));
     }
-    if let Some((name, element)) = health_check {
-        children.extend(property(name).map(|value| Element::text(element, value)));
-    }
+    children.extend(property(health_check).map(|value| Element::text(health_check_element, value)));
     Element::of("ResourceRecordSet", children)
 }
 
@@ -301,7 +298,7 @@ impl Size {
         self.values += other.values;
     }
 
-    fn fits(self, max_changes: usize) -> bool {
+    pub(super) fn fits(self, max_changes: usize) -> bool {
         self.changes <= max_changes && self.octets <= MAX_OCTETS && self.values <= MAX_VALUES
     }
 }
@@ -343,10 +340,6 @@ impl Changes {
             size.add(Size::of(set));
         }
         Self { changes, size }
-    }
-
-    pub(super) fn fits(&self, max_changes: usize) -> bool {
-        self.size.fits(max_changes)
     }
 }
 

@@ -40,13 +40,7 @@ pub(super) struct Pair {
 #[derive(Debug, Default)]
 pub(super) struct Txn {
     pub(super) compare: Vec<Value>,
-    pub(super) operations: Vec<(EtcdKey, Operation)>,
-}
-
-#[derive(Debug)]
-pub(super) enum Operation {
-    Put(Vec<u8>),
-    Delete,
+    pub(super) operations: Vec<Value>,
 }
 
 impl Txn {
@@ -55,6 +49,15 @@ impl Txn {
         let key = STANDARD.encode(key);
         let revision = revision.to_string();
         self.compare.push(json!({"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}));
+    }
+
+    /// Writes a value, or deletes the key without one.
+    pub(super) fn write(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let key = STANDARD.encode(key);
+        self.operations.push(match value {
+            Some(value) => json!({"request_put": {"key": key, "value": STANDARD.encode(value)}}),
+            None => json!({"request_delete_range": {"key": key}}),
+        });
     }
 
     /// Requires that a key, and all keys below it, were not written after a revision.
@@ -149,18 +152,7 @@ impl Etcd {
     /// Applies transactions as one. Returns false if a comparison failed.
     pub(super) async fn txn(&mut self, transactions: &[Txn]) -> Result<bool, ProviderError> {
         let compare: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.compare).collect();
-        let operations = transactions.iter().flat_map(|txn| &txn.operations);
-        let success: Vec<Value> = operations
-            .map(|(key, operation)| {
-                let key = STANDARD.encode(key);
-                match operation {
-                    Operation::Put(value) => {
-                        json!({"request_put": {"key": key, "value": STANDARD.encode(value)}})
-                    }
-                    Operation::Delete => json!({"request_delete_range": {"key": key}}),
-                }
-            })
-            .collect();
+        let success: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.operations).collect();
         let body = json!({"compare": compare, "success": success});
         let response: Value = self.call("/v3/kv/txn", &body).await?;
         Ok(response["succeeded"] == true)
@@ -307,13 +299,11 @@ impl Service {
 
     /// Returns whether this value has the target of `wanted`.
     pub(super) fn has_target_of(&self, wanted: &Self, record_type: RecordType) -> bool {
-        if record_type == RecordType::TXT {
-            let value = |text: &str| Target::parse(RecordType::TXT, text).ok();
-            value(&self.text) == value(&wanted.text)
-        } else {
-            let value = |host: &str| Target::parse(record_type, host).ok();
-            value(&self.host) == value(&wanted.host)
-        }
+        let value = |service: &Self| {
+            let text = if record_type == RecordType::TXT { &service.text } else { &service.host };
+            Target::parse(record_type, text).ok()
+        };
+        value(self) == value(wanted)
     }
 
     pub(super) fn without(mut self, record_type: RecordType) -> Self {

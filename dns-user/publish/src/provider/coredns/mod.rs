@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
+use self::etcd::{Etcd, EtcdKey, Service, Txn, key_of, name_of};
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles, Transaction,
     TransactionResult, Zone, send_groups, settings,
@@ -106,10 +106,10 @@ impl CoreDns {
         let mut records: BTreeMap<Key, Record> = BTreeMap::new();
         let mut warnings = Vec::new();
         for pair in pairs {
+            let key = String::from_utf8_lossy(&pair.key);
             let service: Service = match serde_json::from_slice(&pair.value) {
                 Ok(service) => service,
                 Err(error) => {
-                    let key = String::from_utf8_lossy(&pair.key).into_owned();
                     warnings.push(format!("etcd key {key} left unchanged: its value is not JSON ({error})"));
                     continue;
                 }
@@ -119,7 +119,6 @@ impl CoreDns {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
-                let key = String::from_utf8_lossy(&pair.key).into_owned();
                 warnings.push(format!("etcd key {key} left unchanged: it contains no domain name"));
                 continue;
             };
@@ -183,12 +182,9 @@ impl CoreDns {
             txn.compare_unchanged(&directory, self.listed.revision);
         }
         for (key, service) in edits {
-            let value = |service: &Service| serde_json::to_vec(service).unwrap_or_default();
-            let operation = match service.filter(|service| !service.is_empty()) {
-                Some(service) => Operation::Put(value(&service)),
-                None => Operation::Delete,
-            };
-            txn.operations.push((key, operation));
+            let service = service.filter(|service| !service.is_empty());
+            let value = service.map(|service| serde_json::to_vec(&service).unwrap_or_default());
+            txn.write(&key, value.as_deref());
         }
         if txn.compare.len() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
             let reason =

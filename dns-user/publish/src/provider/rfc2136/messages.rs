@@ -411,9 +411,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             let strings = format!("\"{strings}");
             let strings = quoted_strings(&strings).ok_or(MALFORMED)?;
             for string in strings {
-                let length =
-                    u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
-                data.push(length);
+                data.push(u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?);
                 data.extend(string);
             }
             push_name(&mut data, &name(replacement)?);
@@ -422,8 +420,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             let hex = text.rsplit_once(' ').map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
             for pair in hex.as_bytes().chunks(2) {
                 let digits = std::str::from_utf8(pair).unwrap_or_default();
-                let octet = u8::from_str_radix(digits, 16);
-                data.push(octet.map_err(|_| MALFORMED)?);
+                data.push(u8::from_str_radix(digits, 16).map_err(|_| MALFORMED)?);
             }
         }
     }

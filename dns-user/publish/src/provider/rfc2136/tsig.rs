@@ -256,25 +256,21 @@ impl Signature {
             return Err(WireError("octets after the signature"));
         }
         let mut data = MessageReader::at(message, last.data.start);
-        let algorithm = data.name()?;
-        let time = u64::from(data.u16()?) << 32 | u64::from(data.u32()?);
-        let fudge = data.u16()?;
-        let length = usize::from(data.u16()?);
-        let code = data.octets(length)?.to_vec();
-        let original_id = data.u16()?.to_be_bytes();
-        let error = data.u16()?;
-        let length = usize::from(data.u16()?);
-        let other = data.octets(length)?.to_vec();
+        let counted = |data: &mut MessageReader<'_>| {
+            let length = usize::from(data.u16()?);
+            Ok::<_, WireError>(data.octets(length)?.to_vec())
+        };
+        // In the order of the record.
         Ok(Some(Self {
             start: last.start,
             key: last.name,
-            algorithm,
-            time,
-            fudge,
-            code,
-            original_id,
-            error,
-            other,
+            algorithm: data.name()?,
+            time: u64::from(data.u16()?) << 32 | u64::from(data.u32()?),
+            fudge: data.u16()?,
+            code: counted(&mut data)?,
+            original_id: data.u16()?.to_be_bytes(),
+            error: data.u16()?,
+            other: counted(&mut data)?,
         }))
     }
 
