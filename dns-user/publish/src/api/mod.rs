@@ -64,19 +64,19 @@ type ScopeOf = fn(&PathParams) -> Scope;
 /// Collections: their paths and scopes. `openapi.json` describes them.
 const COLLECTIONS: [(&str, ScopeOf); 4] = [
     ("/v2/projects/{project}/dns-update-records", |params| {
-        Scope::of_project(Kind::UpdateRecord, param(params, "project"))
+        Scope::Project(Kind::UpdateRecord, param(params, "project"))
     }),
     ("/v2/projects/{project}/inbound-intents", |params| {
-        Scope::of_project(Kind::Intent, param(params, "project"))
+        Scope::Project(Kind::Intent, param(params, "project"))
     }),
     ("/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs", |params| {
-        Scope::of_list(ListOwner::LogicalCloud {
+        Scope::List(ListOwner::LogicalCloud {
             project: param(params, "project"),
             name: param(params, "logical-cloud"),
         })
     }),
     ("/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs", |params| {
-        Scope::of_list(ListOwner::Cluster {
+        Scope::List(ListOwner::Cluster {
             provider: param(params, "cluster-provider"),
             name: param(params, "cluster"),
         })
@@ -247,14 +247,11 @@ async fn metrics(State(api_state): Shared) -> Response {
 
 /// Binds the control socket for the process's user, and for a group if one is given.
 pub(crate) fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
-    let group = match group {
-        Some(name) => {
-            let unknown =
-                || io::Error::new(io::ErrorKind::NotFound, format!("group {name:?} does not exist"));
-            Some(Group::from_name(name)?.ok_or_else(unknown)?.gid)
-        }
-        None => None,
+    let id_of = |name| {
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("group {name:?} does not exist"));
+        Ok::<_, io::Error>(Group::from_name(name)?.ok_or_else(unknown)?.gid)
     };
+    let group = group.map(id_of).transpose()?;
     ControlSocket::bind(path, unix_socket::Access { user: None, group }, &[])
 }
 

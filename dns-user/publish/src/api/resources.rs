@@ -21,38 +21,35 @@ use crate::{
 const BODY: &str = "body";
 
 /// Collection selected by a path.
-pub(super) struct Scope {
-    kind: Kind,
-    project: String,
-    /// Set for lists; each owner has one list.
-    owner: Option<ListOwner>,
+pub(super) enum Scope {
+    /// All resources of a kind in a project.
+    Project(Kind, String),
+    /// The one list of an owner.
+    List(ListOwner),
 }
 
 impl Scope {
-    pub(super) fn of_project(kind: Kind, project: String) -> Self {
-        Self { kind, project, owner: None }
-    }
-
-    pub(super) fn of_list(owner: ListOwner) -> Self {
-        let project = match &owner {
-            ListOwner::LogicalCloud { project, .. } => project.clone(),
-            ListOwner::Cluster { .. } => String::new(),
-        };
-        Self { kind: Kind::List, project, owner: Some(owner) }
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Project(kind, _) => *kind,
+            Self::List(_) => Kind::List,
+        }
     }
 
     fn id(&self, name: &str) -> DocumentId {
-        match &self.owner {
-            Some(owner) => DocumentId::of_list(owner),
-            None => DocumentId { kind: self.kind, namespace: self.project.clone(), name: name.to_owned() },
+        match self {
+            Self::Project(kind, project) => {
+                DocumentId { kind: *kind, namespace: project.clone(), name: name.to_owned() }
+            }
+            Self::List(owner) => DocumentId::of_list(owner),
         }
     }
 
     fn problem(&self) -> Option<String> {
-        let parts: Vec<&str> = match &self.owner {
-            None => vec![&self.project],
-            Some(ListOwner::LogicalCloud { project, name }) => vec![project, name],
-            Some(ListOwner::Cluster { provider, name }) => vec![provider, name],
+        let parts: Vec<&str> = match self {
+            Self::Project(_, project) => vec![project],
+            Self::List(ListOwner::LogicalCloud { project, name }) => vec![project, name],
+            Self::List(ListOwner::Cluster { provider, name }) => vec![provider, name],
         };
         let bad = parts.into_iter().find(|part| !is_identifier(part))?;
         Some(format!(
@@ -62,10 +59,12 @@ impl Scope {
     }
 
     fn includes(&self, id: &DocumentId) -> bool {
-        match &self.owner {
-            Some(owner) => *id == DocumentId::of_list(owner),
-            None => id.kind == self.kind && id.namespace == self.project,
-        }
+        *id == self.id(&id.name)
+    }
+
+    /// Returns whether the collection may have a resource of this name.
+    fn allows(&self, name: &str) -> bool {
+        matches!(self, Self::Project(..)) || name == RecordList::NAME
     }
 }
 
@@ -112,13 +111,8 @@ fn names_tag(tags: &str, tag: Option<&str>) -> bool {
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
-    let mut found = BTreeMap::new();
-    for resource in api_state.store.all().into_iter().filter(|resource| scope.includes(&resource.id)) {
-        found.insert(resource.id.clone(), resource.body);
-    }
-    for document in api_state.documents().iter().filter(|document| scope.includes(&document.id)) {
-        found.extend(document_body(document).map(|body| (document.id.clone(), body)));
-    }
+    let included = bodies(api_state).into_iter().filter(|(id, _)| scope.includes(id));
+    let found: BTreeMap<DocumentId, Value> = included.collect();
     let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
     let mut rest = found.into_iter().filter(|(id, _)| is_after(id)).peekable();
     let mut items = Vec::new();
@@ -154,7 +148,7 @@ pub(super) fn write(
     if let Some(problem) = scope.problem() {
         return refusal(StatusCode::BAD_REQUEST, &problem);
     }
-    let (own, line, body) = match parse(scope.kind, body) {
+    let (own, line, body) = match parse(scope.kind(), body) {
         Ok(parsed) => parsed,
         Err(problems) => return bad_request(problems),
     };
@@ -204,7 +198,7 @@ pub(super) fn read(
         None => api_state.store.get(&id),
     };
     match found {
-        Some(resource) if scope.owner.is_none() || name == RecordList::NAME => {
+        Some(resource) if scope.allows(name) => {
             let tag = resource.tag();
             let mut response = if preconditions.is_known(Some(&tag)) {
                 StatusCode::NOT_MODIFIED.into_response()
@@ -228,7 +222,7 @@ pub(super) fn delete(
     preconditions: &Preconditions,
 ) -> Response {
     let id = scope.id(name);
-    if scope.owner.is_some() && name != RecordList::NAME {
+    if !scope.allows(name) {
         return missing(&id);
     }
     if let Some(file) = api_state.file_of(&id) {
@@ -249,6 +243,13 @@ pub(super) fn delete(
     }
 }
 
+/// Returns the bodies of stored resources, then those of documents, which win over a resource of the same id.
+fn bodies(api_state: &ApiState) -> Vec<(DocumentId, Value)> {
+    let stored = api_state.store.all().into_iter().map(|resource| (resource.id, resource.body));
+    let of_document = |document: Document| Some((document.id.clone(), document_body(&document)?));
+    stored.chain(api_state.documents().into_iter().filter_map(of_document)).collect()
+}
+
 fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     if id.kind != Kind::UpdateRecord {
         return None;
@@ -257,15 +258,11 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     let is_list = |list: &DocumentId| {
         list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
     };
-    let stored = api_state.store.all().into_iter().map(|resource| (resource.id, resource.body));
-    let documents = api_state.documents();
-    let in_files =
-        documents.iter().filter_map(|document| Some((document.id.clone(), document_body(document)?)));
     let names = |body: &Value| {
         let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
         pairs.filter_map(Value::as_object).flatten().any(|(_, record)| record.as_str() == Some(&id.name))
     };
-    stored.chain(in_files).find(|(list, body)| is_list(list) && names(body)).map(|(list, _)| list)
+    bodies(api_state).into_iter().find(|(list, body)| is_list(list) && names(body)).map(|(list, _)| list)
 }
 
 /// Parses a body. Returns the resource's name, its line, and the body in normal form.
