@@ -46,11 +46,7 @@ impl Target {
 
     /// Returns whether another state of the target wants the same.
     pub fn wants_the_same(&self, other: &Self) -> bool {
-        self.record == other.record
-            && self.rival == other.rival
-            && self.desired.records == other.desired.records
-            && self.desired.held == other.desired.held
-            && self.desired.known == other.desired.known
+        self.record == other.record && self.rival == other.rival && self.desired == other.desired
     }
 }
 
@@ -65,8 +61,7 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
             _ => None,
         })
         .collect();
-    // An unreadable list or intent may want any record.
-    let hold_intents = scan.holds_intents;
+
     for document in &scan.documents {
         let Some(content) = &document.content else { continue };
         match content {
@@ -91,15 +86,16 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
                     publication.problems.entry(document.id.clone()).or_default().extend(outcome.problems);
                     hold(&mut targets, &document.id);
                 }
-                for binding in outcome.bindings {
-                    if let Some(target) = targets.get_mut(&format!("{project}/{}", binding.update_record)) {
-                        target.add(document, binding.records);
+                for (update_record, records) in outcome.bindings {
+                    if let Some(target) = targets.get_mut(&format!("{project}/{update_record}")) {
+                        target.add(document, records);
                     }
                 }
             }
             Content::UpdateRecord(_) | Content::List(..) => {}
         }
-        if hold_intents && document.id.kind == Kind::Intent {
+        // An unreadable list or intent may want any record.
+        if scan.holds_intents && document.id.kind == Kind::Intent {
             hold(&mut targets, &document.id);
         }
     }

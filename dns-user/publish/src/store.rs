@@ -16,7 +16,7 @@ use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::documents::{DocumentId, Kind, digest};
+use crate::documents::{DocumentId, Kind, digest, write_pretty};
 
 /// An open store. Only one process can open it at a time; others read the folder.
 #[derive(Debug)]
@@ -176,23 +176,14 @@ impl Store {
         if !condition(Some(before)) {
             return Ok(Written::Unmet);
         }
-        let removed = fs::remove_file(self.path(id)).and_then(|()| self.synchronise());
+        let removed = fs::remove_file(self.path(id)).and_then(|()| File::open(&self.folder)?.sync_all());
         removed.map_err(|error| self.failed(id, &error))?;
         resources.remove(id);
         Ok(Written::Deleted)
     }
 
     fn save(&self, resource: &Resource) -> io::Result<()> {
-        let mut text = serde_json::to_vec_pretty(&resource.document())?;
-        text.push(b'\n');
-        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE)
-            .map(drop)
-            .map_err(|error| error.cause)
-    }
-
-    /// Writes the folder's entries to disk.
-    fn synchronise(&self) -> io::Result<()> {
-        File::open(&self.folder)?.sync_all()
+        write_pretty(&self.path(&resource.id), &resource.document(), Attributes::PRIVATE)
     }
 
     fn path(&self, id: &DocumentId) -> PathBuf {

@@ -57,7 +57,6 @@ struct Reading {
     is_illegible: bool,
 }
 
-/// Content of all files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scan {
     /// Every file, sorted by path.
@@ -161,9 +160,7 @@ impl Scan {
                     Content::Fleet(names) => names.is_unreadable,
                     Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
                 };
-                if is_damaged {
-                    self.held.insert(document.id.resource());
-                }
+                self.held.extend(is_damaged.then(|| document.id.resource()));
                 self.documents.push(document.clone());
                 Some(document.clone())
             }
@@ -233,11 +230,7 @@ fn read_file(
             format!("the file is empty, but held {count} documents; their records stay unchanged"),
             "restore it, or remove the file to withdraw the records",
         );
-    } else if let Some(end) = texts.get(path).and_then(|before| missing_end(path, &text, before)) {
-        let remedy = match end {
-            MissingEnd::WithinLine => "write the file completely, and end it with a line break",
-            MissingEnd::Young => "wait a minute if that is intended; the file may still be being written",
-        };
+    } else if let Some(remedy) = texts.get(path).and_then(|before| missing_end(path, &text, before)) {
         let reason = "the file ends within its earlier text; the records of its documents stay unchanged";
         problems.add(last_line, "", reason, remedy);
     }
@@ -272,24 +265,17 @@ fn illegible(state: FileState) -> Reading {
     Reading { stamp: None, state, is_complete: false, is_illegible: true }
 }
 
-/// How a text lacks the end of an earlier one.
-enum MissingEnd {
-    /// It ends within a line, as after a write that was interrupted.
-    WithinLine,
-    /// It ends with a line, and was written a short time ago.
-    Young,
-}
-
-/// Returns how a text lacks the end of `before`; `None` if it does not, or if it has been so for
+/// Returns the remedy for a text that lacks the end of `before`; `None` if it lacks nothing, or has done so for
 /// [`WRITING`], which must be intended.
-fn missing_end(path: &Path, text: &str, before: &str) -> Option<MissingEnd> {
+fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
     let rest = before.strip_prefix(text).filter(|rest| !rest.is_empty())?;
     if !text.ends_with('\n') && !rest.starts_with(['\r', '\n']) {
-        return Some(MissingEnd::WithinLine);
+        // As after a write that was interrupted.
+        return Some("write the file completely, and end it with a line break");
     }
     let written = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
     let is_young = SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING);
-    is_young.then_some(MissingEnd::Young)
+    is_young.then_some("wait a minute if that is intended; the file may still be being written")
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
@@ -318,13 +304,9 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut found = Vec::new();
-    for entry in fs::read_dir(path)? {
-        let file = entry?.path();
-        if is_document_file(&file) {
-            found.push(file);
-        }
-    }
+    let files = fs::read_dir(path)?.map(|entry| Ok(entry?.path()));
+    let mut found = files.collect::<io::Result<Vec<_>>>()?;
+    found.retain(|file| is_document_file(file));
     found.sort();
     Ok(found)
 }
@@ -471,7 +453,7 @@ impl Document {
             .map_or(Some(DEFAULT_PROJECT.to_owned()), |name| read_identifier(&name));
         let labels = read_labels(members.optional("labels"));
         let generation = members.optional("generation").and_then(|value| value.integer(0..=u64::MAX));
-        let name = Metadata::read_fields(&mut members).map(|metadata| metadata.name);
+        let name = Metadata::read(&mut members).map(|metadata| metadata.name);
         let (id, content) = match kind {
             Kind::List => {
                 finish(fields);
@@ -479,8 +461,7 @@ impl Document {
             }
             _ => {
                 let id = DocumentId { kind, namespace: namespace?, name: name? };
-                let content = read_content(kind, root, fields);
-                (id, content)
+                (id, read_content(kind, root, fields))
             }
         };
         Some(Self { id, labels, generation, line: root.node.line, last_line, content })
@@ -503,14 +484,8 @@ fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
 
 fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
     let text = reader.text()?;
-    let found = Kind::named(text);
-    if found.is_none() {
-        reader.problem(
-            format!("unknown kind {text:?}"),
-            remedy_for_unknown(text, &Kind::ALL.map(|(_, name, _)| name)),
-        );
-    }
-    found
+    let remedy = || remedy_for_unknown(text, &Kind::ALL.map(|(_, name, _)| name));
+    Kind::named(text).or_else(|| reader.refuse(format!("unknown kind {text:?}"), remedy()))
 }
 
 fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option<Content> {
@@ -551,11 +526,8 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
         (Some(cloud), None) => ListOwner::LogicalCloud { project: namespace, name: read_identifier(&cloud)? },
         (None, Some(cluster)) => ListOwner::read_cluster(&cluster)?,
         _ => {
-            spec.problem(
-                "the owner of the list is ambiguous",
-                "set either logicalCloud or cluster (PROVIDER/NAME)",
-            );
-            return None;
+            let remedy = "set either logicalCloud or cluster (PROVIDER/NAME)";
+            return spec.refuse("the owner of the list is ambiguous", remedy);
         }
     };
     let id = DocumentId::of_list(&owner);
@@ -613,11 +585,7 @@ impl StatusFile {
         if Self::read(documents).as_ref() == Some(self) {
             return Ok(());
         }
-        let mut text = serde_json::to_vec_pretty(self)?;
-        text.push(b'\n');
-        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC)
-            .map(drop)
-            .map_err(|error| error.cause)
+        write_pretty(&path_beside(documents), self, Attributes::PUBLIC)
     }
 
     /// Removes the status files of documents that no longer exist in a folder.
@@ -632,6 +600,13 @@ impl StatusFile {
             }
         }
     }
+}
+
+/// Replaces a file by the indented JSON of a value, in one step.
+pub(crate) fn write_pretty(path: &Path, value: &impl Serialize, attributes: Attributes) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    atomic::replace(path, &text, attributes).map(drop).map_err(|error| error.cause)
 }
 
 fn path_beside(documents: &Path) -> PathBuf {

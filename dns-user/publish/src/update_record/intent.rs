@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::{Metadata, Spelling, read_identifier};
+use super::{Metadata, read_identifier};
 use crate::{
     record::{Name, Record, host_sets},
     text::{Fields, Reader},
 };
 
-/// An inbound intent of a distributed application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
     pub metadata: Metadata,
@@ -47,17 +46,10 @@ pub struct ClusterAddresses {
     pub local: Vec<String>,
 }
 
-/// Record sets for one DNS Update Record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
-    pub update_record: String,
-    pub records: Vec<Record>,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntentOutcome {
-    /// One binding per DNS Update Record and domain.
-    pub bindings: Vec<Binding>,
+    /// Names of DNS Update Records, each with the record sets of one domain.
+    pub bindings: Vec<(String, Vec<Record>)>,
     pub problems: Vec<String>,
 }
 
@@ -66,7 +58,8 @@ impl Intent {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata = fields.required("metadata").and_then(|metadata| Metadata::read(&metadata));
+        let metadata =
+            fields.required("metadata").and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         let mut spec = fields.required("spec")?.fields()?;
         let app = spec.required("app").and_then(|app| read_identifier(&app));
         let name = |reader: Option<Reader<'_>>| {
@@ -110,7 +103,7 @@ impl Intent {
             spec["ttl"] = (*ttl).into();
         }
         spec["placements"] = placements.iter().map(Placement::to_json).collect();
-        json!({ "metadata": metadata.to_json(Spelling::Lower), "spec": spec })
+        json!({ "metadata": metadata.to_json("userdata"), "spec": spec })
     }
 
     /// Returns the bindings by the document's algorithm.
@@ -151,7 +144,7 @@ impl Intent {
             // Without a domain there is no binding.
             let Some(domain) = domain else { continue };
             match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
-                Ok(records) => outcome.bindings.push(Binding { update_record, records }),
+                Ok(records) => outcome.bindings.push((update_record, records)),
                 Err(problem) => outcome.problems.push(problem),
             }
         }
@@ -268,7 +261,7 @@ impl RecordList {
         let before = problems.count();
         let metadata = fields.required("metadata");
         let name = metadata.as_ref().and_then(|metadata| metadata.fields()?.optional("name"));
-        let metadata = metadata.and_then(|metadata| Metadata::read(&metadata));
+        let metadata = metadata.and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         if let (Some(reader), Some(metadata)) = (name, &metadata)
             && metadata.name != Self::NAME
         {
@@ -278,15 +271,10 @@ impl RecordList {
             );
         }
         let mut spec = fields.required("spec")?.fields()?;
-        let mut pairs = Vec::new();
-        if let Some(items) = spec.required("kv").and_then(|kv| kv.items()) {
-            for item in items {
-                let Some(mut members) = item.fields() else { continue };
-                for (key, value) in members.others() {
-                    pairs.extend(read_identifier(&value).map(|record| (key.to_owned(), record)));
-                }
-            }
-        }
+        let items = spec.required("kv").and_then(|kv| kv.items()).into_iter().flatten();
+        let members = items.filter_map(|item| item.fields()).flat_map(|mut fields| fields.others());
+        let pair = |(key, value): (&str, Reader<'_>)| Some((key.to_owned(), read_identifier(&value)?));
+        let pairs = members.filter_map(pair).collect();
         let list = Self { metadata: metadata?, pairs };
         (problems.count() == before).then_some((list, spec))
     }
@@ -297,7 +285,7 @@ impl RecordList {
             Value::Object(Map::from_iter([(key.clone(), record.as_str().into())]))
         };
         json!({
-            "metadata": metadata.to_json(Spelling::Camel),
+            "metadata": metadata.to_json("userData"),
             "spec": { "kv": pairs.iter().map(pair).collect::<Vec<_>>() },
         })
     }

@@ -69,15 +69,6 @@ pub struct Metadata {
     pub user_data2: Option<String>,
 }
 
-/// Spelling of a resource's free-text members; the document uses both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spelling {
-    /// `userdata1`, as in records.
-    Lower,
-    /// `userData1`, as in lists.
-    Camel,
-}
-
 impl Provider {
     /// All providers with their names: those of the document in its order, and the extension.
     pub const ALL: [(Self, &str); 8] = [
@@ -129,7 +120,8 @@ impl UpdateRecord {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata = fields.required("metadata").and_then(|metadata| Metadata::read(&metadata));
+        let metadata =
+            fields.required("metadata").and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         let mut spec = fields.required("spec")?.fields()?;
         let provider = spec.required("provider").and_then(|provider| Provider::read(&provider));
         let parameters = spec.optional("external-dns-parameters");
@@ -151,7 +143,7 @@ impl UpdateRecord {
         if let Some(selector) = selector {
             spec["selector"] = selector.to_string().into();
         }
-        json!({ "metadata": metadata.to_json(Spelling::Lower), "spec": spec })
+        json!({ "metadata": metadata.to_json("userdata"), "spec": spec })
     }
 
     /// Returns whether endpoints with these labels are published by this record's provider.
@@ -165,17 +157,16 @@ impl UpdateRecord {
     /// Returns the reasons why the publisher cannot use the record although it is valid in the document's schema.
     pub fn obstacles(&self) -> Vec<String> {
         let Self { metadata: _, provider, selector: _, parameters } = self;
-        let missing =
-            |name: &str| parameters.text(name).is_none().then(|| format!("{name} is missing; add it"));
-        let mut found = Vec::new();
-        match provider {
-            Provider::Aws | Provider::CoreDns | Provider::AwsServiceDiscovery | Provider::Webhook => {}
-            Provider::Azure | Provider::AzureDns => found.extend(missing("azure-config-file")),
-            Provider::AzurePrivateDns => {
-                found.extend(missing("azure-resource-group"));
-                found.extend(missing("azure-subscription-id"));
-            }
-            Provider::Rfc2136 => found.extend(rfc2136_obstacles(parameters)),
+        let required: &[&str] = match provider {
+            Provider::Aws | Provider::CoreDns | Provider::AwsServiceDiscovery | Provider::Webhook => &[],
+            Provider::Azure | Provider::AzureDns => &["azure-config-file"],
+            Provider::AzurePrivateDns => &["azure-resource-group", "azure-subscription-id"],
+            Provider::Rfc2136 => &["rfc2136-host", "rfc2136-zone"],
+        };
+        let missing = required.iter().filter(|name| parameters.text(name).is_none());
+        let mut found: Vec<String> = missing.map(|name| format!("{name} is missing; add it")).collect();
+        if *provider == Provider::Rfc2136 {
+            found.extend(tsig_obstacles(parameters));
         }
         for name in ["domain-filter", "exclude-domains"] {
             if parameters.is_blank(name) {
@@ -200,7 +191,10 @@ impl UpdateRecord {
     /// Returns remarks for the status: parameters without effect, and contradictions that have a
     /// defined resolution.
     pub fn remarks(&self) -> Vec<String> {
-        let mut found = self.parameters.without_effect();
+        let without_effect = |(parameter, _): (&Parameter, &Setting)| {
+            parameter.without_effect.map(|reason| format!("{} {reason}", parameter.name))
+        };
+        let mut found: Vec<String> = self.parameters.iter().filter_map(without_effect).collect();
         if self.parameters.is_set("aws-evaluate-target-health")
             && self.parameters.is_set("no-aws-evaluate-target-health")
         {
@@ -217,15 +211,11 @@ impl UpdateRecord {
 pub(crate) const TSIG_ALGORITHMS: [&str; 5] =
     ["hmac-sha1", "hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"];
 
-fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
+fn tsig_obstacles(parameters: &Parameters) -> Vec<String> {
     use base64::{Engine, engine::general_purpose::STANDARD};
 
     let mut found = Vec::new();
-    for name in ["rfc2136-host", "rfc2136-zone"] {
-        if parameters.text(name).is_none() {
-            found.push(format!("{name} is missing; add it"));
-        }
-    }
+
     let algorithm = parameters.text("rfc2136-tsig-secret-alg").map(str::to_ascii_lowercase);
     let algorithm = algorithm.as_deref().map(|name| name.trim_end_matches('.'));
     if algorithm == Some("gss-tsig") {
@@ -258,13 +248,8 @@ fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
 }
 
 impl Metadata {
-    /// Parses `metadata`. Unknown members, including those that Kubernetes adds, are ignored.
-    pub fn read(reader: &Reader<'_>) -> Option<Self> {
-        Self::read_fields(&mut reader.fields()?)
-    }
-
-    /// Like [`Metadata::read`], but leaves other members to the caller.
-    pub fn read_fields(fields: &mut Fields<'_>) -> Option<Self> {
+    /// Parses `metadata`. Unknown members, including those that Kubernetes adds, are left to the caller.
+    pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let name = fields.required("name").and_then(|name| read_identifier(&name));
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
         let description = text(fields.optional("description"));
@@ -280,14 +265,13 @@ impl Metadata {
         Some(Self { name: name?, description, user_data1, user_data2 })
     }
 
-    pub fn to_json(&self, spelling: Spelling) -> Value {
+    /// Formats `metadata`. `user_data` begins the names of the free texts, of which the document has two spellings:
+    /// `userdata1` in records, `userData1` in lists.
+    pub fn to_json(&self, user_data: &str) -> Value {
         let Self { name, description, user_data1, user_data2 } = self;
-        let (first, second) = match spelling {
-            Spelling::Lower => ("userdata1", "userdata2"),
-            Spelling::Camel => ("userData1", "userData2"),
-        };
+        let names = ["description".to_owned(), format!("{user_data}1"), format!("{user_data}2")];
         let mut metadata = json!({ "name": name });
-        for (member, text) in [("description", description), (first, user_data1), (second, user_data2)] {
+        for (member, text) in names.into_iter().zip([description, user_data1, user_data2]) {
             if let Some(text) = text {
                 metadata[member] = text.as_str().into();
             }
@@ -365,16 +349,13 @@ const KUBERNETES: Option<&str> =
 const PROCESS: Option<&str> =
     Some("has no effect here: the publisher's own configuration decides for the whole process");
 
-impl Group {
-    /// Returns whether a record of `provider` may have parameters of this schema.
-    pub fn fits(self, provider: Provider) -> bool {
-        self == General || self == provider.group()
-    }
-}
-
 impl Parameter {
     pub fn named(name: &str) -> Option<&'static Self> {
         PARAMETERS.iter().find(|parameter| parameter.name == name)
+    }
+
+    const fn by_default(self, default: &'static str) -> Self {
+        Self { default: Some(default), ..self }
     }
 }
 
@@ -444,12 +425,6 @@ const fn general(name: &'static str, kind: Kind, without_effect: Option<&'static
     Parameter { name, group: General, kind, default: None, without_effect }
 }
 
-impl Parameter {
-    const fn by_default(self, default: &'static str) -> Self {
-        Self { default: Some(default), ..self }
-    }
-}
-
 /// Maximum length of a text in octets; lists of domains and zones are the longest.
 const MAX_TEXT: usize = 16 * 1024;
 
@@ -488,7 +463,8 @@ impl Parameters {
                 );
                 continue;
             };
-            if let Some(provider) = provider.filter(|provider| !parameter.group.fits(*provider)) {
+            let has_not = |provider: &Provider| ![General, provider.group()].contains(&parameter.group);
+            if let Some(provider) = provider.filter(has_not) {
                 value.problem(
                     format!("{name} is not a parameter of the provider {}", provider.name()),
                     "remove it, or change spec.provider",
@@ -539,14 +515,6 @@ impl Parameters {
     pub fn duration(&self, name: &str) -> Option<Time> {
         // Only valid durations are accepted by `read`.
         parse_duration(self.text(name)?).ok()
-    }
-
-    /// Returns the parameters that are set but ignored by the publisher, with the reasons.
-    pub fn without_effect(&self) -> Vec<String> {
-        let reason = |(parameter, _): (&Parameter, &Setting)| {
-            parameter.without_effect.map(|reason| format!("{} {reason}", parameter.name))
-        };
-        self.iter().filter_map(reason).collect()
     }
 }
 

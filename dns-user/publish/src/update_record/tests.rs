@@ -85,7 +85,7 @@ fn userdata_reads_in_both_spellings() {
         let metadata = both(first, second).unwrap().metadata;
         assert_eq!(metadata.user_data1.as_deref(), Some("one"));
         assert_eq!(metadata.user_data2.as_deref(), Some("two"));
-        let written = metadata.to_json(Spelling::Lower);
+        let written = metadata.to_json("userdata");
         assert_eq!(written, json!({"name": "r", "description": "d", "userdata1": "one", "userdata2": "two"}));
     }
     assert!(both("userdata1", "userData1").unwrap_err()[0].contains("keep one of userdata1 and userData1"));
@@ -247,9 +247,7 @@ fn domain_selects_the_list() {
     let IntentOutcome { bindings, problems } = intent.bindings("shop", &lists(), |name| name != "gone");
     let shown: Vec<_> = bindings
         .iter()
-        .flat_map(|binding| {
-            binding.records.iter().map(|record| format!("{}: {record}", binding.update_record))
-        })
+        .flat_map(|(name, records)| records.iter().map(move |record| format!("{name}: {record}")))
         .collect();
     assert_eq!(
         shown,
@@ -289,7 +287,7 @@ fn host_name_stands_alone_in_an_intent() {
         .bindings("shop", &lists(), |name| name == "route53")
     };
     let alone = with(json!(["lb.example.com"]));
-    assert_eq!(alone.bindings[0].records[0].to_string(), "shop.example.org 0 CNAME lb.example.com");
+    assert_eq!(alone.bindings[0].1[0].to_string(), "shop.example.org 0 CNAME lb.example.com");
     let beside = with(json!(["lb.example.com", "192.0.2.1"]));
     assert_eq!(beside.bindings, []);
     assert!(beside.problems.iter().any(|problem| problem.contains("cannot be combined")), "{beside:?}");
