@@ -45,8 +45,8 @@ pub(crate) async fn exchange(
     body: Bytes,
     limits: Limits,
 ) -> Result<(StatusCode, Bytes), ClientError> {
-    let failed = |error: String| ClientError::Exchange(error);
-    let stream = UnixStream::connect(socket).await.map_err(|error| failed(error.to_string()))?;
+    let stream =
+        UnixStream::connect(socket).await.map_err(|error| ClientError::Exchange(error.to_string()))?;
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -54,7 +54,7 @@ pub(crate) async fn exchange(
         .header("connection", "close")
         .header("content-type", "application/json")
         .body(Full::new(body))
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| ClientError::Exchange(error.to_string()))?;
     let response = http_client::exchange(stream, request, limits).await?;
     Ok((response.status(), response.into_body()))
 }

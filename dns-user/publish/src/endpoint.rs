@@ -113,17 +113,14 @@ fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
 }
 
 fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
-    let mut properties = BTreeMap::new();
-    for item in list.items().into_iter().flatten() {
-        let Some(mut fields) = item.fields() else { continue };
+    let property = |item: Reader<'_>| {
+        let mut fields = item.fields()?;
         let name = fields.required("name").and_then(|name| name.filled_text());
         let value = fields.required("value").and_then(|value| value.text());
         fields.finish();
-        if let (Some(name), Some(value)) = (name, value) {
-            properties.insert(name.to_owned(), value.to_owned());
-        }
-    }
-    properties
+        Some((name?.to_owned(), value?.to_owned()))
+    };
+    list.items().into_iter().flatten().filter_map(property).collect()
 }
 
 pub(crate) type Labels = BTreeMap<String, String>;

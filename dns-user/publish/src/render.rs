@@ -61,14 +61,11 @@ fn deployment(target: &Target, image: &str) -> Value {
         format!("--label-filter={PROVIDER_LABEL}={}", id.name),
         format!("--provider={}", record.provider.name()),
     ];
+    let is_absent = |name: &str| record.parameters.iter().all(|(parameter, _)| parameter.name != name);
     // external-dns 0.22 requires it; the document has a default.
-    if record.parameters.iter().all(|(parameter, _)| parameter.name != "policy") {
-        arguments.push("--policy=sync".to_owned());
-    }
+    arguments.extend(is_absent("policy").then(|| "--policy=sync".to_owned()));
     // Without a listing external-dns never deletes anything.
-    if record.provider == Provider::Rfc2136
-        && record.parameters.iter().all(|(parameter, _)| parameter.name != "rfc2136-tsig-axfr")
-    {
+    if record.provider == Provider::Rfc2136 && is_absent("rfc2136-tsig-axfr") {
         arguments.push("--rfc2136-tsig-axfr".to_owned());
     }
     let mut environment = Vec::new();

@@ -322,7 +322,6 @@ pub(crate) fn statuses(
         };
         let observed_generation = document.generation.unwrap_or(counted);
         let mut own = problems.remove(&document.id).unwrap_or_default();
-        let mut remarks = Vec::new();
         let mut providers = BTreeMap::new();
         for (name, target) in &publication.targets {
             let state = states.get(name).cloned().unwrap_or_default();
@@ -333,9 +332,10 @@ pub(crate) fn statuses(
                 own.extend(state.general);
             }
         }
-        if let Some(Content::UpdateRecord(record)) = &document.content {
-            remarks = record.remarks();
-        }
+        let remarks = match &document.content {
+            Some(Content::UpdateRecord(record)) => record.remarks(),
+            _ => Vec::new(),
+        };
         let of_providers = providers.values().flat_map(|result| result.problems.first());
         let last_error = own.first().or_else(|| of_providers.into_iter().next()).cloned();
         let last_error = last_error.map(|first| match own.len() {
@@ -558,7 +558,6 @@ impl Metrics {
     }
 }
 
-/// Returns a count as the value of a gauge.
 pub(crate) fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -226,9 +226,7 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, b
         of_documents.flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
     );
     problems.extend(read.fleet_problem.clone());
-    for problem in &problems {
-        complain(problem);
-    }
+    problems.iter().for_each(|problem| complain(problem));
     Ok((read, !problems.is_empty()))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     config::Config,
     control,
     engine::{Engine, Planned, ZoneListing},
-    plan::Action,
+    plan::{Action, Note},
     provider::ProviderError,
     publication::Target,
     render,
@@ -215,14 +215,11 @@ pub(super) struct Status {
 pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config)?;
     let (read, mut failed) = read_sources(config).await?;
-    for problem in options_problems(config, &read.publication) {
-        complain(&problem);
-        failed = true;
-    }
-    if let Some(Err(problem)) = config.webhook.as_ref().map(|webhook| alias_writer(config, webhook)) {
-        complain(&problem.to_string());
-        failed = true;
-    }
+    let mut problems = options_problems(config, &read.publication);
+    let unusable = config.webhook.as_ref().and_then(|webhook| alias_writer(config, webhook).err());
+    problems.extend(unusable.map(|problem| problem.to_string()));
+    problems.iter().for_each(|problem| complain(problem));
+    failed |= !problems.is_empty();
     for target in read.publication.targets.values() {
         let name = target.name();
         if let Err(problem) = launch(target, &options) {
@@ -288,10 +285,7 @@ fn text(overview: &Overview) -> String {
         text.extend(remarks.iter().map(|remark| format!("  # {remark}\n")));
     }
     for document in documents {
-        let state = match &document.last_error {
-            None => "ok".to_owned(),
-            Some(error) => error.clone(),
-        };
+        let state = document.last_error.as_deref().unwrap_or("ok");
         text.push_str(&format!("{} (generation {}): {state}\n", document.id, document.observed_generation));
     }
     text.extend(problems.iter().map(|problem| format!("! {problem}\n")));
@@ -316,6 +310,7 @@ pub(super) fn plan_text(
         (true, line) => format!("\x1b[{code}m{line}\x1b[0m\n"),
         (false, line) => format!("{line}\n"),
     };
+    let paint_note = |note: &Note| paint("2", &format!("  # {note}"));
     let mut shown = paint("1", &format!("{name}:"));
     for zone in &planned.zones {
         for action in zone.plan.actions() {
@@ -327,19 +322,13 @@ pub(super) fn plan_text(
             };
             shown.push_str(&paint(code, &format!("  {}", action)));
         }
-        for note in &zone.plan.notes {
-            shown.push_str(&paint("2", &format!("  # {note}")));
-        }
+        shown.extend(zone.plan.notes.iter().map(paint_note));
         if let Err(refusal) = planned.check(zone, confirmed) {
             shown.push_str(&paint("1;31", &format!("  ! {}: {refusal}", zone.id)));
         }
     }
-    for note in &planned.notes {
-        shown.push_str(&paint("2", &format!("  # {note}")));
-    }
-    for failure in failures {
-        shown.push_str(&paint("1;31", &format!("  ! {failure}")));
-    }
+    shown.extend(planned.notes.iter().map(paint_note));
+    shown.extend(failures.iter().map(|failure| paint("1;31", &format!("  ! {failure}"))));
     if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
         shown.push_str("  nothing to do\n");
     }

@@ -195,10 +195,6 @@ impl HealthHistory {
         });
         Self { unhealthy: names.collect() }
     }
-
-    fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
-        self.unhealthy.retain(|name, _| names.contains(name));
-    }
 }
 
 impl SavedHealth {
@@ -296,8 +292,8 @@ impl Fleet {
     /// Asks the server for the addresses of these names, and forgets others.
     pub(crate) async fn ask(&mut self, names: &BTreeSet<FleetQuery>) -> anyhow::Result<()> {
         let now = Instant::now();
-        let domains = names.iter().map(|(name, _)| name.clone()).collect();
-        self.history.keep(&domains);
+        let domains: BTreeSet<&FleetDomain> = names.iter().map(|(name, _)| name).collect();
+        self.history.unhealthy.retain(|name, _| domains.contains(name));
         self.answers.retain(|name, _| names.contains(name));
         let query = |(name, hold): &FleetQuery| AddressQuery {
             name: name.to_string(),

@@ -72,15 +72,13 @@ impl LaunchOptions {
 ///
 /// An error names the provider and the remedy.
 pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, ProviderError> {
-    match &target.rival {
-        Some(rival) => Err(settings(rival.clone())),
-        None => {
-            let name = target.name();
-            let mut engine = open(&target.record, &name, options)?;
-            engine.deletions = options.saved_deletions().remove(&name).unwrap_or_default();
-            Ok(engine)
-        }
+    if let Some(rival) = &target.rival {
+        return Err(settings(rival.clone()));
     }
+    let name = target.name();
+    let mut engine = open(&target.record, &name, options)?;
+    engine.deletions = options.saved_deletions().remove(&name).unwrap_or_default();
+    Ok(engine)
 }
 
 /// Creates the engine of a record; `name` is `PROJECT/RECORD`.
