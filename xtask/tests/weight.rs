@@ -36,7 +36,7 @@ const BUDGETS: [(&str, usize); 20] = [
     // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
     ("dns-user/kit", 4_670),
     ("dns-user/load", 640),
-    ("dns-user/publish", 12_910),
+    ("dns-user/publish", 12_670),
     ("dns-user/resolver", 14_730),
     ("dns-user/sync", 5_850),
     ("dns-user/upstream", 6_070),
