@@ -62,11 +62,6 @@ impl Invalid {
         self.0.entry(cause).or_insert_with(|| (0, entry())).0 += 1;
     }
 
-    /// Records that `entry` was dropped.
-    fn dropped(&mut self, entry: impl FnOnce() -> String, error: &serde_json::Error) {
-        self.note(entry, format!("{error}; the entry is not used"));
-    }
-
     pub(crate) fn count(&self) -> usize {
         self.0.values().map(|(count, _)| count).sum()
     }
@@ -99,7 +94,8 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
     }
     let entries: Vec<Value> = serde_json::from_slice(body)?;
     let read = |entry: Value| {
-        T::deserialize(&entry).inspect_err(|error| invalid.dropped(|| name_of(&entry), error)).ok()
+        let dropped = |error: &_| invalid.note(|| name_of(&entry), format!("{error}; the entry is not used"));
+        T::deserialize(&entry).inspect_err(dropped).ok()
     };
     Ok(entries.into_iter().filter_map(read).collect())
 }
@@ -122,10 +118,6 @@ pub(crate) fn agent(body: &[u8]) -> serde_json::Result<AgentInfo> {
     }
     let Whole { config: Config { datacenter, node_name } } = serde_json::from_slice(body)?;
     Ok(AgentInfo { datacenter: datacenter.to_ascii_lowercase(), node_name })
-}
-
-pub(crate) fn datacenters(body: &[u8]) -> serde_json::Result<Vec<String>> {
-    serde_json::from_slice(body)
 }
 
 /// Parses `/v1/catalog/services`: names and tags.

@@ -20,35 +20,23 @@ pub(crate) struct Cursor {
     hash: Option<u64>,
 }
 
-/// Effect of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReplyFreshness {
-    /// The content differs from the previous response.
-    Changed,
-    /// The content is the same: the wait ended, or something unrelated changed.
-    Unchanged,
-}
-
 impl Cursor {
     /// Returns the index for the next blocking query; `None` if the next request does not block.
     pub(crate) fn index(&self) -> Option<u64> {
         (self.index > 0).then_some(self.index)
     }
 
-    /// Records a response and its index; `None` if the index is absent or malformed.
+    /// Records a response and its index, `None` if absent or malformed. Returns whether the content changed; it
+    /// is the same if the wait ended, or something unrelated changed.
     ///
     /// A smaller index than before belongs to another history (servers restored from a snapshot),
     /// so the next request carries none. Index 0 does not block.
-    pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> ReplyFreshness {
+    pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> bool {
         self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
         let mut hasher = FixedState::default().build_hasher();
         hasher.write(body);
-        let hash = Some(hasher.finish());
-        if hash == self.hash {
-            return ReplyFreshness::Unchanged;
-        }
-        self.hash = hash;
-        ReplyFreshness::Changed
+        let hash = hasher.finish();
+        self.hash.replace(hash) != Some(hash)
     }
 
     /// Returns whether the index of a response is smaller than the previous one.
@@ -192,18 +180,18 @@ mod tests {
     fn the_index_follows_the_rules() {
         let mut cursor = Cursor::default();
         assert_eq!(cursor.index(), None);
-        assert_eq!(cursor.advance(Some(7), b"a"), ReplyFreshness::Changed);
+        assert!(cursor.advance(Some(7), b"a"));
         assert_eq!(cursor.index(), Some(7));
         // Returned without a change.
-        assert_eq!(cursor.advance(Some(9), b"a"), ReplyFreshness::Unchanged);
+        assert!(!cursor.advance(Some(9), b"a"));
         assert_eq!(cursor.index(), Some(9));
         // A smaller index starts over; its content counts as new.
-        assert_eq!(cursor.advance(Some(3), b"b"), ReplyFreshness::Changed);
+        assert!(cursor.advance(Some(3), b"b"));
         assert_eq!(cursor.index(), None);
-        assert_eq!(cursor.advance(Some(3), b"b"), ReplyFreshness::Unchanged);
+        assert!(!cursor.advance(Some(3), b"b"));
         assert_eq!(cursor.index(), Some(3));
         for none in [None, Some(0)] {
-            assert_eq!(cursor.advance(none, b"c").eq(&ReplyFreshness::Changed), none.is_none());
+            assert_eq!(cursor.advance(none, b"c"), none.is_none());
             assert_eq!(cursor.index(), None);
         }
     }

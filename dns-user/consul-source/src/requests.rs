@@ -13,9 +13,9 @@ use tokio::{
 };
 
 use crate::{
-    agent::{Agent, AgentError, Backoff, Reply},
+    agent::{Agent, AgentError, Backoff},
     api::{self, Invalid},
-    progress::{Cursor, ReplyFreshness},
+    progress::Cursor,
 };
 use dns_consul::catalog::{
     Place,
@@ -54,15 +54,7 @@ impl Topic {
     /// Returns whether a blocking query is used. All other topics are polled, including
     /// coordinates, which change constantly.
     pub(crate) fn can_be_watched(&self) -> bool {
-        match self {
-            Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress => true,
-            Self::Agent
-            | Self::Datacenters
-            | Self::Queries(_)
-            | Self::Peerings
-            | Self::NodeCoordinates(_)
-            | Self::ServerCoordinates => false,
-        }
+        matches!(self, Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress)
     }
 
     /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
@@ -171,7 +163,7 @@ impl Content {
     fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
         Ok(match topic {
             Topic::Agent => Self::Agent(api::agent(body)?),
-            Topic::Datacenters => Self::Datacenters(api::datacenters(body)?),
+            Topic::Datacenters => Self::Datacenters(serde_json::from_slice(body)?),
             Topic::Nodes(datacenter) => Self::Nodes(api::nodes(body, datacenter, invalid)?),
             Topic::Services(_) => Self::Services(api::services(body, invalid)?),
             Topic::Health { place: Place::Datacenter(_), .. } => {
@@ -206,8 +198,8 @@ pub(crate) struct Update {
 pub(crate) enum FetchError {
     #[error(transparent)]
     Agent(#[from] AgentError),
-    #[error("{0} cannot be read: {1}")]
-    Json(&'static str, serde_json::Error),
+    #[error("an answer of Consul's cannot be read: {0}")]
+    Json(serde_json::Error),
 }
 
 /// Parameters common to all requests.
@@ -221,36 +213,33 @@ pub(crate) struct QueryOptions {
 }
 
 impl QueryOptions {
-    /// Sends one request, starting at the position of `cursor`.
-    async fn get(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
+    /// Sends one request, starting at the position of `cursor`, and parses the response. After a malformed one,
+    /// the next request starts over.
+    async fn request(
+        &self,
+        agent: &Agent,
+        topic: &Topic,
+        cursor: &mut Cursor,
+        invalid: &mut Invalid,
+    ) -> Result<Content, FetchError> {
         // Randomised, in addition to the agent's own jitter, to spread watches that started together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
         let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
         let path = topic.path(self, wait);
-        agent.get(&path, wait.map(|(_, wait)| wait)).await
+        let reply = agent.get(&path, wait.map(|(_, wait)| wait)).await?;
+        if cursor.falls_to(reply.index) {
+            agent.count_index_reset();
+        }
+        if !cursor.advance(reply.index, &reply.body) {
+            return Ok(Content::Unchanged);
+        }
+        Content::read(topic, &reply.body, invalid).map_err(|error| {
+            *cursor = Cursor::default();
+            let problem = FetchError::Json(error);
+            agent.count_unreadable(&problem.to_string());
+            problem
+        })
     }
-}
-
-/// Parses a response. After a malformed one, the next request starts over.
-fn read(
-    agent: &Agent,
-    topic: &Topic,
-    cursor: &mut Cursor,
-    reply: &Reply,
-    invalid: &mut Invalid,
-) -> Result<Content, FetchError> {
-    if cursor.falls_to(reply.index) {
-        agent.count_index_reset();
-    }
-    if cursor.advance(reply.index, &reply.body) == ReplyFreshness::Unchanged {
-        return Ok(Content::Unchanged);
-    }
-    Content::read(topic, &reply.body, invalid).map_err(|error| {
-        *cursor = Cursor::default();
-        let problem = FetchError::Json("an answer of Consul's", error);
-        agent.count_unreadable(&problem.to_string());
-        problem
-    })
 }
 
 /// Requests a topic repeatedly until the receiver is dropped.
@@ -272,10 +261,7 @@ pub(crate) async fn watch_topic(
         }
         let begun = Instant::now();
         let mut invalid = Invalid::default();
-        let content = match options.get(&agent, &topic, &cursor).await {
-            Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
-            Err(error) => Err(error.into()),
-        };
+        let content = options.request(&agent, &topic, &mut cursor, &mut invalid).await;
         match content {
             Ok(_) => backoff.reset(),
             // A blocking query would report the end of the failure only with the next change.
@@ -310,16 +296,12 @@ pub(crate) async fn fetch(
     updates: mpsc::Sender<Update>,
 ) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
-    let content = match options.get(&agent, &topic, &cursor).await {
-        // The first response is never unchanged.
-        Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
-        Err(error) => {
-            // The gate delays all requests if no agent responds; this pause covers the failure of
-            // this one only.
-            sleep(Backoff::default().next()).await;
-            Err(error.into())
-        }
-    };
+    // The first response is never unchanged.
+    let content = options.request(&agent, &topic, &mut cursor, &mut invalid).await;
+    if matches!(content, Err(FetchError::Agent(_))) {
+        // The gate delays all requests if no agent responds; this pause covers the failure of this one only.
+        sleep(Backoff::default().next()).await;
+    }
     // An error means that the watcher has ended.
     let _ = updates.send(Update { topic, cursor, once: true, content, invalid }).await;
 }
