@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::{HeaderMap, StatusCode};
+use hyper::{HeaderMap, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     api::Token,
-    connections::{Answer, ConnectionError, Connections},
+    connections::{ConnectionError, Connections},
 };
 use dns_consul::config::{ApiAddress, HttpApi};
 use dns_upstream::HostNames;
@@ -115,7 +115,7 @@ impl Agent {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
                 // The first request to fail switches the agent for all.
                 let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
-                if last && problem.is_unreachable() {
+                if last && matches!(problem, ConnectionError::Unreachable(_)) {
                     permit.unreachable();
                 } else {
                     permit.failed();
@@ -133,18 +133,19 @@ impl Agent {
         result
     }
 
-    fn check_status(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
+    fn check_status(&self, address: &ApiAddress, answer: Response<Bytes>) -> Result<Reply, AgentError> {
         let address = || address.clone();
-        let Answer { status, headers, body } = answer;
-        match status {
+        let (head, body) = answer.into_parts();
+        let headers = &head.headers;
+        match head.status {
             StatusCode::OK => {
                 let leads = headers.get("x-consul-knownleader").is_none_or(|value| value != "false");
                 if leads {
-                    let ago = number(&headers, "x-consul-lastcontact").unwrap_or(0);
+                    let ago = number(headers, "x-consul-lastcontact").unwrap_or(0);
                     let now = Instant::now();
                     *self.last_contact.lock() = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
                 }
-                Ok(Reply { index: number(&headers, "x-consul-index"), body })
+                Ok(Reply { index: number(headers, "x-consul-index"), body })
             }
             StatusCode::TOO_MANY_REQUESTS => Err(AgentError::TooMany { address: address() }),
             StatusCode::FORBIDDEN => Err(AgentError::Forbidden { address: address() }),

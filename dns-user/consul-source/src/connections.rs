@@ -16,7 +16,7 @@ use anyhow::anyhow;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::{
-    HeaderMap, Request, Response, StatusCode,
+    Request, Response,
     body::Incoming,
     client::conn::{http1, http2},
 };
@@ -71,20 +71,6 @@ pub(crate) enum ConnectionError {
     BodyStopped,
     #[error("the response is longer than {} MiB", MAX_BODY >> 20)]
     TooLarge,
-}
-
-impl ConnectionError {
-    /// Returns whether the agent could not be reached at all.
-    pub(crate) fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable(_))
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
 }
 
 /// All connections to the agents, at most as many as there are permits.
@@ -159,7 +145,7 @@ impl Connections {
         path: &str,
         token: Option<&str>,
         limit: Duration,
-    ) -> Result<Answer, ConnectionError> {
+    ) -> Result<Response<Bytes>, ConnectionError> {
         let lease = self.lease(address).await?;
         // HTTP/2 takes scheme and host from the URL, HTTP/1.1 the host from a header.
         let target = match &lease {
@@ -177,7 +163,7 @@ impl Connections {
         match lease {
             Lease::Own(mut sender, permit) => {
                 let answer = read(sender.send_request(request), limit).await?;
-                let closes = answer.headers.get("connection").is_some_and(|value| value == "close");
+                let closes = answer.headers().get("connection").is_some_and(|value| value == "close");
                 if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
                     self.idle().push((address.clone(), sender));
                 }
@@ -312,7 +298,7 @@ where
 async fn read(
     sending: impl Future<Output = Result<Response<Incoming>, hyper::Error>>,
     limit: Duration,
-) -> Result<Answer, ConnectionError> {
+) -> Result<Response<Bytes>, ConnectionError> {
     let response = timeout(limit, sending).await.map_err(|_| ConnectionError::Silent(limit))??;
     let (head, mut body) = response.into_parts();
     let whole = async {
@@ -330,7 +316,7 @@ async fn read(
         Ok(bytes.freeze())
     };
     let body = timeout(BODY_TIMEOUT, whole).await.map_err(|_| ConnectionError::BodyStopped)??;
-    Ok(Answer { status: head.status, headers: head.headers, body })
+    Ok(Response::from_parts(head, body))
 }
 
 //----------- TLS ------------------------------------------------------------
