@@ -582,14 +582,10 @@ impl CatalogWatcher {
     }
 
     fn max_watches(&self) -> usize {
-        match self.agent.connections.multiplexes() {
-            true => usize::MAX,
-            false => self
-                .settings
-                .api
-                .max_connections
-                .saturating_sub(MAX_FETCHES.min(self.max_fetches()) + OTHER_CONNECTIONS),
+        if self.agent.connections.multiplexes() {
+            return usize::MAX;
         }
+        self.settings.api.max_connections.saturating_sub(self.max_fetches() + OTHER_CONNECTIONS)
     }
 
     fn max_fetches(&self) -> usize {
