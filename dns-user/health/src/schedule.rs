@@ -131,17 +131,9 @@ impl Schedule {
         }
     }
 
-    pub(super) fn add(&mut self, ip: IpAddr) {
-        self.insert(ip, Waits::First);
-    }
-
-    /// Adds an instance, or marks its pending first check as urgent because a query waits for it.
-    pub(super) fn add_urgent(&mut self, ip: IpAddr) {
-        self.insert(ip, Waits::Urgent);
-    }
-
-    fn insert(&mut self, ip: IpAddr, waits: Waits) {
-        let (phase, urgent) = (self.next_phase, waits == Waits::Urgent);
+    /// Adds an instance. If `urgent`, a query waits for it, and its pending first check becomes urgent as well.
+    pub(super) fn add(&mut self, ip: IpAddr, urgent: bool) {
+        let (phase, waits) = (self.next_phase, if urgent { Waits::Urgent } else { Waits::First });
         match self.targets.get_mut(&ip) {
             None => {
                 self.targets.insert(ip, Target { phase, waits, answered: false });
@@ -321,7 +313,7 @@ mod tests {
         for count in [10_u32, 100, 1000, 3000] {
             let (mut schedule, epoch) = schedule(usize::MAX, 1);
             for n in 0..count {
-                schedule.add(ip(n));
+                schedule.add(ip(n), false);
             }
             // One in three is removed: the rest must still be spread evenly.
             for n in (0..count).step_by(3) {
@@ -352,8 +344,8 @@ mod tests {
     #[test]
     fn first_check_is_immediate() {
         let (mut schedule, epoch) = schedule(1, 1);
-        schedule.add(ip(1));
-        schedule.add(ip(1));
+        schedule.add(ip(1), false);
+        schedule.add(ip(1), false);
         let (ticket, first, lane) = schedule.start(epoch).unwrap();
         assert_eq!((first, lane), (ip(1), Lane::Fast));
         assert!(schedule.start(epoch + Duration::from_secs(99)).is_none(), "one check at a time");
@@ -379,9 +371,9 @@ mod tests {
         let (mut schedule, mut now) = schedule(4, 8);
         let patience = Duration::from_millis(200);
         for n in 0..1000 {
-            schedule.add(ip(n));
+            schedule.add(ip(n), false);
         }
-        schedule.add(ip(5000));
+        schedule.add(ip(5000), false);
         // All are silent except the last one in the queue.
         let mut waited = Duration::ZERO;
         'rounds: loop {
@@ -410,10 +402,10 @@ mod tests {
     fn urgent_instances_are_checked_first() {
         let (mut schedule, now) = schedule(1, 1);
         for n in 0..10 {
-            schedule.add(ip(n));
+            schedule.add(ip(n), false);
         }
-        schedule.add_urgent(ip(7));
-        schedule.add_urgent(ip(20));
+        schedule.add(ip(7), true);
+        schedule.add(ip(20), true);
         let mut order = Vec::new();
         while let Some((ticket, ip, _)) = schedule.start(now) {
             order.push(ip);
@@ -426,10 +418,10 @@ mod tests {
     #[test]
     fn slow_lane_reserves_room() {
         let (mut schedule, now) = schedule(100, 8);
-        schedule.add(ip(100));
+        schedule.add(ip(100), false);
         let (ticket, _, _) = schedule.start(now).unwrap();
         schedule.end(ticket, Ending::Answered, now);
-        (0..20).for_each(|n| schedule.add(ip(n)));
+        (0..20).for_each(|n| schedule.add(ip(n), false));
         let tickets: Vec<_> = std::iter::from_fn(|| schedule.start(now)).collect();
         let slow = tickets.iter().filter(|(ticket, _, _)| schedule.slow_down(*ticket)).count();
         assert_eq!((tickets.len(), slow), (20, 6));
@@ -442,7 +434,7 @@ mod tests {
     #[test]
     fn recovered_instance_returns_to_fast_lane() {
         let (mut schedule, now) = schedule(1, 1);
-        schedule.add(ip(1));
+        schedule.add(ip(1), false);
         let (ticket, _, _) = schedule.start(now).unwrap();
         assert!(schedule.slow_down(ticket));
         schedule.end(ticket, Ending::Silent, now);
@@ -460,7 +452,7 @@ mod tests {
         let pace = Duration::from_millis(10);
         let lanes = Lanes { fast: 100, slow: 100, pace };
         let mut schedule = Schedule::new(Duration::from_secs(10), lanes, epoch, 0);
-        (0..50).for_each(|n| schedule.add(ip(n)));
+        (0..50).for_each(|n| schedule.add(ip(n), false));
         while let Some((ticket, _, lane)) = schedule.start(epoch) {
             assert_eq!(lane, Lane::Fast);
             schedule.end(ticket, Ending::CutOff, epoch);
@@ -482,10 +474,10 @@ mod tests {
     #[test]
     fn running_instance_can_be_readded() {
         let (mut schedule, now) = schedule(2, 1);
-        schedule.add(ip(1));
+        schedule.add(ip(1), false);
         let (old, _, _) = schedule.start(now).unwrap();
         assert_eq!(schedule.remove(ip(1)), Some(old));
-        schedule.add(ip(1));
+        schedule.add(ip(1), false);
         let (new, _, _) = schedule.start(now).unwrap();
         schedule.end(old, Ending::Silent, now);
         assert_eq!(schedule.in_flight(), 1);

@@ -150,8 +150,7 @@ impl Work {
     fn handle_command(&self, command: WatcherCommand, records: &mut Option<Arc<Snapshot>>) {
         let Checks { tracker, fast_path, .. } = &*self.watcher.checks;
         match command {
-            WatcherCommand::Check { ip, urgent: false } => self.schedule.borrow_mut().add(ip),
-            WatcherCommand::Check { ip, urgent: true } => self.schedule.borrow_mut().add_urgent(ip),
+            WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             WatcherCommand::Dropped { names, instances } => {
                 fast_path.withdraw(&names);
                 // An instance that is needed again in the meantime starts over: its command comes
