@@ -71,7 +71,7 @@ impl HealthMetrics {
 
     /// Returns the number of completed checks, regardless of their result.
     pub fn checks(&self) -> u64 {
-        CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
+        CheckResult::LABELS.iter().map(|label| self.checks.with_label_values(&[*label]).get()).sum()
     }
 
     pub(super) fn observe(&self, result: CheckResult, took: Duration) {
@@ -87,16 +87,9 @@ impl HealthMetrics {
 }
 
 impl CheckResult {
-    const ALL: [Self; 8] = [
-        Self::Running,
-        Self::Failing,
-        Self::Other,
-        Self::Unreachable,
-        Self::Tls,
-        Self::Status,
-        Self::Malformed,
-        Self::Timeout,
-    ];
+    /// Labels in the order of the variants.
+    const LABELS: [&str; 8] =
+        ["running", "failing", "other", "unreachable", "tls", "status", "malformed", "timeout"];
 
     pub(super) fn of(state: HealthState) -> Self {
         match state {
@@ -107,16 +100,7 @@ impl CheckResult {
     }
 
     fn label(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Failing => "failing",
-            Self::Other => "other",
-            Self::Unreachable => "unreachable",
-            Self::Tls => "tls",
-            Self::Status => "status",
-            Self::Malformed => "malformed",
-            Self::Timeout => "timeout",
-        }
+        Self::LABELS[self as usize]
     }
 }
 
@@ -137,26 +121,14 @@ pub(super) struct CheckFailures(Mutex<Latest>);
 
 #[derive(Debug, Default)]
 struct Latest {
-    /// Reason why the latest check of each instance failed; `None` if it was answered.
-    last: HashMap<IpAddr, Option<Failure>>,
+    last: HashMap<IpAddr, CheckResult>,
     /// Error of the latest failed handshake.
     tls_error: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
-    Tls,
-    Other,
-}
-
 impl CheckFailures {
     pub(super) fn record(&self, ip: IpAddr, result: CheckResult) {
-        let failure = match result {
-            CheckResult::Tls => Some(Failure::Tls),
-            CheckResult::Unreachable | CheckResult::Timeout => Some(Failure::Other),
-            _ => None,
-        };
-        self.0.lock().last.insert(ip, failure);
+        self.0.lock().last.insert(ip, result);
     }
 
     pub(super) fn record_tls_error(&self, error: &std::io::Error) {
@@ -181,7 +153,7 @@ impl CheckFailures {
             );
         }
         let latest = self.0.lock();
-        let refused = latest.last.values().filter(|failure| **failure == Some(Failure::Tls)).count();
+        let refused = latest.last.values().filter(|result| **result == CheckResult::Tls).count();
         (latest.all_failed() && refused > 0).then(|| {
             format!(
                 "none of {} checked instances can be reached, {refused} because of TLS ({}): compare \
@@ -208,7 +180,10 @@ impl CheckFailures {
 impl Latest {
     /// Returns whether instances are checked and none answered its latest check.
     fn all_failed(&self) -> bool {
-        !self.last.is_empty() && self.last.values().all(Option::is_some)
+        let is_failure = |result: &CheckResult| {
+            matches!(result, CheckResult::Tls | CheckResult::Unreachable | CheckResult::Timeout)
+        };
+        !self.last.is_empty() && self.last.values().all(is_failure)
     }
 }
 
