@@ -99,10 +99,10 @@ impl Connection {
         // Delaying a single small request gains nothing.
         let _ = tcp.set_nodelay(true);
         let name = ServerName::try_from(HEALTH_NAME).expect("the constant is a DNS name");
-        let allowance = Allowance::new(MAX_RECEIVED);
+        let allowance = Allowance::new(Cell::new(MAX_RECEIVED));
+        let limited = ReadLimit { inner: tcp, allowance: allowance.clone() };
         let connector = TlsConnector::from(Arc::clone(&tls.client));
-        let stream =
-            connector.connect(name, ReadLimit::new(tcp, allowance.clone())).await.map_err(CheckError::Tls)?;
+        let stream = connector.connect(name, limited).await.map_err(CheckError::Tls)?;
         let (sender, connection) =
             http1::Builder::new().max_buf_size(16 << 10).handshake(TokioIo::new(stream)).await?;
         // Errors are reported by the request that they concern.
@@ -111,7 +111,7 @@ impl Connection {
     }
 
     async fn ask(&mut self, address: SocketAddr) -> Result<InstanceHealth, CheckError> {
-        self.allowance.renew(MAX_RECEIVED);
+        self.allowance.set(MAX_RECEIVED);
         self.sender.ready().await?;
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = Uri::from_static("/health");
@@ -151,30 +151,12 @@ impl Drop for Connection {
 //----------- ReadLimit ------------------------------------------------------
 
 /// Number of bytes that a [`ReadLimit`] stream may still receive; clones share the limit.
-#[derive(Clone, Debug)]
-struct Allowance(Rc<Cell<usize>>);
-
-impl Allowance {
-    fn new(bytes: usize) -> Self {
-        Self(Rc::new(Cell::new(bytes)))
-    }
-
-    /// Sets the number of bytes permitted from now on.
-    fn renew(&self, bytes: usize) {
-        self.0.set(bytes);
-    }
-}
+type Allowance = Rc<Cell<usize>>;
 
 /// A stream whose reads fail once the allowance is used up; the last read may exceed it by one buffer.
 struct ReadLimit<T> {
     inner: T,
     allowance: Allowance,
-}
-
-impl<T> ReadLimit<T> {
-    fn new(inner: T, allowance: Allowance) -> Self {
-        Self { inner, allowance }
-    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for ReadLimit<T> {
@@ -183,15 +165,15 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadLimit<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.allowance.0.get() == 0 {
+        if self.allowance.get() == 0 {
             let excess =
                 io::Error::new(io::ErrorKind::InvalidData, "sent a longer reply than a health server needs");
             return Poll::Ready(Err(excess));
         }
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.inner).poll_read(context, buffer);
-        let left = self.allowance.0.get().saturating_sub(buffer.filled().len() - before);
-        self.allowance.renew(left);
+        let left = self.allowance.get().saturating_sub(buffer.filled().len() - before);
+        self.allowance.set(left);
         outcome
     }
 }
