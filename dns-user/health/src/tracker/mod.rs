@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 
 use super::states::{HealthStates, InstanceHealth};
@@ -144,7 +144,7 @@ impl Tracker {
             return;
         }
         let now = kernel_monotonic_ns();
-        let is_tracked = match self.names().get(name) {
+        let is_tracked = match self.names.read().get(name) {
             Some(tracked) => tracked.touch(now),
             None => false,
         };
@@ -163,7 +163,7 @@ impl Tracker {
 
     /// Returns the name as it is tracked now, for [`Self::touch`].
     pub fn tracked(&self, name: &Name) -> Option<Arc<Tracked>> {
-        self.names().get(name).cloned()
+        self.names.read().get(name).cloned()
     }
 
     /// Returns whether names are tracked at all.
@@ -185,19 +185,9 @@ impl Tracker {
         let _ = tokio::time::timeout(self.limits.first_checks, left.wait_for(|left| *left == 0)).await;
     }
 
-    /// Returns whether the fast path may answer a resolved name now: its first query must reach
-    /// userspace, which starts the checks, and a y1 name needs all its instances checked.
-    pub fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
-        let Checks { instances, tracked, synchronous } = &resolution.checks;
-        if !tracked {
-            return true;
-        }
-        self.is_tracked(name) && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
-    }
-
     /// Returns whether the name is tracked.
     pub fn is_tracked(&self, name: &Name) -> bool {
-        self.names().contains_key(name)
+        self.names.read().contains_key(name)
     }
 
     pub(super) fn expire_interval(&self) -> Duration {
@@ -207,12 +197,12 @@ impl Tracker {
 
     /// Returns the number of tracked names.
     pub fn name_count(&self) -> usize {
-        self.names().len()
+        self.names.read().len()
     }
 
     /// Returns the number of tracked instances.
     pub fn instance_count(&self) -> usize {
-        self.registry().instances.len()
+        self.registry.lock().instances.len()
     }
 
     /// Installs new records: the watcher's thread determines again which instances every name needs.
@@ -226,8 +216,8 @@ impl Tracker {
         if self.queued.load(Ordering::Relaxed) >= MAX_QUEUED {
             return;
         }
-        let mut registry = self.registry();
-        if let Some(tracked) = self.names().get(name) {
+        let mut registry = self.registry.lock();
+        if let Some(tracked) = self.names.read().get(name) {
             // Another thread was faster.
             tracked.touch(now);
             return;
@@ -242,7 +232,7 @@ impl Tracker {
         for ip in self.acquire(&mut registry, &tracked, needed(checks)).1 {
             self.send(WatcherCommand::Check { ip, urgent: checks.synchronous });
         }
-        registry.push(now, tracked.clone());
+        registry.order.push(Reverse(Use { at: now, tracked: tracked.clone() }));
         let count = {
             let mut names = self.names.write();
             names.insert(name.clone(), tracked.clone());
@@ -253,7 +243,7 @@ impl Tracker {
         self.set_precision(&mut registry, count >= self.limits.names, now);
         for _ in self.limits.names..count {
             let last_use = |tracked: &Tracked| self.last_use(tracked);
-            if let Some(oldest) = registry.pop_oldest(last_use) {
+            if let Some(oldest) = registry.pop_before(u64::MAX, last_use) {
                 self.drop_name(&mut registry, &oldest);
             }
         }
@@ -276,7 +266,7 @@ impl Tracker {
         let Some(ttl) = self.limits.ttl else { return };
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         let Some(before) = kernel_monotonic_ns().checked_sub(ttl) else { return };
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         while let Some(expired) = registry.pop_before(before, |tracked| self.last_use(tracked)) {
             self.drop_name(&mut registry, &expired);
         }
@@ -323,10 +313,11 @@ impl Tracker {
     fn set_checks(&self, tracked: &Tracked, checks: Option<Checks>) -> Box<[IpAddr]> {
         let checks = checks.filter(|checks| checks.tracked).unwrap_or_default();
         let needed = needed(&checks);
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         // The name was dropped in the meantime.
-        let is_current = self.names().get(&tracked.name).is_some_and(|known| std::ptr::eq(&**known, tracked));
-        if !is_current || *tracked.instances() == needed {
+        let is_current =
+            self.names.read().get(&tracked.name).is_some_and(|known| std::ptr::eq(&**known, tracked));
+        if !is_current || *tracked.instances.lock() == needed {
             return Box::default();
         }
         let (before, new) = self.acquire(&mut registry, tracked, needed);
@@ -341,19 +332,19 @@ impl Tracker {
         if instances.is_empty() {
             return;
         }
-        let gone = self.release_locked(&mut self.registry(), instances);
+        let gone = self.release_locked(&mut self.registry.lock(), instances);
         if !gone.is_empty() {
             self.send(WatcherCommand::Dropped { names: Vec::new(), instances: gone });
         }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Tracked>> {
-        self.names().values().cloned().collect()
+        self.names.read().values().cloned().collect()
     }
 
     /// Records the result of a check. Returns whether the state has changed.
     pub fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         // No longer tracked: the instance must stay unchecked.
         let Some(waiting) = registry.take_waiting(ip) else { return false };
         let changed = self.states.set(ip, health);
@@ -364,13 +355,13 @@ impl Tracker {
 
     /// Returns the first checks that a y1 query for the name must wait for; `None` if all are done.
     fn wait_for_first(&self, name: &Name) -> Option<FirstChecks> {
-        let mut registry = self.registry();
-        let tracked = self.names().get(name).cloned()?;
+        let mut registry = self.registry.lock();
+        let tracked = self.names.read().get(name).cloned()?;
         let mut current = tracked.first_checks.lock();
         if let Some(running) = current.as_ref().filter(|running| *running.borrow() > 0) {
             return Some(running.clone());
         }
-        let instances = tracked.instances();
+        let instances = tracked.instances.lock();
         let unchecked: Vec<_> = instances.iter().filter(|ip| !self.states.is_checked(**ip)).collect();
         if unchecked.is_empty() {
             return None;
@@ -401,19 +392,17 @@ impl Tracker {
     pub(super) fn taken(&self, count: usize) {
         self.queued.fetch_sub(count, Ordering::Relaxed);
     }
-
-    fn names(&self) -> RwLockReadGuard<'_, HashMap<Name, Arc<Tracked>>> {
-        self.names.read()
-    }
-
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock()
-    }
 }
 
 impl Admission for Tracker {
+    /// Returns whether the fast path may answer a resolved name now: its first query must reach
+    /// userspace, which starts the checks, and a y1 name needs all its instances checked.
     fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
-        Self::may_publish(self, name, resolution)
+        let Checks { instances, tracked, synchronous } = &resolution.checks;
+        if !tracked {
+            return true;
+        }
+        self.is_tracked(name) && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
     }
 }
 
@@ -429,14 +418,9 @@ impl Tracked {
         !self.is_dropped.load(Ordering::Acquire)
     }
 
-    /// Locks the instances that the name needs checked.
-    fn instances(&self) -> MutexGuard<'_, Box<[IpAddr]>> {
-        self.instances.lock()
-    }
-
     /// Replaces the needed instances and returns the previous ones.
     fn replace_instances(&self, instances: Box<[IpAddr]>) -> Box<[IpAddr]> {
-        std::mem::replace(&mut *self.instances(), instances)
+        std::mem::replace(&mut *self.instances.lock(), instances)
     }
 }
 
@@ -485,19 +469,9 @@ fn one_done(first_checks: &FirstChecks) {
 }
 
 impl Registry {
-    /// Starts tracking a name.
-    fn push(&mut self, at: u64, tracked: Arc<Tracked>) {
-        self.order.push(Reverse(Use { at, tracked }));
-    }
-
-    /// Removes the least recently used name.
+    /// Removes the least recently used name if its last use was before `moment`.
     ///
     /// Amortised O(log n): a name is reinserted only if it was used since it was last examined.
-    fn pop_oldest(&mut self, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
-        self.pop_before(u64::MAX, last_use)
-    }
-
-    /// Removes the least recently used name if its last use was before `moment`.
     fn pop_before(&mut self, moment: u64, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
         let oldest = self.oldest_use(last_use)?;
         (oldest < moment).then(|| self.order.pop()).flatten().map(|Reverse(Use { tracked, .. })| tracked)

@@ -83,7 +83,7 @@ fn later_uses_elsewhere_count() {
         true => tracker.last_use(tracked) + 1_000_000_000,
         false => tracker.last_use(tracked),
     };
-    assert_eq!(tracker.registry().pop_oldest(last_use).unwrap().name, name("b"));
+    assert_eq!(tracker.registry.lock().pop_before(u64::MAX, last_use).unwrap().name, name("b"));
 }
 
 #[test]
