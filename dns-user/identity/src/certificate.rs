@@ -138,13 +138,6 @@ pub(crate) fn issue(
     sign(to_sign, issuer.key)
 }
 
-/// A signing request whose signature is verified.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SigningRequest {
-    /// The requester's `SubjectPublicKeyInfo`, DER.
-    pub public_key_info: Vec<u8>,
-}
-
 /// Builds a request (RFC 2986) that proves possession of `key`; the names are transmitted separately.
 pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, KeyError> {
     let info = construct_der(|writer| {
@@ -160,20 +153,19 @@ pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, K
     sign(info, key)
 }
 
-impl SigningRequest {
-    /// Parses a request and verifies its signature; `None` if it is malformed or not signed by its own key.
-    pub fn verify(der: &[u8]) -> Option<Self> {
-        let request = CertReq::from_der(der).ok()?;
-        let key = &request.info.public_key;
-        // DER has one encoding for each value, so these are the octets that were signed.
-        let signed = keys::verify(
-            &request.algorithm.oid.to_string(),
-            key.subject_public_key.raw_bytes(),
-            &request.info.to_der().ok()?,
-            request.signature.raw_bytes(),
-        );
-        signed.then_some(Self { public_key_info: key.to_der().ok()? })
-    }
+/// Verifies a request and returns its `SubjectPublicKeyInfo`, DER; `None` if it is malformed or not signed by its
+/// own key.
+pub fn verify_request(der: &[u8]) -> Option<Vec<u8>> {
+    let request = CertReq::from_der(der).ok()?;
+    let key = &request.info.public_key;
+    // DER has one encoding for each value, so these are the octets that were signed.
+    let signed = keys::verify(
+        &request.algorithm.oid.to_string(),
+        key.subject_public_key.raw_bytes(),
+        &request.info.to_der().ok()?,
+        request.signature.raw_bytes(),
+    );
+    key.to_der().ok().filter(|_| signed)
 }
 
 const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
@@ -315,24 +307,24 @@ mod tests {
     fn forged_requests_are_refused() {
         let key = PrivateKey::generate(KeyType::P256).unwrap();
         let request = signing_request(&key, "i1").unwrap();
-        let read = SigningRequest::verify(&request).unwrap();
-        assert_eq!(read.public_key_info, key.public_key_info());
+        let read = verify_request(&request).unwrap();
+        assert_eq!(read, key.public_key_info());
         // The outer header precedes the signed part; algorithm and signature follow it.
         let signed = 3..request.len() - 16 - 72;
         for at in 0..request.len() {
             let mut changed = request.clone();
             changed[at] ^= 1;
-            let accepted = SigningRequest::verify(&changed);
+            let accepted = verify_request(&changed);
             // Some encodings outside the signed part are equivalent, but never with another key.
             assert!(accepted.is_none() || !signed.contains(&at), "byte {at}");
             assert!(accepted.is_none_or(|accepted| accepted == read), "byte {at}");
         }
-        assert_eq!(SigningRequest::verify(&request[1..]), None);
+        assert_eq!(verify_request(&request[1..]), None);
     }
 
     #[test]
     fn rsa_requests_are_read() {
         let key = PrivateKey::generate(KeyType::Rsa2048).unwrap();
-        assert!(SigningRequest::verify(&signing_request(&key, "i1").unwrap()).is_some());
+        assert!(verify_request(&signing_request(&key, "i1").unwrap()).is_some());
     }
 }

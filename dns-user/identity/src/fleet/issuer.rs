@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     authority::{self, Authority, CaFiles, Fingerprint, certificates},
-    certificate::{SigningRequest, Validity, seconds},
+    certificate::{Validity, seconds, verify_request},
     check::snapshot,
     descriptions::RemovalGuard,
     keys::{KeyType, PrivateKey},
@@ -423,7 +423,7 @@ impl IssuerService {
         };
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
-        let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
+        let proved = STANDARD.decode(&request.request).ok().and_then(|der| verify_request(&der));
         let proved = proved.ok_or_else(|| {
             let error = "the signing request is damaged or not signed with its key".to_owned();
             refuse(StatusCode::BAD_REQUEST, "request", error)
@@ -433,9 +433,7 @@ impl IssuerService {
             return Err(unable("the CA expired; rotate to a new one".to_owned()));
         }
         let wanted = Validity::backdated(now, self.options.validity, self.options.backdate);
-        let issued = authority
-            .issue(&profile, &proved.public_key_info, wanted)
-            .map_err(|error| unable(error.to_string()))?;
+        let issued = authority.issue(&profile, &proved, wanted).map_err(|error| unable(error.to_string()))?;
         // The token is used last, so that a rejected request does not consume it; a certificate
         // that loses the race for it never leaves the issuer.
         if let (Some(token), false) = (token, peer.0.as_ref() == Some(&request.instance)) {
