@@ -91,7 +91,7 @@ impl Descriptions {
         let known = rotator.guids();
         let missing: Vec<&Guid> = known.difference(&present).collect();
         if let Err(held) = self.guard.check(known.len(), missing.len(), now) {
-            self.report(folder, held.to_string(), now);
+            self.report(folder, held, now);
             return;
         }
         self.problems.remove(&folder);
@@ -191,21 +191,10 @@ pub(crate) struct RemovalGuard {
     confirmed: usize,
 }
 
-/// Removals that wait for a confirmation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{missing} of {known} disappeared at once; they stay for 10 minutes, in which they can return: if this is \
-     meant, run `bosh-dns-identity confirm-removals {missing}`"
-)]
-pub(crate) struct RemovalHeld {
-    missing: usize,
-    known: usize,
-}
-
 impl RemovalGuard {
     /// Returns whether `missing` of `known` entries may be removed at `now`: at most max(10, 10 %),
-    /// a confirmed number, or all that have been missing for ten minutes.
-    pub(crate) fn check(&mut self, known: usize, missing: usize, now: SystemTime) -> Result<(), RemovalHeld> {
+    /// a confirmed number, or all that have been missing for ten minutes. The error says how to confirm.
+    pub(crate) fn check(&mut self, known: usize, missing: usize, now: SystemTime) -> Result<(), String> {
         if missing <= FEW.max(known / 10) {
             self.since = None;
             return Ok(());
@@ -217,7 +206,10 @@ impl RemovalGuard {
             *self = Self::default();
             return Ok(());
         }
-        Err(RemovalHeld { missing, known })
+        Err(format!(
+            "{missing} of {known} disappeared at once; they stay for 10 minutes, in which they can return: if this \
+             is meant, run `bosh-dns-identity confirm-removals {missing}`"
+        ))
     }
 
     /// Confirms the removal of up to `number` entries, once.
