@@ -148,8 +148,7 @@ impl Authority {
     /// `chain` contains the CA's certificate and its issuers, `key` its private key (PKCS#1, SEC1
     /// or PKCS#8), both in PEM.
     pub fn parse(chain: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Vec<Fault>> {
-        let ders = certificates(chain).map_err(|fault| vec![fault])?;
-        let parsed = parse_all(&ders).map_err(|fault| vec![fault])?;
+        let (ders, parsed) = parse_chain(chain).map_err(|fault| vec![fault])?;
         let mut faults = inspect(&parsed, now);
         let key = match PrivateKey::from_pem(key) {
             Ok(key) => Some(key),
@@ -275,6 +274,13 @@ pub fn parse_all(ders: &[CertificateDer<'static>]) -> Result<Vec<Certificate>, F
     numbered.map(parse).collect()
 }
 
+/// Parses the certificates of a PEM text, at least one; returns each in DER and parsed.
+pub(crate) fn parse_chain(text: &[u8]) -> Result<(Vec<CertificateDer<'static>>, Vec<Certificate>), Fault> {
+    let ders = certificates(text)?;
+    let parsed = parse_all(&ders)?;
+    Ok((ders, parsed))
+}
+
 /// Checks the certificates of a CA, its own first. Faults number them from 1.
 pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -370,27 +376,16 @@ pub struct CaFiles {
     pub key: PathBuf,
 }
 
-/// A CA that cannot be used.
-#[derive(Debug)]
-pub struct CaError(Vec<(PathBuf, String)>);
+/// Faults of a CA that cannot be used, each on a line with its file.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CaError(String);
 
 impl CaError {
     pub(crate) fn of(path: &Path, problem: String) -> Self {
-        Self(vec![(path.to_owned(), problem)])
+        Self(format!("{}: {problem}", path.display()))
     }
 }
-
-impl fmt::Display for CaError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (path, problem)) in self.0.iter().enumerate() {
-            let separator = if number > 0 { "\n" } else { "" };
-            write!(out, "{separator}{}: {problem}", path.display())?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for CaError {}
 
 /// Stamps of certificate and key; `None` for a missing file.
 pub type Stamps = [Option<FileStamp>; 2];
@@ -403,15 +398,15 @@ impl CaFiles {
             bounded::read(path).map(Zeroizing::new).map_err(failed)
         };
         let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
-        let with_path = |fault: Fault| {
+        let with_path = |fault: &Fault| {
             let path = match fault {
                 Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
                 _ => &self.certificate,
             };
-            (path.clone(), fault.to_string())
+            format!("{}: {fault}", path.display())
         };
         Authority::parse(&certificate, &key, now)
-            .map_err(|faults| CaError(faults.into_iter().map(with_path).collect()))
+            .map_err(|faults| CaError(faults.iter().map(with_path).collect::<Vec<_>>().join("\n")))
     }
 
     /// Returns the stamps of both files.

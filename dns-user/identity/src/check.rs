@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs,
+    fs,
     net::IpAddr,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -21,7 +21,7 @@ use dns_kit::{
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use crate::{
-    authority::{CaFiles, certificates, certifies, date, inspect, parse_all, validity},
+    authority::{CaFiles, certificates, certifies, date, inspect, parse_chain, validity},
     certificate::Standing,
     folder::read_pair,
     keys::PrivateKey,
@@ -64,15 +64,10 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
 /// Checks a CA certificate without its key.
 pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
-    match fs::read(path) {
+    let parse = || anyhow::Ok(parse_chain(&fs::read(path)?)?);
+    match parse() {
+        Ok((_, parsed)) => inspect(&parsed, now).iter().for_each(|fault| found.error(path, fault)),
         Err(error) => found.error(path, error),
-        Ok(text) => match certificates(&text) {
-            Err(fault) => found.error(path, fault),
-            Ok(ders) => match parse_all(&ders) {
-                Err(fault) => found.error(path, fault),
-                Ok(parsed) => inspect(&parsed, now).iter().for_each(|fault| found.error(path, fault)),
-            },
-        },
     }
     found
 }
@@ -86,11 +81,9 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
             .error(&data, "no certificate and key found; create the identity, or wait for its first renewal");
         return found;
     }
-    for name in ["instance", "c2c"] {
-        if name == "c2c" && !data.join("c2c.crt").exists() {
-            continue;
-        }
-        pair(path, name, now, &mut found);
+    pair(path, "instance", now, &mut found);
+    if data.join("c2c.crt").exists() {
+        pair(path, "c2c", now, &mut found);
     }
     for name in ["instance.crt", "instance.key", "instance.pem"] {
         let link = path.join(name);
@@ -127,12 +120,8 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         Ok(pair) => pair,
         Err(error) => return found.error(&crt, format!("{error}; the next renewal replaces the pair")),
     };
-    let ders = match certificates(pair.certificate.as_bytes()) {
-        Ok(ders) => ders,
-        Err(fault) => return found.error(&crt, fault),
-    };
-    let parsed = match parse_all(&ders) {
-        Ok(parsed) => parsed,
+    let parsed = match parse_chain(pair.certificate.as_bytes()) {
+        Ok((_, parsed)) => parsed,
         Err(fault) => return found.error(&crt, fault),
     };
     match PrivateKey::from_pem(pair.key.as_bytes()) {
@@ -180,11 +169,10 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
 /// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
 pub(crate) fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     let path = || certificate.display().to_string();
-    let ders = certificates(&fs::read(certificate).with_context(path)?).with_context(path)?;
-    let parsed = parse_all(&ders).with_context(path)?;
+    let (_, parsed) = parse_chain(&fs::read(certificate).with_context(path)?).with_context(path)?;
     let (names, addresses) = subject_names(&parsed[0]);
     let snapshot = snapshot(records, aliases)?;
-    Ok(unresolved(&snapshot, &names, &addresses).iter().map(ToString::to_string).collect())
+    Ok(unresolved(&snapshot, &names, &addresses))
 }
 
 /// Reads a fleet's records and aliases.
@@ -227,50 +215,35 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
 
 //----------- Unresolved -----------------------------------------------------
 
-/// A name or address of a certificate that has no counterpart in the fleet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum Unresolved {
-    Name(String),
-    Malformed(String),
-    Address(IpAddr),
-}
-
-impl fmt::Display for Unresolved {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => {
-                write!(out, "{name}: no instance has this name; deploy the group or correct the name")
-            }
-            Self::Malformed(name) => write!(out, "{name}: not a valid query of a fleet's domain; correct it"),
-            Self::Address(address) => {
-                write!(out, "{address}: no instance has this address; reissue with the current one")
-            }
-        }
-    }
-}
-
-/// Returns the names and addresses that are not in the fleet. Names outside the fleet's domains are
-/// ignored. A wildcard resolves if `q-s0` in its place does.
-pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<Unresolved> {
-    let mut missing: Vec<Unresolved> = names.iter().filter_map(|name| resolve_name(snapshot, name)).collect();
+/// Returns the names and addresses that are not in the fleet, each with the remedy. Names outside the fleet's
+/// domains are ignored. A wildcard resolves if `q-s0` in its place does.
+pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<String> {
+    let mut missing: Vec<String> = names.iter().filter_map(|name| resolve_name(snapshot, name)).collect();
     if !addresses.is_empty() {
         let known: BTreeSet<IpAddr> = snapshot.instances().filter_map(|instance| instance.ip).collect();
         let unknown = addresses.iter().filter(|address| !address.is_loopback() && !known.contains(address));
-        missing.extend(unknown.map(|address| Unresolved::Address(*address)));
+        missing.extend(
+            unknown.map(|address| {
+                format!("{address}: no instance has this address; reissue with the current one")
+            }),
+        );
     }
     missing
 }
 
-fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<Unresolved> {
+/// Returns why a name does not resolve; `None` if it does, or is outside the fleet's domains.
+fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
+    let malformed = || Some(format!("{text}: not a valid query of a fleet's domain; correct it"));
     let asked = match text.strip_prefix("*.") {
         Some(rest) => format!("q-s0.{rest}"),
         None => text.to_owned(),
     };
-    let Ok(name) = Name::from_text(&asked) else { return Some(Unresolved::Malformed(text.to_owned())) };
+    let Ok(name) = Name::from_text(&asked) else { return malformed() };
     match resolve(snapshot, &AllRunning, &name)?.existence {
         Existence::Found => None,
-        Existence::NoSuchName => Some(Unresolved::Name(text.to_owned())),
-        Existence::Malformed => Some(Unresolved::Malformed(text.to_owned())),
+        Existence::NoSuchName => {
+            Some(format!("{text}: no instance has this name; deploy the group or correct the name"))
+        }
+        Existence::Malformed => malformed(),
     }
 }

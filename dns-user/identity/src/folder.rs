@@ -34,7 +34,7 @@ use nix::{
 use zeroize::Zeroizing;
 
 use crate::{
-    authority::{certificates, certifies, parse_all},
+    authority::{certifies, parse_chain},
     keys::PrivateKey,
     profile::Owner,
 };
@@ -98,10 +98,9 @@ pub struct Pair {
 impl Pair {
     /// Returns whether the key is the certificate's.
     pub fn is_matching(&self) -> bool {
-        let ders = certificates(self.certificate.as_bytes());
-        let parsed = ders.as_ref().ok().and_then(|ders| parse_all(ders).ok());
-        let key = PrivateKey::from_pem(self.key.as_bytes());
-        parsed.zip(key.ok()).is_some_and(|(parsed, key)| certifies(&parsed[0], &key))
+        let chain = parse_chain(self.certificate.as_bytes()).ok();
+        let key = PrivateKey::from_pem(self.key.as_bytes()).ok();
+        chain.zip(key).is_some_and(|((_, parsed), key)| certifies(&parsed[0], &key))
     }
 
     /// Returns certificate chain and key in one text, for `instance.pem`.

@@ -94,17 +94,8 @@ impl Purpose {
 }
 
 impl Link {
-    /// Returns the name for a certificate.
-    pub fn name(&self) -> anyhow::Result<String> {
-        self.with_label(FirstLabel::Query)
-    }
-
-    /// Returns the wildcard for a certificate. A manual address never becomes one.
-    pub fn wildcard(&self) -> anyhow::Result<String> {
-        self.with_label(|_| FirstLabel::Wildcard)
-    }
-
-    fn with_label(&self, first: impl FnOnce(Criteria) -> FirstLabel) -> anyhow::Result<String> {
+    /// Returns the name for a certificate, or the wildcard. A manual address never becomes one.
+    pub fn name(&self, wildcard: bool) -> anyhow::Result<String> {
         match self {
             Self::Manual(address) if is_dns_name(address) || address.parse::<IpAddr>().is_ok() => {
                 Ok(address.clone())
@@ -121,7 +112,8 @@ impl Link {
                     None => AddressGroup::Names { instance_group, network, deployment },
                 };
                 let networks = ids.iter().map(|ids| ids.network).collect();
-                let first = first(Criteria { networks, ..Criteria::default() });
+                let query = FirstLabel::Query(Criteria { networks, ..Criteria::default() });
+                let first = if wildcard { FirstLabel::Wildcard } else { query };
                 Ok(LinkAddress { group, first, domain: domain.clone() }.to_string())
             }
         }
@@ -136,7 +128,7 @@ impl Names {
             names.add(name)?;
         }
         for Consumed { purpose, link, wildcard } in consumed {
-            let name = if *wildcard { link.wildcard() } else { link.name() }?;
+            let name = link.name(*wildcard)?;
             match purpose {
                 Purpose::AlternativeName => names.add(&name)?,
                 Purpose::CommonName => {

@@ -247,7 +247,7 @@ impl San {
                 missing |= report(fleet.as_ref(), &variable.names);
             }
         } else {
-            let name = if self.wildcard { self.link().wildcard() } else { self.link().name() }?;
+            let name = self.link().name(self.wildcard)?;
             println!("{name}");
             missing = report(fleet.as_ref(), &Names { dns: vec![name], ..Names::default() });
         }

@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 use super::{Credentials, DesiredTrust, Issuer, PairReply, PairRequest, Proof, Report};
 use crate::{
-    authority::{Fingerprint, certificates, date, parse_all, validity},
+    authority::{Fingerprint, certificates, date, parse_chain, validity},
     certificate::{Standing, Validity, seconds, signing_request},
     folder::{IdentityFolder, Pair, make_folders, read_pair},
     keys::{KeyType, PrivateKey},
@@ -206,8 +206,7 @@ fn hash(pair: &Pair) -> Fingerprint {
 }
 
 fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
-    let ders = certificates(pair.certificate.as_bytes()).ok()?;
-    let parsed = parse_all(&ders).ok()?;
+    let (ders, parsed) = parse_chain(pair.certificate.as_bytes()).ok()?;
     Some((validity(&parsed[0]), Fingerprint::of(ders.get(1)?)))
 }
 

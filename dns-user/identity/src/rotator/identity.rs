@@ -18,7 +18,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::{
-    authority::{Fingerprint, certificates, parse_all, validity},
+    authority::{Fingerprint, parse_chain, validity},
     certificate::{seconds, unix},
     folder::{Entry, FolderError, IdentityFolder, Pair, read_pair},
     keys::pem,
@@ -72,8 +72,7 @@ impl Identity {
         // Without a readable pair, the identity is due immediately.
         if let Ok(pair) = read_pair(&identity.folder.path, "instance")
             && pair.is_matching()
-            && let Ok(ders) = certificates(pair.certificate.as_bytes())
-            && let Ok(parsed) = parse_all(&ders)
+            && let Ok((ders, parsed)) = parse_chain(pair.certificate.as_bytes())
         {
             let share = Share::of(identity.container.guid.as_str());
             identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use x509_cert::ext::pkix::BasicConstraints;
 
 use crate::{
-    authority::{CaError, bundle, certificates, parse_all},
+    authority::{CaError, bundle, certificates, parse_chain},
     certificate::unix,
 };
 
@@ -112,11 +112,9 @@ impl Trusted {
         }
     }
 
-    /// Counts a pair of a CA; returns whether it is the first one.
-    pub(super) fn add(&mut self, chain: &Arc<str>) -> bool {
-        let count = self.in_use.entry(chain.clone()).or_default();
-        *count += 1;
-        *count == 1
+    /// Counts a pair of a CA.
+    pub(super) fn add(&mut self, chain: &Arc<str>) {
+        *self.in_use.entry(chain.clone()).or_default() += 1;
     }
 
     /// Discounts a pair of a CA; returns whether it was the last one.
@@ -158,13 +156,11 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let failed = |problem: String| CaError::of(path, problem);
         let text = bounded::read(path)
             .map_err(|error: io::Error| failed(format!("{error}; choose a readable PEM file")))?;
-        let ders = certificates(&text).map_err(|fault| failed(fault.to_string()))?;
-        for (number, parsed) in
-            parse_all(&ders).map_err(|fault| failed(fault.to_string()))?.iter().enumerate()
-        {
+        let (ders, parsed) = parse_chain(&text).map_err(|fault| failed(fault.to_string()))?;
+        for (parsed, number) in parsed.iter().zip(1..) {
             let constraints = parsed.tbs_certificate().get_extension::<BasicConstraints>();
             if !matches!(constraints, Ok(Some((_, constraints))) if constraints.ca) {
-                return Err(failed(format!("certificate {} is not a CA; list CAs only", number + 1)));
+                return Err(failed(format!("certificate {number} is not a CA; list CAs only")));
             }
         }
         all.extend(ders);

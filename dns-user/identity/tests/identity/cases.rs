@@ -10,7 +10,7 @@ use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_identity::{
     authority::{Authority, certificates, parse_all},
     certificate::Validity,
-    check::{self, Unresolved, unresolved},
+    check::{self, unresolved},
     folder::read_pair,
     keys::{KeyType, PrivateKey},
     profile::Container,
@@ -388,11 +388,8 @@ fn san(case: &Value) {
                 checked += 1;
             }
             if case["id"] == "unresolved" {
-                let name = link(&case["link"]).name().unwrap();
-                assert_eq!(
-                    unresolved(&fleet(), std::slice::from_ref(&name), &[]),
-                    [Unresolved::Name(name.clone())]
-                );
+                let name = link(&case["link"]).name(false).unwrap();
+                assert_eq!(unresolved(&fleet(), std::slice::from_ref(&name), &[]), [unknown_name(&name)]);
                 checked += 1;
             }
             assert!(checked > 0, "nothing is checked in {case}");
@@ -416,8 +413,7 @@ fn names(case: &Value) -> anyhow::Result<(Option<String>, Names)> {
         consumed.push(Consumed { purpose, link: link(&case["link"]), wildcard });
     }
     let names = Names::of(&options, &consumed)?;
-    let name_of = if wildcard { Link::wildcard } else { Link::name };
-    let name = (!case["link"].is_null()).then(|| name_of(&link(&case["link"]))).transpose()?;
+    let name = (!case["link"].is_null()).then(|| link(&case["link"]).name(wildcard)).transpose()?;
     Ok((name, names))
 }
 
@@ -460,11 +456,15 @@ fn fleet_names_are_checked() {
         "*.q-g7.bosh",
         "www.example.org",
     ]);
-    assert_eq!(unresolved(&fleet, &known, &["10.0.0.1".parse().unwrap()]), []);
+    assert_eq!(unresolved(&fleet, &known, &["10.0.0.1".parse().unwrap()]), [""; 0]);
     let unknown = names(&["*.nobody.default.app-service.bosh", "i2.server-ig.default.app-service.bosh"]);
     let address = "10.0.0.2".parse().unwrap();
     let missing = unresolved(&fleet, &unknown, &[address]);
-    let expected: Vec<_> = unknown.iter().cloned().map(Unresolved::Name).collect();
+    let expected: Vec<_> = unknown.iter().map(|name| unknown_name(name)).collect();
     assert_eq!(missing[..2], expected);
-    assert_eq!(missing[2], Unresolved::Address(address));
+    assert_eq!(missing[2], "10.0.0.2: no instance has this address; reissue with the current one");
+}
+
+fn unknown_name(name: &str) -> String {
+    format!("{name}: no instance has this name; deploy the group or correct the name")
 }
