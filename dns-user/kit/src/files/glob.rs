@@ -13,27 +13,20 @@ use dns_core::config::values::{BadPattern, check_pattern, is_pattern, pattern_ma
 ///
 /// Missing or unreadable folders count as empty. An empty pattern matches nothing.
 pub fn glob(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
-    Ok(walk(pattern)?.found)
+    walk(pattern).map(|(found, _)| found)
 }
 
 /// Returns the folders in which changes can affect the result of [`glob`]: the searched ones, and
 /// the nearest existing ancestor of each missing folder.
 pub fn folders(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
-    Ok(walk(pattern)?.searched)
+    walk(pattern).map(|(_, searched)| searched)
 }
 
-/// Result of evaluating a pattern.
-struct Walk {
-    found: Vec<PathBuf>,
-    /// Folders that were read.
-    searched: Vec<PathBuf>,
-}
-
-/// Evaluates the pattern component by component.
-fn walk(pattern: &str) -> Result<Walk, BadPattern> {
-    let mut result = Walk { found: Vec::new(), searched: Vec::new() };
+/// Evaluates the pattern component by component; returns the matching files and the folders that were read.
+fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
+    let mut searched = Vec::new();
     if pattern.is_empty() {
-        return Ok(result);
+        return Ok((Vec::new(), searched));
     }
     check_pattern(pattern)?;
     let absolute = pattern.starts_with('/');
@@ -45,7 +38,7 @@ fn walk(pattern: &str) -> Result<Walk, BadPattern> {
         for folder in &current {
             let readable = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             if last || is_pattern(part) {
-                result.searched.push(nearest_existing(readable));
+                searched.push(nearest_existing(readable));
             }
             if is_pattern(part) {
                 for name in names(readable) {
@@ -62,8 +55,7 @@ fn walk(pattern: &str) -> Result<Walk, BadPattern> {
         }
         current = next;
     }
-    result.found = current;
-    Ok(result)
+    Ok((current, searched))
 }
 
 /// Returns the folder itself or its nearest existing ancestor.
