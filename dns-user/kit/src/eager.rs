@@ -16,7 +16,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::threads;
@@ -94,7 +94,7 @@ enum TaskState {
 impl EagerTask {
     /// Polls the future on this thread, and keeps it if it is pending.
     fn poll(self: Arc<Self>, mut future: Boxed) {
-        *self.state() = TaskState::Polled;
+        *self.state.lock() = TaskState::Polled;
         let waker = Waker::from(Arc::clone(&self));
         // Timers, sockets and tasks created by the future belong to the runtime.
         let _inside = self.runtime.enter();
@@ -107,7 +107,7 @@ impl EagerTask {
 
     /// Stores the future after a poll.
     fn rest(&self, future: Boxed) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if matches!(*state, TaskState::Woken) {
             *state = TaskState::Gone;
             drop(state);
@@ -116,16 +116,11 @@ impl EagerTask {
             *state = TaskState::Resting(future);
         }
     }
-
-    /// Locks the state. No panic can leave it inconsistent.
-    fn state(&self) -> MutexGuard<'_, TaskState> {
-        self.state.lock()
-    }
 }
 
 impl Wake for EagerTask {
     fn wake(self: Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match mem::replace(&mut *state, TaskState::Gone) {
             TaskState::Polled | TaskState::Woken => *state = TaskState::Woken,
             TaskState::Resting(future) => {

@@ -17,7 +17,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SignatureScheme, client::ResolvesClientCert,
     server::WebPkiClientVerifier, sign::CertifiedKey,
@@ -150,7 +150,7 @@ impl RotatingTls {
 
     /// Returns why the current files are unusable; `None` if they are in use.
     pub fn last_error(&self) -> Option<String> {
-        self.attempt().error.clone()
+        self.attempt.lock().error.clone()
     }
 
     /// Returns why the certificate in use is invalid at `now`, or why newer files cannot be used; `None` if
@@ -173,7 +173,7 @@ impl RotatingTls {
     /// Reloads the files if one changed since the last attempt or if that failed. Returns whether a
     /// new set is in use. Performs file I/O, so it must not run on a thread that answers queries.
     pub fn poll(&self) -> bool {
-        let mut attempt = self.attempt();
+        let mut attempt = self.attempt.lock();
         let seen = stamps(&self.files);
         if seen == attempt.seen && attempt.error.is_none() {
             drop(attempt);
@@ -236,7 +236,7 @@ impl RotatingTls {
             return;
         }
         {
-            let mut attempt = self.attempt();
+            let mut attempt = self.attempt.lock();
             if attempt.warned.is_some_and(|at| now < at + WARNING_INTERVAL) {
                 return;
             }
@@ -256,10 +256,6 @@ impl RotatingTls {
                 }
             }
         }
-    }
-
-    fn attempt(&self) -> MutexGuard<'_, Attempt> {
-        self.attempt.lock()
     }
 }
 

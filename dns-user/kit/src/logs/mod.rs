@@ -139,7 +139,7 @@ impl Logs {
 
     /// Returns the latest warnings and errors regardless of the levels, oldest first.
     pub fn problems(&self) -> Vec<Problem> {
-        self.shared.recent.problems()
+        self.shared.recent.0.lock().iter().cloned().collect()
     }
 
     /// Returns the levels in the form shown by `/status` and `/log`.
@@ -252,15 +252,7 @@ const KEPT: usize = 20;
 
 /// The kept lines, shared by all clones.
 #[derive(Clone, Default)]
-struct Recent {
-    problems: Arc<Mutex<VecDeque<Problem>>>,
-}
-
-impl Recent {
-    fn problems(&self) -> Vec<Problem> {
-        self.problems.lock().iter().cloned().collect()
-    }
-}
+struct Recent(Arc<Mutex<VecDeque<Problem>>>);
 
 impl<S: Subscriber> Layer<S> for Recent {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
@@ -271,7 +263,7 @@ impl<S: Subscriber> Layer<S> for Recent {
             tag: tags::of_target(metadata.target()).to_owned(),
             text: writer::text_of(event),
         };
-        let mut problems = self.problems.lock();
+        let mut problems = self.0.lock();
         // A repetition only updates the time.
         if let Some(last) = problems.back_mut().filter(|last| last.text == problem.text) {
             last.time = problem.time;
