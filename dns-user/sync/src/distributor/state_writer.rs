@@ -41,21 +41,6 @@ const FREE_REMOVALS: usize = 10;
 /// Maximum size of a patch in bytes: it must fit into a NATS message, and Base64 adds a third.
 const LONGEST_PATCH: usize = 500_000;
 
-/// An inventory that removes too many instances at once, probably by mistake.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the inventory removes {removed} of {known} instances, and more than {allowed} need confirmation; if \
-     intended, run bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals \
-     {removed}"
-)]
-pub(crate) struct MassRemoval {
-    pub removed: usize,
-    /// Number of instances before the change.
-    pub known: usize,
-    /// Number of removals that need no confirmation.
-    pub allowed: usize,
-}
-
 /// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -96,15 +81,6 @@ pub(super) struct Committed {
     pub(super) new: bool,
     /// Deleted versions, whose blobs can be deleted.
     pub(super) gone: Vec<CommittedVersion>,
-}
-
-/// State of the inventory's files when they are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Files {
-    /// Replaced by a rename, or unchanged for long enough.
-    Whole,
-    /// Their writer may have paused.
-    PerhapsCut,
 }
 
 /// Age of files that are read at once.
@@ -185,12 +161,9 @@ impl StateWriter {
         }
         self.commands = commands;
         self.read_again = None;
-        let files = match settled || changed && renamed || self.whole.as_ref() == Some(&stamps) {
-            true => Files::Whole,
-            false => Files::PerhapsCut,
-        };
-        self.whole = (files == Files::Whole).then_some(stamps);
-        let read = self.load(files).inspect_err(|error| {
+        let is_whole = settled || changed && renamed || self.whole.as_ref() == Some(&stamps);
+        self.whole = is_whole.then_some(stamps);
+        let read = self.load(is_whole).inspect_err(|error| {
             if is_of_the_disk(error) {
                 self.read_again = Some(now + DISK_PAUSE_MS);
             }
@@ -203,13 +176,14 @@ impl StateWriter {
         self.read_again = Some(now_ms() + DISK_PAUSE_MS);
     }
 
-    /// Reads the inventory; `None` if it can only be used once the files are whole.
-    fn load(&mut self, files: Files) -> anyhow::Result<Option<Vec<String>>> {
+    /// Reads the inventory; `None` if it can only be used once the files are whole: replaced by a rename, or
+    /// unchanged for long enough. Otherwise their writer may have paused.
+    fn load(&mut self, is_whole: bool) -> anyhow::Result<Option<Vec<String>>> {
         let mut inventory = self.options.source.load(&self.folder)?;
         let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
         let removed = self.known.iter().filter(|id| !present.contains(id.as_str())).count();
         let waited = std::mem::take(&mut self.removals_wait);
-        if files == Files::PerhapsCut {
+        if !is_whole {
             let cut = match &self.inventory {
                 Some(before) => inventory.is_cut(before),
                 None => removed > 0,
@@ -247,10 +221,13 @@ impl StateWriter {
             return Ok(());
         }
         let written: Option<usize> = self.folder.read(CONFIRMED)?;
-        match self.options.confirm_removals.max(written).is_some_and(|confirmed| removed <= confirmed) {
-            true => Ok(()),
-            false => Err(MassRemoval { removed, known, allowed }.into()),
-        }
+        anyhow::ensure!(
+            self.options.confirm_removals.max(written).is_some_and(|confirmed| removed <= confirmed),
+            "the inventory removes {removed} of {known} instances, and more than {allowed} need confirmation; if \
+             intended, run bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals \
+             {removed}"
+        );
+        Ok(())
     }
 
     /// Commits the last read inventory as a version above `floor`.
