@@ -34,7 +34,7 @@ pub(super) struct Applier {
     store: Store,
     metrics: Arc<Metrics>,
     /// State of the file as last read.
-    held: watch::Sender<Report>,
+    pub(super) held: watch::Sender<Report>,
     /// Highest announced version that is not applied yet; 0 if there is none.
     pub(super) announced: watch::Sender<u64>,
 }
@@ -54,10 +54,6 @@ impl Applier {
             tracing::error!("cannot read the records; trying again: {error}");
         }
         applier
-    }
-
-    pub(super) fn held(&self) -> watch::Receiver<Report> {
-        self.held.subscribe()
     }
 
     /// Checks the file, which another program may have changed.
@@ -100,9 +96,6 @@ impl Applier {
             }
             return Ok(held);
         }
-        if announced == 0 {
-            return Ok(held);
-        }
         if ours > 0 && announced - ours > FAR {
             tracing::error!(
                 announced,
@@ -112,22 +105,11 @@ impl Applier {
                  publisher"
             );
         }
-        match self.take(announcement, ours).await {
-            Ok(by) => {
-                self.metrics.taken.with_label_values(&[by]).inc();
-                tracing::info!(
-                    version = announced,
-                    by,
-                    mute = self.mute,
-                    "new version of the records installed"
-                );
-                Ok(self.report().await?)
-            }
-            Err(error) => {
-                self.metrics.failed.inc();
-                Err(error)
-            }
-        }
+        let taken = self.take(announcement, ours).await;
+        let by = taken.inspect_err(|_| self.metrics.failed.inc())?;
+        self.metrics.taken.with_label_values(&[by]).inc();
+        tracing::info!(version = announced, by, mute = self.mute, "new version of the records installed");
+        Ok(self.report().await?)
     }
 
     /// Fetches and writes a version. Returns the metric label of the way it was obtained.

@@ -128,16 +128,12 @@ pub(super) struct Records {
 }
 
 impl Records {
-    fn stamp(&self) -> Option<Stamp> {
-        stamp_of(&fs::metadata(&self.options.records).ok()?)
-    }
-
     /// Returns the file's current state; reads the file only if it changed.
     pub(super) fn report(&mut self) -> Report {
         if self.checked.is_some() {
             return self.held.clone();
         }
-        let stamp = self.stamp();
+        let stamp = fs::metadata(&self.options.records).ok().as_ref().and_then(stamp_of);
         if self.read && stamp == self.stamp {
             return self.held.clone();
         }

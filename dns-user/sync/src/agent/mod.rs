@@ -100,7 +100,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let running = async {
         let disk = Disk::start(&options, store.longest)?;
         let applier = Applier::new(options.mute, disk, store, metrics).await;
-        let held = applier.held();
+        let held = applier.held.subscribe();
         let Report { version, digest, .. } = held.borrow().clone();
         tracing::info!(id = options.id, version, digest, mute = options.mute, "agent started");
         let (queue, work) = mpsc::channel(QUEUE);
@@ -245,7 +245,6 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
     }
 }
 
-/// A text that is not an octal file mode.
 /// Parses an octal file mode.
 fn octal(text: &str) -> Result<u32, &'static str> {
     match u32::from_str_radix(text, 8) {

@@ -121,10 +121,7 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
     };
-    let code = match runtime.block_on(command.run(&bars)) {
-        Ok(code) => code,
-        Err(error) => failed(&error),
-    };
+    let code = runtime.block_on(command.run(&bars)).unwrap_or_else(|error| failed(&error));
     // A call to a folder that hangs must not delay the exit.
     runtime.shutdown_background();
     code
@@ -138,19 +135,18 @@ impl Command {
     /// Runs the command; its progress bar is drawn with `bars`.
     async fn run(self, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Publish(options) => publish(*options, bars).await,
-            Self::Agent(options) => agent::run(*options).await.map(|()| ExitCode::SUCCESS),
-            Self::Instance(instance) => instance.run().await.map(|()| ExitCode::SUCCESS),
-            Self::Status(status) => status.run().await,
-            Self::Address(address) => address.run().map(|()| ExitCode::SUCCESS),
-            Self::San(san) => san.run().map(|()| ExitCode::SUCCESS),
-            Self::ConfirmRemovals(confirm) => confirm.run().map(|()| ExitCode::SUCCESS),
-            Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
-            Self::Completions(completions) => {
-                completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
-            }
-            Self::NatsConfig(config) => config.run().map(|()| ExitCode::SUCCESS),
+            Self::Publish(options) => return publish(*options, bars).await,
+            Self::Status(status) => return status.run().await,
+            Self::Agent(options) => agent::run(*options).await?,
+            Self::Instance(instance) => instance.run().await?,
+            Self::Address(address) => address.run()?,
+            Self::San(san) => san.run()?,
+            Self::ConfirmRemovals(confirm) => confirm.run()?,
+            Self::Man(man) => man.run(CommandLine::command())?,
+            Self::Completions(completions) => completions.run(CommandLine::command())?,
+            Self::NatsConfig(config) => config.run()?,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -400,10 +400,8 @@ async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(result) => result,
-        Err(_) => Err(failed(format!("not finished within {limit:?}"))),
-    }
+    let late = |_| Err(failed(format!("not finished within {limit:?}")));
+    tokio::time::timeout(limit, call).await.unwrap_or_else(late)
 }
 
 impl Objects {
