@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 
-use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::instances::{InstanceIndexBuilder, NewRow};
@@ -225,6 +224,7 @@ impl<'de> RowCells<'de> {
     #[inline]
     fn put(&mut self, kind: ColumnKind, cell: Cell<'de>) {
         let wrong = match (kind, cell) {
+            (ColumnKind::Ignored, _) | (ColumnKind::Groups, Cell::Texts) => return,
             (ColumnKind::Required(place), Cell::Text(text)) => {
                 self.required[place] = text;
                 return;
@@ -247,7 +247,7 @@ impl<'de> RowCells<'de> {
             }
             (ColumnKind::Required(place), _) => (REQUIRED[place], "a text"),
             (ColumnKind::Optional(place), _) => (OPTIONAL[place], "a text or null"),
-            (ColumnKind::Groups | ColumnKind::Ignored, _) => return,
+            (ColumnKind::Groups, _) => (GROUPS, "a list of texts"),
         };
         self.wrong.get_or_insert(wrong);
     }
@@ -286,28 +286,13 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
         cells.optional.fill(Cow::Borrowed(""));
         let mut count = 0;
         for &kind in &columns.kinds {
-            let present = match kind {
-                ColumnKind::Ignored => row.next_element::<IgnoredAny>()?.is_some(),
-                ColumnKind::Groups => match row.next_element_seed(GroupsSeed(&mut cells.groups))? {
-                    None => false,
-                    Some(good) => {
-                        if !good {
-                            cells.wrong.get_or_insert((GROUPS, "a list of texts"));
-                        }
-                        true
-                    }
-                },
-                _ => match row.next_element::<Cell<'de>>()? {
-                    None => false,
-                    Some(cell) => {
-                        cells.put(kind, cell);
-                        true
-                    }
-                },
+            let cell = match kind {
+                ColumnKind::Ignored => row.next_element::<IgnoredAny>()?.map(|_| Cell::Other),
+                ColumnKind::Groups => row.next_element_seed(CellSeed(Some(&mut cells.groups)))?,
+                _ => row.next_element_seed(CellSeed(None))?,
             };
-            if !present {
-                return Ok(count);
-            }
+            let Some(cell) = cell else { return Ok(count) };
+            cells.put(kind, cell);
             count += 1;
         }
         while row.next_element::<IgnoredAny>()?.is_some() {
@@ -323,18 +308,23 @@ enum Cell<'de> {
     /// A number, truncated to an integer.
     Number(i64),
     Null,
+    /// A list of texts, which the seed has collected.
+    Texts,
     Other,
 }
 
-impl<'de> Deserialize<'de> for Cell<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(CellVisitor)
+/// Deserialises a cell; collects the texts of a list if there is a place for them.
+struct CellSeed<'a, 'de>(Option<&'a mut Vec<Cow<'de, str>>>);
+
+impl<'de> DeserializeSeed<'de> for CellSeed<'_, 'de> {
+    type Value = Cell<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Cell<'de>, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-struct CellVisitor;
-
-impl<'de> Visitor<'de> for CellVisitor {
+impl<'de> Visitor<'de> for CellSeed<'_, 'de> {
     type Value = Cell<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -371,70 +361,22 @@ impl<'de> Visitor<'de> for CellVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Cell<'de>, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Cell::Other)
+        let Some(texts) = self.0 else {
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Cell::Other);
+        };
+        let mut has_only_texts = true;
+        while let Some(cell) = list.next_element_seed(CellSeed(None))? {
+            match cell {
+                Cell::Text(text) => texts.push(text),
+                _ => has_only_texts = false,
+            }
+        }
+        Ok(if has_only_texts { Cell::Texts } else { Cell::Other })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Cell<'de>, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(Cell::Other)
-    }
-}
-
-/// Deserialises `group_ids` into the list; returns whether it is a list of strings.
-struct GroupsSeed<'a, 'de>(&'a mut Vec<Cow<'de, str>>);
-
-impl<'de> DeserializeSeed<'de> for GroupsSeed<'_, 'de> {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for GroupsSeed<'_, 'de> {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
-        let mut good = true;
-        while let Some(cell) = list.next_element::<Cell<'de>>()? {
-            match cell {
-                Cell::Text(text) => self.0.push(text),
-                _ => good = false,
-            }
-        }
-        Ok(good)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<bool, A::Error> {
-        CellVisitor.visit_map(map).map(|_| false)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_unit<E>(self) -> Result<bool, E> {
-        Ok(false)
     }
 }
