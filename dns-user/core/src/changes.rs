@@ -72,7 +72,7 @@ impl From<Value<'_>> for Facet {
 }
 
 /// The differences between two snapshots.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Names with any of these facets may have another meaning.
     pub facets: HashSet<Facet>,
@@ -92,13 +92,7 @@ pub struct Changes {
 impl Changes {
     /// Returns whether nothing has changed.
     pub fn is_empty(&self) -> bool {
-        let Self { facets, renewed, listed, still_listed, unlisted, zones } = self;
-        facets.is_empty()
-            && renewed.is_empty()
-            && listed.is_empty()
-            && still_listed.is_empty()
-            && unlisted.is_empty()
-            && zones.is_empty()
+        *self == Self::default()
     }
 
     /// Sorts names by the snapshots that list them.
@@ -238,9 +232,8 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
             names.extend(listing::names_of_row(snapshot, row));
             // Only the first row of an instance in a group lists names there.
             let id = snapshot.instance_index().id.text(row);
-            if let Some(id) = after.id.dictionary.find(id.as_bytes()) {
-                names.extend(after.by_id.rows(id).iter().flat_map(|&row| listing::names_of_row(new, row)));
-            }
+            let rows = after.id.rows_with(id.as_bytes());
+            names.extend(rows.iter().flat_map(|&row| listing::names_of_row(new, row)));
             let aliases = snapshot.aliases().names_of_row(snapshot.instance_index(), row);
             changes.renewed.extend(aliases);
         }
@@ -268,25 +261,10 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
 fn have_other_parents(old: &Snapshot, new: &Snapshot, removed: &[Row], added: &[Row]) -> bool {
     let (before, after) = (old.instance_index(), new.instance_index());
     let is_known = |row: Row, here: &InstanceIndex, there: &InstanceIndex| {
-        let place = here.place_of(row);
-        let find = |dictionary: &Dictionary, other: &Dictionary, symbol| {
-            other.find(dictionary.text(symbol).as_bytes())
-        };
-        let has_place = || {
-            let place = Place {
-                instance_group: find(
-                    &here.places.instance_groups,
-                    &there.places.instance_groups,
-                    place.instance_group,
-                )?,
-                network: find(&here.places.networks, &there.places.networks, place.network)?,
-                deployment: find(&here.places.deployments, &there.places.deployments, place.deployment)?,
-                domain: find(&here.domains, &there.domains, place.domain)?,
-            };
-            there.places.number_of(&place)
-        };
-        let has_group = |&group: &Symbol| find(&here.groups, &there.groups, group).is_some();
-        has_place().is_some() && here.groups_of(row).iter().all(has_group)
+        let [names @ .., domain] = here.whole_place_texts(row).map(str::as_bytes);
+        let place = there.domains.find(domain).and_then(|domain| there.places.named(names, domain));
+        let has_group = |&group: &Symbol| there.groups.find(here.groups.text(group).as_bytes()).is_some();
+        place.is_some() && here.groups_of(row).iter().all(has_group)
     };
     (before.agent_id.dictionary.len() == 0) != (after.agent_id.dictionary.len() == 0)
         // A group may be in several domains.

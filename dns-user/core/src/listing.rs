@@ -21,7 +21,7 @@ pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         .chain(short_instances(snapshot));
     // An alias takes precedence over any other meaning of its name.
     let others = others.filter(|name| !snapshot.aliases().covers(name));
-    aliases(snapshot).chain(aliases_below(snapshot)).chain(others)
+    snapshot.aliases().exact.keys().cloned().chain(aliases_below(snapshot)).chain(others)
 }
 
 /// Returns the names that are listed because of a row, aliases of placeholders excepted.
@@ -56,11 +56,6 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
         }
     }
     names
-}
-
-/// Returns the aliases by name, placeholder expansions included.
-fn aliases(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    snapshot.aliases().exact.keys().cloned()
 }
 
 /// Returns the names below aliases `_.x`, with the instance ids found by their targets `_.y`.
@@ -126,7 +121,7 @@ fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     // Buffers reused for every name.
     let (mut number_label, mut group_label) = (String::new(), String::new());
     distinct(snapshot, move |row| instances.groups_of(row)).flat_map(move |(id, group)| {
-        let rows = instances.by_id.rows(id);
+        let rows = instances.id.rows(id);
         let row = rows.iter().copied().find(|&row| instances.groups_of(row).contains(&group));
         let names = row.map_or([None, None], |row| {
             let number = set(&mut number_label, ["q-m", instances.num_id.text(row), "s0"]);
@@ -158,7 +153,7 @@ fn is_first_with_number(instances: &InstanceIndex, row: Row, group: Symbol) -> b
     let alike = |&&other: &&Row| {
         instances.place_of(other).domain == domain && instances.groups_of(other).contains(&group)
     };
-    instances.by_num_id.rows(number).iter().find(alike) == Some(&row)
+    instances.num_id.rows(number).iter().find(alike) == Some(&row)
 }
 
 /// Returns the distinct (id, value) pairs in the order of the rows.
@@ -169,7 +164,7 @@ fn distinct<'a>(
     let instances = snapshot.instance_index();
     (0..instances.id.dictionary.len() as u32).flat_map(move |id| {
         let mut values: SmallVec<[u32; 8]> =
-            instances.by_id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
+            instances.id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
         values.sort_unstable();
         values.dedup();
         values.into_iter().map(move |value| (id, value))

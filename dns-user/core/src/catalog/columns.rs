@@ -125,12 +125,14 @@ fn hash(bytes: &[u8]) -> u64 {
     FixedState::default().hash_one(bytes)
 }
 
-/// One column: its dictionary and the value of each row.
+/// One column: its dictionary, the value of each row, and the rows of each value.
 #[derive(Debug, Default)]
 pub(crate) struct Column {
     pub(crate) dictionary: Dictionary,
     /// Value of each row, or [`NO_VALUE`].
     pub(crate) values: Vec<Symbol>,
+    /// Rows by value; empty until [`Self::index`].
+    postings: Postings,
 }
 
 impl Column {
@@ -154,10 +156,13 @@ impl Column {
         self.values.push(symbol);
     }
 
-    /// Releases the memory reserved for further rows.
-    pub(crate) fn shrink_to_fit(&mut self) {
+    /// Indexes the column once all rows have been pushed, and releases the memory reserved for further ones.
+    pub(crate) fn index(mut self) -> Self {
         self.dictionary.shrink_to_fit();
         self.values.shrink_to_fit();
+        let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
+        let pairs = pairs.filter(|&(symbol, _)| symbol != NO_VALUE);
+        Self { postings: Postings::new(self.dictionary.len(), pairs), ..self }
     }
 
     /// Returns the column after edits that add rows of `added`, as if all rows had been pushed.
@@ -175,7 +180,7 @@ impl Column {
                 }),
             }
         }
-        Self { dictionary: symbols.finish(), values }
+        Self { dictionary: symbols.finish(), values, postings: Postings::default() }.index()
     }
 
     /// Returns the string of a row; empty if it has none.
@@ -183,10 +188,14 @@ impl Column {
         self.dictionary.text(self.values[row as usize])
     }
 
-    /// Builds the index from values to rows.
-    pub(crate) fn postings(&self) -> Postings {
-        let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
-        Postings::new(self.dictionary.len(), pairs.filter(|&(symbol, _)| symbol != NO_VALUE))
+    /// Returns the rows that hold a value.
+    pub(crate) fn rows(&self, symbol: Symbol) -> &[Row] {
+        self.postings.rows(symbol)
+    }
+
+    /// Returns the rows that hold this string; none if it does not occur.
+    pub(crate) fn rows_with(&self, text: &[u8]) -> &[Row] {
+        self.dictionary.find(text).map_or(&[], |symbol| self.rows(symbol))
     }
 }
 
@@ -445,9 +454,9 @@ mod tests {
         for text in ["x", "y", "", "x", "x"] {
             column.push(text);
         }
-        let postings = column.postings();
-        assert_eq!(postings.rows(0), [0, 3, 4]);
-        assert_eq!(postings.rows(1), [1]);
+        let column = column.index();
+        assert_eq!(column.rows(0), [0, 3, 4]);
+        assert_eq!(column.rows_with(b"y"), [1]);
         assert_eq!(column.text(2), "");
     }
 }

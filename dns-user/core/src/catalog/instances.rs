@@ -138,12 +138,12 @@ impl InstanceIndexBuilder {
 
     pub(crate) fn build(self) -> InstanceIndex {
         let Self {
-            mut id,
-            mut num_id,
-            mut az,
-            mut az_id,
-            mut network_id,
-            mut agent_id,
+            id,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
             domains,
             places,
             last: _,
@@ -154,30 +154,21 @@ impl InstanceIndexBuilder {
             group_ends,
             group_list,
         } = self;
-        for column in [&mut id, &mut num_id, &mut az, &mut az_id, &mut network_id, &mut agent_id] {
-            column.shrink_to_fit();
-        }
         let (index_numbers, by_index) = index_postings(&indexes);
         let group_rows = GroupRows { ends: group_ends.into(), list: group_list.into() };
         let places = places.build();
         InstanceIndex {
-            by_id: Arc::new(id.postings()),
-            by_num_id: Arc::new(num_id.postings()),
-            by_az: Arc::new(az.postings()),
-            by_az_id: Arc::new(az_id.postings()),
-            by_network_id: Arc::new(network_id.postings()),
-            by_agent_id: Arc::new(agent_id.postings()),
             by_place: Arc::new(place_postings(&places, &row_places)),
             by_domain: Arc::new(domain_postings(&domains, &places, &row_places)),
             by_index: Arc::new(by_index),
             by_group: Arc::new(group_rows.postings(groups.len())),
             domain_names: Arc::new(Domains::new(domains.iter())),
-            id: Arc::new(id),
-            num_id: Arc::new(num_id),
-            az: Arc::new(az),
-            az_id: Arc::new(az_id),
-            network_id: Arc::new(network_id),
-            agent_id: Arc::new(agent_id),
+            id: Arc::new(id.index()),
+            num_id: Arc::new(num_id.index()),
+            az: Arc::new(az.index()),
+            az_id: Arc::new(az_id.index()),
+            network_id: Arc::new(network_id.index()),
+            agent_id: Arc::new(agent_id.index()),
             domains: Arc::new(domains),
             places: Arc::new(places),
             row_places: row_places.into(),
@@ -251,12 +242,6 @@ pub(crate) struct InstanceIndex {
     /// Symbols of the indexes that occur, for `by_index`.
     index_numbers: Arc<IndexNumbers>,
     group_rows: Arc<GroupRows>,
-    pub(crate) by_id: Arc<Postings>,
-    pub(crate) by_num_id: Arc<Postings>,
-    pub(crate) by_az: Arc<Postings>,
-    pub(crate) by_az_id: Arc<Postings>,
-    pub(crate) by_network_id: Arc<Postings>,
-    pub(crate) by_agent_id: Arc<Postings>,
     /// Rows by the number of their place in `places`.
     pub(crate) by_place: Arc<Postings>,
     pub(crate) by_domain: Arc<Postings>,
@@ -316,18 +301,18 @@ impl InstanceIndex {
     }
 
     pub(crate) fn instance(&self, row: Row) -> Instance<'_> {
-        let place = self.place_of(row);
+        let [instance_group, network, deployment, domain] = self.whole_place_texts(row);
         Instance {
             id: self.id.text(row),
             num_id: self.num_id.text(row),
-            instance_group: self.places.instance_groups.text(place.instance_group),
+            instance_group,
             az: self.az.text(row),
             az_id: self.az_id.text(row),
-            network: self.places.networks.text(place.network),
+            network,
             network_id: self.network_id.text(row),
-            deployment: self.places.deployments.text(place.deployment),
+            deployment,
             ip: self.addresses[row as usize],
-            domain: self.domains.text(place.domain),
+            domain,
             agent_id: self.agent_id.text(row),
             index: self.indexes[row as usize],
             instances: self,
@@ -351,7 +336,7 @@ impl InstanceIndex {
         /// An instance has a row for each of its networks. A limit, because a file may repeat an id at will.
         const TRIED: usize = 8;
         let (id, place) = text.split_at(text.find('.')?);
-        let rows = self.by_id.rows(self.id.dictionary.find(id.as_bytes())?);
+        let rows = self.id.rows_with(id.as_bytes());
         rows.iter().copied().take(TRIED).find(|&row| {
             let mut texts = self.place_texts(row).into_iter();
             texts.try_fold(place, |rest, text| rest.strip_prefix('.')?.strip_prefix(text)) == Some("")
@@ -366,7 +351,7 @@ impl InstanceIndex {
     }
 
     /// Returns instance group, network, deployment and domain of a row.
-    fn whole_place_texts(&self, row: Row) -> [&str; 4] {
+    pub(crate) fn whole_place_texts(&self, row: Row) -> [&str; 4] {
         let Place { instance_group, network, deployment, domain } = self.place_of(row);
         [
             self.places.instance_groups.text(instance_group),
@@ -398,21 +383,10 @@ impl InstanceIndex {
     /// Returns the index after edits that add the rows of `added`, equal to one of which all rows were read;
     /// `None` if the places of the rows are not the same, which takes a new index.
     pub(super) fn edited(self: &Arc<Self>, edits: &Edits, added: &Self) -> Option<Self> {
-        let column = |old: &Arc<Column>, rows: &Arc<Postings>, new: &Column| {
+        let column = |old: &Arc<Column>, new: &Column| {
             let is_same = |(row, new_row): (usize, usize)| old.text(row as Row) == new.text(new_row as Row);
-            if edits.replace_all(is_same) {
-                return (old.clone(), rows.clone());
-            }
-            let column = old.edited(edits, new);
-            let postings = column.postings();
-            (Arc::new(column), Arc::new(postings))
+            if edits.replace_all(is_same) { old.clone() } else { Arc::new(old.edited(edits, new)) }
         };
-        let (id, by_id) = column(&self.id, &self.by_id, &added.id);
-        let (num_id, by_num_id) = column(&self.num_id, &self.by_num_id, &added.num_id);
-        let (az, by_az) = column(&self.az, &self.by_az, &added.az);
-        let (az_id, by_az_id) = column(&self.az_id, &self.by_az_id, &added.az_id);
-        let (network_id, by_network_id) = column(&self.network_id, &self.by_network_id, &added.network_id);
-        let (agent_id, by_agent_id) = column(&self.agent_id, &self.by_agent_id, &added.agent_id);
         let row_places = self.edited_places(edits, added)?;
         let (by_place, by_domain) = if Arc::ptr_eq(&row_places, &self.row_places) {
             (self.by_place.clone(), self.by_domain.clone())
@@ -440,18 +414,12 @@ impl InstanceIndex {
             index_numbers,
             groups,
             group_rows,
-            id,
-            num_id,
-            az,
-            az_id,
-            network_id,
-            agent_id,
-            by_id,
-            by_num_id,
-            by_az,
-            by_az_id,
-            by_network_id,
-            by_agent_id,
+            id: column(&self.id, &added.id),
+            num_id: column(&self.num_id, &added.num_id),
+            az: column(&self.az, &added.az),
+            az_id: column(&self.az_id, &added.az_id),
+            network_id: column(&self.network_id, &added.network_id),
+            agent_id: column(&self.agent_id, &added.agent_id),
             by_index,
             by_group,
             predecessor: Some(Predecessor::of(self, edits)),
@@ -462,14 +430,8 @@ impl InstanceIndex {
     /// same order.
     fn edited_places(&self, edits: &Edits, added: &Self) -> Option<Arc<[PlaceNumber]>> {
         let number_of = |row: Row| {
-            let [instance_group, network, deployment, domain] = added.whole_place_texts(row);
-            let symbol = |names: &Dictionary, text: &str| names.find(text.as_bytes());
-            self.places.number_of(&Place {
-                instance_group: symbol(&self.places.instance_groups, instance_group)?,
-                network: symbol(&self.places.networks, network)?,
-                deployment: symbol(&self.places.deployments, deployment)?,
-                domain: symbol(&self.domains, domain)?,
-            })
+            let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
+            self.places.named(names, self.domains.find(domain)?)
         };
         let new: Vec<PlaceNumber> = (0..added.len() as Row).map(number_of).collect::<Option<_>>()?;
         let place = edits.apply(&self.row_places, &new);
@@ -611,6 +573,16 @@ impl Places {
         self.numbers.get(place).copied()
     }
 
+    /// Returns the number of the place with these names of instance group, network and deployment; `None` if no row
+    /// has it.
+    pub(crate) fn named(&self, names: [&[u8]; 3], domain: Symbol) -> Option<PlaceNumber> {
+        let [instance_group, network, deployment] = names;
+        let instance_group = self.instance_groups.find(instance_group)?;
+        let network = self.networks.find(network)?;
+        let deployment = self.deployments.find(deployment)?;
+        self.number_of(&Place { instance_group, network, deployment, domain })
+    }
+
     /// Returns the places of a domain that match the patterns for instance group, network and
     /// deployment, in ascending order.
     ///
@@ -619,16 +591,10 @@ impl Places {
     /// places scanned.
     pub(crate) fn find(&self, domain: Symbol, patterns: &[Pattern<'_>; 3]) -> SmallVec<[PlaceNumber; 4]> {
         let [instance_group, network, deployment] = patterns;
-        if let (Pattern::Exact(instance_group), Pattern::Exact(network), Pattern::Exact(deployment)) =
-            (instance_group, network, deployment)
+        if let [Pattern::Exact(instance_group), Pattern::Exact(network), Pattern::Exact(deployment)] =
+            *patterns
         {
-            let place = || {
-                let instance_group = self.instance_groups.find(instance_group)?;
-                let network = self.networks.find(network)?;
-                let deployment = self.deployments.find(deployment)?;
-                self.number_of(&Place { instance_group, network, deployment, domain })
-            };
-            return place().into_iter().collect();
+            return self.named([instance_group, network, deployment], domain).into_iter().collect();
         }
         let by_instance_group =
             Candidates::of(&self.instance_groups, &self.by_instance_group, instance_group);

@@ -22,7 +22,7 @@ pub(crate) use alias_files::FileTarget;
 pub use alias_files::{AliasError, AliasFiles};
 use aliases::Definitions;
 pub(crate) use aliases::{Aliases, PlaceholderFilter, Target};
-pub(crate) use columns::{Dictionary, NO_VALUE, Postings, Row, Symbol};
+pub(crate) use columns::{Dictionary, NO_VALUE, Row, Symbol};
 use columns::{Edits, Piece};
 pub use instances::Instance;
 pub(crate) use instances::{InstanceIndex, Place, PlaceNumber};

@@ -25,7 +25,13 @@ pub(super) struct Outline {
     pub(super) columns: Columns,
     pub(super) rows: Texts,
     pub(super) pairs: Texts,
-    /// `record_keys` and `aliases`; `None` if the file does not have the member.
+    members: Members,
+}
+
+/// The members that a file has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Members {
+    /// `record_keys`.
     keys: Option<Digest>,
     aliases: Option<Digest>,
     has_rows: bool,
@@ -41,13 +47,14 @@ struct Digest {
 }
 
 /// Lengths and hashes of the elements of a list.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Texts {
     lengths: Arc<[u32]>,
     hashes: Arc<[u64]>,
 }
 
 /// The difference between a file and the one before.
+#[derive(Default)]
 pub(super) struct Difference<'t> {
     pub(super) rows: ListDifference<'t>,
     pub(super) pairs: ListDifference<'t>,
@@ -67,17 +74,12 @@ impl Outline {
     pub(super) fn of(file: &[u8], columns: Columns) -> Option<Self> {
         // Otherwise the parser has read another text (`records::text`).
         str::from_utf8(file).ok()?;
-        let none = || Texts { lengths: Arc::default(), hashes: Arc::default() };
         let empty = Self {
             hasher: RandomState::default(),
             columns,
-            rows: none(),
-            pairs: none(),
-            keys: None,
-            aliases: None,
-            has_rows: false,
-            has_pairs: false,
-            has_version: false,
+            rows: Texts::default(),
+            pairs: Texts::default(),
+            members: Members::default(),
         };
         Scan { file, at: 0, old: None, new: empty }.read().map(|(outline, _)| outline)
     }
@@ -85,18 +87,9 @@ impl Outline {
     /// Returns the outline of the next file and what differs from this one; `None` if that is much, or the file
     /// must be parsed as a whole.
     pub(super) fn follow<'t>(&self, file: &'t [u8]) -> Option<(Self, Difference<'t>)> {
-        let new = Self {
-            keys: None,
-            aliases: None,
-            has_rows: false,
-            has_pairs: false,
-            has_version: false,
-            ..self.clone()
-        };
+        let new = Self { members: Members::default(), ..self.clone() };
         let (new, difference) = Scan { file, at: 0, old: Some(self), new }.read()?;
-        let is_alike =
-            |this: &Self| (this.keys, this.aliases, this.has_rows, this.has_pairs, this.has_version);
-        (is_alike(self) == is_alike(&new)).then_some((new, difference))
+        (self.members == new.members).then_some((new, difference))
     }
 
     fn digest(&self, text: &[u8]) -> Option<Digest> {
@@ -115,19 +108,13 @@ impl Texts {
 }
 
 impl ListDifference<'_> {
-    /// Returns a JSON list of the added elements.
-    pub(super) fn added(&self) -> Option<String> {
-        let mut text = Vec::from(b"[");
-        text.extend(self.added.join(&b","[..]));
-        text.push(b']');
-        String::from_utf8(text).ok()
-    }
-
+    /// Deserialises the added elements as a list.
     pub(super) fn read<S: for<'de> serde::de::DeserializeSeed<'de, Value = V>, V>(
         &self,
         seed: S,
     ) -> Option<V> {
-        read(&self.added()?, seed).ok()
+        let text = [b"[", &self.added.join(&b","[..])[..], b"]"].concat();
+        read(str::from_utf8(&text).ok()?, seed).ok()
     }
 }
 
@@ -142,39 +129,30 @@ struct Scan<'o, 't> {
 
 impl<'t> Scan<'_, 't> {
     fn read(mut self) -> Option<(Outline, Difference<'t>)> {
-        let mut difference =
-            Difference { rows: ListDifference::default(), pairs: ListDifference::default(), version: None };
+        let mut difference = Difference::default();
+        let old = self.old.map(|old| old.members).unwrap_or_default();
         self.eat(b'{')?;
         loop {
             let name = self.word()?;
             self.eat(b':')?;
-            let new = &self.new;
-            let (is_first, old) = match name {
-                b"record_keys" => (new.keys.is_none(), self.old.and_then(|old| old.keys)),
-                b"aliases" => (new.aliases.is_none(), self.old.and_then(|old| old.aliases)),
-                b"record_infos" => (!new.has_rows, None),
-                b"records" => (!new.has_pairs, None),
-                b"version" => (!new.has_version, None),
-                _ => return None,
-            };
-            if !is_first {
-                return None;
-            }
+            // A file that repeats a member is parsed as a whole.
+            let Members { keys, aliases, has_rows, has_pairs, has_version } = self.new.members;
             match name {
-                b"record_keys" => self.new.keys = Some(self.member(old)?),
-                b"aliases" => self.new.aliases = Some(self.member(old)?),
-                b"record_infos" => {
+                b"record_keys" if keys.is_none() => self.new.members.keys = Some(self.member(old.keys)?),
+                b"aliases" if aliases.is_none() => self.new.members.aliases = Some(self.member(old.aliases)?),
+                b"record_infos" if !has_rows => {
                     (self.new.rows, difference.rows) = self.list(&self.new.rows.clone())?;
-                    self.new.has_rows = true;
+                    self.new.members.has_rows = true;
                 }
-                b"records" => {
+                b"records" if !has_pairs => {
                     (self.new.pairs, difference.pairs) = self.list(&self.new.pairs.clone())?;
-                    self.new.has_pairs = true;
+                    self.new.members.has_pairs = true;
                 }
-                _ => {
+                b"version" if !has_version => {
                     difference.version = Some(self.number()?);
-                    self.new.has_version = true;
+                    self.new.members.has_version = true;
                 }
+                _ => return None,
             }
             if !self.has_more(b'}')? {
                 break;
@@ -348,7 +326,7 @@ mod tests {
 
     use super::super::{
         IndexedRecords,
-        columns::{Column, Dictionary, Postings},
+        columns::{Column, Dictionary},
         instances::InstanceIndex,
         records::Records,
         rows::RECORD_KEYS,
@@ -458,14 +436,7 @@ mod tests {
         let mut text = String::new();
         let InstanceIndex { id, num_id, az, az_id, network_id, agent_id, .. } = &*records.instances;
         let index = &*records.instances;
-        let columns: [(&Column, &Postings); 6] = [
-            (id, &index.by_id),
-            (num_id, &index.by_num_id),
-            (az, &index.by_az),
-            (az_id, &index.by_az_id),
-            (network_id, &index.by_network_id),
-            (agent_id, &index.by_agent_id),
-        ];
+        let columns: [&Column; 6] = [id, num_id, az, az_id, network_id, agent_id];
         let mut dictionary = |name: &str, dictionary: &Dictionary| {
             for (symbol, string) in dictionary.iter() {
                 assert_eq!(dictionary.find(string.as_bytes()), Some(symbol), "{name}: {string}");
@@ -473,7 +444,7 @@ mod tests {
                 write!(text, "{name} {symbol} {string:?}; ").unwrap();
             }
         };
-        for (column, _) in columns {
+        for column in columns {
             dictionary("column", &column.dictionary);
         }
         dictionary("group", &index.groups);
@@ -481,8 +452,9 @@ mod tests {
         for names in [&index.places.instance_groups, &index.places.networks, &index.places.deployments] {
             dictionary("place", names);
         }
-        for (column, postings) in columns {
-            writeln!(text, "{:?} {postings:?}", column.values).unwrap();
+        for column in columns {
+            let rows = (0..column.dictionary.len() as u32).map(|symbol| column.rows(symbol));
+            writeln!(text, "{:?} {:?}", column.values, rows.collect::<Vec<_>>()).unwrap();
         }
         writeln!(text, "{:?} {:?} {:?}", index.row_places, index.addresses, index.indexes).unwrap();
         writeln!(text, "{:?} {:?} {:?}", index.by_place, index.by_domain, index.by_group).unwrap();

@@ -13,7 +13,7 @@ pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplan
 use smallvec::SmallVec;
 
 use crate::{
-    catalog::{InstanceIndex, NameRules, PlaceholderFilter, Postings, Row, Snapshot, Symbol, Target},
+    catalog::{InstanceIndex, NameRules, PlaceholderFilter, Row, Snapshot, Symbol, Target},
     name::Name,
     query::{AGENT_DOMAIN, Criteria, Filter, Malformed, Pattern, Question, Strategy, group_id},
 };
@@ -356,17 +356,11 @@ pub(crate) fn select<'f>(
 ) -> Matches<'f> {
     let found = |rows: &[Row]| Matches { rows: rows.to_vec(), ..Matches::default() };
     match question {
-        Question::Agent(agent) => match instances.agent_id.dictionary.find(agent) {
-            Some(agent) => found(instances.by_agent_id.rows(agent)),
-            None => Matches::default(),
-        },
+        Question::Agent(agent) => found(instances.agent_id.rows_with(agent)),
         Question::Anywhere(None) => {
             Matches { rows: (0..instances.len() as Row).collect(), ..Matches::default() }
         }
-        Question::Anywhere(Some(id)) => match instances.id.dictionary.find(id) {
-            Some(id) => found(instances.by_id.rows(id)),
-            None => Matches::default(),
-        },
+        Question::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
         Question::Within(domain, criteria) => match Bound::new(instances, *domain, criteria, placeholder) {
             None => Matches::default(),
             Some(bound) => Matches {
@@ -443,37 +437,35 @@ impl<'f> Bound<'f> {
                 best = lists;
             }
         };
-        let lists = |postings: &'f Postings, symbols: &[Symbol]| -> Lists<'f> {
-            symbols.iter().map(|&symbol| postings.rows(symbol)).collect()
-        };
         if let Some(id) = self.id {
-            consider(lists(&instances.by_id, &[id]));
+            consider([instances.id.rows(id)].into_iter().collect());
         }
         if let Some(group) = self.group {
-            consider(lists(&instances.by_group, &[group]));
+            consider([instances.by_group.rows(group)].into_iter().collect());
         }
         if let Some(places) = &self.places {
-            consider(lists(&instances.by_place, places));
+            consider(places.iter().map(|&place| instances.by_place.rows(place)).collect());
         }
-        for (postings, symbols) in [
-            (&instances.by_az_id, &self.az_ids),
-            (&instances.by_num_id, &self.num_ids),
-            (&instances.by_network_id, &self.network_ids),
+        for (column, symbols) in [
+            (&instances.az_id, &self.az_ids),
+            (&instances.num_id, &self.num_ids),
+            (&instances.network_id, &self.network_ids),
         ] {
             if !symbols.is_empty() {
-                consider(lists(postings, symbols));
+                consider(symbols.iter().map(|&symbol| column.rows(symbol)).collect());
             }
         }
         if !self.indexes.is_empty() {
             consider(self.indexes.iter().map(|&index| instances.rows_with_index(index)).collect());
         }
-        match self.placeholder {
-            Some(PlaceholderFilter::Number(number)) => consider(lists(&instances.by_num_id, &[number])),
-            Some(PlaceholderFilter::Index(index)) => {
-                consider([instances.rows_with_index(index)].into_iter().collect())
-            }
-            Some(PlaceholderFilter::Zone(zone)) => consider(lists(&instances.by_az, &[zone])),
-            Some(PlaceholderFilter::Network(_)) | None => {}
+        let of_placeholder = self.placeholder.and_then(|placeholder| match placeholder {
+            PlaceholderFilter::Number(number) => Some(instances.num_id.rows(number)),
+            PlaceholderFilter::Index(index) => Some(instances.rows_with_index(index)),
+            PlaceholderFilter::Zone(zone) => Some(instances.az.rows(zone)),
+            PlaceholderFilter::Network(_) => None,
+        });
+        if let Some(rows) = of_placeholder {
+            consider([rows].into_iter().collect());
         }
         best
     }
