@@ -305,18 +305,15 @@ fn api(
     let port = object.port("port")?;
     let tls = tls_files(object)?;
     let admins = object.texts("admins")?.map(|names| names.into_iter().map(str::to_owned).collect());
-    match (port, tls) {
-        (Some(port), Ok(tls)) => Ok(Some(ApiConfig { port, tls, admins })),
-        _ if unwanted => Ok(None),
-        (None, _) => {
-            warnings.push("api.port is missing: the API stays off".to_owned());
-            Ok(None)
-        }
-        (_, Err(NoFile(missing))) => {
-            warnings.push(format!("api.{missing} is missing: the API stays off"));
-            Ok(None)
-        }
+    let missing = match (port, tls) {
+        (Some(port), Ok(tls)) => return Ok(Some(ApiConfig { port, tls, admins })),
+        (None, _) => "port",
+        (_, Err(NoFile(missing))) => missing,
+    };
+    if !unwanted {
+        warnings.push(format!("api.{missing} is missing: the API stays off"));
     }
+    Ok(None)
 }
 
 /// Reads `health`. If enabled, the port and all three files are required.

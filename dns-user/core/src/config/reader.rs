@@ -46,11 +46,8 @@ impl<'a> ObjectReader<'a> {
 
     /// Returns the objects in the list `name`; empty if absent or null.
     pub fn objects(&self, name: &'static str) -> Result<Vec<Self>, ConfigError> {
-        let mut readers = Vec::new();
-        for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
-            readers.push(self.item(name, index, item)?);
-        }
-        Ok(readers)
+        let items = self.list(name)?.unwrap_or_default().iter().enumerate();
+        items.map(|(index, item)| self.item(name, index, item)).collect()
     }
 
     /// Parses each object in the list `name` and returns every error, not just the first; empty if
@@ -97,27 +94,17 @@ impl<'a> ObjectReader<'a> {
     /// Returns the integer `name` after checking its range.
     pub fn number(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, ConfigError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        let number = match value {
-            Json::Number(number) => number.as_u64(),
-            _ => None,
-        };
-        match number {
-            Some(number) if (min..=max).contains(&number) => Ok(Some(number)),
-            _ => Err(self.wrong(name, value, &format!("a whole number from {min} to {max}"))),
-        }
+        let number = value.number_within(min, max).map(Some);
+        number.ok_or_else(|| self.wrong(name, value, &format!("a whole number from {min} to {max}")))
     }
 
     /// Returns the list of integers `name`, each from `min` to `max`; empty if absent.
     pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
         let allowed = format!("a list of whole numbers from {min} to {max}");
-        let numbers = self.list(name)?.unwrap_or_default().iter().map(|item| match item {
-            Json::Number(number) => number
-                .as_u64()
-                .filter(|number| (min..=max).contains(number))
-                .ok_or_else(|| self.wrong(name, item, &allowed)),
-            other => Err(self.wrong(name, other, &allowed)),
-        });
-        numbers.collect()
+        let items = self.list(name)?.unwrap_or_default().iter();
+        let number =
+            |item: &Json| item.number_within(min, max).ok_or_else(|| self.wrong(name, item, &allowed));
+        items.map(number).collect()
     }
 
     /// Returns the port number `name`, from 1.
@@ -324,6 +311,12 @@ impl Json {
         inside || members.len() < before
     }
 
+    /// Returns the integer if the value is one in this range.
+    fn number_within(&self, min: u64, max: u64) -> Option<u64> {
+        let Self::Number(number) = self else { return None };
+        number.as_u64().filter(|number| (min..=max).contains(number))
+    }
+
     /// Returns the kind of the value with its article, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -390,10 +383,6 @@ impl<'de> Visitor<'de> for JsonVisitor {
 
     fn visit_str<E>(self, value: &str) -> Result<Json, E> {
         Ok(Json::Text(value.to_owned()))
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Json, E> {
-        Ok(Json::Text(value))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Json, A::Error> {
