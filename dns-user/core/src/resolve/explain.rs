@@ -1,9 +1,6 @@
 //! Step-by-step explanation of a resolution, for `resolve NAME`.
 
-use std::{
-    fmt::{self, Write as _},
-    net::IpAddr,
-};
+use std::{fmt, net::IpAddr};
 
 use serde::Serialize;
 
@@ -31,7 +28,7 @@ pub struct Explanation {
 }
 
 /// The resolution of one target.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct TargetExplanation {
     /// The target: an address or name.
     pub target: String,
@@ -119,9 +116,8 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
     let question = match Question::read(name, &instances.domain_names) {
         Ok(question) => question,
         Err(problem) => {
-            let mut explained = TargetExplanation::new(name.to_string(), "malformed");
-            explained.problem = Some(problem.to_string());
-            return explained;
+            let problem = Some(problem.to_string());
+            return TargetExplanation { problem, ..TargetExplanation::new(name.to_string(), "malformed") };
         }
     };
     let mut explained = TargetExplanation::new(name.to_string(), form(&question));
@@ -187,15 +183,7 @@ fn form(question: &Question<'_>) -> &'static str {
 
 impl TargetExplanation {
     fn new(target: String, form: &'static str) -> Self {
-        Self {
-            target,
-            form,
-            domain: None,
-            criteria: Vec::new(),
-            filter: None,
-            problem: None,
-            matches: Vec::new(),
-        }
+        Self { target, form, ..Self::default() }
     }
 
     /// Adds a criterion unless it has no values.
@@ -296,11 +284,7 @@ impl fmt::Display for TargetExplanation {
             writeln!(f, "    {} matches, health filter {filter}", matches.len())?;
         }
         for found in matches.iter().take(SHOWN) {
-            let mut address = String::from("no address");
-            if let Some(ip) = found.ip {
-                address.clear();
-                write!(address, "{ip}")?;
-            }
+            let address = found.ip.map_or_else(|| "no address".to_owned(), |ip| ip.to_string());
             let sign = if found.kept { '+' } else { '-' };
             writeln!(f, "    {sign} {address} {} {} ({})", found.id, found.place, found.health)?;
         }
