@@ -79,7 +79,7 @@ pub(crate) struct CacheCounters {
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// The message without OPT.
-    message: Box<[u8]>,
+    pub(crate) message: Box<[u8]>,
     /// Offsets of the TTLs, all of which have the same value.
     ttls: SmallVec<[u16; 6]>,
     /// Offsets of owner names that repeat the question's name uncompressed.
@@ -89,13 +89,13 @@ pub(crate) struct Entry {
     /// Time of arrival. TTLs keep running while the machine is suspended.
     since: BootInstant,
     /// Time for which the answer is fresh.
-    lifetime: Duration,
+    pub(crate) lifetime: Duration,
     /// Time after that for which it may be served while recursors are down.
-    stale: Duration,
+    pub(crate) stale: Duration,
     /// Whether the answer is NODATA or NXDOMAIN.
-    denial: bool,
+    pub(crate) denial: bool,
     /// Name of the recursor that sent the answer; `None` for the answer of an HTTP handler.
-    recursor: Option<Arc<str>>,
+    pub(crate) recursor: Option<Arc<str>>,
     /// Time in milliseconds after `since` until which it is served stale without another attempt.
     no_recheck_before_ms: AtomicU64,
 }
@@ -433,26 +433,6 @@ impl Entry {
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
         u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
-    }
-
-    pub(crate) fn message(&self) -> &[u8] {
-        &self.message
-    }
-
-    pub(crate) fn lifetime(&self) -> Duration {
-        self.lifetime
-    }
-
-    pub(crate) fn is_denial(&self) -> bool {
-        self.denial
-    }
-
-    pub(crate) fn recursor(&self) -> Option<&str> {
-        self.recursor.as_deref()
-    }
-
-    pub(crate) fn stale(&self) -> Duration {
-        self.stale
     }
 
     /// Returns the TTL of the records at this age of the entry.

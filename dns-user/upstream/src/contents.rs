@@ -101,7 +101,7 @@ impl Listing {
                     && let Some(mut answer) = CachedAnswer::of(handler, &name, fields, entry, age)
                 {
                     answer.on_interface = cache.question_on_interface(*fields).is_some();
-                    answer.records = selection.name.as_ref().map(|_| records(entry.message(), answer.ttl));
+                    answer.records = selection.name.as_ref().map(|_| records(&entry.message, answer.ttl));
                     found.push((name, answer));
                 }
             });
@@ -126,11 +126,9 @@ impl CachedAnswer {
         entry: &Entry,
         age: Duration,
     ) -> Option<Self> {
-        let lifetime = entry.lifetime();
-        if age >= lifetime + entry.stale() {
+        if age >= entry.lifetime + entry.stale {
             return None;
         }
-        let message = entry.message();
         Some(Self {
             handler: handler.map(ToString::to_string),
             name: name.to_string(),
@@ -138,12 +136,12 @@ impl CachedAnswer {
             class: class_text(fields.qclass),
             dnssec_ok: fields.dnssec_ok,
             checking_disabled: fields.checking_disabled,
-            rcode: rcode_label(Flags::of(message).rcode()).into_owned(),
-            fresh_seconds: lifetime.saturating_sub(age).as_secs(),
+            rcode: rcode_label(Flags::of(&entry.message).rcode()).into_owned(),
+            fresh_seconds: entry.lifetime.saturating_sub(age).as_secs(),
             ttl: entry.ttl_at(age),
             age_seconds: age.as_secs(),
-            bytes: message.len(),
-            recursor: entry.recursor().map(str::to_owned),
+            bytes: entry.message.len(),
+            recursor: entry.recursor.as_deref().map(str::to_owned),
             on_interface: false,
             records: None,
         })

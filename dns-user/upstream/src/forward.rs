@@ -99,11 +99,11 @@ impl Forwarder {
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
-                    let recursor = Some(Arc::clone(recursor.name()));
+                    let recursor = Some(Arc::clone(&recursor.name));
                     return Forwarded { recursor, ..validated.finish(query, form) };
                 }
                 Ok(validated) => {
-                    let failure = Failure { validated, recursor: Arc::clone(recursor.name()) };
+                    let failure = Failure { validated, recursor: Arc::clone(&recursor.name) };
                     if best.as_ref().is_none_or(|best| failure.rank() >= best.rank()) {
                         best = Some(failure);
                     }
@@ -177,7 +177,7 @@ impl RecursorSet {
     ) -> Self {
         let mut recursors: Vec<Arc<Recursor>> = Vec::with_capacity(names.len());
         for name in names {
-            let known = known.iter().find(|recursor| **recursor.name() == **name);
+            let known = known.iter().find(|recursor| *recursor.name == **name);
             recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, options, hosts)), Arc::clone));
         }
         if selection == RecursorSelection::Smart {

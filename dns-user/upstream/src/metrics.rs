@@ -104,9 +104,9 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
         let RecursorCounters { failed, mismatched, latency_us: _, latencies, latency_sum_us } =
             &recursor.counters;
-        let labels = [&**recursor.name(), handler];
+        let labels = [&*recursor.name, handler];
         let failures =
-            failed.by_reason().map(|(reason, count)| ([&**recursor.name(), handler, reason.label()], count));
+            failed.by_reason().map(|(reason, count)| ([&*recursor.name, handler, reason.label()], count));
         [
             families::RECURSOR_QUERIES_TOTAL.of([(labels, failed.tries())]),
             families::RECURSOR_FAILURES_TOTAL.of(failures),

@@ -52,7 +52,7 @@ pub(crate) struct RecursorOptions {
 #[derive(Debug)]
 pub(crate) struct Recursor {
     /// Name as configured: `host:port`, or `tls://host:port#name`.
-    name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// The part `host:port` of the name.
     endpoint: Arc<str>,
     /// TLS of all queries; `None` for plain DNS.
@@ -65,21 +65,8 @@ pub(crate) struct Recursor {
     sockets: ArcSwapOption<Sockets>,
     /// Counters of tries, by result.
     pub(crate) counters: RecursorCounters,
-    /// Detects that the recursor has fallen silent.
+    /// Detects that the recursor has fallen silent, or that queries with EDNS are dropped.
     silence: Silence,
-    /// Detects that queries with EDNS are dropped.
-    edns: EdnsSupport,
-}
-
-/// State that distinguishes a silent recursor from a responsive one.
-#[derive(Debug)]
-struct Silence {
-    /// Number of consecutive tries without any answer.
-    tries: AtomicU32,
-    /// Start of the clock for `probed_ms`.
-    since: Instant,
-    /// Time of the last probe, in milliseconds after `since`.
-    probed_ms: AtomicU64,
 }
 
 /// Whether a query that already holds an NXDOMAIN queries a recursor as well.
@@ -93,60 +80,65 @@ pub(crate) enum ProbeDecision {
     Skip,
 }
 
-/// Whether the recursor, or a firewall before it, drops queries with EDNS (RFC 6891, section 6.2.2).
+/// Whether the recursor is silent, and whether it, or a firewall before it, drops queries with EDNS (RFC 6891, section
+/// 6.2.2). Times are in milliseconds after `since`.
 #[derive(Debug)]
-struct EdnsSupport {
-    /// Number of consecutive queries with EDNS without any answer.
-    unanswered: AtomicU32,
-    /// Start of the clock for the other fields.
+struct Silence {
     since: Instant,
-    /// Earliest time of the next query without EDNS, in milliseconds after `since`.
+    /// Number of consecutive tries without any answer.
+    tries: AtomicU32,
+    /// Earliest time of the next probe of a silent recursor.
+    probe_at_ms: AtomicU64,
+    /// Number of consecutive queries with EDNS without any answer.
+    edns_tries: AtomicU32,
+    /// Earliest time of the next query without EDNS.
     plain_at_ms: AtomicU64,
-    /// Time of the next query with EDNS, in milliseconds after `since`, while EDNS is dropped;
-    /// [`EDNS_WORKS`] otherwise.
+    /// Time of the next query with EDNS while EDNS is dropped; [`EDNS_WORKS`] otherwise.
     check_at_ms: AtomicU64,
 }
 
-/// Value of [`EdnsSupport::check_at_ms`] while queries carry EDNS.
+/// Value of [`Silence::check_at_ms`] while queries carry EDNS.
 const EDNS_WORKS: u64 = u64::MAX;
 
-impl EdnsSupport {
+impl Silence {
     fn new() -> Self {
         Self {
-            unanswered: AtomicU32::new(0),
             since: Instant::now(),
+            tries: AtomicU32::new(0),
+            probe_at_ms: AtomicU64::new(milliseconds(PROBE_INTERVAL)),
+            edns_tries: AtomicU32::new(0),
             plain_at_ms: AtomicU64::new(0),
             check_at_ms: AtomicU64::new(EDNS_WORKS),
         }
     }
 
-    fn is_dropped(&self) -> bool {
+    fn drops_edns(&self) -> bool {
         self.check_at_ms.load(Ordering::Relaxed) != EDNS_WORKS
     }
 
     /// Records that a query with EDNS was answered; returns whether it was considered dropped.
-    fn answered(&self) -> bool {
+    fn answered_edns(&self) -> bool {
         // Written only on a change, because all threads read it.
-        if self.unanswered.load(Ordering::Relaxed) != 0 {
-            self.unanswered.store(0, Ordering::Relaxed);
+        if self.edns_tries.load(Ordering::Relaxed) != 0 {
+            self.edns_tries.store(0, Ordering::Relaxed);
         }
-        self.is_dropped() && self.check_at_ms.swap(EDNS_WORKS, Ordering::Relaxed) != EDNS_WORKS
+        self.drops_edns() && self.check_at_ms.swap(EDNS_WORKS, Ordering::Relaxed) != EDNS_WORKS
     }
 
     /// Returns whether the query should be repeated without EDNS, after it timed out.
-    fn try_without(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= EDNS_TRIES
+    fn try_without_edns(&self) -> bool {
+        self.edns_tries.load(Ordering::Relaxed) >= EDNS_TRIES
             && self.is_my_turn(&self.plain_at_ms, PLAIN_INTERVAL)
     }
 
     /// Records that a query without EDNS was answered after others with EDNS were not.
-    fn found_dropped(&self) {
+    fn found_edns_dropped(&self) {
         self.check_at_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
     /// Returns whether a query should check now if EDNS is still dropped.
-    fn check_is_due(&self) -> bool {
-        self.is_dropped() && self.is_my_turn(&self.check_at_ms, EDNS_CHECK_INTERVAL)
+    fn edns_check_is_due(&self) -> bool {
+        self.drops_edns() && self.is_my_turn(&self.check_at_ms, EDNS_CHECK_INTERVAL)
     }
 
     /// Returns whether the time `at` has come, and moves it by `interval`; true for one caller.
@@ -225,8 +217,6 @@ impl Recursor {
             .rsplit_once(':')
             .filter(|_| has_host_name(endpoint))
             .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
-        let silence =
-            Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
         Self {
             name: name.into(),
             endpoint: endpoint.into(),
@@ -235,13 +225,8 @@ impl Recursor {
             host,
             sockets: ArcSwapOption::new(sockets),
             counters,
-            silence,
-            edns: EdnsSupport::new(),
+            silence: Silence::new(),
         }
-    }
-
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
     }
 
     pub(crate) fn address(&self) -> Option<SocketAddr> {
@@ -250,7 +235,7 @@ impl Recursor {
 
     /// Returns whether queries over UDP are sent without EDNS, because queries with EDNS are dropped.
     pub(crate) fn drops_edns(&self) -> bool {
-        self.edns.is_dropped()
+        self.silence.drops_edns()
     }
 
     /// Queries the recursor, with the configured retries. `message` comes from [`Form::message`] for
@@ -265,8 +250,8 @@ impl Recursor {
         let transport = self.transport(query);
         let mut plain;
         let mut message = message;
-        if transport == Transport::Udp && self.edns.is_dropped() {
-            if self.edns.check_is_due() {
+        if transport == Transport::Udp && self.drops_edns() {
+            if self.silence.edns_check_is_due() {
                 self.check_edns(query, message);
             }
             plain = without_edns(query, message);
@@ -288,14 +273,14 @@ impl Recursor {
         message: &[u8],
     ) -> Option<ValidatedReply> {
         let may_help = self.transport(query) == Transport::Udp && !self.options.form.transparent;
-        if !may_help || self.edns.is_dropped() || !self.edns.try_without() {
+        if !may_help || self.drops_edns() || !self.silence.try_without_edns() {
             return None;
         }
         let mut plain = without_edns(query, message);
         let reply = self.ask_once(query, Transport::Udp, &mut plain, false).await.ok()?;
-        self.edns.found_dropped();
+        self.silence.found_edns_dropped();
         // The recursor may merely have been down for a moment.
-        if self.edns.check_is_due() {
+        if self.silence.edns_check_is_due() {
             self.check_edns(query, message);
         }
         Some(self.complete(query, Transport::Udp, &mut plain, reply).await)
@@ -434,25 +419,23 @@ impl Recursor {
     /// Returns whether a query that already holds an NXDOMAIN should wait for this recursor. While
     /// the recursor is silent, one query per second probes it.
     pub(crate) fn probe_decision(&self) -> ProbeDecision {
-        let Silence { tries, since, probed_ms } = &self.silence;
+        let Silence { tries, probe_at_ms, .. } = &self.silence;
         if tries.load(Ordering::Relaxed) < SILENT_TRIES {
-            return ProbeDecision::Wait;
+            ProbeDecision::Wait
+        } else if self.silence.is_my_turn(probe_at_ms, PROBE_INTERVAL) {
+            ProbeDecision::Probe
+        } else {
+            ProbeDecision::Skip
         }
-        let now = milliseconds(since.elapsed());
-        let probed = probed_ms.load(Ordering::Relaxed);
-        let is_due = now.saturating_sub(probed) >= milliseconds(PROBE_INTERVAL);
-        let mine =
-            is_due && probed_ms.compare_exchange(probed, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if mine { ProbeDecision::Probe } else { ProbeDecision::Skip }
     }
 
     /// Records the outcome of a query with EDNS over UDP.
     fn note_edns(&self, outcome: &Result<ValidatedReply, TryError>) {
         match outcome {
-            Err(TryError::TimedOut) => _ = self.edns.unanswered.fetch_add(1, Ordering::Relaxed),
+            Err(TryError::TimedOut) => _ = self.silence.edns_tries.fetch_add(1, Ordering::Relaxed),
             Err(_) => {}
             Ok(_) => {
-                if self.edns.answered() {
+                if self.silence.answered_edns() {
                     tracing::info!(recursor = &*self.name, "the recursor answers queries with EDNS");
                 }
             }

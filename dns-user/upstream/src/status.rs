@@ -9,7 +9,7 @@ use crate::{
     cached::{CachedSource, UncachedSource},
     forward::Forwarder,
     http::redacted,
-    recursor::{Recursor, RecursorCounters},
+    recursor::RecursorCounters,
     store::Totals,
 };
 use dns_core::{
@@ -86,32 +86,25 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     let set = forwarder.set();
     let preferred = set.order.preferred();
     let status = |index: usize| {
-        let recent_failures = set.order.recent_failures(index);
-        recursor_status(&set.recursors[index], index == preferred, recent_failures)
+        let recursor = &set.recursors[index];
+        let RecursorCounters { failed, mismatched, latency_us, latencies: _, latency_sum_us: _ } =
+            &recursor.counters;
+        let latency = latency_us.load(Ordering::Relaxed);
+        let failures = failed.by_reason().filter(|(_, count)| *count > 0);
+        RecursorStatus {
+            address: recursor.name.to_string(),
+            resolved: recursor.address(),
+            preferred: index == preferred,
+            tries: failed.tries(),
+            failures: failures.map(|(reason, count)| (reason.label().into(), count)).collect(),
+            mismatched: mismatched.load(Ordering::Relaxed),
+            recent_failures: set.order.recent_failures(index),
+            unanswered_tries: failed.unanswered(),
+            latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
+            drops_edns: recursor.drops_edns(),
+        }
     };
     set.order.order().map(status).collect()
-}
-
-fn recursor_status(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
-    let RecursorCounters { failed, mismatched, latency_us, latencies: _, latency_sum_us: _ } =
-        &recursor.counters;
-    let latency = latency_us.load(Ordering::Relaxed);
-    RecursorStatus {
-        address: recursor.name().to_string(),
-        resolved: recursor.address(),
-        preferred,
-        tries: failed.tries(),
-        failures: failed
-            .by_reason()
-            .filter(|(_, count)| *count > 0)
-            .map(|(reason, count)| (reason.label().into(), count))
-            .collect(),
-        mismatched: mismatched.load(Ordering::Relaxed),
-        recent_failures,
-        unanswered_tries: failed.unanswered(),
-        latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
-        drops_edns: recursor.drops_edns(),
-    }
 }
 
 //----------- Explanations ---------------------------------------------------
@@ -176,8 +169,8 @@ impl CachedSource {
                     query_type,
                     state: if left.is_some() { CachedState::Fresh } else { CachedState::Stale },
                     ttl_seconds: left.unwrap_or_default().as_secs(),
-                    denial: Some(entry.is_denial()),
-                    recursor: entry.recursor().map(str::to_owned),
+                    denial: Some(entry.denial),
+                    recursor: entry.recursor.as_deref().map(str::to_owned),
                 }
             };
             vec![answer("A", TYPE_A), answer("AAAA", TYPE_AAAA)]

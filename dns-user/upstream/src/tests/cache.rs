@@ -632,7 +632,7 @@ async fn alias_without_data_is_denial() {
         }
         let key = cache.key(&parsed(&query(NAME, 1))).unwrap();
         let (entry, left) = cache.peek(&key).unwrap();
-        assert!(entry.is_denial() && left.unwrap().as_secs() <= expected.into());
+        assert!(entry.denial && left.unwrap().as_secs() <= expected.into());
         assert_eq!(recursor.counts().0, 1);
     }
     // Not to be cached at all.
