@@ -121,14 +121,12 @@ fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
 
 /// Parses an integer from 0 to `max`.
 fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u64>, JsonAnswerError> {
-    match json {
-        None => Ok(None),
-        Some(Json::Number(number)) => match number.as_u64().filter(|number| *number <= max) {
-            Some(number) => Ok(Some(number)),
-            None => Err(JsonAnswerError::Kind(name)),
-        },
-        Some(_) => Err(JsonAnswerError::Kind(name)),
-    }
+    let number = match json {
+        None => return Ok(None),
+        Some(Json::Number(number)) => number.as_u64().filter(|number| *number <= max),
+        Some(_) => None,
+    };
+    number.map(Some).ok_or(JsonAnswerError::Kind(name))
 }
 
 const CNAME: u16 = 5;
@@ -146,21 +144,21 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
         28 => data.extend_from_slice(&text.trim().parse::<Ipv6Addr>().ok()?.octets()),
         // NS, CNAME, PTR, DNAME
         2 | CNAME | 12 | 39 => push_name(&mut data, words.next()?)?,
-        // MX
-        15 => {
-            push_numbers::<u16>(&mut data, &mut words, 1)?;
-            push_name(&mut data, words.next()?)?;
-        }
-        // SRV
-        33 => {
-            push_numbers::<u16>(&mut data, &mut words, 3)?;
+        // MX: preference; SRV: priority, weight, port
+        15 | 33 => {
+            let numbers = if rtype == 15 { 1 } else { 3 };
+            for _ in 0..numbers {
+                data.extend_from_slice(&words.next()?.parse::<u16>().ok()?.to_be_bytes());
+            }
             push_name(&mut data, words.next()?)?;
         }
         // SOA
         6 => {
             push_name(&mut data, words.next()?)?;
             push_name(&mut data, words.next()?)?;
-            push_numbers::<u32>(&mut data, &mut words, 5)?;
+            for _ in 0..5 {
+                data.extend_from_slice(&words.next()?.parse::<u32>().ok()?.to_be_bytes());
+            }
         }
         // TXT, SPF: quoted strings, or one text without quotes.
         16 | 99 => return strings(text),
@@ -177,35 +175,6 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
         _ => return None,
     }
     words.next().is_none_or(|_| matches!(rtype, 1 | 28)).then_some(data)
-}
-
-/// Integers in network byte order.
-trait NetworkOrder: std::str::FromStr {
-    fn push(self, data: &mut Vec<u8>);
-}
-
-impl NetworkOrder for u16 {
-    fn push(self, data: &mut Vec<u8>) {
-        data.extend_from_slice(&self.to_be_bytes());
-    }
-}
-
-impl NetworkOrder for u32 {
-    fn push(self, data: &mut Vec<u8>) {
-        data.extend_from_slice(&self.to_be_bytes());
-    }
-}
-
-/// Appends the next `count` words as numbers.
-fn push_numbers<'a, N: NetworkOrder>(
-    data: &mut Vec<u8>,
-    words: &mut impl Iterator<Item = &'a str>,
-    count: usize,
-) -> Option<()> {
-    for _ in 0..count {
-        words.next()?.parse::<N>().ok()?.push(data);
-    }
-    Some(())
 }
 
 /// Appends a domain name in its letter case, uncompressed.
