@@ -26,27 +26,11 @@ const LOCALHOST: &[u8] = b"\x09localhost\0";
 const SOA: &[u8] =
     b"\x09localhost\0\x06nobody\x07invalid\0\0\0\0\x01\0\0\x0e\x10\0\0\x04\xb0\0\x09\x3a\x80\0\0\x2a\x30";
 /// Zones without names, in presentation format.
-const EMPTY_ZONES: [&str; 32] = [
+const EMPTY_ZONES: [&str; 16] = [
     "invalid",
     "onion",
     "0.in-addr.arpa",
     "10.in-addr.arpa",
-    "16.172.in-addr.arpa",
-    "17.172.in-addr.arpa",
-    "18.172.in-addr.arpa",
-    "19.172.in-addr.arpa",
-    "20.172.in-addr.arpa",
-    "21.172.in-addr.arpa",
-    "22.172.in-addr.arpa",
-    "23.172.in-addr.arpa",
-    "24.172.in-addr.arpa",
-    "25.172.in-addr.arpa",
-    "26.172.in-addr.arpa",
-    "27.172.in-addr.arpa",
-    "28.172.in-addr.arpa",
-    "29.172.in-addr.arpa",
-    "30.172.in-addr.arpa",
-    "31.172.in-addr.arpa",
     "168.192.in-addr.arpa",
     "254.169.in-addr.arpa",
     "2.0.192.in-addr.arpa",
@@ -91,9 +75,11 @@ impl SpecialNames {
             (&loopback_v6, Content::Reverse),
             (&unspecified_v6, Content::Empty),
         ];
-        // RFC 7793: 64.100 to 127.100.
-        let shared: Vec<String> = (64..128).map(|second| format!("{second}.100.in-addr.arpa")).collect();
-        let empty = EMPTY_ZONES.into_iter().chain(shared.iter().map(String::as_str));
+        // 172.16.0.0/12 (RFC 6303) and 100.64.0.0/10 (RFC 7793).
+        let private = (16..32).map(|second| format!("{second}.172.in-addr.arpa"));
+        let shared = (64..128).map(|second| format!("{second}.100.in-addr.arpa"));
+        let blocks: Vec<String> = private.chain(shared).collect();
+        let empty = EMPTY_ZONES.into_iter().chain(blocks.iter().map(String::as_str));
         let zones = more.into_iter().chain(empty.map(|text| (text, Content::Empty)));
         Self { next, zones: zones.filter_map(|(text, content)| zone(text, content)).collect() }
     }
@@ -211,6 +197,6 @@ mod tests {
 
     #[test]
     fn every_zone_is_a_name() {
-        assert_eq!(SpecialNames::new(Arc::new(Refuses)).zones.len(), EMPTY_ZONES.len() + 64 + 5);
+        assert_eq!(SpecialNames::new(Arc::new(Refuses)).zones.len(), EMPTY_ZONES.len() + 16 + 64 + 5);
     }
 }
