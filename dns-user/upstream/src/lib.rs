@@ -208,11 +208,6 @@ impl TryError {
             Self::Closed | Self::Unreadable | Self::Tls | Self::Busy => false,
         }
     }
-
-    /// Returns whether a connection was closed, normally or not.
-    pub(crate) fn is_end_of_connection(self) -> bool {
-        matches!(self, Self::Closed | Self::Reset)
-    }
 }
 
 impl From<io::Error> for TryError {

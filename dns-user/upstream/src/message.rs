@@ -185,9 +185,10 @@ impl ValidatedReply {
         Flags::of(&self.reply).rcode()
     }
 
-    /// Returns whether the RCODE has upper bits in the OPT.
+    /// Returns whether the OPT contains upper bits of the RCODE (RFC 6891, section 6.1.3).
     pub(crate) fn has_extended_rcode(&self) -> bool {
-        has_extended_rcode(&self.reply, &self.index)
+        let opt = self.index.opt.as_ref();
+        opt.and_then(|opt| self.reply.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
     }
 
     pub(crate) fn is_truncated(&self) -> bool {
@@ -445,11 +446,6 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
-/// Returns whether the OPT contains upper bits of the RCODE (RFC 6891, section 6.1.3).
-pub(crate) fn has_extended_rcode(message: &[u8], index: &MessageIndex) -> bool {
-    index.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
-}
-
 /// Removes the OPT and the records after it: moving those could break pointers, and additional
 /// records are optional.
 pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
@@ -490,7 +486,24 @@ pub(crate) fn restore_case(reply: &mut [u8], index: &MessageIndex, query: &Query
 /// Appends a record to the answer section of a message without further sections; `false` if the
 /// message would become too long, without changing it.
 pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
-    let Some(count) = u16_at(message, 6).filter(|&count| count < u16::MAX) else { return false };
+    push_record(message, 6, owner, rtype, ttl, data)
+}
+
+/// Appends the SOA of a zone to the authority section of a message without additional records.
+pub(crate) fn push_soa(message: &mut Vec<u8>, zone: &[u8], ttl: u32, data: &[u8]) {
+    push_record(message, 8, zone, TYPE_SOA, ttl, data);
+}
+
+/// Appends a record of class IN to the last section, whose count is at `count_at`.
+fn push_record(
+    message: &mut Vec<u8>,
+    count_at: usize,
+    owner: &[u8],
+    rtype: u16,
+    ttl: u32,
+    data: &[u8],
+) -> bool {
+    let Some(count) = u16_at(message, count_at).filter(|&count| count < u16::MAX) else { return false };
     let Ok(length) = u16::try_from(data.len()) else { return false };
     if message.len() + owner.len() + 10 + data.len() > usize::from(u16::MAX) {
         return false;
@@ -501,21 +514,8 @@ pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: 
     message.extend_from_slice(&ttl.to_be_bytes());
     message.extend_from_slice(&length.to_be_bytes());
     message.extend_from_slice(data);
-    message[6..8].copy_from_slice(&(count + 1).to_be_bytes());
+    message[count_at..count_at + 2].copy_from_slice(&(count + 1).to_be_bytes());
     true
-}
-
-/// Appends the SOA of a zone to the authority section of a message without additional records.
-pub(crate) fn push_soa(message: &mut Vec<u8>, zone: &[u8], ttl: u32, data: &[u8]) {
-    let Some(count) = u16_at(message, 8) else { return };
-    message.extend_from_slice(zone);
-    message.extend_from_slice(&TYPE_SOA.to_be_bytes());
-    message.extend_from_slice(&[0, 1]);
-    message.extend_from_slice(&ttl.to_be_bytes());
-    // The data of an SOA is shorter than 600 bytes.
-    message.extend_from_slice(&(data.len() as u16).to_be_bytes());
-    message.extend_from_slice(data);
-    message[8..10].copy_from_slice(&(count + 1).to_be_bytes());
 }
 
 /// Returns an empty truncated reply (TC) to `question`, with the flags of a reply that was cut short.

@@ -344,7 +344,7 @@ impl Connection {
         let mut pending = self.pending.lock();
         pending.ended = true;
         let (uses, left) = (pending.uses, pending.waiting.len() as u64);
-        let shared = uses > 1 && error.is_end_of_connection();
+        let shared = uses > 1 && matches!(error, TryError::Closed | TryError::Reset);
         let mut unanswered = false;
         for (_, waiting) in pending.waiting.drain() {
             unanswered |= waiting.sender.send(Err(Unanswered { error, shared })).is_ok();

@@ -298,7 +298,11 @@ impl Socket {
                 ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
                     let Ok(mut ready) = ready else { break };
                     if ready.ready().is_error() {
-                        self.take_errors();
+                        // Reported by ICMP: the port is closed or the host unreachable, which affects all
+                        // waiting queries.
+                        while let Ok(Some(error)) = self.io.get_ref().take_error() {
+                            self.pending.lock().fail_all(error.into());
+                        }
                     }
                     // `receive` has handled all errors except `WouldBlock`, which makes the runtime
                     // wait for more.
@@ -308,7 +312,6 @@ impl Socket {
                     let now = Instant::now();
                     let mut pending = self.pending.lock();
                     pending.expire(now);
-                    pending.forget_answered();
                     let old = pending.retired || now.duration_since(self.opened) > LIFETIME;
                     if pending.order.is_empty() && old {
                         pending.ended = true;
@@ -320,15 +323,9 @@ impl Socket {
                 }
             }
         }
-        self.pending.lock().end();
-    }
-
-    /// Handles an error reported by ICMP: the port is closed or the host unreachable, which affects
-    /// all waiting queries.
-    fn take_errors(&self) {
-        while let Ok(Some(error)) = self.io.get_ref().take_error() {
-            self.pending.lock().fail_all(error.into());
-        }
+        let mut pending = self.pending.lock();
+        pending.ended = true;
+        pending.fail_all(TryError::TimedOut);
     }
 
     /// Reads all queued datagrams; returns the final error.
@@ -341,7 +338,7 @@ impl Socket {
         if error.kind() == io::ErrorKind::WouldBlock {
             return Err(error);
         }
-        // As in `take_errors`.
+        // Reported by ICMP, as in `serve`.
         self.pending.lock().fail_all(error.into());
         Ok(())
     }
@@ -370,17 +367,16 @@ impl PendingQueries {
         true
     }
 
-    /// Fails the queries whose time is up.
+    /// Fails the queries whose time is up, and drops answered ones from the front of the order.
     fn expire(&mut self, now: Instant) {
-        while let Some(&(deadline, id, serial)) = self.order.front() {
-            if deadline > now {
-                return;
+        self.forget_answered();
+        while let Some(&(deadline, id, _)) = self.order.front()
+            && deadline <= now
+        {
+            if let Some(waiting) = self.waiting.remove(&id) {
+                let _ = waiting.sender.send(waiting.second_best.ok_or(TryError::TimedOut));
             }
-            self.order.pop_front();
-            if let Some(waiting) = self.take(id, serial) {
-                let outcome = waiting.second_best.ok_or(TryError::TimedOut);
-                let _ = waiting.sender.send(outcome);
-            }
+            self.forget_answered();
         }
     }
 
@@ -399,23 +395,11 @@ impl PendingQueries {
         }
     }
 
-    /// Removes the query that used `id` with number `serial`.
-    fn take(&mut self, id: u16, serial: u64) -> Option<PendingQuery> {
-        self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial).then_some(())?;
-        self.waiting.remove(&id)
-    }
-
     fn fail_all(&mut self, error: TryError) {
         self.order.clear();
         for (_, waiting) in self.waiting.drain() {
             let _ = waiting.sender.send(Err(error));
         }
-    }
-
-    /// Marks the socket as no longer read.
-    fn end(&mut self) {
-        self.ended = true;
-        self.fail_all(TryError::TimedOut);
     }
 }
 
