@@ -10,7 +10,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{
     question::TYPE_SRV,
-    record::{Data, Record, Section, TYPE_CNAME, TYPE_NS, TYPE_SOA},
+    record::{Answers, Data, Record, TYPE_CNAME, TYPE_NS, TYPE_SOA},
 };
 
 /// Largest offset that a compression pointer can hold (RFC 1035, section 4.1.4).
@@ -31,7 +31,9 @@ pub(crate) struct Reply<'a> {
     /// Flags and RCODE, except flags copied from the query.
     pub(crate) flags: u16,
     pub(crate) compress: bool,
-    pub(crate) answers: Section<'a>,
+    pub(crate) answers: &'a Answers,
+    /// Number of leading answers to encode.
+    pub(crate) count: usize,
     pub(crate) authority: &'a [Record],
     /// Additional section without OPT.
     pub(crate) additional: &'a [&'a Record],
@@ -41,36 +43,30 @@ pub(crate) struct Reply<'a> {
 
 impl Reply<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let Self { query, name, flags, compress, answers, authority, additional, options } = *self;
+        let Self { query, name, flags, compress, answers, count, authority, additional, options } = *self;
         let raw_name = query.question.raw_name;
         let owner = owner_of_answers(raw_name, compress);
-        let size = answers.size_of_addresses(owner.len()).unwrap_or(answers.len() * TYPICAL_RECORD);
+        let size = answers.size_of_addresses(count, owner.len()).unwrap_or(count * TYPICAL_RECORD);
         let out = Vec::with_capacity(size + FRAME);
         let mut writer = Writer { out, names: HashMap::default(), compress };
         let question = &query.message[HEADER_LEN..HEADER_LEN + query.question.wire_len()];
         writer.u16(query.id);
         writer.u16(flags | query.flags & COPIED);
         let opt = usize::from(query.edns.is_some());
-        for count in [1, answers.len(), authority.len(), additional.len() + opt] {
+        for count in [1, count, authority.len(), additional.len() + opt] {
             // A section with more records exceeds the size of a message anyway.
             writer.u16(count as u16);
         }
+        if let Answers::Records(_) = answers {
+            writer.remember(name);
+        }
+        writer.out.extend_from_slice(question);
         match answers {
-            Section::Records(answers) => {
-                writer.remember(name);
-                writer.out.extend_from_slice(question);
-                for record in answers {
-                    writer.record(record, raw_name);
-                }
+            Answers::Records(answers) => {
+                answers[..count].iter().for_each(|record| writer.record(record, raw_name));
             }
-            Section::V4(ttl, addresses) => {
-                writer.out.extend_from_slice(question);
-                writer.addresses(ttl, addresses, raw_name);
-            }
-            Section::Mixed(ttl, addresses) => {
-                writer.out.extend_from_slice(question);
-                writer.mixed_addresses(ttl, addresses, raw_name);
-            }
+            Answers::V4(ttl, addresses) => writer.addresses(*ttl, &addresses[..count], raw_name),
+            Answers::Mixed(ttl, addresses) => writer.mixed_addresses(*ttl, &addresses[..count], raw_name),
         }
         for record in authority.iter().chain(additional.iter().copied()) {
             writer.record(record, raw_name);
@@ -282,13 +278,9 @@ impl ClientSubnet<'_> {
 
 /// Returns the client subnet of a query; `None` if it is missing or malformed.
 pub(crate) fn client_subnet<'a>(query: &Query<'a>) -> Option<ClientSubnet<'a>> {
-    // Skips option code and length.
-    read(query.client_subnet()?.get(4..)?)
-}
-
-/// Parses the option data: family, source prefix, scope prefix, and as many address bytes as the
-/// prefix needs.
-fn read(option: &[u8]) -> Option<ClientSubnet<'_>> {
+    // Skips option code and length; then come family, source prefix, scope prefix, and as many address bytes as
+    // the prefix needs.
+    let option = query.client_subnet()?.get(4..)?;
     let (&[family_high, family_low, prefix, _scope], bytes) = option.split_first_chunk()?;
     let address = match u16::from_be_bytes([family_high, family_low]) {
         1 => IpAddr::V4(Ipv4Addr::from(padded::<4>(bytes)?)),

@@ -13,7 +13,7 @@ use hickory_proto::{
 use crate::{
     config::DnsConfig,
     encode::{Reply, client_subnet, owner_of_answers},
-    record::{Answers, Data, Failure, Found, MAX_CHAIN, Record, Section, limit_chain},
+    record::{Answers, Data, Failure, Found, MAX_CHAIN, Record, limit_chain},
 };
 
 /// The records of an answer. [`PendingAnswer::hosts`] returns the host names to query a recursor for;
@@ -166,21 +166,20 @@ impl Page<'_> {
             Transport::Tcp => MAX_TCP_SIZE,
         };
         let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
-        let answers = self.answer.answers.section();
-        let aliases = answers.leading_aliases();
+        let aliases = self.answer.answers.leading_aliases();
         let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases } else { all };
         let count = all.min(most);
         let measured_plain = is_plain && all > most;
         let room = if transport == Transport::Udp { size - SPARE } else { size };
         let compress = self.compress && !measured_plain;
         let measure = |count: usize| {
-            let known = self.size_of_addresses(answers.first(count), compress);
+            let known = self.size_of_addresses(count, compress);
             known.unwrap_or_else(|| self.write(count, count < all, compress, 0).len())
         };
         let mut whole_size = None;
         if count == all {
             // Nearly all replies fit completely; these are encoded once.
-            match self.size_of_addresses(answers, compress) {
+            match self.size_of_addresses(all, compress) {
                 Some(size) if size > room => whole_size = Some(size),
                 _ => {
                     let reply = self.write(all, false, self.compress, 0);
@@ -204,14 +203,14 @@ impl Page<'_> {
         self.without_additional(count, size, flags)
     }
 
-    /// Returns the size of a reply with these addresses and no other records; `None` for answers of
-    /// another kind.
-    fn size_of_addresses(&self, answers: Section<'_>, compress: bool) -> Option<usize> {
-        let Self { query, options, .. } = self;
+    /// Returns the size of a reply with the first `count` addresses and no other records; `None` for answers
+    /// of another kind.
+    fn size_of_addresses(&self, count: usize, compress: bool) -> Option<usize> {
+        let Self { answer, query, options, .. } = self;
         let owner = owner_of_answers(query.question.raw_name, compress);
         let opt = if query.edns.is_some() { OPT_LEN + options.len() } else { 0 };
         let size = HEADER_LEN + query.question.wire_len() + opt;
-        Some(size + answers.size_of_addresses(owner.len())?)
+        Some(size + answer.answers.size_of_addresses(count, owner.len())?)
     }
 
     /// Returns the reply without additional records, which are optional; if that is still too
@@ -226,16 +225,16 @@ impl Page<'_> {
     /// Encodes the first `count` answers; if `synced`, with only the additional records that they lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
         let Self { answer, query, name, compress: _, options } = *self;
-        let answers = answer.answers.section().first(count);
+        let PendingAnswer { answers, authority, .. } = answer;
         let additional: Vec<&Record> = match answers {
-            Section::Records(answers) if synced => reachable(answers, &answer.additional),
+            Answers::Records(answers) if synced => reachable(&answers[..count], &answer.additional),
             _ => answer.additional.iter().collect(),
         };
         let available = if answer.recursion_available { RECURSION_AVAILABLE } else { 0 };
         let rcode = u16::from(answer.rcode.low());
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
-        let authority = &answer.authority;
-        Reply { query, name, flags, compress, answers, authority, additional: &additional, options }.encode()
+        let additional = &additional;
+        Reply { query, name, flags, compress, answers, count, authority, additional, options }.encode()
     }
 }
 

@@ -64,6 +64,8 @@ pub enum Keep {
     AsTheyAre,
 }
 
+/// Length of TYPE, CLASS, TTL and RDLENGTH of a record.
+pub(crate) const FIXED_LEN: usize = 10;
 /// Maximum number of aliases followed from one host name.
 pub const MAX_CHAIN: usize = 16;
 /// Maximum number of records passed on for one host name, besides the aliases that lead to them.
@@ -215,7 +217,11 @@ impl Default for Answers {
 
 impl Answers {
     pub(crate) fn len(&self) -> usize {
-        self.section().len()
+        match self {
+            Self::Records(records) => records.len(),
+            Self::V4(_, addresses) => addresses.len(),
+            Self::Mixed(_, addresses) => addresses.len(),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -242,62 +248,24 @@ impl Answers {
         }
     }
 
-    /// Returns the answers in the form in which they are encoded.
-    pub(crate) fn section(&self) -> Section<'_> {
-        match self {
-            Self::Records(records) => Section::Records(records),
-            Self::V4(ttl, addresses) => Section::V4(*ttl, addresses),
-            Self::Mixed(ttl, addresses) => Section::Mixed(*ttl, addresses),
-        }
-    }
-}
-
-/// Leading records of an answer section; addresses with their TTL.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Section<'a> {
-    Records(&'a [Record]),
-    V4(u32, &'a [Ipv4Addr]),
-    Mixed(u32, &'a [IpAddr]),
-}
-
-/// TYPE, CLASS, TTL and RDLENGTH of a record.
-const FIXED_LEN: usize = 10;
-
-impl Section<'_> {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Records(records) => records.len(),
-            Self::V4(_, addresses) => addresses.len(),
-            Self::Mixed(_, addresses) => addresses.len(),
-        }
-    }
-
     /// Returns the number of aliases before the first final record.
     pub(crate) fn leading_aliases(&self) -> usize {
         let Self::Records(records) = self else { return 0 };
         records.iter().take_while(|record| matches!(record.data, Data::Cname(_))).count()
     }
 
-    pub(crate) fn first(self, count: usize) -> Self {
-        match self {
-            Self::Records(records) => Self::Records(&records[..count]),
-            Self::V4(ttl, addresses) => Self::V4(ttl, &addresses[..count]),
-            Self::Mixed(ttl, addresses) => Self::Mixed(ttl, &addresses[..count]),
-        }
-    }
-
-    /// Returns the encoded size of addresses with an owner of `owner` bytes; `None` for records.
-    pub(crate) fn size_of_addresses(&self, owner: usize) -> Option<usize> {
+    /// Returns the encoded size of the first `count` addresses with an owner of `owner` bytes; `None` for
+    /// records.
+    pub(crate) fn size_of_addresses(&self, count: usize, owner: usize) -> Option<usize> {
         let v4 = owner + FIXED_LEN + size_of::<Ipv4Addr>();
-        match self {
-            Self::Records(_) => None,
-            Self::V4(_, addresses) => Some(addresses.len() * v4),
+        let v6 = match self {
+            Self::Records(_) => return None,
+            Self::V4(..) => 0,
             Self::Mixed(_, addresses) => {
-                let v6 = addresses.iter().filter(|address| address.is_ipv6()).count();
-                let more = size_of::<Ipv6Addr>() - size_of::<Ipv4Addr>();
-                Some(addresses.len() * v4 + v6 * more)
+                addresses[..count].iter().filter(|address| address.is_ipv6()).count()
             }
-        }
+        };
+        Some(count * v4 + v6 * (size_of::<Ipv6Addr>() - size_of::<Ipv4Addr>()))
     }
 }
 

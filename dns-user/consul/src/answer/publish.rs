@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use dns_core::{
     name::Name,
-    wire::{HEADER_LEN, TYPE_A, TYPE_AAAA},
+    wire::{HEADER_LEN, OPT_LEN, TYPE_A, TYPE_AAAA},
 };
 
 use super::{Search, Zone};
 use crate::{
     pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
     question::Question,
-    record::{Data, Found},
+    record::{Data, FIXED_LEN, Found},
 };
 
 /// Addresses of a name, and the limits of its UDP answers. A query for a family without addresses
@@ -34,10 +34,6 @@ pub struct Publishable {
     pub truncates: bool,
 }
 
-/// Size of the fixed fields after a record's owner name.
-const RECORD: usize = 10;
-/// Size of an OPT record without options.
-const OPT: usize = 11;
 const POINTER: usize = 2;
 
 impl Zone {
@@ -62,29 +58,24 @@ impl Zone {
         let (found_v4, found_v6) = (of_type(TYPE_A), of_type(TYPE_AAAA));
         let ttl = found_v4.as_ref().or(found_v6.as_ref())?.1;
         let of = |found: Option<(Vec<IpAddr>, u32)>| found.filter(|(_, of)| *of == ttl).unwrap_or_default().0;
-        let v4 = of(found_v4).into_iter().filter_map(|address| match address {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        });
-        let v6 = of(found_v6).into_iter().filter_map(|address| match address {
-            IpAddr::V6(address) => Some(address),
-            IpAddr::V4(_) => None,
-        });
-        let (mut v4, mut v6): (Vec<Ipv4Addr>, Vec<Ipv6Addr>) = (v4.collect(), v6.collect());
+        let (mut v4, mut v6): (Vec<Ipv4Addr>, Vec<Ipv6Addr>) = (Vec::new(), Vec::new());
+        for address in of(found_v4).into_iter().chain(of(found_v6)) {
+            match address {
+                IpAddr::V4(address) => v4.push(address),
+                IpAddr::V6(address) => v6.push(address),
+            }
+        }
         let most = u16::try_from(dns.a_record_limit).unwrap_or(0);
         let plain =
             |count: usize, record: usize| plain_limit(name, count, most, record, dns.udp_answer_limit);
-        let mut limits = [0; 2];
-        for (limit, count, record) in
-            [(0, v4.len(), size_of::<Ipv4Addr>()), (1, v6.len(), size_of::<Ipv6Addr>())]
-        {
-            match plain(count, record) {
-                Some(given) => limits[limit] = given,
-                None if limit == 0 => v4.clear(),
-                None => v6.clear(),
-            }
-        }
-        let [plain_v4, plain_v6] = limits;
+        let plain_v4 = plain(v4.len(), size_of::<Ipv4Addr>()).unwrap_or_else(|| {
+            v4.clear();
+            0
+        });
+        let plain_v6 = plain(v6.len(), size_of::<Ipv6Addr>()).unwrap_or_else(|| {
+            v6.clear();
+            0
+        });
         (!v4.is_empty() || !v6.is_empty()).then_some(Publishable {
             v4,
             v6,
@@ -122,9 +113,9 @@ fn plain_limit(name: &Name, count: usize, most: u16, address: usize, udp_answer_
     let owner = if all > limit { name_length } else { POINTER };
     let given = |opt: usize| {
         let room = PLAIN_SIZE - SPARE - opt - HEADER_LEN - name_length - 4;
-        limit.min(room / (owner + RECORD + address))
+        limit.min(room / (owner + FIXED_LEN + address))
     };
-    let (without, with) = (given(0), given(OPT));
+    let (without, with) = (given(0), given(OPT_LEN));
     // At most MAX_PLAIN_ANSWERS.
     (without == with && without > 0).then_some(without as u8)
 }
