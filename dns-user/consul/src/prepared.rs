@@ -143,10 +143,9 @@ impl Zone {
         let ignored = |check: &str| query.ignore_check_ids.iter().any(|ignored| ignored == check);
         let mut checks = instance.checks.iter().chain(&node.checks);
         let healthy = checks.all(|check| check.status <= worst || ignored(&check.id));
-        let has_tag = |wanted: &str| instance.tags.iter().any(|tag| tag.eq_ignore_ascii_case(wanted));
         let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
-            Some(unwanted) => !has_tag(unwanted),
-            None => has_tag(tag),
+            Some(unwanted) => !instance.has_tag(unwanted),
+            None => instance.has_tag(tag),
         });
         let holds = |meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>| {
             wanted.iter().all(|(key, value)| meta.get(key) == Some(value))

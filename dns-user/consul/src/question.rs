@@ -88,34 +88,26 @@ impl Question {
         let Some(last) = before.last() else {
             return if after.is_empty() { Self::Empty } else { Self::Invalid };
         };
-        let locality = Locality::read(after);
         let service = last.clone();
-        match kind {
-            "addr" => match before {
-                [hex] => read_hex(hex).map_or(Self::Invalid, Self::Address),
-                _ => Self::Invalid,
-            },
-            "query" => match after {
-                [] => Self::Query { name: query_name(before), datacenter: None },
-                [datacenter] => {
-                    Self::Query { name: query_name(before), datacenter: Some(datacenter.clone()) }
-                }
-                _ => Self::Invalid,
-            },
-            "virtual" => match (after, locality) {
-                ([peer], _) => Self::Virtual { service, peer: Some(peer.clone()) },
-                (_, Some(locality)) => Self::Virtual { service, peer: locality.peer },
-                (_, None) => Self::Invalid,
-            },
-            "node" => {
-                locality.map_or(Self::Invalid, |locality| Self::Node { name: before.join("."), locality })
+        match (kind, before, after) {
+            ("addr", [hex], _) => return read_hex(hex).map_or(Self::Invalid, Self::Address),
+            ("query", _, [] | [_]) => {
+                return Self::Query { name: query_name(before), datacenter: after.first().cloned() };
             }
-            "connect" => locality.map_or(Self::Invalid, |locality| Self::Connect { service, locality }),
-            "ingress" => locality.map_or(Self::Invalid, |locality| Self::Ingress { service, locality }),
-            _ => locality.map_or(Self::Invalid, |locality| {
+            ("addr" | "query", ..) => return Self::Invalid,
+            ("virtual", _, [peer]) => return Self::Virtual { service, peer: Some(peer.clone()) },
+            _ => {}
+        }
+        let Some(locality) = Locality::read(after) else { return Self::Invalid };
+        match kind {
+            "virtual" => Self::Virtual { service, peer: locality.peer },
+            "node" => Self::Node { name: before.join("."), locality },
+            "connect" => Self::Connect { service, locality },
+            "ingress" => Self::Ingress { service, locality },
+            _ => {
                 let (service, tag) = service_and_tag(before, last);
                 Self::Service { service, tag, locality }
-            }),
+            }
         }
     }
 }

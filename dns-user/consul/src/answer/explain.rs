@@ -64,26 +64,25 @@ impl Zone {
     }
 
     fn in_words(&self, question: &Question) -> String {
-        match question {
-            Question::Node { name, locality } => {
-                format!("the node {name:?} {}", self.place_in_words(locality))
-            }
+        let (what, locality) = match question {
+            Question::Node { name, locality } => (format!("the node {name:?}"), locality),
             Question::Service { service, tag, locality } => {
                 let tag = tag.as_ref().map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
-                format!("instances of the service {service:?}{tag} {}", self.place_in_words(locality))
+                (format!("instances of the service {service:?}{tag}"), locality)
             }
             Question::Connect { service, locality } => {
-                format!("mesh instances that represent {service:?} {}", self.place_in_words(locality))
+                (format!("mesh instances that represent {service:?}"), locality)
             }
             Question::Ingress { service, locality } => {
-                format!("gateways that {service:?} is bound to {}", self.place_in_words(locality))
+                (format!("gateways that {service:?} is bound to"), locality)
             }
-            Question::Virtual { service, .. } => format!("the virtual address of {service:?}"),
-            Question::Query { name, .. } => format!("the prepared query {name:?}"),
-            Question::Address(address) => format!("the address {address} itself"),
-            Question::Empty => "nothing: an empty non-terminal".to_owned(),
-            Question::Invalid => "nothing: Consul does not have this name".to_owned(),
-        }
+            Question::Virtual { service, .. } => return format!("the virtual address of {service:?}"),
+            Question::Query { name, .. } => return format!("the prepared query {name:?}"),
+            Question::Address(address) => return format!("the address {address} itself"),
+            Question::Empty => return "nothing: an empty non-terminal".to_owned(),
+            Question::Invalid => return "nothing: Consul does not have this name".to_owned(),
+        };
+        format!("{what} {}", self.place_in_words(locality))
     }
 
     /// Describes the datacenter or peer that is searched.
@@ -119,9 +118,8 @@ impl Zone {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
             let address = if instance.address.is_empty() { &node.address } else { &instance.address };
             let status = self.catalog.status(id);
-            let tagged = |tag: &str| instance.tags.iter().any(|known| known.eq_ignore_ascii_case(tag));
             let why = match (tag, status) {
-                (Some(tag), _) if !tagged(tag) => ": excluded, it does not have the tag",
+                (Some(tag), _) if !instance.has_tag(tag) => ": excluded, it does not have the tag",
                 (_, status) if status > worst => ": left out",
                 _ => "",
             };

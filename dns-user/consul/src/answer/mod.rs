@@ -221,13 +221,7 @@ impl Zone {
             Question::Service { service, tag, locality } => {
                 let place = self.place(&locality)?;
                 let found = self.catalog.service(&place, &service);
-                let is_tagged = |id| {
-                    let has = |tag: &String| {
-                        let mut tags = self.catalog.instance(id).tags.iter();
-                        tags.any(|known| known.eq_ignore_ascii_case(tag))
-                    };
-                    tag.as_ref().is_none_or(has)
-                };
+                let is_tagged = |id| tag.as_ref().is_none_or(|tag| self.catalog.instance(id).has_tag(tag));
                 self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
             // For an ACL error Consul answers SERVFAIL here, not an empty answer.

@@ -180,15 +180,13 @@ impl Catalog {
             lists.iter().flat_map(|list| list.iter()).map(Arc::as_ptr).collect()
         };
         let (known_now, known_before) = (known(&lists_now), known(&lists_before));
-        let new = lists_now
-            .iter()
-            .flat_map(|list| list.iter())
-            .filter(|node| !known_before.contains(&Arc::as_ptr(node)));
-        let old = lists_before
-            .iter()
-            .flat_map(|list| list.iter())
-            .filter(|node| !known_now.contains(&Arc::as_ptr(node)));
-        let moved = new.chain(old).map(|node| lower(&node.name)).collect();
+        let nodes = lists_now.iter().chain(&lists_before).flat_map(|list| list.iter());
+        let moved = nodes
+            .filter(|node| {
+                known_now.contains(&Arc::as_ptr(node)) != known_before.contains(&Arc::as_ptr(node))
+            })
+            .map(|node| lower(&node.name))
+            .collect();
         let all =
             self.fixed.nodes.iter().cloned().chain(lists_now.iter().flat_map(|list| list.iter().cloned()));
         self.nodes = Arc::new(Nodes::index(all, &self.visibility, &self.own));

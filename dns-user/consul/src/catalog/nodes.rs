@@ -21,7 +21,7 @@ use dns_core::name::Name;
 type NodeId = u32;
 
 /// The readable nodes, sorted by name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Nodes {
     nodes: Vec<Arc<Node>>,
     by_name: HashMap<PlacedName, NodeId, foldhash::fast::RandomState>,
@@ -44,15 +44,7 @@ impl Nodes {
     ) -> Self {
         let mut nodes: Vec<Arc<Node>> = nodes.filter(|node| visibility.node(&node.name)).collect();
         nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
-        let mut index = Self {
-            nodes: Vec::new(),
-            by_name: HashMap::default(),
-            by_peer: HashMap::default(),
-            by_id: BTreeMap::new(),
-            above: HashSet::default(),
-            peers: HashSet::default(),
-            addresses: HashMap::default(),
-        };
+        let mut index = Self::default();
         for (number, node) in nodes.iter().enumerate() {
             // Fewer than 2^32 nodes: the names alone would fill the memory.
             let number = number as NodeId;

@@ -97,6 +97,13 @@ pub struct Instance {
     pub checks: Vec<Check>,
 }
 
+impl Instance {
+    /// Returns whether the instance has a tag, in any letter case.
+    pub(crate) fn has_tag(&self, tag: &str) -> bool {
+        self.tags.iter().any(|known| known.eq_ignore_ascii_case(tag))
+    }
+}
+
 /// A port besides the service's main port, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
