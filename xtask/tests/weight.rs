@@ -22,7 +22,7 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-common", 930),
     ("dns-ebpf", 3_280),
     ("dns-user/consul", 5_220),
-    ("dns-user/consul-source", 2_700),
+    ("dns-user/consul-source", 2_650),
     // Reading only the rows of records.json that changed: outline, edits, indexes that share the rest; addresses for
     // the publisher, formerly in dns-publish.
     ("dns-user/core", 8_000),
@@ -30,15 +30,15 @@ const BUDGETS: [(&str, usize); 20] = [
     // The list of local replies, each client's allowance, the wait for a slow server, programs loaded early, and
     // attaches that wait for other network configuration.
     ("dns-user/fastpath", 13_600),
-    ("dns-user/health", 2_500),
+    ("dns-user/health", 2_440),
     // The queue of due identities and the file of appended changes of members.
-    ("dns-user/identity", 6_370),
+    ("dns-user/identity", 6_310),
     // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
-    ("dns-user/kit", 4_670),
+    ("dns-user/kit", 4_640),
     ("dns-user/load", 640),
-    ("dns-user/publish", 12_910),
+    ("dns-user/publish", 12_670),
     ("dns-user/resolver", 14_730),
-    ("dns-user/sync", 5_850),
+    ("dns-user/sync", 5_800),
     ("dns-user/upstream", 5_970),
     ("xtask", 1_940),
 ];
