@@ -52,7 +52,7 @@ pub fn open(address: SocketAddrV4) -> io::Result<Socket> {
     socket.set_reuse_port(true)?;
     socket.bind(&SocketAddr::from(address).into())?;
     let receive_buffer = RECEIVE_BUFFER;
-    // SAFETY: the descriptor is open, and the size is that of the `int`.
+    // SAFETY: the descriptor is open, and the size is the `int`'s.
     let _smaller = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -98,7 +98,7 @@ pub struct AnswerHeader {
     pub ttl_count: u8,
     /// Number of TTLs at odd offsets.
     pub odd_ttls: u8,
-    /// First variant and number of variants, for queries without OPT and for those with one.
+    /// First variant and number of variants, for queries without and with OPT.
     pub variants: [[u8; 2]; 2],
     /// Smallest and largest limit of the client's reply in bytes for which these variants are valid.
     pub limits: [[u16; 2]; 2],

@@ -269,7 +269,7 @@ impl Traced {
     }
 }
 
-/// Returns the difference of addresses in memory to those in the file.
+/// Returns the difference of addresses in memory to addresses in the file.
 fn load_address(process: Pid, program: &Path) -> Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
     let program = program.display().to_string();
@@ -323,7 +323,7 @@ fn module_of(name: &str) -> Option<Vec<String>> {
     Some(path[..end].split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect())
 }
 
-/// Returns the file of an item, relative to the workspace: that of its innermost module.
+/// Returns the file of an item, relative to the workspace: its innermost module's.
 fn source_file(root: &Path, item: &[String]) -> Option<PathBuf> {
     let (crate_name, path) = item.split_first()?;
     let folder = match crate_name.strip_prefix("dns_")? {

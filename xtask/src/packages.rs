@@ -39,7 +39,7 @@ pub(crate) const THIS_ARCHITECTURE: &str = "amd64";
 /// Keyring of the mirror's signatures, from the package `debian-archive-keyring`.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Installs those of the packages, separated by spaces, that are missing, with apt-get.
+/// Installs missing packages, whose names are separated by spaces, with apt-get.
 pub(crate) fn ensure(packages: &str) -> Result<()> {
     let missing = missing(&packages.split_whitespace().collect::<Vec<_>>())?;
     if missing.is_empty() {

@@ -95,7 +95,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Summarises the topics. `is_catalog` selects those that the whole catalog depends on.
+    /// Summarises the topics. `is_catalog` selects the topics on which the whole catalog depends.
     pub(crate) fn of<Q: Display + Eq + Hash>(
         questions: &HashMap<Q, Freshness>,
         limit: Duration,

@@ -104,7 +104,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Returns a key that precedes those of all sets of a name.
+    /// Returns a key that precedes the keys of all sets of a name.
     pub(crate) fn before(name: &Name) -> Self {
         Self { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) }
     }

@@ -562,7 +562,7 @@ pub(crate) fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Returns the metric families with a sample, except those of the process.
+/// Returns the metric families with a sample, except the process's.
 #[cfg(test)]
 pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
     let all = tests::complete().registry.gather();

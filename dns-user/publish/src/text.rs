@@ -225,7 +225,7 @@ impl<'a> Fields<'a> {
         rest.into_iter().map(|member| (member.0.as_str(), self.reader(member))).collect()
     }
 
-    /// Reports remaining members as unknown; the remedy names those that were asked for.
+    /// Reports remaining members as unknown; the remedy names the expected ones.
     pub fn finish(mut self) {
         for (name, reader) in self.others() {
             reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, &self.known));

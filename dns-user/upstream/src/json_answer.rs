@@ -1,6 +1,6 @@
 //! Parses JSON answers of HTTP handlers. Does no I/O.
 //!
-//! The format is that of public resolvers: `{"TC": bool, "Status": rcode, "Answer": [{"name",
+//! Public resolvers use this format: `{"TC": bool, "Status": rcode, "Answer": [{"name",
 //! "type", "TTL", "data"}]}`. Member names have any letter case, and every member is optional
 //! (observed).
 

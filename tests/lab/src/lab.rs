@@ -89,7 +89,7 @@ impl Lab {
         Self { server, client, split: false, addresses: [SERVER_ADDRESS.into(), CLIENT_ADDRESS.into()] }
     }
 
-    /// Makes server and client use IPv6, with addresses beside those of IPv4.
+    /// Makes server and client use IPv6, with addresses beside the IPv4 ones.
     pub fn over_ipv6(mut self) -> Result<Self> {
         self.addresses = [SERVER_ADDRESS_V6.into(), CLIENT_ADDRESS_V6.into()];
         for ((namespace, interface), address) in self.ends().into_iter().zip(self.addresses) {

@@ -238,7 +238,7 @@ enum Answered {
 }
 
 impl Live {
-    /// Starts a server; `mode` is that of the fast path.
+    /// Starts a server with this `mode` of the fast path.
     fn start(number: usize, mode: &str) -> Result<Self> {
         let host = host()?;
         host.forward()?;
@@ -419,7 +419,7 @@ impl Twins {
         Ok([tried?, fast.wait_for(&INTERFACES)?])
     }
 
-    /// Compares the answers with those of userspace: none more and none less, and none by an interface whose
+    /// Compares the answers with userspace's: none more and none less, and none by an interface whose
     /// queries are limited.
     fn compare(&self, expected: &Expected) -> Result<()> {
         let is_kept = |name: &str| expected.expect.get(name).is_none_or(|decision| decision == "keep");

@@ -232,7 +232,7 @@ fn foreign_authority_is_named() -> Result<()> {
     })
 }
 
-/// Replies to queries on a socket with the given RCODE; with `needs_plain` it ignores those with EDNS.
+/// Replies to queries on a socket with the given RCODE; with `needs_plain` it ignores queries with EDNS.
 fn recursor(namespace: &Namespace, address: &str, rcode: u8, needs_plain: bool) -> Result<()> {
     let socket = namespace.run(|| UdpSocket::bind(address))??;
     // Ends with the process; the namespace lives as long as its sockets.

@@ -143,7 +143,7 @@ fn answers_in_use_are_renewed() -> Result<()> {
     let used = client::query("used.example.com.", RecordType::A, None)?.to_vec()?;
     let reply = Message::from_vec(&settle(&lab, &used)?)?;
     ensure!(reply.answers.first().is_some_and(|record| record.ttl <= 10), "{reply}");
-    // The only queries are those of renewals, while clients are answered by the interface alone.
+    // The only queries are renewals, while clients are answered by the interface alone.
     let deadline = Instant::now() + Duration::from_secs(25);
     let mut passed = 0;
     while Instant::now() < deadline {

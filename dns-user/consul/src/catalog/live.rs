@@ -60,7 +60,7 @@ pub struct LiveService {
 /// The instances of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceInstances {
-    /// Instances; their checks include those of their nodes.
+    /// Instances; their checks include their nodes' checks.
     pub instances: Vec<Arc<Instance>>,
     /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
     pub virtual_addresses: Vec<(String, IpAddr)>,

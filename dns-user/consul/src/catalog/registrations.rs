@@ -87,7 +87,7 @@ pub struct Instance {
     pub meta: BTreeMap<String, String>,
     /// Weights for SRV records, by status.
     pub weights: Weights,
-    /// Further addresses, tagged like those of nodes.
+    /// Further addresses, tagged like addresses of nodes.
     pub tagged_addresses: BTreeMap<String, TaggedAddress>,
     /// Service that this Connect proxy represents.
     pub proxy_for: Option<String>,

@@ -54,7 +54,7 @@ pub trait NameSource: Any + Send + Sync {
 
     /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
     /// question, flags and EDNS size, and is no list of addresses that [`Self::resolve_with_policy`] gives.
-    /// `serial` is that of SOA records. Equal seeds yield the same order and choice of records.
+    /// SOA records have this `serial`. Equal seeds yield the same order and choice of records.
     fn reply(&self, _query: &Query<'_>, _serial: u32, _seed: u64) -> Option<Vec<u8>> {
         None
     }

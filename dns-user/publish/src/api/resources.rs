@@ -243,7 +243,7 @@ pub(super) fn delete(
     }
 }
 
-/// Returns the bodies of stored resources, then those of documents, which win over a resource of the same id.
+/// Returns the bodies of stored resources, then of documents, which win over a resource of the same id.
 fn bodies(api_state: &ApiState) -> Vec<(DocumentId, Value)> {
     let stored = api_state.store.all().into_iter().map(|resource| (resource.id, resource.body));
     let of_document = |document: Document| Some((document.id.clone(), document_body(&document)?));

@@ -140,7 +140,7 @@ impl Webhook {
         Ok(zones)
     }
 
-    /// Lists all record sets, and describes those that cannot be represented.
+    /// Lists all record sets, and describes what cannot be represented.
     async fn records(&self) -> Result<(BTreeMap<Key, Record>, Vec<String>), ProviderError> {
         let endpoints: Vec<Endpoint> = self.read("/records", None).await?;
         let mut sets: BTreeMap<Key, Record> = BTreeMap::new();

@@ -248,7 +248,7 @@ fn tsig_obstacles(parameters: &Parameters) -> Vec<String> {
 }
 
 impl Metadata {
-    /// Parses `metadata`. Unknown members, including those that Kubernetes adds, are left to the caller.
+    /// Parses `metadata`. Unknown members, such as Kubernetes adds, are left to the caller.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let name = fields.required("name").and_then(|name| read_identifier(&name));
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);

@@ -14,7 +14,7 @@ use dns_upstream::CurrentUpstreams;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Queries the Consul configured in the object `"consul"`, installs its catalogs, and switches to
-/// another one when the object changes. Host names of agents are resolved like those of recursors.
+/// another one when the object changes. Host names of agents are resolved like recursors'.
 /// Calls `installed` with each new catalog. Returns when a source has failed internally.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,

@@ -253,7 +253,7 @@ impl StateWriter {
     }
 
     /// Removes the confirmation with which the inventory was read: it applies to a single version. One that was
-    /// written since then belongs to the next version, as do changes: their stamps stay those of the last read.
+    /// written since then belongs to the next version, as do changes: their stamps stay as they were read.
     fn use_up_confirmation(&mut self) -> Result<(), StateError> {
         let now = stamps(vec![self.folder.path.join(CONFIRMED)]);
         if let Some(read) = self.commands.last_mut()

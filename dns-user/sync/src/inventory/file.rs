@@ -28,7 +28,7 @@ pub(crate) struct RawInventory {
     /// Whether `/etc/hosts` also gets names with the index.
     #[serde(default)]
     pub index_records: Option<bool>,
-    /// Deployments; those with the same name in several files are merged.
+    /// Deployments; equal names in several files are merged.
     #[serde(default)]
     pub deployments: Vec<RawDeployment>,
 }

@@ -105,7 +105,7 @@ impl Wire {
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = protocol;
         address.sll_ifindex = index.cast_signed();
-        // SAFETY: family and length are those of a sockaddr_ll.
+        // SAFETY: family and length belong to a sockaddr_ll.
         let address = unsafe { SockAddr::new(storage, size_of::<libc::sockaddr_ll>() as libc::socklen_t) };
         let socket = client.run(|| -> std::io::Result<Socket> {
             let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol))))?;

@@ -52,7 +52,7 @@ pub struct Settings {
     pub role: Option<String>,
     /// Restricts the zones by visibility.
     pub visibility: Option<Visibility>,
-    /// Restricts the zones to those with all these tags; without a value only the key is compared.
+    /// Restricts the zones: each must have all these tags; without a value only the key is compared.
     pub tags: Vec<(String, Option<String>)>,
     /// Restricts the zones to ids with one of these suffixes.
     pub zone_ids: Vec<String>,
