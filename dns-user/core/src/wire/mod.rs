@@ -123,7 +123,7 @@ pub struct Query<'a> {
     /// Maximum size of the reply in bytes.
     limit: usize,
     /// Whether the reply's OPT repeats the client's size with DO clear.
-    echoes_opt: bool,
+    echo_client_opt: bool,
 }
 
 /// Settings of a server that change its replies.
@@ -242,7 +242,7 @@ impl<'a> Query<'a> {
     /// 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
     pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
         let edns = self.edns?;
-        Some(if self.echoes_opt {
+        Some(if self.echo_client_opt {
             opt_record(edns.udp_size, extended_rcode, false)
         } else {
             opt_record(UDP_PAYLOAD_SIZE, extended_rcode, edns.dnssec_ok)
@@ -322,8 +322,8 @@ pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySett
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
     let RequestInfo { client, transport } = from;
-    let mut query =
-        Query { message, id, flags, question, edns: None, client, transport, limit: 0, echoes_opt: false };
+    let (edns, limit, echo_client_opt) = (None, 0, false);
+    let mut query = Query { message, id, flags, question, edns, client, transport, limit, echo_client_opt };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
     };
@@ -335,7 +335,7 @@ pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySett
     }
     let most = if transport == Transport::Udp { settings.max_udp_reply } else { MAX_TCP_SIZE };
     query.limit = query.client_limit().min(most);
-    query.echoes_opt = settings.echo_client_opt;
+    query.echo_client_opt = settings.echo_client_opt;
     Parsed::Query(query)
 }
 

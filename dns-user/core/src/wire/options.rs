@@ -107,7 +107,7 @@ impl ExtendedError {
     /// Adds the error to a complete reply, without its text if that does not fit. Does nothing for a
     /// client without EDNS, or with `compat.echo_opt`, because bosh-dns has no such errors.
     pub fn push(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
-        if query.edns.is_none() || query.echoes_opt {
+        if query.edns.is_none() || query.echo_client_opt {
             return;
         }
         let (limit, code) = (query.limit(), self.code.to_be_bytes());
