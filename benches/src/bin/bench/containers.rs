@@ -74,7 +74,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         Subject::Peer(peer) => Box::new(peer.start(&lab, &foundation.entries(usize::MAX))?),
         subject => {
             let mode = subject.mode().context("a server")?;
-            let running = start(&lab, &foundation, mode)?;
+            let running = start(&lab, &foundation, mode, "WARN")?;
             if mode != "off" {
                 wait_until("every container to be served", Duration::from_secs(300), || {
                     // Again, because queries that arrive while the programs load show nothing.
@@ -115,12 +115,12 @@ pub(crate) fn cell_namespaces() -> Result<Lab> {
     Ok(Lab::of(Namespace::new("cell")?, Namespace::new("apps")?))
 }
 
-/// Starts this server on every interface of the host.
-pub(crate) fn start(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<(Server, Bpffs)> {
+/// Starts this server on every interface of the host; `logs` is the least severe level that it logs.
+pub(crate) fn start(lab: &Lab, foundation: &Foundation, mode: &str, logs: &str) -> Result<(Server, Bpffs)> {
     let bpffs = Bpffs::new()?;
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let settings = json!({
-        "log_level": "INFO",
+        "log_level": logs,
         "metrics": {"enabled": true},
         "xdp": {"mode": mode, "interfaces": ["*"], "bpffs": bpffs.path(), "max_names": foundation.max_names},
     });
@@ -252,7 +252,7 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
     let count = if plan.quick { 100 } else { 400 };
     let lab = cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
-    let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto")?;
+    let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto", "WARN")?;
     let descriptors = || -> Result<usize> {
         let of = |process| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
         server.processes()?.into_iter().map(of).sum()

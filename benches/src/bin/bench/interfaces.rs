@@ -33,7 +33,7 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let foundation = Foundation::generate(100)?;
     let lab = containers::cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
-    let (server, _bpffs) = containers::start(&lab, &foundation, "tc")?;
+    let (server, _bpffs) = containers::start(&lab, &foundation, "tc", "INFO")?;
     let name = foundation.names().next().context("a foundation has names")?.to_string();
     let query = client::query(&name, RecordType::A, None)?.to_vec()?;
     // The programs are loaded when the first interface needs them.
