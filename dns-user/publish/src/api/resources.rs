@@ -111,8 +111,7 @@ fn names_tag(tags: &str, tag: Option<&str>) -> bool {
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
-    let included = bodies(api_state).into_iter().filter(|(id, _)| scope.includes(id));
-    let found: BTreeMap<DocumentId, Value> = included.collect();
+    let found: BTreeMap<DocumentId, Value> = bodies(api_state, |id| scope.includes(id)).into_iter().collect();
     let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
     let mut rest = found.into_iter().filter(|(id, _)| is_after(id)).peekable();
     let mut items = Vec::new();
@@ -243,11 +242,13 @@ pub(super) fn delete(
     }
 }
 
-/// Returns the bodies of stored resources, then of documents, which win over a resource of the same id.
-fn bodies(api_state: &ApiState) -> Vec<(DocumentId, Value)> {
-    let stored = api_state.store.all().into_iter().map(|resource| (resource.id, resource.body));
+/// Returns the bodies of some stored resources, then of documents, which win over a resource of the same id.
+fn bodies(api_state: &ApiState, includes: impl Fn(&DocumentId) -> bool) -> Vec<(DocumentId, Value)> {
+    let stored = api_state.store.all().into_iter().filter(|resource| includes(&resource.id));
+    let stored = stored.map(|resource| (resource.id, resource.body));
+    let documents = api_state.documents().into_iter().filter(|document| includes(&document.id));
     let of_document = |document: Document| Some((document.id.clone(), document_body(&document)?));
-    stored.chain(api_state.documents().into_iter().filter_map(of_document)).collect()
+    stored.chain(documents.filter_map(of_document)).collect()
 }
 
 fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
@@ -262,7 +263,7 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
         let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
         pairs.filter_map(Value::as_object).flatten().any(|(_, record)| record.as_str() == Some(&id.name))
     };
-    bodies(api_state).into_iter().find(|(list, body)| is_list(list) && names(body)).map(|(list, _)| list)
+    bodies(api_state, is_list).into_iter().find(|(_, body)| names(body)).map(|(list, _)| list)
 }
 
 /// Parses a body. Returns the resource's name, its line, and the body in normal form.
