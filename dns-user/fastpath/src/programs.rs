@@ -131,6 +131,13 @@ impl ProgramStatuses {
 
 //----------- Programs --------------------------------------------------------
 
+/// The reason why a program cannot be attached.
+pub(crate) enum Missing {
+    /// It is being loaded; [`Programs::news`] becomes readable afterwards.
+    Loading,
+    NotLoaded(String),
+}
+
 /// The programs, as used by the attaching thread.
 pub(crate) struct Programs {
     /// Requested programs, with the result of loading each.
@@ -185,14 +192,13 @@ impl Programs {
         });
     }
 
-    /// Returns a program, requesting it if necessary; the error is the reason why there is none, `None` while it is
-    /// being loaded.
-    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Option<String>> {
+    /// Returns a program, requesting it if necessary.
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
         self.order(program);
         match self.ordered.get(&program) {
             Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
-            Some(Ordered::Problem(problem)) => Err(Some(problem.why.clone())),
-            Some(Ordered::Loading) | None => Err(None),
+            Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.why.clone())),
+            Some(Ordered::Loading) | None => Err(Missing::Loading),
         }
     }
 

@@ -17,13 +17,12 @@ use super::{
 use crate::{
     attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
-    programs::{Program, Programs},
+    programs::{Missing, Program, Programs},
 };
 
 /// The reason why nothing is attached to an interface or hook.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotServed {
-    /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
     /// The interface may still change; attaching is tried again once it has settled.
@@ -168,8 +167,10 @@ fn attach(
     context: &mut AttachContext<'_>,
 ) -> Result<(HookHandle, Option<PathBuf>), NotServed> {
     let AttachContext { programs, filters, pins: _, predecessor, netlink, settled } = context;
-    let program =
-        programs.get(hook.program()).map_err(|why| why.map_or(NotServed::Loading, NotServed::Refused))?;
+    let program = programs.get(hook.program()).map_err(|missing| match missing {
+        Missing::Loading => NotServed::Loading,
+        Missing::NotLoaded(why) => NotServed::Refused(why),
+    })?;
     let Some(kind) = hook.link_kind() else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));

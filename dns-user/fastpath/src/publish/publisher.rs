@@ -203,13 +203,15 @@ impl Publisher {
         answer: impl FnOnce() -> Option<ForwardedAnswer>,
     ) {
         let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
-        let AnswersHandle { offers, filter, .. } = &handle.answers;
-        let key = filter_key(question.key(handle.seed), generation);
-        if !is_answered(question.qtype) || !filter.note(key) {
+        if !is_answered(question.qtype) {
             return;
         }
-        let sent = answer().is_some_and(|answer| offers.try_send(Offer { answer, generation }).is_ok());
-        if !sent {
+        let AnswersHandle { offers, filter, .. } = &handle.answers;
+        let key = filter_key(question.key(handle.seed), generation);
+        if !filter.note(key) {
+            return;
+        }
+        if answer().is_none_or(|answer| offers.try_send(Offer { answer, generation }).is_err()) {
             filter.release(key);
         }
     }
@@ -487,7 +489,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flooding_client_leaves_room_for_others() {
+    fn flooding_client_uses_own_allowance() {
         const SECOND: u64 = 1_000_000_000;
         let allowance = ClientAllowance::default();
         let taken = |client: &str, at: u64| {
