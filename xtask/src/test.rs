@@ -61,7 +61,7 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     crate::name_server(&mut nextest, server)?;
     thread::scope(|scope| {
         // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
-        let checks = filters.is_empty().then(|| scope.spawn(Checked::new));
+        let checks = filters.is_empty().then(|| scope.spawn(Checked::run));
         run_tests(times, &mut nextest, checks)
     })
 }
@@ -139,7 +139,7 @@ fn run_tests(
 }
 
 /// Writes lists of the built test programs into the target folder; returns nextest's arguments that name them. With
-/// these, nextest starts no cargo, whose lock [`Checked::new`] holds meanwhile.
+/// these, nextest starts no cargo, whose lock [`Checked::run`] holds meanwhile.
 fn list_test_programs() -> Result<[OsString; 4]> {
     let target = root().canonicalize()?.join("target");
     let list = |name: &str, cargo: &[&str]| {
@@ -166,7 +166,7 @@ struct Checked {
 
 impl Checked {
     /// Runs lints, documentation, advisories and the unit tests for arm64, one after the other.
-    fn new() -> Self {
+    fn run() -> Self {
         let (mut times, mut not_run) = (Times::default(), String::new());
         let problem = check_sources(&mut times, &mut not_run).err();
         if let Some(problem) = &problem {
