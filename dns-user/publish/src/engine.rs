@@ -557,7 +557,7 @@ struct Repeated {
 }
 
 impl UndoneChanges {
-    /// Returns whether a change deletes only what was deleted so many times, the last time within an hour.
+    /// Returns whether a change deletes only what was deleted at least `times` times, the last time within an hour.
     fn has_deleted(&self, change: &NameChange, times: u32, now: SystemTime) -> bool {
         let is_known = |record: &Record| {
             let deleted = self.deleted.get(&record.key());

@@ -93,7 +93,7 @@ pub enum Parsed<'a> {
     Drop,
 }
 
-/// What the receiver of a message knows about it.
+/// Facts about a message that only its receiver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestInfo {
     /// Address of the client; `None` for a query of this server itself.

@@ -261,7 +261,7 @@ pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::
     Ok(())
 }
 
-/// Serves clients with a certificate of the CA, and if there are `names`, only those with such a common name.
+/// Serves clients with a certificate of the CA, whose common name must be one of `names`, if there are any.
 pub(crate) async fn serve_tls(
     listener: TcpListener,
     tls: Arc<RotatingTls>,

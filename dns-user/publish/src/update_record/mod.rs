@@ -70,7 +70,7 @@ pub struct Metadata {
 }
 
 impl Provider {
-    /// All providers with their names: those of the document in its order, and the extension.
+    /// All providers with their names, in the order of the document; the extension is the last one.
     pub const ALL: [(Self, &str); 8] = [
         (Self::Aws, "aws"),
         (Self::AwsServiceDiscovery, "aws-sd"),

@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_addresses_file_spares_others() {
+    fn invalid_addresses_file_is_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("a.json", r#"[{"address": "127.0.0.2", "port": 53}]"#);

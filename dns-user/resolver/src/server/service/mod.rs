@@ -55,7 +55,7 @@ pub(in crate::server) struct QueryHandler {
     identity: Arc<Identity>,
     pub(in crate::server) metrics: ServerMetrics,
     pub(in crate::server) options: Options,
-    /// What the options say about the form of replies.
+    /// The part of the options that changes the form of replies.
     pub(in crate::server) reply_settings: ReplySettings,
     /// Shared by the waiting queries of this server.
     waiting: Arc<()>,
