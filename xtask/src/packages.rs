@@ -18,7 +18,7 @@ pub(crate) const DEMO: &str = "bind9-dnsutils dnsmasq-base dnsperf ethtool iprou
 /// Packages for the tests: the demo's, real peers, Prometheus, and virtual machines with other kernels.
 pub(crate) const TEST: &str = "\
     bind9 bind9-dnsutils bind9-utils binutils bpftool cpio crun curl debootstrap dnsmasq-base dnsperf \
-    etcd-client etcd-server ethtool faketime fstrm-bin iproute2 ipset iptables knot knot-dnsutils \
+    etcd-client etcd-server ethtool faketime fstrm-bin iproute2 ipset iptables knot knot-dnsutils knot-resolver \
     libnginx-mod-http-js lintian nats-server nftables nginx-light nsd openjdk-17-jdk-headless \
     openssh-client openssl pdns-backend-sqlite3 pdns-server podman prometheus python3 python3-venv \
     qemu-system-x86 ruby shellcheck sqlite3 systemd unbound xz-utils";
