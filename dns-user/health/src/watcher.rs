@@ -295,8 +295,8 @@ fn log_failure(ip: IpAddr, error: &CheckError) {
     match error {
         CheckError::Tls(_) => {
             static LIMIT: LineLimit = LineLimit::new();
-            if let Some(left_out) = LIMIT.admit(ip) {
-                tracing::info!(%ip, left_out, "health check failed: {error}");
+            if let Some(suppressed) = LIMIT.admit(ip) {
+                tracing::info!(%ip, suppressed, "health check failed: {error}");
             }
         }
         _ => tracing::debug!(%ip, "health check failed: {error}"),

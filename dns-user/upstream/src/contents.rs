@@ -71,7 +71,7 @@ pub struct Listing {
     /// The answers, at most as many as requested.
     pub entries: Vec<CachedAnswer>,
     /// Number of further answers.
-    pub left_out: usize,
+    pub omitted: usize,
 }
 
 impl Selection {
@@ -112,8 +112,8 @@ impl Listing {
             labels.reverse();
             (labels, answer.query_type.clone(), answer.dnssec_ok, answer.checking_disabled)
         });
-        let left_out = found.len().saturating_sub(limit);
-        Self { entries: found.into_iter().take(limit).map(|(_, answer)| answer).collect(), left_out }
+        let omitted = found.len().saturating_sub(limit);
+        Self { entries: found.into_iter().take(limit).map(|(_, answer)| answer).collect(), omitted }
     }
 }
 

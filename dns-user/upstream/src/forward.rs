@@ -71,10 +71,10 @@ impl Forwarder {
     pub(crate) async fn forward(&self, query: &Query<'_>) -> Forwarded {
         let set = self.set.load_full();
         if set.recursors.is_empty()
-            && let Some(left_out) = self.none_lines.admit_per_minute()
+            && let Some(suppressed) = self.none_lines.admit_per_minute()
         {
             tracing::warn!(
-                left_out,
+                suppressed,
                 "no recursor is known: names outside the fleet get SERVFAIL; set `recursors`, or nameservers other \
                  than this server in /etc/resolv.conf"
             );

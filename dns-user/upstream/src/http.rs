@@ -183,11 +183,11 @@ impl HttpSource {
         match outcome {
             Ok(reply) => Forwarded::own(reply, false),
             Err(error) => {
-                if let Some(left_out) = self.failure_lines.admit_per_minute() {
+                if let Some(suppressed) = self.failure_lines.admit_per_minute() {
                     tracing::warn!(
                         url = redacted(&self.url),
                         error = with_causes(&error),
-                        left_out,
+                        suppressed,
                         "the HTTP request of a handler failed: the client gets SERVFAIL; check the handler's URL with \
                          curl. For a server with a certificate of a private CA, set `ca_file` of the source"
                     );

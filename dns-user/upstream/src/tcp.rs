@@ -264,8 +264,8 @@ impl Connection {
         let name = name.clone().unwrap_or(ServerName::IpAddress(address.ip().into()));
         let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await.map_err(|error| {
             static LIMIT: LineLimit = LineLimit::new();
-            if let Some(left_out) = LIMIT.admit(address.ip()) {
-                tracing::warn!(recursor = %address, %error, left_out, "TLS handshake with a recursor failed");
+            if let Some(suppressed) = LIMIT.admit(address.ip()) {
+                tracing::warn!(recursor = %address, %error, suppressed, "TLS handshake with a recursor failed");
             }
             TryError::Tls
         })?;

@@ -32,10 +32,7 @@ impl Limited {
             let peer = value(field);
             let peer = peer.parse().or_else(|_| peer.parse().map(|address: SocketAddr| address.ip()));
             *limited.by_peer.entry(peer.unwrap()).or_default() += 1;
-            limited.events +=
-                1 + value(if line.contains(" suppressed=") { "suppressed=" } else { "left_out=" })
-                    .parse::<u64>()
-                    .unwrap();
+            limited.events += 1 + value("suppressed=").parse::<u64>().unwrap();
         }
         limited
     }

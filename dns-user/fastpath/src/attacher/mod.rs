@@ -51,11 +51,11 @@ impl Authority {
         let (allowed, refused): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_allowed);
         if let Some(first) = refused.first() {
             static LIMIT: LineLimit = LineLimit::new();
-            if let Some(left_out) = LIMIT.admit_any() {
+            if let Some(suppressed) = LIMIT.admit_any() {
                 tracing::warn!(
                     address = %first,
                     refused = refused.len(),
-                    left_out,
+                    suppressed,
                     "a server requested addresses that the attacher's configuration does not allow: the fast path does not answer there"
                 );
             }
@@ -110,18 +110,18 @@ impl Attacher {
             match peer(&stream) {
                 Ok(peer) if peer == 0 || peer == user => {}
                 Ok(peer) => {
-                    if let Some(left_out) = LIMIT.admit_any() {
+                    if let Some(suppressed) = LIMIT.admit_any() {
                         tracing::warn!(
                             user = peer,
-                            left_out,
+                            suppressed,
                             "server refused: it runs neither as xdp.user nor as root"
                         );
                     }
                     continue;
                 }
                 Err(error) => {
-                    if let Some(left_out) = LIMIT.admit_any() {
-                        tracing::warn!(%error, left_out, "server refused: cannot read its user id (SO_PEERCRED)");
+                    if let Some(suppressed) = LIMIT.admit_any() {
+                        tracing::warn!(%error, suppressed, "server refused: cannot read its user id (SO_PEERCRED)");
                     }
                     continue;
                 }
@@ -137,8 +137,8 @@ impl Attacher {
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
                 if let Err(error) = session::serve(&stream, &authority, &place, Some(session::TIMEOUT)) {
                     static LIMIT: LineLimit = LineLimit::new();
-                    if let Some(left_out) = LIMIT.admit_any() {
-                        tracing::warn!(%error, left_out, "connection to a server lost: its programs stay attached and answer until its lease expires");
+                    if let Some(suppressed) = LIMIT.admit_any() {
+                        tracing::warn!(%error, suppressed, "connection to a server lost: its programs stay attached and answer until its lease expires");
                     }
                 }
             });

@@ -478,11 +478,11 @@ async fn flush_selects_by_name_type_and_zone() {
     }
     ask(&source, &with_opt(query(NAME, 1), true)).await;
     let listed = |selection: &Selection, limit| {
-        let Listing { entries, left_out } = Listing::of([(None, &*cache)].into_iter(), selection, limit);
+        let Listing { entries, omitted } = Listing::of([(None, &*cache)].into_iter(), selection, limit);
         let row = |answer: &crate::CachedAnswer| {
             format!("{} {} {}", answer.name, answer.query_type, answer.dnssec_ok)
         };
-        (entries.iter().map(row).collect::<Vec<_>>(), left_out)
+        (entries.iter().map(row).collect::<Vec<_>>(), omitted)
     };
     let all = [
         "example. A false",

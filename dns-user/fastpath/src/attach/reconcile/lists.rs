@@ -54,15 +54,15 @@ impl InterfaceReconciler {
         };
         self.gate.retain(|_, slot| stays(slot));
         self.endpoints = placed;
-        let left_out = all.len() - served.len();
-        if left_out > self.status.borrow().endpoints_left_out {
+        let omitted = all.len() - served.len();
+        if omitted > self.status.borrow().omitted_endpoints {
             tracing::warn!(
-                left_out,
+                omitted,
                 "too many listen addresses for the programs: the remaining ones are answered from userspace"
             );
         }
         self.status.send_modify(|status| {
-            status.endpoints_left_out = left_out;
+            status.omitted_endpoints = omitted;
             status.endpoints = served.to_vec();
         });
     }

@@ -62,7 +62,7 @@ pub struct InterfacesStatus {
     /// Endpoints whose queries the programs answer.
     pub endpoints: Vec<SocketAddr>,
     /// Number of endpoints beyond the programs' limit; answered from userspace.
-    pub endpoints_left_out: usize,
+    pub omitted_endpoints: usize,
     /// Whether another server has taken over, so that this one no longer follows the interfaces.
     pub taken_over: bool,
     /// Number of times all interfaces were listed.

@@ -127,7 +127,7 @@ impl List {
             table.line(cells.map(str::to_owned));
         }
         print(&table.text(0))?;
-        match listing.left_out {
+        match listing.omitted {
             0 => Ok(()),
             count => print(&format!("{} more; see --limit\n", table::count(count as u64))),
         }

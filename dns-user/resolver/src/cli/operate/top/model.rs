@@ -235,7 +235,7 @@ impl Model {
                 "fast": fast, "userspace": userspace, "external": external,
                 "outcomes": outcomes, "by_interface": interfaces,
             },
-            "names": names, "clients": clients, "left_out": self.suppressed,
+            "names": names, "clients": clients, "suppressed": self.suppressed,
             "overload": self.status.overload,
         });
         page.to_string() + "\n"
