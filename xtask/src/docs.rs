@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: builds the documentation book and checks every link in the
-//! repository's Markdown. The packages contain the same pages.
+//! `cargo xtask docs`: builds the documentation book and that of the crates, and checks every link in
+//! both. The packages contain the book's pages.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,7 +12,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     dist::archive,
-    process::{capture, install, root, run},
+    process::{capture, cargo, install, root, run},
+    toolchain,
 };
 
 /// Version of mdBook to install below `.toolchain`.
@@ -25,13 +26,16 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Checks links and builds the book into `target/book`.
+/// Checks links and builds the book into `target/book`, and the documentation of all crates into `target/doc`.
 pub(crate) fn build() -> Result<()> {
     check()?;
     let root = root().canonicalize()?;
     run(Command::new(mdbook(&root)?).arg("build").arg(root.join("docs")))?;
     println!("written: {}", root.join("target/book/index.html").display());
-    Ok(())
+    // The build script of the fast path compiles the programs.
+    toolchain::ensure()?;
+    let refused = r#"build.rustdocflags=["-D", "warnings"]"#;
+    cargo(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items", "--config", refused])
 }
 
 /// Returns the path of mdBook, installing it if necessary.

@@ -47,7 +47,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run all checks: format, lints, documentation, unit tests, packet fixtures, whole-system tests.
+    /// Run all checks: format, lints, links, unit tests, packet fixtures, whole-system tests.
     Test {
         /// Run only tests whose name contains one of these, and none of the other checks.
         filters: Vec<String>,
@@ -86,7 +86,7 @@ enum Command {
     Dist(dist::Dist),
     /// Check, build, and sign a release: the artifacts of `dist` with exactly this version.
     Release(release::Arguments),
-    /// Build the documentation book into target/book and check every link.
+    /// Build the documentation book into target/book, that of the crates into target/doc, and check every link.
     Docs,
     /// Run the fuzz targets from their corpora, the BPF programs against their model, or a server with
     /// the fast path against one without.

@@ -33,7 +33,7 @@ const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
 /// Checks that are not part of this command.
 const NEVER_RUN: [&str; 4] = [
-    "the book of the documentation, whose links are checked: `cargo xtask docs` compiles mdBook and builds it",
+    "the book and the crates' documentation: `cargo xtask docs` compiles mdBook and checks every dependency for rustdoc",
     "the programs on arm64 kernels, which are emulated for minutes: `cargo xtask arm64 test`",
     "reproducibility of the distribution, which takes half an hour: `cargo xtask dist --twice`",
     "the programs on a custom kernel: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
@@ -51,10 +51,7 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     if let Profile::Release = server {
         times.step("build: optimised server", || crate::build(server, &[crate::SERVER]))?;
     }
-    times.step("build: programs and tests", || {
-        cargo([&["build", "--quiet"][..], &ALL].concat())?;
-        cargo(["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"])
-    })?;
+    times.step("build and lints: programs and tests", || run_command(build_with_lints()?.args(ALL)))?;
     times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
     let mut nextest = Command::new("cargo");
     nextest.args(["nextest", "run"]).args(list_test_programs()?).args(filters);
@@ -66,25 +63,21 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     })
 }
 
-/// Programs and tests, in one build: without tests, dependencies would be compiled with other features.
-const ALL: [&str; 3] = ["--workspace", "--bins", "--tests"];
+/// Programs, tests and benches, in one build: without tests, dependencies would be compiled with other features.
+const ALL: [&str; 2] = ["--workspace", "--all-targets"];
 
-/// Whole-system and integration tests of `--quick`, beside all unit tests: the recorded cases, on both paths
-/// where there are two.
-const QUICK: [&str; 4] = ["conformance", "recorded_answers", "plain_scan", "replay"];
+/// Tests of `--quick`, as a nextest filter: all unit tests, and the recorded cases, on both paths where there are
+/// two.
+const QUICK: &str = "kind(lib) | kind(bin) | binary(/^(conformance|recorded_answers|plain_scan|replay)$/)";
 
 /// Runs the checks that a first patch needs: format, lints, unit tests, recorded cases.
 pub(crate) fn run_quick() -> Result<()> {
     let mut times = Times::default();
     times.step("format", check_format)?;
-    times.step("lints", lint)?;
-    let tests: Vec<&str> = QUICK.iter().flat_map(|test| ["--test", test]).collect();
-    times.step("build", || {
-        ensure_nextest()?;
-        cargo([&["build", "--quiet", "--workspace", "--bins"][..], &tests].concat())
-    })?;
+    ensure_nextest()?;
+    times.step("build and lints", || run_command(build_with_lints()?.args(ALL)))?;
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run", "--workspace", "--lib", "--bins"]).args(tests);
+    nextest.args(["nextest", "run"]).args(list_test_programs()?).args(["-E", QUICK]);
     let passed = run_tests(times, crate::name_server(&mut nextest, Profile::Dev)?, None);
     println!("\nA quick run: `cargo xtask test` runs everything.");
     passed
@@ -144,7 +137,7 @@ fn list_test_programs() -> Result<[OsString; 4]> {
     let target = root().canonicalize()?.join("target");
     let list = |name: &str, cargo: &[&str]| {
         let path = target.join(name);
-        fs::write(&path, capture(Command::new("cargo").args(cargo).current_dir(root()))?)
+        fs::write(&path, capture(cargo_with_lints()?.args(cargo))?)
             .with_context(|| path.display().to_string())?;
         Ok::<_, anyhow::Error>(path.into_os_string())
     };
@@ -165,7 +158,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// Runs lints, documentation, advisories and the unit tests for arm64, one after the other.
+    /// Runs the remaining lints, checks of links and advisories, and the unit tests for arm64, one after the other.
     fn run() -> Self {
         let (mut times, mut not_run) = (Times::default(), String::new());
         let problem = check_sources(&mut times, &mut not_run).err();
@@ -177,18 +170,13 @@ impl Checked {
 }
 
 fn check_sources(times: &mut Times, not_run: &mut String) -> Result<()> {
-    times.step("lints", || {
-        lint()?;
-        // The resolver without a live Consul. With the rest of the workspace, so that no library is checked again
-        // with other features.
-        let reduced =
-            ["--workspace", "--all-targets", "--no-default-features", "--features", "dns-resolver/screen"];
-        run_command(with_clippy("check")?.args(reduced))
+    times.step("lints: BPF programs, and the resolver without live Consul", || {
+        toolchain::lint_programs()?;
+        // With the libraries of the workspace, so that none is compiled again with other features.
+        let reduced = ["--workspace", "--lib", "--no-default-features", "--features", "dns-resolver/screen"];
+        run_command(build_with_lints()?.args(reduced))
     })?;
-    times.step("documentation", || {
-        docs::check()?;
-        document()
-    })?;
+    times.step("links in the documentation", docs::check)?;
     if advisories_not_run(cargo_home().as_deref()).is_none() {
         times
             .step("advisories", || cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"]))?;
@@ -240,12 +228,7 @@ impl SetUp {
                 "set-up: compiling dependencies meanwhile; the first run takes about half an hour on two cores"
             );
             // Fails at the BPF programs if their toolchain is not ready by then; the later builds go on.
-            let _ = Command::new("cargo")
-                .args(["build", "--keep-going", "--quiet"])
-                .args(ALL)
-                .current_dir(root())
-                .stderr(Stdio::null())
-                .status();
+            let _ = build_with_lints()?.arg("--keep-going").args(ALL).stderr(Stdio::null()).status();
         }
         self.tools.finish()?;
         Ok(self.rest)
@@ -265,30 +248,21 @@ fn check_format() -> Result<()> {
     Ok(())
 }
 
-/// Checks the workspace and the BPF programs with clippy.
-fn lint() -> Result<()> {
-    run_command(with_clippy("check")?.args(["--workspace", "--all-targets"]))?;
-    toolchain::lint_programs()
+/// Returns a cargo command that builds with lints.
+fn build_with_lints() -> Result<Command> {
+    let mut cargo = cargo_with_lints()?;
+    cargo.args(["build", "--quiet"]);
+    Ok(cargo)
 }
 
-/// Checks the documentation of all crates, for which rustdoc reads what clippy wrote.
-fn document() -> Result<()> {
-    run_command(with_clippy("doc")?.args(["--config", r#"build.rustdocflags=["-D", "warnings"]"#]).args([
-        "--workspace",
-        "--no-deps",
-        "--document-private-items",
-    ]))
-}
-
-/// Returns a cargo command that compiles this project's crates with clippy, as `cargo clippy -- -D warnings` does.
-/// With the same environment every such command uses the results of the others.
-fn with_clippy(command: &str) -> Result<Command> {
+/// Returns cargo with clippy as the compiler of this project's crates: it writes what rustc writes, and warnings of
+/// either are errors. A check beside the build would read every dependency a second time.
+fn cargo_with_lints() -> Result<Command> {
     let sysroot = capture(Command::new("rustc").args(["--print", "sysroot"]).current_dir(root()))?;
     let driver = Path::new(sysroot.trim()).join("bin/clippy-driver");
     ensure!(driver.exists(), "{} is missing: `rustup component add clippy`", driver.display());
     let mut cargo = Command::new("cargo");
     cargo
-        .args([command, "--quiet"])
         .env("RUSTC_WORKSPACE_WRAPPER", driver)
         .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__")
         .current_dir(root());
