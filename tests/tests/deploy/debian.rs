@@ -6,7 +6,7 @@
 use std::{
     fs,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -22,6 +22,8 @@ use whole_system_tests::{
     requires, server,
 };
 
+use crate::packages::{FIRST, NEWER, package};
+
 /// A name in the records, and its address.
 const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
 
@@ -30,59 +32,6 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 
 /// Time limit that is reached only on failure.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The other programs: options of `cargo xtask dist`, and names of the files.
-pub(crate) const COMPANIONS: [(&str, &str); 4] = [
-    ("publisher", "bosh-dns-publish"),
-    ("sync", "bosh-dns-sync"),
-    ("identity", "bosh-dns-identity"),
-    ("load", "bosh-dns-xdp-load"),
-];
-
-/// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
-/// name, into `folder`.
-pub(crate) fn dist(
-    command: &[&str],
-    epoch: u32,
-    folder: &Path,
-    companions: &[(&str, &str)],
-) -> anyhow::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut dist = Command::new("cargo");
-    dist.args(["run", "--quiet", "--package", "xtask", "--"]).args(command).arg("--out").arg(folder);
-    let mut programs = vec![("binary", server::program()?)];
-    for &(option, file) in companions {
-        programs.push((option, server::companion(file)?));
-    }
-    let mut stripped = Vec::new();
-    for (option, program) in programs {
-        // Packing the debug information of a debug build would take a minute.
-        let file = tempfile::NamedTempFile::new()?.into_temp_path();
-        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file))?;
-        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        dist.arg(format!("--{option}")).arg(&file);
-        stripped.push(file);
-    }
-    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string()))
-}
-
-/// Packs the server and companions. The version is derived from `epoch`, so that later ones are newer. Returns
-/// the path of the Debian package `name`.
-pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name: &str) -> PathBuf {
-    dist(&["dist"], epoch, folder, companions).unwrap();
-    let name = format!("{name}_");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let is_it = |path: &PathBuf| {
-        let file = path.file_name().unwrap().to_string_lossy();
-        file.starts_with(&name) && file.ends_with(".deb")
-    };
-    files.into_iter().find(is_it).unwrap()
-}
-
-/// Builds the package of server, publisher and record distribution.
-pub(crate) fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, &COMPANIONS[..2], "bosh-dns-xdp")
-}
 
 /// Returns the five commands of the README, as typed by a reader.
 fn commands() -> Vec<String> {
@@ -108,7 +57,7 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
     let machine = Debian::boot().unwrap()?;
     let dist = machine.shared().join("dist");
     fs::create_dir(&dist).unwrap();
-    let deb = package(1_700_000_000, folder);
+    let deb = package(FIRST, folder, "bosh-dns-xdp");
     fs::copy(&deb, dist.join(deb.file_name().unwrap())).unwrap();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -370,7 +319,7 @@ spec: {endpoints: [{dnsName: www.example.org, targets: [192.0.2.1]}]}
 fn publisher_runs_as_separate_user() {
     let folder = tempfile::tempdir().unwrap();
     let Some(machine) = Debian::boot().unwrap() else { return };
-    let deb = package(1_700_000_000, folder.path());
+    let deb = package(FIRST, folder.path(), "bosh-dns-xdp");
     fs::copy(&deb, machine.shared().join("new.deb")).unwrap();
     fs::write(machine.shared().join("web.yml"), PUBLISHED).unwrap();
     machine.run("dpkg --install /shared/new.deb").unwrap();
@@ -405,7 +354,7 @@ fn upgrade_keeps_hot_names_answered() {
     requires!(bpf);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some((machine, ..)) = installed(folders[0].path()) else { return };
-    let newer = package(1_700_000_060, folders[1].path());
+    let newer = package(NEWER, folders[1].path(), "bosh-dns-xdp");
     fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
     wait_until("an answer of the interface", TIMEOUT, || {
         machine.run(&format!("dig @127.0.0.2 {}", NAME.0)).unwrap();
@@ -457,52 +406,4 @@ fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
         thread::sleep(Duration::from_millis(1));
     }
     asked
-}
-
-#[test]
-fn package_build_is_reproducible() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    for folder in &folders {
-        package(1_700_000_000, folder.path());
-    }
-    let files = |folder: &Path| {
-        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-        let mut files: Vec<_> =
-            files.map(|file| (file.file_name(), fs::read(file.path()).unwrap())).collect();
-        files.sort();
-        files
-    };
-    let [first, second] = [files(folders[0].path()), files(folders[1].path())];
-    assert!(first.len() >= 6, "package, release, binary, its debug information, bill, sums");
-    for ((name, bytes), (other, again)) in first.iter().zip(&second) {
-        assert_eq!(name, other);
-        assert!(bytes == again, "{} differs", name.display());
-    }
-    assert_eq!(first.len(), second.len());
-}
-
-#[test]
-fn package_passes_lintian() {
-    assert_lintian_passes(package);
-}
-
-#[test]
-fn load_package_passes_lintian() {
-    assert_lintian_passes(|epoch, folder| pack(epoch, folder, &COMPANIONS[3..], "bosh-dns-xdp-load"));
-}
-
-/// Builds a package and checks it with lintian.
-pub(crate) fn assert_lintian_passes(package: impl FnOnce(u32, &Path) -> PathBuf) {
-    let found = Command::new("lintian").arg("--version").output().map(drop);
-    if !whole_system_tests::requirements::met("lintian", found) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let deb = package(1_700_000_000, folder.path());
-    let output = Command::new("lintian")
-        .args(["--allow-root", "--fail-on", "error,warning"])
-        .arg(deb)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

@@ -3,17 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, path::Path, time::Duration};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::Value;
 use whole_system_tests::{debian::Debian, process::wait_until};
 
-use crate::debian::{COMPANIONS, assert_lintian_passes, pack};
+use crate::packages::{FIRST, NEWER, package};
 
 /// Time limit that is reached only on failure.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -34,10 +30,6 @@ const AGENT: &str = "OPTIONS=--issuer 127.0.0.1:8854 --instance i1 --trust /shar
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
     "record_infos":[["i1","web","default","app","10.0.0.1","bosh"]]}"#;
-
-fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, &COMPANIONS[2..3], "bosh-dns-identity")
-}
 
 fn write_authority(folder: &Path) {
     let key = KeyPair::generate().unwrap();
@@ -75,10 +67,8 @@ fn identity_services_start_and_upgrade() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some(machine) = Debian::boot().unwrap() else { return };
     let shared = machine.shared();
-    for (epoch, folder, name) in
-        [(1_700_000_000, &folders[0], "identity.deb"), (1_700_000_060, &folders[1], "newer.deb")]
-    {
-        fs::copy(package(epoch, folder.path()), shared.join(name)).unwrap();
+    for (epoch, folder, name) in [(FIRST, &folders[0], "identity.deb"), (NEWER, &folders[1], "newer.deb")] {
+        fs::copy(package(epoch, folder.path(), "bosh-dns-identity"), shared.join(name)).unwrap();
     }
     write_authority(&shared);
     fs::write(shared.join("records.json"), RECORDS).unwrap();
@@ -170,9 +160,4 @@ fn identity_services_start_and_upgrade() {
     machine
         .run("test ! -e /var/lib/bosh-dns-identity && test ! -e /etc/bosh-dns-identity && test ! -e /run/bosh-dns-identity")
         .unwrap();
-}
-
-#[test]
-fn identity_package_passes_lintian() {
-    assert_lintian_passes(package);
 }

@@ -5,6 +5,7 @@ mod debian;
 mod identity;
 mod job;
 mod machine;
+mod packages;
 mod publish_job;
 mod published;
 mod release;

@@ -21,7 +21,7 @@ use whole_system_tests::{
     server,
 };
 
-use crate::debian::package;
+use crate::packages::{FIRST, package};
 
 /// Time limit that is reached only on failure.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -63,7 +63,7 @@ fn packaged_publisher_learns_health() {
     let folder = tempfile::tempdir().unwrap();
     let Some(machine) = Debian::boot().unwrap() else { return };
     let shared = machine.shared();
-    fs::copy(package(1_700_000_000, folder.path()), shared.join("new.deb")).unwrap();
+    fs::copy(package(FIRST, folder.path(), "bosh-dns-xdp"), shared.join("new.deb")).unwrap();
     let authority = Authority::new("ca").unwrap();
     let files = [folder.path().join("instances"), shared.join("tls")].map(|folder| {
         fs::create_dir(&folder).unwrap();

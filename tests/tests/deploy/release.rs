@@ -21,7 +21,7 @@ use whole_system_tests::{
     requirements, requires, server,
 };
 
-use crate::debian::{COMPANIONS, dist};
+use crate::packages::{COMPANIONS, FIRST, artifact, dist, once_per_run};
 
 /// Version of the workspace, and as Debian writes it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -34,24 +34,17 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 
 /// Packs a release of the workspace's version, signed by a new key, into `folder/dist`.
 fn release(folder: &Path) -> Result<PathBuf> {
-    let key = folder.join("key");
-    run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
     let out = folder.join("dist");
-    let image = server::program()?;
-    let key = key.to_str().context("a path in UTF-8")?;
-    let image = image.to_str().context("a path in UTF-8")?;
-    dist(&["release", VERSION, "--key", key, "--image", image], 1_700_000_000, &out, &COMPANIONS)?;
+    once_per_run("release", &out, |out| {
+        let folder = TempDir::with_prefix("bdx-key-")?;
+        let key = folder.path().join("key");
+        run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
+        let image = server::program()?;
+        let key = key.to_str().context("a path in UTF-8")?;
+        let image = image.to_str().context("a path in UTF-8")?;
+        dist(&["release", VERSION, "--key", key, "--image", image], FIRST, out, &COMPANIONS)
+    })?;
     Ok(out)
-}
-
-/// Returns the path of the artifact whose name begins and ends like this.
-fn artifact(folder: &Path, begin: &str, end: &str) -> Result<PathBuf> {
-    let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-    let is_it = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(begin) && name.ends_with(end)
-    };
-    names.collect::<Result<Vec<_>, _>>()?.into_iter().find(is_it).context(format!("{begin}*{end}"))
 }
 
 /// Returns the output of a shell script with these arguments.
@@ -274,7 +267,7 @@ fn artifacts_hold_both_architectures() {
     let (out, image) = (folder.path().join("dist"), server::program().unwrap());
     let options =
         ["dist", "--image", image.to_str().unwrap(), "--arm64-programs", programs.to_str().unwrap()];
-    dist(&options, 1_700_000_000, &out, &COMPANIONS).unwrap();
+    dist(&options, FIRST, &out, &COMPANIONS).unwrap();
     for package in ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"] {
         let deb = artifact(&out, &format!("{package}_"), "_arm64.deb").unwrap();
         assert_eq!(shell("dpkg-deb --field \"$1\" Architecture", &[&deb]).unwrap().trim(), "arm64");

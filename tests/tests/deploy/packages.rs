@@ -1,0 +1,164 @@
+//! Packages of the debug programs, shared by the tests of a run.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot pack has failed")]
+
+use std::{
+    env,
+    fmt::Write as _,
+    fs::{self, File},
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+use whole_system_tests::{
+    process::{capture, run},
+    requirements, server,
+};
+
+/// The other programs: options of `cargo xtask dist`, and names of the files.
+pub(crate) const COMPANIONS: [(&str, &str); 4] = [
+    ("publisher", "bosh-dns-publish"),
+    ("sync", "bosh-dns-sync"),
+    ("identity", "bosh-dns-identity"),
+    ("load", "bosh-dns-xdp-load"),
+];
+
+/// Date of the packages that most tests install. The version is derived from it.
+pub(crate) const FIRST: u32 = 1_700_000_000;
+
+/// Date of the packages to which tests upgrade.
+pub(crate) const NEWER: u32 = FIRST + 60;
+
+/// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
+/// name, into `folder`.
+pub(crate) fn dist(command: &[&str], epoch: u32, folder: &Path, companions: &[(&str, &str)]) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut dist = Command::new("cargo");
+    dist.args(["run", "--quiet", "--package", "xtask", "--"]).args(command).arg("--out").arg(folder);
+    let mut stripped = Vec::new();
+    for (option, program) in programs(companions)? {
+        // Packing the debug information of a debug build would take a minute.
+        let file = tempfile::NamedTempFile::new()?.into_temp_path();
+        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file))?;
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        dist.arg(format!("--{option}")).arg(&file);
+        stripped.push(file);
+    }
+    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string()))
+}
+
+/// Returns the server and companions, each with its option of `cargo xtask dist`.
+fn programs<'a>(companions: &[(&'a str, &str)]) -> Result<Vec<(&'a str, PathBuf)>> {
+    let mut programs = vec![("binary", server::program()?)];
+    for &(option, file) in companions {
+        programs.push((option, server::companion(file)?));
+    }
+    Ok(programs)
+}
+
+/// Fills `folder` with the packages of all programs; later dates make newer versions.
+pub(crate) fn artifacts(epoch: u32, folder: &Path) -> Result<()> {
+    once_per_run(&format!("dist-{epoch}"), folder, |out| dist(&["dist"], epoch, out, &COMPANIONS))
+}
+
+/// Like [`artifacts`]; returns the path of the Debian package `name`.
+pub(crate) fn package(epoch: u32, folder: &Path, name: &str) -> PathBuf {
+    artifacts(epoch, folder).unwrap();
+    artifact(folder, &format!("{name}_"), ".deb").unwrap()
+}
+
+/// Returns the path of the artifact whose name begins and ends like this.
+pub(crate) fn artifact(folder: &Path, begin: &str, end: &str) -> Result<PathBuf> {
+    let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(begin) && name.ends_with(end)
+    };
+    names.collect::<Result<Vec<_>, _>>()?.into_iter().find(is_it).context(format!("{begin}*{end}"))
+}
+
+/// Fills `folder` with the files that `make` writes into an empty one.
+///
+/// The tests of a run are processes of their own: the first one calls `make`, and the others wait for copies of its
+/// files. Another run, or another build of the programs, makes them anew. `slot` names what is made.
+pub(crate) fn once_per_run(slot: &str, folder: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let Ok(run) = env::var("NEXTEST_RUN_ID") else { return make(folder) };
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(slot);
+    let (files, stamp) = (kept.join("files"), kept.join("made-from"));
+    fs::create_dir_all(&kept)?;
+    // Until the end of the function.
+    let lock = File::create(kept.join("lock"))?;
+    lock.lock()?;
+    let inputs = run + &identities()?;
+    if !fs::read_to_string(&stamp).is_ok_and(|made_from| made_from == inputs) {
+        remove(fs::remove_file(&stamp))?;
+        remove(fs::remove_dir_all(&files))?;
+        fs::create_dir(&files)?;
+        make(&files)?;
+        // The last step: without it, as after a failure, the files are not used.
+        fs::write(&stamp, inputs)?;
+    }
+    fs::create_dir_all(folder)?;
+    for file in fs::read_dir(&files)? {
+        let file = file?;
+        fs::copy(file.path(), folder.join(file.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Accepts that there was nothing to remove.
+fn remove(removed: std::io::Result<()>) -> std::io::Result<()> {
+    removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// Returns path, size and time of modification of all programs.
+fn identities() -> Result<String> {
+    let mut text = String::new();
+    for (_, program) in programs(&COMPANIONS)? {
+        let metadata = fs::metadata(&program)?;
+        write!(text, "\n{} {} {:?}", program.display(), metadata.len(), metadata.modified()?)?;
+    }
+    Ok(text)
+}
+
+#[test]
+fn package_build_is_reproducible() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for folder in &folders {
+        dist(&["dist"], FIRST, folder.path(), &COMPANIONS[..2]).unwrap();
+    }
+    let files = |folder: &Path| {
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let mut files: Vec<_> =
+            files.map(|file| (file.file_name(), fs::read(file.path()).unwrap())).collect();
+        files.sort();
+        files
+    };
+    let [first, second] = [files(folders[0].path()), files(folders[1].path())];
+    assert!(first.len() >= 6, "package, release, binary, its debug information, bill, sums");
+    for ((name, bytes), (other, again)) in first.iter().zip(&second) {
+        assert_eq!(name, other);
+        assert!(bytes == again, "{} differs", name.display());
+    }
+    assert_eq!(first.len(), second.len());
+}
+
+#[test]
+fn packages_pass_lintian() {
+    let found = capture(Command::new("lintian").arg("--version")).map(drop);
+    if !requirements::met("lintian", found) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let packages = ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"];
+    artifacts(FIRST, folder.path()).unwrap();
+    let packages = packages.map(|name| artifact(folder.path(), &format!("{name}_"), ".deb").unwrap());
+    let output = Command::new("lintian")
+        .args(["--allow-root", "--fail-on", "error,warning"])
+        .args(packages)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
