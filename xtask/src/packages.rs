@@ -19,12 +19,12 @@ pub(crate) const DEMO: &str = "bind9-dnsutils dnsmasq-base dnsperf ethtool iprou
 pub(crate) const TEST: &str = "\
     bind9 bind9-dnsutils bind9-utils binutils bpftool cpio crun curl debootstrap dnsmasq-base dnsperf \
     etcd-client etcd-server ethtool faketime fstrm-bin iproute2 ipset iptables knot knot-dnsutils knot-resolver \
-    libnginx-mod-http-js lintian nats-server nftables nginx-light nsd openjdk-17-jdk-headless \
+    libnginx-mod-http-js lintian lz4 nats-server nftables nginx-light nsd openjdk-17-jdk-headless \
     openssh-client openssl pdns-backend-sqlite3 pdns-server podman prometheus python3 python3-venv \
-    qemu-system-x86 ruby shellcheck sqlite3 systemd unbound xz-utils";
+    qemu-system-x86 ruby shellcheck sqlite3 systemd unbound xz-utils zstd";
 
 /// Packages for building and running virtual machines with other kernels.
-pub(crate) const KERNEL_TEST: &str = "binutils cpio ethtool gzip iproute2 qemu-system-x86 xz-utils zstd";
+pub(crate) const KERNEL_TEST: &str = "binutils cpio ethtool gzip iproute2 lz4 qemu-system-x86 xz-utils zstd";
 
 /// Packages for the benches, including the servers to compare with.
 pub(crate) const BENCH: &str = "\

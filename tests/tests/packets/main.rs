@@ -12,12 +12,14 @@
 //! - [`differential`]: random packets in random set-ups, with and without the fast path.
 //! - [`object`]: the object's requirements on the kernel.
 //! - [`other_kernel`]: all of these on other kernels, in a virtual machine.
+//! - [`kernel_image`]: the kernel inside a compressed image.
 //! - [`network_cards`]: the server behind emulated network cards, in a virtual machine.
 //! - [`model`]: a plain model of the programs, the reference for table and random packets.
 
 mod differential;
 mod fixtures;
 mod forwarded;
+mod kernel_image;
 mod local_replies;
 mod lookup;
 mod model;

@@ -71,7 +71,7 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
     }
     let folder = tempfile::TempDir::with_prefix("bdx-vm-")?;
     let archive = kernel.archive(folder.path(), &MODULES)?;
-    let qemu = kernel.machine(&archive, "CARDS=1");
+    let qemu = kernel.machine(&archive, "CARDS=1")?;
     // The process enters the namespace, where the tap devices are.
     let mut command = client.command(qemu.get_program())?;
     command.args(qemu.get_args());
