@@ -21,7 +21,10 @@ const NOTICES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENS
 const WITHOUT_TEXT: &str = "The packages of these crates contain no licence text. They are used under the \
                             licence stated above; its standard text is at https://spdx.org/licenses.";
 
-struct Crate {
+/// Linked crates by package URL.
+pub(super) type Crates = BTreeMap<String, Crate>;
+
+pub(super) struct Crate {
     package: Value,
     programs: BTreeSet<&'static str>,
 }
@@ -33,8 +36,8 @@ impl Crate {
 }
 
 /// Writes `bosh-dns-xdp.cdx.json`.
-pub(super) fn write_bill(release: &Release) -> Result<()> {
-    let components: Vec<Value> = linked_crates()?
+pub(super) fn write_bill(release: &Release, crates: &Crates) -> Result<()> {
+    let components: Vec<Value> = crates
         .iter()
         .map(|(reference, linked)| {
             let programs = linked.programs.iter().copied().collect::<Vec<_>>().join(" ");
@@ -74,9 +77,9 @@ pub(super) fn write_bill(release: &Release) -> Result<()> {
 }
 
 /// Returns all notices as one text. Crates with the same text share it.
-pub(super) fn notices() -> Result<String> {
+pub(super) fn notices(crates: &Crates) -> Result<String> {
     let mut crates_by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for linked in linked_crates()?.values().filter(|linked| !linked.package["source"].is_null()) {
+    for linked in crates.values().filter(|linked| !linked.package["source"].is_null()) {
         let title =
             format!("{} {} ({})", linked.field("name"), linked.field("version"), linked.field("license"));
         let files = notice_files(Path::new(linked.field("manifest_path")))?;
@@ -111,8 +114,8 @@ fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the crates linked into all programs and BPF objects, by package URL.
-fn linked_crates() -> Result<BTreeMap<String, Crate>> {
+/// Returns the crates linked into all programs and BPF objects.
+pub(super) fn linked_crates() -> Result<Crates> {
     let mut crates = BTreeMap::new();
     let ours = cargo_metadata(&root(), &["--filter-platform", "x86_64-unknown-linux-gnu"])?;
     for [package, program] in [crate::SERVER].into_iter().chain(COMPANIONS) {
@@ -126,7 +129,7 @@ fn linked_crates() -> Result<BTreeMap<String, Crate>> {
 }
 
 /// Adds the crates linked into the package `of`: its normal dependencies, recursively.
-fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut BTreeMap<String, Crate>) {
+fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut Crates) {
     let nodes: BTreeMap<&str, &Value> =
         list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), node)).collect();
     let packages: BTreeMap<&str, &Value> =
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn notices_cover_linked_crates() {
-        let text = notices().unwrap();
+        let text = notices(&linked_crates().unwrap()).unwrap();
         let has = |name: &str| text.lines().any(|line| line.starts_with(name));
         for name in ["tokio ", "aya ", "aya-ebpf ", "ring ", "async-nats "] {
             assert!(has(name), "{name} has no notice");

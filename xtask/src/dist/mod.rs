@@ -160,9 +160,10 @@ pub(crate) fn build(
             architectures.iter().map(image).collect::<Result<_>>()?,
         )
     };
-    crates::write_bill(&release)?;
+    let linked = crates::linked_crates()?;
+    crates::write_bill(&release, &linked)?;
     let notices = release.out.join("third-party-notices.txt");
-    archive::put(&notices, crates::notices()?, 0o644)?;
+    archive::put(&notices, crates::notices(&linked)?, 0o644)?;
     archive::copy(&root().join("LICENSE"), &release.out.join("LICENSE"), 0o644)?;
     built.iter().try_for_each(|built| deb::write(&release, built))?;
     bosh::write(&release, &built)?;
