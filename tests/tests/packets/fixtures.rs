@@ -469,7 +469,10 @@ fn long_replies_find_room() {
         world.published.insert(name_of_length(len), list.clone());
     }
     install(&mut program, &world);
-    let (mut answered, mut without_room) = (0, 0);
+    // An emulated machine takes 15 ms for each packet. The first lengths with and without room always count.
+    let is_sample = std::env::var_os("BOSH_DNS_SAMPLE").is_some();
+    let is_limit = |reply_len: usize| [XDP_TAIL, XDP_ROOM].iter().any(|room| reply_len.abs_diff(*room) <= 1);
+    let (mut tried, mut answered, mut without_room) = (0, 0, 0);
     for len in (1..=255).filter(|&len| len != 2) {
         let query = Query { name: name_of_length(len), ..Query::new("", A) }.opt(Opt::new(4096));
         for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
@@ -483,19 +486,26 @@ fn long_replies_find_room() {
                     }
                     let frame = Datagram { padding, ..datagram.clone() }.frame();
                     let reply_len = frame.len() - padding + grows_by;
+                    if is_sample && len % 8 != 7 && !is_limit(reply_len) {
+                        continue;
+                    }
                     let what = format!("a reply of {reply_len} bytes to {}", frame.len());
                     let outcome = if reply_len <= XDP_ROOM { Outcome::Hit } else { Outcome::NoRoom };
                     let (_, counted) = program.run_counted(Hook::Xdp, &frame).expect("the program runs");
                     assert_eq!(counted, outcome, "{what}");
                     let held = check(&program, &world, Hook::Xdp, &frame);
                     assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what}");
+                    tried += 1;
                     answered += u32::from(reply_len > XDP_TAIL && reply_len <= XDP_ROOM);
                     without_room += u32::from(reply_len > XDP_ROOM);
                 }
             }
         }
     }
-    assert!(answered > 1000 && without_room > 50, "{answered} beyond the tail, {without_room} beyond both");
+    assert!(
+        answered > tried / 3 && without_room > tried / 50,
+        "{answered} of {tried} beyond the tail, {without_room} beyond both"
+    );
 }
 
 #[test]
