@@ -18,6 +18,7 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     time::Duration,
 };
 
@@ -137,8 +138,11 @@ fn catalog_changes_reach_interface() -> Result<()> {
     says([10, 0, 0, 2])
 }
 
-/// Starts a server per scenario and runs all of its cases. With `fast`, the interface must answer
-/// every eligible case, with the same answer; a case that differs does not end the others.
+/// Runs all cases of every scenario. With `fast`, the interface must answer every eligible case, with the same answer;
+/// a case that differs does not end the others.
+///
+/// In userspace each scenario has a server of its own. With `fast`, where a start takes longer than the cases because
+/// the kernel verifies the programs, the server is reloaded, unless it would remember recursors of the scenario before.
 fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
     if !requirements::namespaces() {
         return Ok(());
@@ -146,16 +150,14 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
     let namespace = Namespace::new(label)?;
     let (mut asked, mut by_interface, mut of_addresses, mut faults) = (0, 0, 0, Vec::new());
     let (mut of_other_types, mut others_by_interface) = (0, 0);
+    let mut running: Option<Server> = None;
     for scenario in Scenario::all() {
+        let reused = running.take().filter(|_| fast && scenario.upstreams.is_empty());
         let recursors = start_recursors(&namespace, &scenario)?;
-        let server = start(&namespace, &scenario, &recursors, xdp)?;
-        if fast {
-            // The fast path loads in the background; no name is published yet.
-            wait_until("the fast path", EVENTUALLY, || {
-                Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
-            })
-            .with_context(|| format!("{}: {}", scenario.name, server.log()))?;
-        }
+        let server = match reused {
+            Some(server) => reload(server, &scenario)?,
+            None => start(&namespace, &scenario, &recursors, xdp, fast)?,
+        };
         let clients: BTreeSet<_> = scenario.cases.iter().filter_map(|case| case.client).collect();
         for client in &clients {
             run(namespace.with_own_sysfs("ip").args(["address", "add", &client.to_string(), "dev", "lo"]))?;
@@ -182,14 +184,10 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
             }
         }
         for client in &clients {
-            run(namespace.with_own_sysfs("ip").args([
-                "address",
-                "delete",
-                &format!("{client}/32"),
-                "dev",
-                "lo",
-            ]))?;
+            let address = format!("{client}/32");
+            run(namespace.with_own_sysfs("ip").args(["address", "delete", &address, "dev", "lo"]))?;
         }
+        running = Some(server);
     }
     println!("{asked} cases replayed, {by_interface} of them answered at the interface");
     println!("{others_by_interface} of {of_other_types} others as well, as other types");
@@ -329,18 +327,49 @@ fn start_recursors(namespace: &Namespace, scenario: &Scenario) -> Result<Vec<Rec
     names.enumerate().map(recursor).collect()
 }
 
-/// Starts a server with the configuration of a scenario, its catalog in a definition file.
-fn start(namespace: &Namespace, scenario: &Scenario, recursors: &[Recursor], xdp: &Value) -> Result<Server> {
+/// Starts a server with the configuration of a scenario; with `fast`, waits until it attached the programs.
+fn start(
+    namespace: &Namespace,
+    scenario: &Scenario,
+    recursors: &[Recursor],
+    xdp: &Value,
+    fast: bool,
+) -> Result<Server> {
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
-    let definitions = folder.path().join("catalog.json");
+    let consul = consul_of(folder.path(), scenario, recursors)?;
+    // Consul's replies repeat the client's EDNS size.
+    let compat = json!({"echo_opt": true});
+    let extra = json!({"xdp": xdp, "consul": consul, "compat": compat, "metrics": {"enabled": true}});
+    let server =
+        Server::start(Some(namespace), folder, OURS, &extra).with_context(|| scenario.name.clone())?;
+    if fast {
+        // The fast path loads in the background; no name is published yet.
+        let is_up = || Metrics::read(namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0);
+        wait_until("the fast path", EVENTUALLY, is_up)
+            .with_context(|| format!("{}: {}", scenario.name, server.log()))?;
+    }
+    Ok(server)
+}
+
+/// Gives a running server the configuration of a scenario without recursors.
+fn reload(mut server: Server, scenario: &Scenario) -> Result<Server> {
+    let consul = consul_of(server.folder.path(), scenario, &[])?;
+    let before = server.log_length()?;
+    reload::reload(&mut server, &consul).with_context(|| scenario.name.clone())?;
+    let log = server.log_after(before);
+    ensure!(!log.contains("stays in use"), "{}: {log}", scenario.name);
+    Ok(server)
+}
+
+/// Returns the object `"consul"` of a scenario, whose catalog becomes a definition file in `folder`.
+fn consul_of(folder: &Path, scenario: &Scenario, recursors: &[Recursor]) -> Result<Value> {
+    // The server reads no file of another scenario again.
+    let definitions = folder.join(format!("catalog-{}.json", scenario.name));
     fs::write(&definitions, scenario.definitions().to_string())?;
     let mut consul = scenario.config.clone();
     let object = consul.as_object_mut().context("no object")?;
     object.insert("sources".to_owned(), json!({"files": [definitions]}));
     let addresses: Vec<SocketAddr> = recursors.iter().map(|recursor| recursor.address).collect();
     object.insert("recursors".to_owned(), json!(addresses));
-    // Consul's replies repeat the client's EDNS size.
-    let compat = json!({"echo_opt": true});
-    let extra = json!({"xdp": xdp, "consul": consul, "compat": compat, "metrics": {"enabled": true}});
-    Server::start(Some(namespace), folder, OURS, &extra).with_context(|| scenario.name.clone())
+    Ok(consul)
 }

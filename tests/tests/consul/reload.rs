@@ -34,7 +34,6 @@ struct Reloading {
     /// Ended before its namespace is removed.
     server: Server,
     namespace: Namespace,
-    reloads: usize,
 }
 
 impl Reloading {
@@ -44,22 +43,12 @@ impl Reloading {
         let folder = server::folder(&server::records_of_groups(&[]), None)?;
         let extra = json!({"xdp": xdp, "metrics": {"enabled": true}, "consul": consul});
         let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-        Ok(Self { server, namespace, reloads: 0 })
+        Ok(Self { server, namespace })
     }
 
     /// Replaces the object in config.json (null removes it) and reloads.
     fn reload(&mut self, consul: &Value) -> Result<()> {
-        let file = self.server.folder.path().join("config.json");
-        let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
-        match (consul, config.as_object_mut()) {
-            (Value::Null, Some(config)) => drop(config.remove("consul")),
-            (consul, _) => config["consul"] = consul.clone(),
-        }
-        fs::write(&file, config.to_string())?;
-        self.server.process().signal(Signal::SIGHUP)?;
-        self.reloads += 1;
-        let done = || self.server.log().matches("reload finished").count() == self.reloads;
-        wait_until("the reload", EVENTUALLY, done)
+        reload(&mut self.server, consul)
     }
 
     /// Returns the reply for the A records of a name.
@@ -84,6 +73,22 @@ impl Reloading {
             self.says(name, address, ttl) && fast() > before
         })
     }
+}
+
+/// Replaces the object `"consul"` in config.json (null removes it) and reloads; then the interfaces answer from the new
+/// state.
+pub(crate) fn reload(server: &mut Server, consul: &Value) -> Result<()> {
+    let file = server.folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    match (consul, config.as_object_mut()) {
+        (Value::Null, Some(config)) => drop(config.remove("consul")),
+        (consul, _) => config["consul"] = consul.clone(),
+    }
+    fs::write(&file, config.to_string())?;
+    let before = server.log_length()?;
+    server.process().signal(Signal::SIGHUP)?;
+    let done = || server.log_after(before).contains("reload finished");
+    wait_until("the reload", EVENTUALLY, done)
 }
 
 /// Returns a definition file with one service.
