@@ -94,13 +94,17 @@ fn rapid_changes_share_versions() -> Result<()> {
     /// The defect wrote 36 GiB an hour. Each version writes dataset, blob and ids.
     const MOST_PER_HOUR: f64 = 20e9;
     let lab = Lab::new(1)?;
+    const FIRST: &str = "10.200.0.0";
+    lab.write_inventory(INSTANCES, |agent| match agent {
+        0 => FIRST.to_owned(),
+        agent => format!("10.{}.{}.{}", agent / 62_500, agent / 250 % 250, agent % 250),
+    })?;
+    let inventory = fs::read_to_string(lab.path("inventory.json"))?;
+    let moved = |changes: usize| format!("10.200.{}.{}", changes / 250, changes % 250);
     let write = |changes: usize| {
-        lab.write_inventory(INSTANCES, |agent| match agent {
-            0 => format!("10.200.{}.{}", changes / 250, changes % 250),
-            agent => format!("10.{}.{}.{}", agent / 62_500, agent / 250 % 250, agent % 250),
-        })
+        fs::write(lab.path("inventory.new"), inventory.replacen(FIRST, &moved(changes), 1))?;
+        fs::rename(lab.path("inventory.new"), lab.path("inventory.json"))
     };
-    write(0)?;
     let _agent = lab.agent("a0", &[])?;
     let publisher = lab.watch(&[])?;
     // A debug build takes milliseconds for each of the other, nonexistent agents.
@@ -122,7 +126,7 @@ fn rapid_changes_share_versions() -> Result<()> {
     println!("{changes} changes in {:?}: {:.2} GB an hour", begun.elapsed(), per_hour / 1e9);
     ensure!(per_hour < MOST_PER_HOUR, "{per_hour:.0} bytes an hour");
     // The last change arrives.
-    let last = format!("10.200.{}.{}", changes / 250, changes % 250);
+    let last = moved(changes);
     wait_until("the last change", TIMEOUT, || {
         fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains(&last))
     })
