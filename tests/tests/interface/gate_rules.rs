@@ -214,6 +214,9 @@ const DECIDED: Duration = Duration::from_secs(60);
 /// How long a decision is watched: longer than the interval at which rules are read.
 const HELD: Duration = Duration::from_millis(3500);
 
+/// Pause before each look for a decision: rules are read every two seconds.
+const BETWEEN: Duration = Duration::from_millis(200);
+
 /// Queries of each client for the comparison with userspace.
 const COMPARED: usize = 10;
 
@@ -334,6 +337,7 @@ impl Live {
     fn wait_for(&self, wanted: &[&str]) -> Result<Duration> {
         let (begun, mut answering) = (Instant::now(), Vec::new());
         wait_until("the decision", DECIDED, || {
+            thread::sleep(BETWEEN);
             let Ok(found) = self.answering() else { return false };
             answering = found;
             answering == wanted
