@@ -80,8 +80,9 @@ fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
     while !done.load(Ordering::Relaxed) {
         for number in 0..NAMES {
             let query = client::query(&format!("q-s0x{number}.q-g1.bosh."), RecordType::A, Some(1232))?;
-            let reply = client::ask(ADDRESS, &query)?;
-            ensure!(!reply.answers.is_empty(), "no answer to name {number}");
+            // Only the header is read: decoding so many long replies would take most of the test's time.
+            let reply = client::ask_raw(ADDRESS, &query.to_vec()?, LIMIT)?;
+            ensure!(reply.get(6..8).is_some_and(|count| count != [0; 2]), "no answer to name {number}");
             asked.fetch_add(1, Ordering::Relaxed);
             if done.load(Ordering::Relaxed) && asked.load(Ordering::Relaxed) >= NAMES {
                 return Ok(());
