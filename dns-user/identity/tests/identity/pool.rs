@@ -72,12 +72,12 @@ fn pool_yields_to_busy_process() {
     cpus.set(cpu).unwrap();
     // The kernel shares a CPU equally between sessions, whatever the policies of their threads are.
     for has_own_session in [false, true] {
-        let busy = busy(has_own_session, &cpus);
+        let process = busy(has_own_session, &cpus);
         // Larger than can be filled here.
         let keys = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
         let thread = pool_thread();
         sched_setaffinity(thread, &cpus).unwrap();
-        let tasks = [format!("/proc/self/task/{thread}"), format!("/proc/{}", busy.0.id())];
+        let tasks = [format!("/proc/self/task/{thread}"), format!("/proc/{}", process.0.id())];
         let times = || tasks.each_ref().map(|task| used(task.into()));
         let before = times();
         let passed = || {
@@ -90,7 +90,8 @@ fn pool_yields_to_busy_process() {
         println!("own session {has_own_session}: the pool took {:.2} % of the CPU", share * 100.0);
         // An equal share would be 0.5. Other tests that use this CPU wake the pool out of turn.
         assert!(share < 0.35, "the pool took {share:.3} of the CPU");
-        drop(keys);
+        // The pool ends once it has the CPU.
+        drop((process, keys));
         until("the end of the pool's thread", || !PathBuf::from(&tasks[0]).exists());
     }
 }
