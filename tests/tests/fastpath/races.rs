@@ -31,7 +31,7 @@ use whole_system_tests::{
 use crate::lab::{self, handle_of, name_of, wait};
 
 /// Number of snapshots installed in sequence.
-const VERSIONS: u32 = 150;
+const VERSIONS: u32 = 75;
 /// Listed names per snapshot.
 const LISTED: u32 = 300;
 /// Known but unlisted names: most of them do not fit beside the others, so they are learned and
