@@ -112,9 +112,10 @@ impl Cache {
     /// Creates an empty cache, limited in bytes. If that limit would permit more entries than
     /// configured, small entries get a higher weight.
     pub(crate) fn new(config: &CacheConfig, form: Form, compat: Compat) -> Self {
+        let least_weight = config.max_bytes / config.max_entries.max(1);
         Self {
-            store: Store::new(config.max_bytes),
-            least_weight: config.max_bytes / config.max_entries.max(1),
+            store: Store::new(config.max_bytes, least_weight),
+            least_weight,
             stale: config.serve_stale,
             form,
             compat,

@@ -19,11 +19,13 @@ use parking_lot::Mutex;
 
 use dns_kit::clock::BootInstant;
 
-/// Number of shards of a store; a store with less than [`LEAST_SHARD`] bytes per shard has only
-/// one.
+/// Number of shards of a store; a store with less than [`LEAST_SHARD`] bytes or [`LEAST_ENTRIES`]
+/// entries per shard has only one.
 const SHARDS: usize = 8;
 /// Minimum limit of a shard in bytes.
 const LEAST_SHARD: u64 = 1 << 20;
+/// Minimum number of entries for which a shard has room; a few names never evict one another.
+const LEAST_ENTRIES: u64 = 64;
 /// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of
 /// 16 buckets in use, so about one entry is visited per new one.
 const PASSED: usize = 2;
@@ -82,20 +84,14 @@ pub(crate) trait Mirror {
     fn evicted(&self, key: &[u8]);
 }
 
-/// Entries that a pass may remove.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Removes {
-    Expired,
-    Unused,
-    /// Used ones as well: clients use all entries faster than they can be passed over.
-    Any,
-}
-
 #[derive(Debug)]
 struct Shard<V> {
     slots: HashTable<Slot<V>>,
-    /// The bucket passed last.
+    /// The bucket passed last in search of an entry to evict.
     hand: usize,
+    /// The bucket passed last in search of an expired entry. If this search moved `hand`, the unused
+    /// entries that it passes would stay.
+    expired_hand: usize,
     /// Limit of `totals.bytes`.
     most: u64,
     totals: Totals,
@@ -114,12 +110,14 @@ struct Slot<V> {
 }
 
 impl<V> Store<V> {
-    /// Creates an empty store of at most `most` bytes.
-    pub(crate) fn new(most: u64) -> Self {
-        let count = if most / SHARDS as u64 >= LEAST_SHARD { SHARDS } else { 1 };
+    /// Creates an empty store of at most `most` bytes, whose entries have at least `least_weight`.
+    pub(crate) fn new(most: u64, least_weight: u64) -> Self {
+        let least_shard = LEAST_SHARD.max(least_weight.saturating_mul(LEAST_ENTRIES));
+        let count = if most / SHARDS as u64 >= least_shard { SHARDS } else { 1 };
         let shard = || Shard {
             slots: HashTable::new(),
             hand: 0,
+            expired_hand: 0,
             most: most / count as u64,
             totals: Totals::default(),
         };
@@ -214,11 +212,12 @@ impl<V> Shard<V> {
             return;
         }
         for _ in 0..PASSED {
-            self.pass(now, Removes::Expired, mirror);
+            self.pass_expired(now);
         }
         let (mut passed, round) = (0, self.slots.num_buckets());
         while self.totals.bytes + weight > self.most {
-            self.pass(now, if passed < 2 * round { Removes::Unused } else { Removes::Any }, mirror);
+            // Clients may use all entries faster than they can be passed over.
+            self.pass(now, passed < 2 * round, mirror);
             passed += 1;
         }
         self.totals.add(&slot.terms);
@@ -228,15 +227,20 @@ impl<V> Shard<V> {
         }
     }
 
-    /// Passes over the next bucket: removes an entry of the given kind; a used one becomes unused.
-    fn pass(&mut self, now: BootInstant, removes: Removes, mirror: &impl Mirror) {
-        self.hand = if self.hand + 1 < self.slots.num_buckets() { self.hand + 1 } else { 0 };
+    /// Passes over the next bucket in search of an expired entry, which it removes.
+    fn pass_expired(&mut self, now: BootInstant) {
+        self.expired_hand = self.after(self.expired_hand);
+        if self.slots.get_bucket(self.expired_hand).is_some_and(|slot| slot.terms.until <= now) {
+            let _expired = self.remove(self.expired_hand);
+        }
+    }
+
+    /// Passes over the next bucket: removes its entry, or makes it unused if used ones are spared.
+    fn pass(&mut self, now: BootInstant, spares_used: bool, mirror: &impl Mirror) {
+        self.hand = self.after(self.hand);
         let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
         let is_over = slot.terms.until <= now;
-        if !is_over && removes == Removes::Expired {
-            return;
-        }
-        if !is_over && removes == Removes::Unused {
+        if !is_over && spares_used {
             let copy_used_ns = mirror.last_used_ns(&slot.key).unwrap_or(0);
             let is_copy_used = copy_used_ns != 0 && copy_used_ns != slot.copy_used_ns;
             if is_copy_used || slot.used {
@@ -244,13 +248,24 @@ impl<V> Shard<V> {
                 return;
             }
         }
-        let Ok(place) = self.slots.get_bucket_entry(self.hand) else { return };
-        let (slot, _) = place.remove();
-        self.totals.remove(&slot.terms);
-        if !is_over {
+        if let Some(slot) = self.remove(self.hand)
+            && !is_over
+        {
             self.totals.evictions += 1;
             mirror.evicted(&slot.key);
         }
+    }
+
+    /// Returns the bucket after this one, in a circle.
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 < self.slots.num_buckets() { bucket + 1 } else { 0 }
+    }
+
+    /// Removes the slot in this bucket.
+    fn remove(&mut self, bucket: usize) -> Option<Slot<V>> {
+        let (slot, _) = self.slots.get_bucket_entry(bucket).ok()?.remove();
+        self.totals.remove(&slot.terms);
+        Some(slot)
     }
 
     /// Keeps only the slots for which `keep` holds; returns the number of removed ones.
@@ -326,7 +341,7 @@ mod tests {
 
     #[test]
     fn uses_of_copies_count() {
-        let (store, now) = (Store::new(10_000), BootInstant::now());
+        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
         let copies = Copies { of: 0..20, used_ns: 1.into(), evicted: Vec::new().into() };
         let insert = |number: u32| {
@@ -352,7 +367,7 @@ mod tests {
 
     #[test]
     fn full_store_evicts_unused_entries() {
-        let (store, now) = (Store::new(10_000), BootInstant::now());
+        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
         // A flood of new names does not evict names in steady use.
@@ -364,9 +379,52 @@ mod tests {
         assert_eq!(store.totals().evictions, 900);
     }
 
+    /// Copies of the entries 0 to 49, each used before every pass; counts the passes.
+    struct Passes(std::cell::RefCell<[u64; 50]>);
+
+    impl Mirror for Passes {
+        fn last_used_ns(&self, key: &[u8]) -> Option<u64> {
+            let number = u32::from_be_bytes(key.try_into().ok()?);
+            let mut passes = self.0.borrow_mut();
+            let count = passes.get_mut(number as usize)?;
+            *count += 1;
+            Some(*count)
+        }
+
+        fn evicted(&self, _key: &[u8]) {}
+    }
+
+    #[test]
+    fn entries_are_passed_in_turn() {
+        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
+        let passes = Passes([0; 50].into());
+        let terms = Terms { weight: 100, until: now + Duration::from_secs(60), denial: false };
+        for number in 0..2000u32 {
+            store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &passes);
+        }
+        let passes = passes.0.into_inner();
+        let (least, most) = (passes.iter().min().unwrap(), passes.iter().max().unwrap());
+        // A table that grows moves its entries, which may gain or lose a pass.
+        assert!(*least > 10 && most - least <= 3, "{passes:?}");
+    }
+
+    #[test]
+    fn small_limit_is_reached() {
+        const BYTES: u64 = 64 << 20;
+        for limit in [1, 5, 20, 100, 500] {
+            let (store, now) = (Store::new(BYTES, BYTES / limit), BootInstant::now());
+            let weight = u32::try_from(BYTES / limit).unwrap();
+            let terms = Terms { weight, until: now + Duration::from_secs(60), denial: false };
+            for number in 0..1000u32 {
+                store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &NoMirror);
+            }
+            assert_eq!(store.totals().entries, limit);
+        }
+    }
+
     #[test]
     fn expired_entries_leave_first() {
-        let (store, now) = (Store::new(1 << 20), BootInstant::now());
+        let (store, now) = (Store::new(1 << 20, 100), BootInstant::now());
         (0..500).for_each(|number| insert(&store, number, 1, now));
         let later = now + Duration::from_secs(2);
         (500..1000).for_each(|number| insert(&store, number, 60, later));
@@ -378,7 +436,7 @@ mod tests {
 
     #[test]
     fn replaced_value_counts_once() {
-        let (store, now) = (Store::new(10_000), BootInstant::now());
+        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         let insert = |weight, denial| {
             let terms = Terms { weight, until: now, denial };
             store.insert(b"key", 7, terms, now, store.generation(), &NoMirror);
@@ -392,7 +450,7 @@ mod tests {
 
     #[test]
     fn flush_removes_matching_entries() {
-        let (store, now) = (Store::new(1 << 24), BootInstant::now());
+        let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
         (0..1000).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.flush(|_, value| value % 10 != 0), 900);
         assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
@@ -403,7 +461,7 @@ mod tests {
 
     #[test]
     fn flush_rejects_earlier_requests() {
-        let (store, now) = (Store::new(1 << 24), BootInstant::now());
+        let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
         let terms = Terms { weight: 100, until: now, denial: false };
         let before = store.generation();
         assert_eq!(store.flush(|_, _: &u32| false), 0);
