@@ -18,7 +18,7 @@ use dns_common::{
 };
 
 use dns_core::config::XdpConfig;
-use dns_kit::http_client::with_causes;
+use dns_kit::logs::with_causes;
 
 use super::{
     FastPathError, OBJECT, bpf,

@@ -20,6 +20,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::logs::with_causes;
+
 /// Limits of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -107,11 +109,6 @@ pub async fn collect(response: Response<Incoming>, limit: usize) -> Result<Respo
 
 fn failed(error: &(dyn Error + 'static)) -> ClientError {
     ClientError::Exchange(with_causes(error))
-}
-
-/// Returns the message of an error and of its causes, separated by colons.
-pub fn with_causes(error: &(dyn Error + 'static)) -> String {
-    anyhow::Chain::new(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    error::Error,
     fmt,
     io::{self, Read as _},
     net::SocketAddr,
@@ -34,7 +33,7 @@ use super::{
     tcp::Trust,
 };
 use dns_core::wire::{ExtendedError, InfoCode, Query, ReplyFlags, begin_reply};
-use dns_kit::logs::LineLimit;
+use dns_kit::logs::{LineLimit, with_causes};
 
 /// Maximum size of a document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
@@ -150,7 +149,7 @@ enum HttpError {
     Redirects,
     /// The document was incomplete or too large.
     #[error("{0}")]
-    Body(Box<dyn Error + Send + Sync>),
+    Body(Box<dyn std::error::Error + Send + Sync>),
     /// The document is not an answer.
     #[error(transparent)]
     Answer(#[from] json_answer::JsonAnswerError),
@@ -251,20 +250,6 @@ fn decompress(document: &[u8]) -> Result<Vec<u8>, HttpError> {
         return Err(HttpError::Body("the decompressed document is too large".into()));
     }
     Ok(text)
-}
-
-fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Some errors repeat their cause.
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Formats a name in presentation format with the final dot, preserving letter case. Special

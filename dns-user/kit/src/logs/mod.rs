@@ -28,7 +28,8 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-pub use self::{requests::Request, writer::time_of};
+pub use requests::Request;
+pub use writer::{time_of, with_causes};
 
 use self::writer::LineWriter;
 use dns_core::config::{LogLevel, LoggingConfig};

@@ -24,10 +24,7 @@ use tracing_subscriber::{
 };
 
 use super::{LogFormat, requests, tags};
-use crate::{
-    http_client::with_causes,
-    threads::{self, OnPanic},
-};
+use crate::threads::{self, OnPanic};
 use dns_core::terminal;
 
 /// Maximum number of queued lines; further ones are dropped and counted.
@@ -281,6 +278,13 @@ impl Visit for Fields {
     }
 }
 
+/// Returns the messages of an error and its causes, separated by colons, without causes that it repeats.
+pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut messages: Vec<_> = anyhow::Chain::new(error).map(ToString::to_string).collect();
+    messages.dedup_by(|cause, error| error.contains(cause.as_str()));
+    messages.join(": ")
+}
+
 /// Returns whether a value needs no quotes.
 fn is_bare(text: &str) -> bool {
     !text.is_empty()
@@ -366,6 +370,19 @@ mod tests {
 #[cfg(test)]
 mod format_tests {
     use super::*;
+
+    /// An error that repeats its cause or not.
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Caused(&'static str, #[source] io::Error);
+
+    #[test]
+    fn repeated_causes_are_left_out() {
+        let cause = || io::Error::other("no route");
+        assert_eq!(with_causes(&cause()), "no route");
+        assert_eq!(with_causes(&Caused("connecting failed", cause())), "connecting failed: no route");
+        assert_eq!(with_causes(&Caused("no route to 192.0.2.1", cause())), "no route to 192.0.2.1");
+    }
 
     /// Returns fields with a message that tries to forge a line.
     fn fields() -> Fields {
