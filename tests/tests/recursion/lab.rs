@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     client,
-    metrics::Metrics,
+    metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
     requirements,
     server::{self, Server},
@@ -78,6 +78,10 @@ impl<'a> Lab<'a> {
             std::fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
         }
         let server = Server::start_prepared(Some(namespace), folder, address, &config, prepare)?;
+        if config["metrics"]["enabled"] == true {
+            // They become available shortly after DNS.
+            wait_for_metrics(namespace).with_context(|| server.log())?;
+        }
         Ok(Self { server, namespace, bpffs: None })
     }
 

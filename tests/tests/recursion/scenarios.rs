@@ -20,9 +20,7 @@ use hickory_proto::{
     },
 };
 use serde_json::{Value, json};
-use whole_system_tests::{
-    bpffs::Bpffs, client, metrics::wait_for_metrics, namespace::Namespace, requirements, server,
-};
+use whole_system_tests::{bpffs::Bpffs, client, namespace::Namespace, requirements, server};
 
 use super::{
     interface_cache::{self, ask_interface, hits, settle},
@@ -61,11 +59,7 @@ impl Mode {
         server::merge(&mut settings["cache"], cache);
         match self {
             Self::Interface => interface_cache::start(namespace, Bpffs::new()?, &[recursor], &settings),
-            Self::CacheOff | Self::Userspace => {
-                let lab = Lab::start(namespace, &[recursor], &settings)?;
-                wait_for_metrics(namespace)?;
-                Ok(lab)
-            }
+            Self::CacheOff | Self::Userspace => Lab::start(namespace, &[recursor], &settings),
         }
     }
 }
