@@ -123,6 +123,8 @@ pub(crate) fn render(manifests: &[Value]) -> Result<Vec<Result<Files, String>>> 
 pub(crate) fn render_job(job: &str, manifests: &[Value]) -> Result<Vec<Result<Files, String>>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deploy/render.rb");
     let mut ruby = Command::new("ruby")
+        // Templates are UTF-8, whatever the locale.
+        .arg("-EUTF-8")
         .arg(script)
         .arg(bosh().join("jobs").join(job))
         .stdin(Stdio::piped())

@@ -150,7 +150,8 @@ const RUNTIME_CONFIG: &str = r#"{
 fn ops_file_replaces_one_add_on() {
     let file = job::bosh().join("ops/use-bosh-dns-xdp.yml");
     let script = "puts JSON.generate(YAML.load_file(ARGV[0]))";
-    let json = capture(Command::new("ruby").args(["-ryaml", "-rjson", "-e", script]).arg(file)).unwrap();
+    let json =
+        capture(Command::new("ruby").args(["-EUTF-8", "-ryaml", "-rjson", "-e", script]).arg(file)).unwrap();
     let mut config: Value = serde_json::from_str(RUNTIME_CONFIG).unwrap();
     for operation in serde_json::from_str::<Vec<Value>>(&json).unwrap() {
         assert_eq!(operation["type"], "replace");

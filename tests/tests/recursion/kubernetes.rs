@@ -46,7 +46,8 @@ impl Manifest {
     fn read() -> Result<Self> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/node-local-dns.yml");
         let script = "print JSON.generate(YAML.load_stream(File.read(ARGV[0])))";
-        let text = capture(Command::new("ruby").args(["-ryaml", "-rjson", "-e", script]).arg(&path))?;
+        let text =
+            capture(Command::new("ruby").args(["-EUTF-8", "-ryaml", "-rjson", "-e", script]).arg(&path))?;
         let documents: Value = serde_json::from_str(&text)?;
         Ok(Self {
             files: documents[0]["data"].clone(),
