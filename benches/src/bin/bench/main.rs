@@ -413,18 +413,23 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     // First, so that a folder that cannot be created fails before measuring.
     fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
-    let mut report = match &arguments.from {
+    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0 };
+    let measured = match &arguments.from {
         Some(file) => {
             let numbers = fs::read(file).with_context(|| file.display().to_string())?;
-            Report::read(&numbers).with_context(|| format!("{}: no report", file.display()))?
+            Report::read(&numbers).with_context(|| file.display().to_string()).map(|read| report = read)
         }
-        None => measure(arguments)?,
+        None => measure(arguments, &mut report),
     };
-    report.put_first(&MAIN);
-    write(&report, &arguments.output)
+    // After an error, the parts before it.
+    if !report.figures.is_empty() {
+        report.put_first(&MAIN);
+        write(&report, &arguments.output)?;
+    }
+    measured
 }
 
-fn measure(arguments: &Arguments) -> Result<Report> {
+fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     let mut plan = Plan {
         rounds: if arguments.quick { 1 } else { arguments.rounds.map_or(3, usize::from) },
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
@@ -434,22 +439,19 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         builds: Vec::new(),
         wanted: arguments.subject.clone(),
     };
-    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0 };
     let started = Instant::now();
     if !arguments.against.is_empty() {
-        for mode in &arguments.mode {
-            // Subjects hold the names of their modes for the life of the program.
-            let mode = ["tc", "native", "off"].into_iter().find(|known| known == mode);
-            let mode = mode.context("clap lets no other modes through")?;
+        // Subjects hold the names of their modes for the life of the program.
+        let modes = ["tc", "native", "off"].into_iter();
+        for mode in modes.filter(|mode| arguments.mode.iter().any(|wanted| wanted == mode)) {
             let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
             plan.builds = [Ours(mode)].into_iter().chain(others).collect();
-            for part in
-                [&AGAINST, &EXTRAS, &TYPES].into_iter().filter(|part| is_wanted(&arguments.only, part.name))
-            {
+            let parts = [&AGAINST, &EXTRAS, &TYPES].into_iter();
+            for part in parts.filter(|part| is_wanted(&arguments.only, part.name)) {
                 report.figures.extend(part.measure(&plan)?);
             }
         }
-        return Ok(report);
+        return Ok(());
     }
     let parts: Vec<&Part> =
         PARTS.iter().chain([&EXTRAS, &TYPES]).filter(|part| is_wanted(&arguments.only, part.name)).collect();
@@ -458,8 +460,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         println!("\n[{}/{}] {} ({elapsed} s so far)", position + 1, parts.len(), part.name);
         report.figures.extend(part.measure(&plan).with_context(|| part.name)?);
     }
-    println!("\nmeasured in {} s", started.elapsed().as_secs());
-    Ok(report)
+    Ok(())
 }
 
 /// Arguments of dpkg-query, and Debian's packages of the peers.
