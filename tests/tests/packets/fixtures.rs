@@ -472,7 +472,7 @@ fn long_replies_find_room() {
     // An emulated machine takes 15 ms for each packet. The first lengths with and without room always count.
     let is_sample = std::env::var_os("BOSH_DNS_SAMPLE").is_some();
     let is_limit = |reply_len: usize| [XDP_TAIL, XDP_ROOM].iter().any(|room| reply_len.abs_diff(*room) <= 1);
-    let (mut tried, mut answered, mut without_room) = (0, 0, 0);
+    let (mut answered, mut without_room) = (0, 0);
     for len in (1..=255).filter(|&len| len != 2) {
         let query = Query { name: name_of_length(len), ..Query::new("", A) }.opt(Opt::new(4096));
         for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
@@ -495,16 +495,16 @@ fn long_replies_find_room() {
                     assert_eq!(counted, outcome, "{what}");
                     let held = check(&program, &world, Hook::Xdp, &frame);
                     assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what}");
-                    tried += 1;
                     answered += u32::from(reply_len > XDP_TAIL && reply_len <= XDP_ROOM);
                     without_room += u32::from(reply_len > XDP_ROOM);
                 }
             }
         }
     }
+    let (least_answered, least_without) = if is_sample { (100, 5) } else { (1000, 50) };
     assert!(
-        answered > tried / 3 && without_room > tried / 50,
-        "{answered} of {tried} beyond the tail, {without_room} beyond both"
+        answered > least_answered && without_room > least_without,
+        "{answered} beyond the tail, {without_room} beyond both"
     );
 }
 
