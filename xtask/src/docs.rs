@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: builds the documentation book and that of the crates, and checks every link in
-//! both. The packages contain the book's pages.
+//! `cargo xtask docs`: builds the documentation book and the API documentation of all crates, and checks
+//! every link. The packages contain the book's pages.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,7 +26,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Checks links and builds the book into `target/book`, and the documentation of all crates into `target/doc`.
+/// Checks links, and builds the book into `target/book` and the API documentation of all crates into `target/doc`.
 pub(crate) fn build() -> Result<()> {
     check()?;
     let root = root().canonicalize()?;

@@ -86,7 +86,8 @@ enum Command {
     Dist(dist::Dist),
     /// Check, build, and sign a release: the artifacts of `dist` with exactly this version.
     Release(release::Arguments),
-    /// Build the documentation book into target/book, that of the crates into target/doc, and check every link.
+    /// Build the documentation book into target/book and the crates' API documentation into target/doc; check every
+    /// link.
     Docs,
     /// Run the fuzz targets from their corpora, the BPF programs against their model, or a server with
     /// the fast path against one without.

@@ -141,7 +141,7 @@ fn catalog_changes_reach_interface() -> Result<()> {
 /// Runs all cases of every scenario. With `fast`, the interface must answer every eligible case, with the same answer;
 /// a case that differs does not end the others.
 ///
-/// In userspace each scenario has a server of its own. With `fast`, where a start takes longer than the cases because
+/// In userspace, a server is started for each scenario. With `fast`, where a start takes longer than the cases because
 /// the kernel verifies the programs, the server is reloaded, unless it would remember recursors of the scenario before.
 fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
     if !requirements::namespaces() {

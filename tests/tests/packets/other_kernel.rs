@@ -174,7 +174,7 @@ impl Kernel {
             .arg("-initrd")
             .arg(archive)
             .arg("-append")
-            // The kernel's tests of its own algorithms would be a fifth of the boot.
+            // The self-tests of the kernel's algorithms would take a fifth of the boot.
             .arg(format!(
                 "console={console} quiet panic=-1 cryptomgr.notests BOSH_DNS_XDP=/bin/bosh-dns-xdp PATH=/bin \
                  {environment}"
