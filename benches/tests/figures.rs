@@ -1,4 +1,4 @@
-//! The committed figures follow from the committed reports and are readable.
+//! The committed figures and reports follow from the recorded measurements and are readable.
 
 use std::{env, fs, path::Path};
 
@@ -11,15 +11,17 @@ fn figures_follow_reports() -> Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/measurements").join(machine);
         let report = Report::read(&fs::read(folder.join("report.json"))?)?;
         let drawn = Report::plot(report.figures.first().context("no figure")?)?;
-        let path = folder.join("figure-01.svg");
-        if env::var_os("UPDATE_FIGURES").is_some() {
-            fs::write(&path, &drawn)?;
+        for (file, content) in [("figure-01.svg", &drawn), ("report.md", &report.to_markdown())] {
+            let path = folder.join(file);
+            if env::var_os("UPDATE_FIGURES").is_some() {
+                fs::write(&path, content)?;
+            }
+            ensure!(
+                fs::read_to_string(&path)? == *content,
+                "{} is out of date: UPDATE_FIGURES=1 cargo nextest run -p bosh-dns-xdp-benches figures",
+                path.display()
+            );
         }
-        ensure!(
-            fs::read_to_string(&path)? == drawn,
-            "{} is out of date: UPDATE_FIGURES=1 cargo nextest run -p bosh-dns-xdp-benches figures",
-            path.display()
-        );
         ensure!(drawn.contains(r##"fill="#FFFFFF""##), "{machine}: no background");
         check_labels(&drawn)?;
         // Bars of a logarithmic axis cannot be compared without its values.

@@ -18,7 +18,6 @@ pub struct Report {
     /// The figures in reading order.
     pub figures: Vec<Figure>,
     /// Number of figures in the summary; the others are details.
-    #[serde(skip_deserializing)]
     pub main: usize,
 }
 
