@@ -125,7 +125,7 @@ fn few_descriptors() {
     let mut most = 0;
     let mut answered = [0; 2];
     let mut asked = 0;
-    let mut all_running = || {
+    let mut ask = || {
         let by_tcp = client::ask_tcp(ADDRESS, &query("q-s0.q-g2.bosh."));
         answered[0] += u32::from(by_tcp.is_ok_and(|reply| !reply.answers.is_empty()));
         let forwarded = client::ask(ADDRESS, &query(&format!("n{asked}.outside.test.")));
@@ -134,18 +134,21 @@ fn few_descriptors() {
         asked += 1;
         most = most.max(memory(server.pid(), "VmRSS").unwrap());
         std::thread::sleep(Duration::from_millis(200));
-        Metrics::here()
-            .is_ok_and(|metrics| metrics.sum(names::HEALTH_INSTANCES, "state=\"running\"") == u64::from(MANY))
     };
-    wait_until("all instances to be checked", HANG, &mut all_running).unwrap();
-    // Another check of each instance, so that every connection eligible for reuse is kept.
-    let before = fleet.hits().len();
-    let mut again = BTreeSet::new();
-    wait_until("another round", HANG, || {
-        again.extend(fleet.hits().iter().skip(before).map(|hit| hit.ip));
-        all_running() && again.len() == MANY as usize
-    })
-    .unwrap();
+    // On a busy machine some checks of each round time out. After the second round every connection eligible for
+    // reuse is kept.
+    for round in ["a check of each instance", "another check of each instance"] {
+        let before = fleet.hits().len();
+        let mut reached = BTreeSet::new();
+        wait_until(round, HANG, || {
+            ask();
+            reached.extend(fleet.hits().iter().skip(before).map(|hit| hit.ip));
+            reached.len() == MANY as usize
+        })
+        .unwrap();
+    }
+    let unreachable = Metrics::here().unwrap().sum(names::HEALTH_CHECKS_TOTAL, "result=\"unreachable\"");
+    assert_eq!(unreachable, 0, "checks without a descriptor");
     println!("{asked} questions by TCP and {asked} forwarded; at most {} MiB", most >> 20);
     assert_eq!(answered, [asked; 2], "of {asked}, by TCP and forwarded:\n{}", server.log());
     assert!(server.process().ended().unwrap().is_none(), "{}", server.log());
