@@ -69,21 +69,18 @@ const fn ratio(what: Label, title: Label, [subject, over]: [Label; 2], point: La
 }
 
 /// Returns a target of the rate with few names over the rate with many, as shares of the constant reflector's rates.
-const fn scaling(
-    what: Label,
-    [subject, constant]: [Label; 2],
-    [few, many]: [Label; 2],
-    bound: Bound,
-) -> Target {
+const fn scaling(what: Label, [subject, base]: [Label; 2], [few, many]: [Label; 2], bound: Bound) -> Target {
     let over = Some(Source(SCALE, subject, many));
-    Target { what, of: Source(SCALE, subject, few), over, baseline: Some(constant), bound, intel: None }
+    Target { what, of: Source(SCALE, subject, few), over, baseline: Some(base), bound, intel: None }
 }
 
-const TARGETS: [Target; 27] = [
+const TARGETS: [Target; 29] = [
     value("500 busy interfaces: all served, s", SERVED, "", AtMost(3.0)),
     value("500 busy interfaces: RTNL lock held for each, ms", RTNL, "", AtMost(0.2)),
+    value("New answer, hot name, 1,000 instances, ms", HOT, "1,000", AtMost(3.0)),
     value("New answer, hot name, 10,000 instances, ms", HOT, "10,000", AtMost(3.0)),
     value("New answer, hot name, 100,000 instances, ms", HOT, "100,000", AtMost(10.0)),
+    value("New answer, cold name, 1,000 instances, ms", COLD, "1,000", AtMost(3.0)),
     value("New answer, cold name, 10,000 instances, ms", COLD, "10,000", AtMost(3.0)),
     value("New answer, cold name, 100,000 instances, ms", COLD, "100,000", AtMost(10.0)),
     value("CPU of that reload, 10,000 instances, ms", RELOAD_CPU, "10,000", AtMost(10.0)),
