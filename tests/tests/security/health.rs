@@ -91,6 +91,10 @@ const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCAL
 /// Number of instances in a large fleet.
 const MANY: u32 = 3000;
 
+/// Number of instances for 1,024 descriptors. With so few, checks that exceed their patience, as those of an unoptimised
+/// server on a busy machine do, come 25 per second.
+const MORE_THAN_DESCRIPTORS: u32 = 1500;
+
 #[test]
 fn many_instances_share_few_descriptors() {
     requires!(namespaces);
@@ -98,13 +102,13 @@ fn many_instances_share_few_descriptors() {
     namespace.run(few_descriptors).unwrap();
 }
 
-/// Serves DNS with 1,024 descriptors while 3,000 instances are checked by TLS.
+/// Serves DNS with 1,024 descriptors while 1,500 instances are checked by TLS.
 fn few_descriptors() {
     raise_own_limit();
     let pki = Pki::new(Client::Good);
     let fleet = Fleet::start(&pki.server).unwrap();
     let recursor = Recursor::start();
-    let folder = server::folder(&records(), None).unwrap();
+    let folder = server::folder(&records(MORE_THAN_DESCRIPTORS), None).unwrap();
     let mut settings = settings(&pki, &fleet, "20s");
     let recursors = [recursor.address.to_string()];
     let forwarding = json!({"disable_recursors": false, "recursors": recursors, "recursor_timeout": "4s"});
@@ -142,7 +146,7 @@ fn few_descriptors() {
         wait_until(round, HANG, || {
             ask();
             reached.extend(fleet.hits().iter().skip(before).map(|hit| hit.ip));
-            reached.len() == MANY as usize
+            reached.len() == MORE_THAN_DESCRIPTORS as usize
         })
         .unwrap();
     }
@@ -150,7 +154,7 @@ fn few_descriptors() {
     // On a busy machine some checks time out and come again in the next round.
     wait_until("two good checks for each instance", HANG, || {
         ask();
-        checks("result=\"running\"") >= 2 * u64::from(MANY)
+        checks("result=\"running\"") >= 2 * u64::from(MORE_THAN_DESCRIPTORS)
     })
     .unwrap();
     assert_eq!(checks("result=\"unreachable\""), 0, "checks without a descriptor");
@@ -172,7 +176,7 @@ fn foreign_ca() {
     raise_own_limit();
     let pki = Pki::new(Client::OtherCa);
     let fleet = Fleet::start(&pki.server).unwrap();
-    let folder = server::folder(&records(), None).unwrap();
+    let folder = server::folder(&records(MANY), None).unwrap();
     let mut settings = settings(&pki, &fleet, "1s");
     server::merge(&mut settings, &json!({"control": {"socket": folder.path().join("control.sock")}}));
     let begun = Instant::now();
@@ -224,9 +228,9 @@ fn raise_own_limit() {
     nix::sys::resource::setrlimit(limit, hard, hard).unwrap();
 }
 
-/// Returns records.json of a group with all instances, and one with another instance.
-fn records() -> Vec<u8> {
-    fleet::records(1, (0..=MANY).map(|n| (if n < MANY { 1 } else { 2 }, instance(n))))
+/// Returns records.json of a group with `count` instances, and one with another instance.
+fn records(count: u32) -> Vec<u8> {
+    fleet::records(1, (0..=count).map(|n| (if n < count { 1 } else { 2 }, instance(n))))
 }
 
 /// Answers every query with NOERROR and no data.
