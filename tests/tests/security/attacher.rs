@@ -113,6 +113,10 @@ fn churning_sessions_keep_descriptors_valid() {
     requires!(namespaces, bpf);
     let attacher = Attacher::start("churn");
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", attacher.process.pid())).unwrap().count();
+    // The socket exists before the attacher has opened its other files, but it refuses nobody before.
+    let (mut refused, answer) = attacher.ask(&["127.0.0.53:53"]);
+    assert!(answer["Refused"].is_string(), "{answer}");
+    assert_eq!(refused.read_line(&mut String::new()).unwrap(), 0, "the session ends");
     let before = descriptors();
     let mut predecessor = None;
     for session in 0..SESSIONS {
