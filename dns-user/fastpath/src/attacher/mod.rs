@@ -15,7 +15,10 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use nix::unistd::Gid;
@@ -126,13 +129,8 @@ impl Attacher {
                     continue;
                 }
             }
-            let place = match sessions.begin(&stream) {
-                Ok(place) => place,
-                Err(error) => {
-                    tracing::warn!(%error, "server refused");
-                    continue;
-                }
-            };
+            let refused = |error: &io::Error| tracing::warn!(%error, "server refused");
+            let Ok(place) = sessions.begin(&stream).inspect_err(refused) else { continue };
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
                 if let Err(error) = session::serve(&stream, &authority, &place, Some(session::TIMEOUT)) {
@@ -171,6 +169,8 @@ impl Sessions {
     /// Registers a session; beyond [`MOST_SESSIONS`] disconnects the oldest, preferably one whose
     /// maps are not filled.
     fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
+        // Never used again: a disconnected session may outlive those that came after it.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let stream = stream.try_clone()?;
         let mut open = self.0.lock();
         if open.len() >= MOST_SESSIONS {
@@ -183,7 +183,7 @@ impl Sessions {
             // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
-        let number = open.last().map_or(0, |last| last.number + 1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         open.push(Open { number, stream, serves: false });
         Ok(Place { sessions: self.clone(), number })
     }
@@ -202,5 +202,23 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.sessions.0.lock().retain(|session| session.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_end_spares_later_session() {
+        let sessions = Sessions::default();
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let mut places: Vec<_> = (0..=MOST_SESSIONS).map(|_| sessions.begin(&stream).unwrap()).collect();
+        let disconnected = places.remove(0);
+        drop(places);
+        assert!(sessions.0.lock().is_empty());
+        let later = sessions.begin(&stream).unwrap();
+        drop(disconnected);
+        assert_eq!(sessions.0.lock().iter().map(|open| open.number).collect::<Vec<_>>(), [later.number]);
     }
 }
