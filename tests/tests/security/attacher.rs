@@ -113,7 +113,7 @@ fn churning_sessions_keep_descriptors_valid() {
     requires!(namespaces, bpf);
     let attacher = Attacher::start("churn");
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", attacher.process.pid())).unwrap().count();
-    // The socket exists before the attacher has opened its other files, but it refuses nobody before.
+    // The socket appears before start-up is complete; a refusal shows that all other files are open.
     let (mut refused, answer) = attacher.ask(&["127.0.0.53:53"]);
     assert!(answer["Refused"].is_string(), "{answer}");
     assert_eq!(refused.read_line(&mut String::new()).unwrap(), 0, "the session ends");

@@ -91,8 +91,8 @@ const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCAL
 /// Number of instances in a large fleet.
 const MANY: u32 = 3000;
 
-/// Number of instances for 1,024 descriptors. With so few, checks that exceed their patience, as those of an unoptimised
-/// server on a busy machine do, come 25 per second.
+/// Number of instances for 1,024 descriptors. On a busy machine, checks by an unoptimised server exceed their patience,
+/// and with so few descriptors only 25 per second are tried again.
 const MORE_THAN_DESCRIPTORS: u32 = 1500;
 
 #[test]

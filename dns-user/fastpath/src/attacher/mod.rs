@@ -169,7 +169,7 @@ impl Sessions {
     /// Registers a session; beyond [`MOST_SESSIONS`] disconnects the oldest, preferably one whose
     /// maps are not filled.
     fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
-        // Never used again: a disconnected session may outlive those that came after it.
+        // Numbers are unique, because a disconnected session may end after later sessions.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let stream = stream.try_clone()?;
         let mut open = self.0.lock();
