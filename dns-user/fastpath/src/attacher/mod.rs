@@ -17,7 +17,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -73,7 +73,7 @@ pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigErrors> + Send 
 /// Serves the server that has started this attacher until its connection ends. Attached programs stay
 /// attached unless the server has requested that they be detached.
 pub fn serve(stream: &UnixStream, authority: &ReadAuthority) -> io::Result<()> {
-    session::serve(stream, authority, &Sessions::default().begin(stream)?, None)
+    session::serve(stream, authority, &AtomicBool::new(false), None)
 }
 
 /// Creates a connection for an attacher that this process is about to start, and sends its other end to
@@ -129,11 +129,11 @@ impl Attacher {
                     continue;
                 }
             }
-            let refused = |error: &io::Error| tracing::warn!(%error, "server refused");
-            let Ok(place) = sessions.begin(&stream).inspect_err(refused) else { continue };
+            let place = sessions.begin(stream);
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                if let Err(error) = session::serve(&stream, &authority, &place, Some(session::TIMEOUT)) {
+                let Open { stream, serves } = &*place.open;
+                if let Err(error) = session::serve(stream, &authority, serves, Some(session::TIMEOUT)) {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(suppressed) = LIMIT.admit_any() {
                         tracing::warn!(%error, suppressed, "connection to a server lost: its programs stay attached and answer until its lease expires");
@@ -149,59 +149,46 @@ impl Attacher {
 
 /// The connected servers, oldest first.
 #[derive(Clone, Default)]
-struct Sessions(Arc<Mutex<Vec<Open>>>);
+struct Sessions(Arc<Mutex<Vec<Arc<Open>>>>);
 
 struct Open {
-    number: u64,
     /// Shut down to end the session.
     stream: UnixStream,
     /// Whether the maps are filled: the server is in service.
-    serves: bool,
+    serves: AtomicBool,
 }
 
 /// A session's entry in [`Sessions`], removed when dropped.
 struct Place {
     sessions: Sessions,
-    number: u64,
+    open: Arc<Open>,
 }
 
 impl Sessions {
     /// Registers a session; beyond [`MOST_SESSIONS`] disconnects the oldest, preferably one whose
     /// maps are not filled.
-    fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
-        // Numbers are unique, because a disconnected session may end after later sessions.
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let stream = stream.try_clone()?;
-        let mut open = self.0.lock();
-        if open.len() >= MOST_SESSIONS {
-            let cut = open.iter().position(|session| !session.serves).unwrap_or(0);
-            let cut = open.remove(cut);
+    fn begin(&self, stream: UnixStream) -> Place {
+        let mut sessions = self.0.lock();
+        if sessions.len() >= MOST_SESSIONS {
+            let cut =
+                sessions.iter().position(|session| !session.serves.load(Ordering::Relaxed)).unwrap_or(0);
+            let cut = sessions.remove(cut);
             tracing::warn!(
-                serves = cut.serves,
+                serves = cut.serves.load(Ordering::Relaxed),
                 "too many servers connected: the oldest connection is closed"
             );
             // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        open.push(Open { number, stream, serves: false });
-        Ok(Place { sessions: self.clone(), number })
-    }
-}
-
-impl Place {
-    /// Records that the session's maps are filled.
-    fn serves(&self) {
-        let mut open = self.sessions.0.lock();
-        if let Some(session) = open.iter_mut().find(|session| session.number == self.number) {
-            session.serves = true;
-        }
+        let open = Arc::new(Open { stream, serves: AtomicBool::new(false) });
+        sessions.push(open.clone());
+        Place { sessions: self.clone(), open }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.sessions.0.lock().retain(|session| session.number != self.number);
+        self.sessions.0.lock().retain(|session| !Arc::ptr_eq(session, &self.open));
     }
 }
 
@@ -212,13 +199,14 @@ mod tests {
     #[test]
     fn late_end_spares_later_session() {
         let sessions = Sessions::default();
-        let (stream, _other) = UnixStream::pair().unwrap();
-        let mut places: Vec<_> = (0..=MOST_SESSIONS).map(|_| sessions.begin(&stream).unwrap()).collect();
+        let begin = || sessions.begin(UnixStream::pair().unwrap().0);
+        let mut places: Vec<_> = (0..=MOST_SESSIONS).map(|_| begin()).collect();
         let disconnected = places.remove(0);
         drop(places);
         assert!(sessions.0.lock().is_empty());
-        let later = sessions.begin(&stream).unwrap();
+        let later = begin();
         drop(disconnected);
-        assert_eq!(sessions.0.lock().iter().map(|open| open.number).collect::<Vec<_>>(), [later.number]);
+        let left = sessions.0.lock();
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &later.open));
     }
 }

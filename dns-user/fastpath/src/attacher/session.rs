@@ -11,7 +11,10 @@ use std::{
         fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,7 +25,7 @@ use nix::{
     sys::resource::{Resource, getrlimit},
 };
 
-use super::{Authority, Place, ReadAuthority};
+use super::{Authority, ReadAuthority};
 use crate::{
     FastPathError,
     attach::{
@@ -48,12 +51,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for a server to receive each message, and for one that has connected to send its request.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves one server until its connection ends. `limit` bounds the wait for its request; `None`: the
-/// server has started this attacher, and may need any time before it asks.
+/// Serves one server until its connection ends; sets `serves` once its maps are filled. `limit` bounds the
+/// wait for its request; `None`: the server has started this attacher, and may need any time before it asks.
 pub(super) fn serve(
     stream: &UnixStream,
     read: &ReadAuthority,
-    place: &Place,
+    serves: &AtomicBool,
     limit: Option<Duration>,
 ) -> io::Result<()> {
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -76,7 +79,7 @@ pub(super) fn serve(
     let installed = prepared.attach(&authority.xdp, &listen).map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
     let on_stop =
-        Session { stream, lines, installed: &installed, reported: None, read, authority, place }.run();
+        Session { stream, lines, installed: &installed, reported: None, read, authority, serves }.run();
     // A server that died without a stop message will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     installed.stop(asked.unwrap_or(OnStop::Keep));
@@ -144,7 +147,7 @@ struct Session<'a> {
     read: &'a ReadAuthority,
     /// The last configuration that could be read.
     authority: Authority,
-    place: &'a Place,
+    serves: &'a AtomicBool,
 }
 
 impl Session<'_> {
@@ -191,7 +194,7 @@ impl Session<'_> {
             }
             ServerMessage::Arrived(arrivals) => self.installed.interfaces.report(arrivals),
             ServerMessage::Filled => {
-                self.place.serves();
+                self.serves.store(true, Ordering::Relaxed);
                 self.installed.interfaces.maps_are_filled();
             }
             ServerMessage::Grace => {
