@@ -12,7 +12,11 @@ use dns_resolver::ops::tap::Tap;
 
 /// One request, logged repeatedly.
 fn telling(criterion: &mut Criterion) {
-    let config = LoggingConfig { level: LogLevel::Info, rfc3339: true, tags: Vec::new() };
+    let config = LoggingConfig {
+        level: LogLevel::Info,
+        rfc3339: true,
+        tags: Vec::new(),
+    };
     let logs = Logs::init(&config, LogFormat::Text).expect("the bench sets up logging once");
     let name = Name::from_text("q-s0.q-g1.bosh").expect("the name is well-formed");
     let request = Request {
@@ -35,10 +39,14 @@ fn telling(criterion: &mut Criterion) {
     };
     criterion.bench_function("request logged: no consumer", |bencher| bencher.iter(tell));
     logs.set(Some("RequestLoggerHandler"), LogLevel::Debug);
-    criterion.bench_function("request logged: rate-limited log", |bencher| bencher.iter(tell));
+    criterion.bench_function("request logged: rate-limited log", |bencher| {
+        bencher.iter(tell)
+    });
     logs.unset(Some("RequestLoggerHandler"));
     let view = tap.subscribe(100);
-    criterion.bench_function("request logged: tap, one in 100", |bencher| bencher.iter(tell));
+    criterion.bench_function("request logged: tap, one in 100", |bencher| {
+        bencher.iter(tell)
+    });
     drop(view);
 }
 

@@ -52,7 +52,10 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 fn main() -> Result<()> {
     requires!(bpf);
     // `cargo bench --bench program -- TEXT` runs only rows with this text in their label.
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'))
+        .collect();
     measure(ROUNDS, &wanted)
 }
 
@@ -66,18 +69,27 @@ pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
         program.publish(&name, &addresses(8))?;
     }
     let mut reset = Reset::load()?;
-    for (label, measured, hook) in
-        [("xdp", Hook::Xdp, yardstick::Hook::Native), ("tc", Hook::Tc, yardstick::Hook::Tc)]
-    {
+    for (label, measured, hook) in [
+        ("xdp", Hook::Xdp, yardstick::Hook::Native),
+        ("tc", Hook::Tc, yardstick::Hook::Tc),
+    ] {
         let reflector = Reflector::load(hook)?;
         let mut rows = rows(measured, program.fd(measured)?, reflector.fd()?)?;
         let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);
-        rows.retain(|row| is_yardstick(row) || is_wanted(wanted, &format!("{label}: {}", row.label)));
+        rows.retain(|row| {
+            is_yardstick(row) || is_wanted(wanted, &format!("{label}: {}", row.label))
+        });
         for row in &rows {
             match row.expected {
                 Expected::Counted(Outcome::Hit) => {
                     for (name, answers) in row.names(0).iter().zip(row.answers()) {
-                        program.publish(name, &Published { policy: row.policy, ..addresses(answers) })?;
+                        program.publish(
+                            name,
+                            &Published {
+                                policy: row.policy,
+                                ..addresses(answers)
+                            },
+                        )?;
                     }
                 }
                 Expected::Counted(Outcome::HitOther) => {
@@ -157,70 +169,122 @@ enum Expected {
 
 /// Returns all rows of a hook: the reflector, restoring alone, other traffic, misses and hits.
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
-    let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
-        let queried = Queried::One(name_len);
-        let subject = subject.map(ProgramFd::try_clone).transpose()?;
-        let (policy, generation, frame) = (None, 0, Frame::Query);
-        Ok(Row {
-            label,
-            subject,
-            at,
-            queried,
-            answers,
-            policy,
-            generation,
-            frame,
-            expected,
-            times: Vec::new(),
-        })
-    };
-    let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
+    let row =
+        |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
+            let queried = Queried::One(name_len);
+            let subject = subject.map(ProgramFd::try_clone).transpose()?;
+            let (policy, generation, frame) = (None, 0, Frame::Query);
+            Ok(Row {
+                label,
+                subject,
+                at,
+                queried,
+                answers,
+                policy,
+                generation,
+                frame,
+                expected,
+                times: Vec::new(),
+            })
+        };
+    let mut rows = vec![row(
+        "reflector".into(),
+        Some(reflector),
+        14,
+        0,
+        Expected::Nothing,
+    )?];
     for name_len in NAME_LENGTHS {
         let label = format!("reset alone, name of {name_len} bytes");
         rows.push(row(label, None, name_len, 0, Expected::Nothing)?);
     }
     // Cost for traffic that is not DNS.
-    for (label, frame) in [("TCP segment", Frame::Segment), ("another UDP service", Frame::OtherPort)] {
+    for (label, frame) in [
+        ("TCP segment", Frame::Segment),
+        ("another UDP service", Frame::OtherPort),
+    ] {
         let not_ours = Expected::Counted(Outcome::NotOurs);
-        rows.push(Row { frame, ..row(label.into(), Some(measured), 14, 0, not_ours)? });
+        rows.push(Row {
+            frame,
+            ..row(label.into(), Some(measured), 14, 0, not_ours)?
+        });
     }
     for name_len in NAME_LENGTHS {
         let label = format!("miss, name of {name_len} bytes");
-        rows.push(row(label, Some(measured), name_len, 0, Expected::Counted(Outcome::NotPublished))?);
+        rows.push(row(
+            label,
+            Some(measured),
+            name_len,
+            0,
+            Expected::Counted(Outcome::NotPublished),
+        )?);
     }
     for name_len in NAME_LENGTHS {
         let label = format!("miss also of whole answers, name of {name_len} bytes");
-        let miss = row(label, Some(measured), name_len, 0, Expected::Counted(Outcome::NotPublished))?;
-        rows.push(Row { generation: 1, ..miss });
+        let miss = row(
+            label,
+            Some(measured),
+            name_len,
+            0,
+            Expected::Counted(Outcome::NotPublished),
+        )?;
+        rows.push(Row {
+            generation: 1,
+            ..miss
+        });
     }
     for answers in [1, 3, 10, 24] {
         for name_len in NAME_LENGTHS {
             let label = format!("{answers} answers, name of {name_len} bytes");
-            rows.push(row(label, Some(measured), name_len, answers, Expected::Counted(Outcome::Hit))?);
+            rows.push(row(
+                label,
+                Some(measured),
+                name_len,
+                answers,
+                Expected::Counted(Outcome::Hit),
+            )?);
         }
     }
     for (label, subject, expected) in [
         ("reset alone, 64 names in turn", None, Expected::Nothing),
-        ("1 to 10 answers, 64 names in turn", Some(measured), Expected::Counted(Outcome::Hit)),
+        (
+            "1 to 10 answers, 64 names in turn",
+            Some(measured),
+            Expected::Counted(Outcome::Hit),
+        ),
     ] {
         let mixed = row(label.into(), subject, 0, 0, expected)?;
-        rows.push(Row { queried: Queried::Mixed, ..mixed });
+        rows.push(Row {
+            queried: Queried::Mixed,
+            ..mixed
+        });
     }
     // Like a Consul service: with a TTL, and as many addresses as its defaults send to a client
     // without EDNS.
     for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
-        let all = if plain == 0 { String::new() } else { format!("{plain} of ") };
+        let all = if plain == 0 {
+            String::new()
+        } else {
+            format!("{plain} of ")
+        };
         let label = format!("{all}{answers} answers with Consul's policy, name of 40 bytes");
         let hit = Expected::Counted(Outcome::Hit);
         let policy = Some(AnswerPolicy::new(7, 0, [plain; 2], false, false));
-        rows.push(Row { policy, ..row(label, Some(measured), 40, answers, hit)? });
+        rows.push(Row {
+            policy,
+            ..row(label, Some(measured), 40, answers, hit)?
+        });
     }
     // As many bytes as these answers of type A.
     for answers in [3, 10, 24] {
         let label = format!("another type, like {answers} answers, name of 40 bytes");
         let hit = Expected::Counted(Outcome::HitOther);
         let frame = Frame::OtherType;
-        rows.push(Row { generation: 1, frame, ..row(label, Some(measured), 40, 200 + answers, hit)? });
+        rows.push(Row {
+            generation: 1,
+            frame,
+            ..row(label, Some(measured), 40, 200 + answers, hit)?
+        });
     }
     Ok(rows)
 }
@@ -233,8 +297,8 @@ impl Row {
             Queried::One(len) => len,
             Queried::Mixed => {
                 // Room for three digits in the last label.
-                let lens =
-                    (NAME_LENGTHS[0]..=NAME_LENGTHS[2]).filter(|len| !(1..=3).contains(&((len - 6) % 21)));
+                let lens = (NAME_LENGTHS[0]..=NAME_LENGTHS[2])
+                    .filter(|len| !(1..=3).contains(&((len - 6) % 21)));
                 let names = (500..).zip(lens).map(|(number, len)| name_of(len, number));
                 return names.take(MAX_PACKETS as usize).collect();
             }
@@ -242,7 +306,12 @@ impl Row {
         let number = match self.expected {
             Expected::Counted(Outcome::NotPublished) => 1000 + round as u32,
             // A distinct name for each number of answers and policy.
-            _ => self.answers + self.policy.map_or(0, |policy| 100 + 100 * policy.plain(false) as u32),
+            _ => {
+                self.answers
+                    + self
+                        .policy
+                        .map_or(0, |policy| 100 + 100 * policy.plain(false) as u32)
+            }
         };
         vec![name_of(len, number)]
     }
@@ -251,13 +320,21 @@ impl Row {
     fn answers(&self) -> Vec<u32> {
         match self.queried {
             Queried::One(_) => vec![self.answers],
-            Queried::Mixed => MIXED_ANSWERS.into_iter().cycle().take(MAX_PACKETS as usize).collect(),
+            Queried::Mixed => MIXED_ANSWERS
+                .into_iter()
+                .cycle()
+                .take(MAX_PACKETS as usize)
+                .collect(),
         }
     }
 
     /// Measures a round and checks the result of every run.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
-        let packets: Vec<_> = self.names(round).iter().map(|name| self.frame.bytes(name)).collect();
+        let packets: Vec<_> = self
+            .names(round)
+            .iter()
+            .map(|name| self.frame.bytes(name))
+            .collect();
         program.set_control(|control| control.answer_generation = self.generation);
         reset.prepare(self.at, self.subject.as_ref(), &packets)?;
         let before = program.counters().outcomes;
@@ -269,7 +346,11 @@ impl Row {
                 Expected::Counted(expected) if expected == outcome => u64::from(REPEAT),
                 _ => 0,
             };
-            ensure!(counted == expected, "{}: {counted} times {outcome:?}, not {expected}", self.label);
+            ensure!(
+                counted == expected,
+                "{}: {counted} times {outcome:?}, not {expected}",
+                self.label
+            );
         }
         self.times.push(time);
         Ok(())
@@ -293,7 +374,9 @@ impl Row {
 fn print(label: &str, rows: &[Row]) {
     let [reflector, ..] = rows else { return };
     let reset = |row: &Row| {
-        let alone = rows.iter().find(|other| other.subject.is_none() && other.queried == row.queried);
+        let alone = rows
+            .iter()
+            .find(|other| other.subject.is_none() && other.queried == row.queried);
         alone.map_or(0.0, Row::shortest)
     };
     let reflected = reflector.shortest() - reset(reflector);
@@ -327,7 +410,11 @@ impl Reflector {
     }
 
     fn fd(&self) -> Result<&ProgramFd> {
-        Ok(self.object.program(self.name).context("loaded by this name")?.fd()?)
+        Ok(self
+            .object
+            .program(self.name)
+            .context("loaded by this name")?
+            .fd()?)
     }
 }
 
@@ -351,25 +438,48 @@ impl Reset {
 
     /// Sets the packets, which take turns, and the program to run on them (`None` restores only). The
     /// number of packets must be a power of two.
-    fn prepare(&mut self, at: Hook, subject: Option<&ProgramFd>, packets: &[Vec<u8>]) -> Result<()> {
+    fn prepare(
+        &mut self,
+        at: Hook,
+        subject: Option<&ProgramFd>,
+        packets: &[Vec<u8>],
+    ) -> Result<()> {
         for (index, packet) in (0..).zip(packets) {
-            ensure!(packet.len() <= MAX_LEN, "a packet longer than the reset knows");
+            ensure!(
+                packet.len() <= MAX_LEN,
+                "a packet longer than the reset knows"
+            );
             let mut bytes = [0; MAX_LEN];
             bytes[..packet.len()].copy_from_slice(packet);
             let original = Original {
                 len: packet.len() as u32,
-                head_room: if at == Hook::Xdp { XDP_HEAD_ROOM as u32 } else { 0 },
+                head_room: if at == Hook::Xdp {
+                    XDP_HEAD_ROOM as u32
+                } else {
+                    0
+                },
                 bytes: zerocopy::transmute!(bytes),
             };
             let words: [u64; size_of::<Original>() / 8] = zerocopy::transmute!(original);
             self.set("ORIGINAL", index, words)?;
         }
-        let turn = Turn { count: 0, mask: packets.len() as u32 - 1, len: packets[0].len() as u32 };
+        let turn = Turn {
+            count: 0,
+            mask: packets.len() as u32 - 1,
+            len: packets[0].len() as u32,
+        };
         let words: [u32; size_of::<Turn>() / 4] = zerocopy::transmute!(turn);
         self.set("TURN", 0, words)?;
-        let name = if at.is_xdp() { "SUBJECT_XDP" } else { "SUBJECT_TC" };
-        let mut subjects: ProgramArray<&mut MapData> =
-            self.ebpf.map_mut(name).context("no map of subjects")?.try_into()?;
+        let name = if at.is_xdp() {
+            "SUBJECT_XDP"
+        } else {
+            "SUBJECT_TC"
+        };
+        let mut subjects: ProgramArray<&mut MapData> = self
+            .ebpf
+            .map_mut(name)
+            .context("no map of subjects")?
+            .try_into()?;
         match subject {
             Some(subject) => subjects.set(0, subject, 0)?,
             None => subjects.clear_index(&0).or_else(|error| match error {
@@ -386,14 +496,25 @@ impl Reset {
 
     /// Sets an element of an array of the reset programs.
     fn set(&mut self, name: &str, index: u32, element: impl aya::Pod) -> Result<()> {
-        let map = self.ebpf.map_mut(name).with_context(|| format!("no map {name}"))?;
+        let map = self
+            .ebpf
+            .map_mut(name)
+            .with_context(|| format!("no map {name}"))?;
         Ok(Array::<&mut MapData, _>::try_from(map)?.set(index, element, 0)?)
     }
 
     /// Returns the mean time of one run, the first one over `packet`, in ns.
     fn run(&self, at: Hook, packet: &[u8]) -> Result<u128> {
-        let options = TestRunOptions { data_in: Some(packet), repeat: REPEAT, ..Default::default() };
-        let program = |name| self.ebpf.program(name).context("a program is missing in the object");
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            repeat: REPEAT,
+            ..Default::default()
+        };
+        let program = |name| {
+            self.ebpf
+                .program(name)
+                .context("a program is missing in the object")
+        };
         let result = if at.is_xdp() {
             <&Xdp>::try_from(program("reset_xdp")?)?.test_run(options)?
         } else {
@@ -405,7 +526,9 @@ impl Reset {
 
 fn addresses(count: u32) -> Published {
     Published {
-        v4: (0..count).map(|number| Ipv4Addr::from(0x0a00_0001 + number)).collect(),
+        v4: (0..count)
+            .map(|number| Ipv4Addr::from(0x0a00_0001 + number))
+            .collect(),
         ..Default::default()
     }
 }
@@ -413,8 +536,12 @@ fn addresses(count: u32) -> Published {
 /// Returns the entry of a reply with as many TXT records of 16 bytes each, in eight orders.
 fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
     let message = |turn: u32| {
-        let mut message =
-            [&[0, 0, 0x85, 0x80, 0, 1, 0, records as u8, 0, 0, 0, 0], name, &[0, 16, 0, 1]].concat();
+        let mut message = [
+            &[0, 0, 0x85, 0x80, 0, 1, 0, records as u8, 0, 0, 0, 0],
+            name,
+            &[0, 16, 0, 1],
+        ]
+        .concat();
         for record in 0..records {
             let text = [3, b'a', b'a', b'a' + ((record + turn) % records) as u8];
             message.extend([&[0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0, 0, 4][..], &text].concat());
@@ -423,9 +550,20 @@ fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
     };
     let orders: Vec<Vec<u8>> = (0..8).map(message).collect();
     let (name, _) = Name::from_wire(name)?;
-    let question = AnswerQuestion { name, qtype: TXT, dnssec_ok: false, checking_disabled: false };
+    let question = AnswerQuestion {
+        name,
+        qtype: TXT,
+        dnssec_ok: false,
+        checking_disabled: false,
+    };
     let (wide, wide_limits) = (orders.clone(), [513, u16::MAX]);
-    let reply = LocalReply { plain: orders, wide, wide_limits, serial: 0, since_ns: 0 };
+    let reply = LocalReply {
+        plain: orders,
+        wide,
+        wide_limits,
+        serial: 0,
+        since_ns: 0,
+    };
     encode_local(&reply, &question, seed).context("the programs can give it")
 }
 
@@ -440,19 +578,32 @@ fn name_of(len: usize, answers: u32) -> Vec<u8> {
         text += &format!("{answers:a>label$}.");
     }
     let name = wire(&(text + END));
-    assert_eq!(name.len(), len, "lengths are chosen so that no label is empty");
+    assert_eq!(
+        name.len(),
+        len,
+        "lengths are chosen so that no label is empty"
+    );
     name
 }
 
 fn wire(name: &str) -> Vec<u8> {
-    let labels = name.split('.').flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
+    let labels = name
+        .split('.')
+        .flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
     labels.chain([0]).collect()
 }
 
 impl Frame {
     /// Returns the frame. A query contains `name`; frames of other kinds have the same length.
     fn bytes(self, name: &[u8]) -> Vec<u8> {
-        let mut frame = query(name, if matches!(self, Self::OtherType) { TXT } else { A });
+        let mut frame = query(
+            name,
+            if matches!(self, Self::OtherType) {
+                TXT
+            } else {
+                A
+            },
+        );
         let (protocol, port) = PROTOCOL_AND_PORT;
         match self {
             Self::Query | Self::OtherType => {}
@@ -466,7 +617,12 @@ impl Frame {
 /// Returns the frame of a query for `name` over IPv4.
 fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     let [high, low] = qtype.to_be_bytes();
-    let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[high, low, 0, 1]].concat();
+    let message = [
+        &[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0],
+        name,
+        &[high, low, 0, 1],
+    ]
+    .concat();
     udp_frame(
         [[0; 6], [2, 0, 0, 0, 0, 2]],
         SocketAddrV4::new(CLIENT, 40_000),

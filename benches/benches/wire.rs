@@ -31,9 +31,13 @@ fn query(message: &[u8]) -> Query<'_> {
 fn reading(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wire/parse");
     for (label, message) in [("plain", PLAIN.to_vec()), ("edns", with_opt())] {
-        group.bench_with_input(BenchmarkId::new("ours", label), &message, |bencher, message| {
-            bencher.iter(|| parse(black_box(message)));
-        });
+        group.bench_with_input(
+            BenchmarkId::new("ours", label),
+            &message,
+            |bencher, message| {
+                bencher.iter(|| parse(black_box(message)));
+            },
+        );
     }
     group.finish();
 }
@@ -44,16 +48,31 @@ fn writing(criterion: &mut Criterion) {
     let message = with_opt();
     let query = query(&message);
     for count in [1u32, 10, 30] {
-        let v4: Vec<Ipv4Addr> = (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect();
-        let resolution =
-            Resolution { existence: Existence::Found, v4, v6: vec![], checks: Checks::default() };
+        let v4: Vec<Ipv4Addr> = (0..count)
+            .map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number))
+            .collect();
+        let resolution = Resolution {
+            existence: Existence::Found,
+            v4,
+            v6: vec![],
+            checks: Checks::default(),
+        };
         let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
-        group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
-            bencher.iter(|| {
-                local_reply(black_box(&query), resolution.answer(), &mut shuffle, &mut out);
-                out.len()
-            });
-        });
+        group.bench_with_input(
+            BenchmarkId::new("ours", count),
+            &resolution,
+            |bencher, resolution| {
+                bencher.iter(|| {
+                    local_reply(
+                        black_box(&query),
+                        resolution.answer(),
+                        &mut shuffle,
+                        &mut out,
+                    );
+                    out.len()
+                });
+            },
+        );
     }
     group.finish();
 }

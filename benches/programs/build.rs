@@ -21,7 +21,11 @@ fn build_objects() -> Result<(), String> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("not run by cargo")?);
     println!("cargo::rerun-if-changed=src");
     println!("cargo::rerun-if-changed=ebpf");
-    let built = object::build(&crate_dir.join("../.."), &crate_dir.join("ebpf"), &["dns-ebpf/src/bytes.rs"])?;
+    let built = object::build(
+        &crate_dir.join("../.."),
+        &crate_dir.join("ebpf"),
+        &["dns-ebpf/src/bytes.rs"],
+    )?;
     for name in ["generator", "reset", "yardsticks"] {
         fs::copy(built.join(name), out_dir.join(name))
             .map_err(|error| format!("cannot copy {name}: {error}"))?;

@@ -30,13 +30,32 @@ const SIZE: usize = 4096;
 /// Length of a DNS header.
 const HEADER_LEN: usize = 12;
 /// An address of the question's name: pointer, type A, class IN, TTL 0, four bytes.
-const RECORD: [u8; 16] = [0xc0, HEADER_LEN as u8, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4, 10, 0, 0, 1];
+const RECORD: [u8; 16] = [
+    0xc0,
+    HEADER_LEN as u8,
+    0,
+    1,
+    0,
+    1,
+    0,
+    0,
+    0,
+    0,
+    0,
+    4,
+    10,
+    0,
+    0,
+    1,
+];
 
 /// Starts this program as the echo, in the lab's server namespace on the server's CPU.
 pub fn start(lab: &Lab, answers: u32) -> Result<Kept> {
     let program = env::current_exe()?;
     let mut command = lab.server.command(program.as_os_str())?;
-    let process = on_cpu(SERVER_CPU, || Kept::spawn(command.arg(format!("--echo={answers}"))))?;
+    let process = on_cpu(SERVER_CPU, || {
+        Kept::spawn(command.arg(format!("--echo={answers}")))
+    })?;
     wait_for_answer(&lab.client, (SERVER_ADDRESS, 53).into(), "echo.")?;
     Ok(process)
 }
@@ -71,11 +90,15 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
     let records = RECORD.repeat(answers.into());
     let mut buffers = vec![[0_u8; SIZE]; BATCH];
     // SAFETY: all-zero bytes are valid addresses, slices and headers: integers and raw pointers.
-    let (peer, header): (libc::sockaddr_storage, libc::mmsghdr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let (peer, header): (libc::sockaddr_storage, libc::mmsghdr) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut peers = vec![peer; BATCH];
     let mut slices: Vec<libc::iovec> = buffers
         .iter_mut()
-        .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: SIZE })
+        .map(|buffer| libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: SIZE,
+        })
         .collect();
     let mut headers = vec![header; BATCH];
     for ((header, peer), slice) in headers.iter_mut().zip(&mut peers).zip(&mut slices) {
@@ -93,7 +116,13 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
         // The vectors outlive the loop and are never resized, and nothing else uses them during a call.
         let count = unsafe {
             let flags = libc::MSG_WAITFORONE;
-            libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), BATCH as u32, flags, ptr::null_mut())
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH as u32,
+                flags,
+                ptr::null_mut(),
+            )
         };
         used = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for (at, header) in headers.iter().enumerate().take(used) {
@@ -103,8 +132,9 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
         while sent < used {
             let rest = &mut headers[sent..used];
             // SAFETY: as above; the lengths are those of the queries' addresses and of the replies.
-            let count =
-                unsafe { libc::sendmmsg(socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, 0) };
+            let count = unsafe {
+                libc::sendmmsg(socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, 0)
+            };
             sent += usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         }
     }

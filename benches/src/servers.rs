@@ -74,12 +74,17 @@ impl Peer {
     pub fn start(self, lab: &Lab, entries: &[Entry]) -> Result<RunningPeer> {
         let folder = TempDir::with_prefix("bdx-peer-")?;
         self.write_names(folder.path(), entries)?;
-        let (program, arguments, config) = self.configuration(folder.path(), lab.endpoint().ip())?;
+        let (program, arguments, config) =
+            self.configuration(folder.path(), lab.endpoint().ip())?;
         let process = spawn(lab, folder.path(), program, arguments, &config)?;
         let (name, _) = entries.first().context("no names")?;
         wait_for_answer(&lab.client, lab.endpoint(), name)
             .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
-        let running = RunningPeer { process, peer: self, folder };
+        let running = RunningPeer {
+            process,
+            peer: self,
+            folder,
+        };
         for process in running.processes() {
             lab::pin(process, SERVER_CPU)?;
         }
@@ -90,12 +95,14 @@ impl Peer {
     /// Writes the names in the peer's format.
     fn write_names(self, folder: &Path, entries: &[Entry]) -> Result<()> {
         match self {
-            Self::Nsd | Self::Knot | Self::KnotXdp => ZONES
-                .iter()
-                .try_for_each(|zone| write_atomically(&zone_file(folder, zone), &zone_text(zone, entries))),
+            Self::Nsd | Self::Knot | Self::KnotXdp => ZONES.iter().try_for_each(|zone| {
+                write_atomically(&zone_file(folder, zone), &zone_text(zone, entries))
+            }),
             Self::Unbound => {
-                let zones: String =
-                    ZONES.iter().map(|zone| format!("  local-zone: \"{zone}\" static\n")).collect();
+                let zones: String = ZONES
+                    .iter()
+                    .map(|zone| format!("  local-zone: \"{zone}\" static\n"))
+                    .collect();
                 let names = format!("server:\n{zones}{}", local_data(entries)?);
                 write_atomically(&folder.join("names"), &names)
             }
@@ -105,16 +112,27 @@ impl Peer {
 
     /// Returns the program, its arguments and the text of its configuration; unbound and dnsmasq listen at
     /// [`SERVER_ADDRESS`] only.
-    fn configuration(self, folder: &Path, address: IpAddr) -> Result<(&'static str, Vec<String>, String)> {
+    fn configuration(
+        self,
+        folder: &Path,
+        address: IpAddr,
+    ) -> Result<(&'static str, Vec<String>, String)> {
         let here = folder.display();
         let file = format!("{here}/config");
         let mut text = String::new();
         let zone = |zone: &str| zone_file(folder, zone).display().to_string();
         let (program, arguments) = match self {
             Self::Nsd => {
-                text.push_str(&nsd(&format!("  ip-address: {address}\n  round-robin: yes\n"), folder));
+                text.push_str(&nsd(
+                    &format!("  ip-address: {address}\n  round-robin: yes\n"),
+                    folder,
+                ));
                 for name in ZONES {
-                    write!(text, "zone:\n  name: \"{name}\"\n  zonefile: \"{}\"\n", zone(name))?;
+                    write!(
+                        text,
+                        "zone:\n  name: \"{name}\"\n  zonefile: \"{}\"\n",
+                        zone(name)
+                    )?;
                 }
                 ("nsd", vec!["-d".into(), "-c".into(), file])
             }
@@ -159,7 +177,11 @@ impl RunningPeer {
         while let Some(&parent) = found.get(next) {
             let children = format!("/proc/{parent}/task/{parent}/children");
             let children = fs::read_to_string(children).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+            found.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|pid| pid.parse::<u32>().ok()),
+            );
             next += 1;
         }
         found
@@ -239,7 +261,9 @@ impl Forwarder {
     pub fn start(self, lab: &Lab, foundation: Option<&Foundation>) -> Result<RunningForwarder> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;
-        let names = foundation.map(|foundation| foundation.entries(usize::MAX)).unwrap_or_default();
+        let names = foundation
+            .map(|foundation| foundation.entries(usize::MAX))
+            .unwrap_or_default();
         self.start_in(lab, folder, Box::new(authority), foundation, &names)
     }
 
@@ -272,14 +296,23 @@ impl Forwarder {
             let pid = process.pid();
             (Box::new(process), pid)
         };
-        wait_for_answer(&lab.client, (SERVER_ADDRESS, 53).into(), &format!("first.{ZONE}."))
-            .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
+        wait_for_answer(
+            &lab.client,
+            (SERVER_ADDRESS, 53).into(),
+            &format!("first.{ZONE}."),
+        )
+        .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
         if matches!(self, Self::Interface | Self::Fleet) {
             wait_for_fast_path(&lab.server)?;
         }
         lab::pin(pid, SERVER_CPU)?;
         lab.pin_napi()?;
-        Ok(RunningForwarder { pid, _forwarder: forwarder, _authority: authority, _folder: folder })
+        Ok(RunningForwarder {
+            pid,
+            _forwarder: forwarder,
+            _authority: authority,
+            _folder: folder,
+        })
     }
 
     /// Starts another server with static names.
@@ -296,7 +329,11 @@ impl Forwarder {
                      \x20 so-rcvbuf: 1m\n{}forward-zone:\n  name: \".\"\n  forward-addr: {authority}@{port}\n",
                     local_data(names)?
                 );
-                ("unbound", vec!["-d".to_owned(), "-c".to_owned(), file], unbound(&own, folder))
+                (
+                    "unbound",
+                    vec!["-d".to_owned(), "-c".to_owned(), file],
+                    unbound(&own, folder),
+                )
             }
             Self::KnotResolver => (
                 "kresd",
@@ -309,8 +346,13 @@ impl Forwarder {
                 ),
             ),
             _ => {
-                let own = format!("server={authority}#{port}\ncache-size=10000\ndns-forward-max=4096\n");
-                ("dnsmasq", vec![format!("--conf-file={file}")], dnsmasq(&own, folder))
+                let own =
+                    format!("server={authority}#{port}\ncache-size=10000\ndns-forward-max=4096\n");
+                (
+                    "dnsmasq",
+                    vec![format!("--conf-file={file}")],
+                    dnsmasq(&own, folder),
+                )
             }
         };
         spawn(lab, folder, program, arguments, &text)
@@ -334,14 +376,22 @@ impl Forwarder {
             extra["xdp"]["cache_entries"] = json!(8192);
             // As large as unbound's two caches together.
             let enabled = self != Self::Ours { cache: false };
-            extra["cache"] = json!({"enabled": enabled, "max_entries": 1_000_000, "max_bytes": 192 << 20});
+            extra["cache"] =
+                json!({"enabled": enabled, "max_entries": 1_000_000, "max_bytes": 192 << 20});
         }
         let folder = match foundation {
             Some(foundation) => server::folder(&foundation.records, foundation.aliases.as_deref())?,
             None => server::folder(b"{}", None)?,
         };
         // One worker for one CPU: the others are configured for one thread.
-        on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
+        on_cpu(SERVER_CPU, || {
+            Server::start(
+                Some(&lab.server),
+                folder,
+                (SERVER_ADDRESS, 53).into(),
+                &extra,
+            )
+        })
     }
 }
 
@@ -357,21 +407,47 @@ fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
     fs::write(folder.join("zone"), zone)?;
     let own = format!("  ip-address: {address}\n  port: {port}\n  minimal-responses: yes\n");
     let zone = format!("zone:\n  name: \"{ZONE}\"\n  zonefile: \"{here}/authority/zone\"\n");
-    let arguments = ["-c", &CLIENT_CPU.to_string(), "nsd", "-d", "-c", &format!("{here}/authority/config")];
+    let arguments = [
+        "-c",
+        &CLIENT_CPU.to_string(),
+        "nsd",
+        "-d",
+        "-c",
+        &format!("{here}/authority/config"),
+    ];
     let arguments = arguments.map(str::to_owned).to_vec();
-    let process = spawn(lab, &folder, "taskset", arguments, &(nsd(&own, &folder) + &zone))?;
-    wait_for_answer(&lab.server, AUTHORITY, &format!("first.{ZONE}.")).with_context(|| log(&folder))?;
+    let process = spawn(
+        lab,
+        &folder,
+        "taskset",
+        arguments,
+        &(nsd(&own, &folder) + &zone),
+    )?;
+    wait_for_answer(&lab.server, AUTHORITY, &format!("first.{ZONE}."))
+        .with_context(|| log(&folder))?;
     Ok(process)
 }
 
 //----------- Files and processes --------------------------------------------
 
 /// Starts a server of the lab with its configuration in `folder`, and its log.
-fn spawn(lab: &Lab, folder: &Path, program: &str, arguments: Vec<String>, config: &str) -> Result<Kept> {
+fn spawn(
+    lab: &Lab,
+    folder: &Path,
+    program: &str,
+    arguments: Vec<String>,
+    config: &str,
+) -> Result<Kept> {
     fs::write(folder.join("config"), config)?;
     let log = fs::File::create(folder.join("log"))?;
     let mut command = lab.server.command(program)?;
-    Kept::spawn(command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
+    Kept::spawn(
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log),
+    )
 }
 
 /// Waits until `name` has an address at `server`, queried from this namespace.
@@ -385,7 +461,9 @@ pub(crate) fn wait_for_answer(
         let reply = client::ask_raw(server, &query, Duration::from_millis(200)).ok()?;
         Some(!client::addresses(&Message::from_vec(&reply).ok()?).is_empty())
     };
-    wait_until(name, Duration::from_secs(20), || from.run(answered).ok().flatten() == Some(true))
+    wait_until(name, Duration::from_secs(20), || {
+        from.run(answered).ok().flatten() == Some(true)
+    })
 }
 
 fn log(folder: &Path) -> String {
@@ -437,7 +515,11 @@ fn hosts(entries: &[Entry]) -> Result<String> {
 }
 
 fn pairs(entries: &[Entry]) -> impl Iterator<Item = (&str, &Ipv4Addr)> {
-    entries.iter().flat_map(|(name, addresses)| addresses.iter().map(move |address| (name.as_str(), address)))
+    entries.iter().flat_map(|(name, addresses)| {
+        addresses
+            .iter()
+            .map(move |address| (name.as_str(), address))
+    })
 }
 
 fn zone_file(folder: &Path, zone: &str) -> PathBuf {
@@ -447,7 +529,9 @@ fn zone_file(folder: &Path, zone: &str) -> PathBuf {
 /// Returns a zone file with the names inside the zone. The serial is the time in tenths of a second,
 /// so that each reload is detected; 32 bits wrap as serials may.
 fn zone_text(zone: &str, entries: &[Entry]) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     let serial = (now.as_millis() / 100) as u32;
     let mut text = format!(
         "$TTL 0\n{zone} IN SOA ns.{zone} admin.{zone} {serial} 3600 600 86400 5\n{zone} IN NS ns.{zone}\n\
@@ -455,7 +539,11 @@ fn zone_text(zone: &str, entries: &[Entry]) -> String {
     );
     let mut known = BTreeSet::new();
     for (name, addresses) in entries {
-        if name.strip_suffix(zone).is_some_and(|rest| rest.ends_with('.')) && known.insert(name) {
+        if name
+            .strip_suffix(zone)
+            .is_some_and(|rest| rest.ends_with('.'))
+            && known.insert(name)
+        {
             for address in addresses {
                 text.push_str(&format!("{name} IN A {address}\n"));
             }
@@ -492,23 +580,40 @@ impl Reference {
         let log = folder.path().join("log");
         let output = fs::File::create(&log)?;
         let mut command = lab.server.command(program)?;
-        command.arg("--config").arg(&file).stdout(output.try_clone()?).stderr(output);
+        command
+            .arg("--config")
+            .arg(&file)
+            .stdout(output.try_clone()?)
+            .stderr(output);
         let mut process = Kept::spawn(&mut command)?;
         let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;
-        let answers =
-            || client::ask_raw((SERVER_ADDRESS, 53).into(), &query, Duration::from_millis(200)).is_ok();
+        let answers = || {
+            client::ask_raw(
+                (SERVER_ADDRESS, 53).into(),
+                &query,
+                Duration::from_millis(200),
+            )
+            .is_ok()
+        };
         let mut ended = None;
-        let waited = wait_until("the reference's first answer", Duration::from_secs(20), || {
-            ended = process.ended().ok().flatten();
-            ended.is_some() || lab.client.run(answers).unwrap_or(false)
-        });
+        let waited = wait_until(
+            "the reference's first answer",
+            Duration::from_secs(20),
+            || {
+                ended = process.ended().ok().flatten();
+                ended.is_some() || lab.client.run(answers).unwrap_or(false)
+            },
+        );
         let said = || fs::read_to_string(&log).unwrap_or_default();
         if let Some(status) = ended {
             bail!("{} ended ({status}): {}", program.display(), said().trim());
         }
         waited.with_context(|| format!("{} said: {}", program.display(), said().trim()))?;
         lab::pin(process.pid(), SERVER_CPU)?;
-        Ok(Self { process, _folder: folder })
+        Ok(Self {
+            process,
+            _folder: folder,
+        })
     }
 
     /// Returns the process id of bosh-dns.
@@ -520,7 +625,11 @@ impl Reference {
 /// Returns the configuration that its job would write, with files in `folder`.
 fn config(folder: &Path) -> Result<Value> {
     let authority = Authority::new("bench")?;
-    let api = write_files(folder, &authority.issue("api.bosh-dns")?, &authority.certificate)?;
+    let api = write_files(
+        folder,
+        &authority.issue("api.bosh-dns")?,
+        &authority.certificate,
+    )?;
     let mut config = server::config(folder, (SERVER_ADDRESS, 53).into());
     let api = json!({
         "port": API_PORT,

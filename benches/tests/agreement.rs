@@ -27,7 +27,8 @@ fn paths_agree_on_generated_foundation() {
 #[test]
 fn paths_agree_on_aliases() {
     let fleet = Fleet::generate(900, 7);
-    let foundation = Foundation::parse(fleet.records_json(), Some(fleet.cell_aliases_json())).unwrap();
+    let foundation =
+        Foundation::parse(fleet.records_json(), Some(fleet.cell_aliases_json())).unwrap();
     both_paths_agree(&foundation).unwrap();
 }
 
@@ -46,7 +47,9 @@ fn start(foundation: &Foundation) -> Result<Option<(Namespace, Server)>> {
 
 /// Queries both paths for A and AAAA of every published name and compares the answers.
 fn both_paths_agree(foundation: &Foundation) -> Result<()> {
-    let Some((namespace, _server)) = start(foundation)? else { return Ok(()) };
+    let Some((namespace, _server)) = start(foundation)? else {
+        return Ok(());
+    };
     let before = Metrics::read(&namespace)?;
     let asked = namespace.run(|| -> Result<u64> {
         let mut asked = 0;
@@ -72,13 +75,24 @@ fn both_paths_agree(foundation: &Foundation) -> Result<()> {
 fn compare(name: &Name) -> Result<()> {
     for record_type in [RecordType::A, RecordType::AAAA] {
         let query = client::query(&name.to_string(), record_type, Some(4096))?;
-        let (fast, slow) = (client::ask(ADDRESS, &query)?, client::ask_tcp(ADDRESS, &query)?);
-        assert_eq!(fast.metadata.response_code, slow.metadata.response_code, "{name} {record_type}");
+        let (fast, slow) = (
+            client::ask(ADDRESS, &query)?,
+            client::ask_tcp(ADDRESS, &query)?,
+        );
+        assert_eq!(
+            fast.metadata.response_code, slow.metadata.response_code,
+            "{name} {record_type}"
+        );
         let [fast_addresses, slow_addresses] = [&fast, &slow].map(client::addresses);
         if fast.metadata.truncation {
-            assert!(!fast_addresses.is_empty(), "{name} {record_type}: cut down to nothing");
             assert!(
-                fast_addresses.iter().all(|address| slow_addresses.contains(address)),
+                !fast_addresses.is_empty(),
+                "{name} {record_type}: cut down to nothing"
+            );
+            assert!(
+                fast_addresses
+                    .iter()
+                    .all(|address| slow_addresses.contains(address)),
                 "{name} {record_type}: {fast_addresses:?} are not all among {slow_addresses:?}"
             );
         } else {

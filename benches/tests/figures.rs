@@ -8,10 +8,15 @@ use bosh_dns_xdp_benches::report::Report;
 #[test]
 fn figures_follow_reports() -> Result<()> {
     for machine in ["intel", "amd"] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/measurements").join(machine);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../docs/measurements")
+            .join(machine);
         let report = Report::read(&fs::read(folder.join("report.json"))?)?;
         let drawn = Report::plot(report.figures.first().context("no figure")?)?;
-        for (file, content) in [("figure-01.svg", &drawn), ("report.md", &report.to_markdown())] {
+        for (file, content) in [
+            ("figure-01.svg", &drawn),
+            ("report.md", &report.to_markdown()),
+        ] {
             let path = folder.join(file);
             if env::var_os("UPDATE_FIGURES").is_some() {
                 fs::write(&path, content)?;
@@ -22,11 +27,17 @@ fn figures_follow_reports() -> Result<()> {
                 path.display()
             );
         }
-        ensure!(drawn.contains(r##"fill="#FFFFFF""##), "{machine}: no background");
+        ensure!(
+            drawn.contains(r##"fill="#FFFFFF""##),
+            "{machine}: no background"
+        );
         check_labels(&drawn)?;
         // Bars of a logarithmic axis cannot be compared without its values.
         let ticks = drawn.matches("text-anchor=\"middle\"").count();
-        ensure!(!drawn.contains("logarithmic axis") || ticks >= 3, "{machine}: {ticks} ticks");
+        ensure!(
+            !drawn.contains("logarithmic axis") || ticks >= 3,
+            "{machine}: {ticks} ticks"
+        );
     }
     Ok(())
 }
@@ -35,7 +46,9 @@ fn figures_follow_reports() -> Result<()> {
 fn check_labels(svg: &str) -> Result<()> {
     let mut lines = svg.lines();
     while let Some(line) = lines.next() {
-        let Some(text) = line.strip_prefix("<text x=\"") else { continue };
+        let Some(text) = line.strip_prefix("<text x=\"") else {
+            continue;
+        };
         let x: f64 = text.split('"').next().context("no position")?.parse()?;
         let label = lines.next().context("no text")?;
         let width = 7.0 * label.chars().count() as f64;
@@ -46,7 +59,10 @@ fn check_labels(svg: &str) -> Result<()> {
         } else {
             (x, x + width)
         };
-        ensure!(left >= 0.0 && right <= 960.0, "{label:?} is cut off: {left} to {right}");
+        ensure!(
+            left >= 0.0 && right <= 960.0,
+            "{label:?} is cut off: {left} to {right}"
+        );
     }
     Ok(())
 }

@@ -36,19 +36,48 @@ fn queries_match_stub_resolvers() -> Result<()> {
     assert!(frames.0.len() > usize::from(PORTS), "each port is used");
     let [server, client] = lab.hardware_addresses()?;
     for (number, (frame, line)) in frames.0.iter().zip(&lines).enumerate() {
-        assert_eq!(frame[..14], [&server[..], &client, &[8, 0]].concat(), "{line}");
-        assert_eq!(checksum::checksum(&[&frame[14..34]]), 0, "{line}: IPv4 header");
-        assert_eq!(usize::from(u16::from_be_bytes([frame[16], frame[17]])), frame.len() - 14, "{line}");
-        assert_eq!(frame[26..34], [CLIENT_ADDRESS.octets(), SERVER_ADDRESS.octets()].concat(), "{line}");
+        assert_eq!(
+            frame[..14],
+            [&server[..], &client, &[8, 0]].concat(),
+            "{line}"
+        );
+        assert_eq!(
+            checksum::checksum(&[&frame[14..34]]),
+            0,
+            "{line}: IPv4 header"
+        );
+        assert_eq!(
+            usize::from(u16::from_be_bytes([frame[16], frame[17]])),
+            frame.len() - 14,
+            "{line}"
+        );
+        assert_eq!(
+            frame[26..34],
+            [CLIENT_ADDRESS.octets(), SERVER_ADDRESS.octets()].concat(),
+            "{line}"
+        );
         let udp_len = frame.len() as u16 - 34;
         let pseudo = checksum::pseudo(CLIENT_ADDRESS.into(), SERVER_ADDRESS.into(), udp_len);
-        assert_eq!(checksum::checksum(&[&pseudo, &frame[34..]]), 0, "{line}: UDP");
+        assert_eq!(
+            checksum::checksum(&[&pseudo, &frame[34..]]),
+            0,
+            "{line}: UDP"
+        );
         let port = FIRST_PORT + number as u16 % PORTS;
-        let ports_and_length = [port.to_be_bytes(), 53u16.to_be_bytes(), udp_len.to_be_bytes()].concat();
+        let ports_and_length = [
+            port.to_be_bytes(),
+            53u16.to_be_bytes(),
+            udp_len.to_be_bytes(),
+        ]
+        .concat();
         assert_eq!(frame[34..40], ports_and_length, "{line}");
         let mut expected = client::query(line.trim_end_matches(" A\n"), RecordType::A, None)?;
         expected.metadata.id = number as u16;
-        assert_eq!(Message::from_vec(&frame[HEADERS_LEN..])?, expected, "{line}");
+        assert_eq!(
+            Message::from_vec(&frame[HEADERS_LEN..])?,
+            expected,
+            "{line}"
+        );
     }
     Ok(())
 }
@@ -62,7 +91,11 @@ fn queries_keep_order_and_rate() -> Result<()> {
     let lab = Lab::split()?;
     let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?), None)?;
     let wire = lab.server.run(|| -> Result<Socket> {
-        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(ETH_P_IP))))?;
+        let socket = Socket::new(
+            Domain::PACKET,
+            Type::RAW,
+            Some(Protocol::from(i32::from(ETH_P_IP))),
+        )?;
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
         // Room for the packets that arrive while there is no CPU; each takes more than a page.
         setsockopt(&socket, sockopt::RcvBufForce, &(4 << 20))?;
@@ -83,7 +116,11 @@ fn queries_keep_order_and_rate() -> Result<()> {
                 let mut seen = [0; 2048];
                 let length = (&wire).read(&mut seen)?;
                 let seen = &seen[..length];
-                let number = frames.0.iter().position(|frame| frame == seen).context("an unknown frame")?;
+                let number = frames
+                    .0
+                    .iter()
+                    .position(|frame| frame == seen)
+                    .context("an unknown frame")?;
                 if let Some(last) = last.replace(number) {
                     missing += (number + frames.0.len() - last - 1) % frames.0.len();
                 }
@@ -96,9 +133,19 @@ fn queries_keep_order_and_rate() -> Result<()> {
             counter.read()
         })?;
         assert!(counts.sent - before.sent >= 2 * frames.0.len() as u64);
-        assert_eq!(counts, Counts { sent: counts.sent, skipped: counts.skipped, ..Counts::default() });
+        assert_eq!(
+            counts,
+            Counts {
+                sent: counts.sent,
+                skipped: counts.skipped,
+                ..Counts::default()
+            }
+        );
         let lost = meter.lost()? - lost_before;
-        assert!(missing as u64 <= lost, "{missing} queries left out of their order, {lost} without room");
+        assert!(
+            missing as u64 <= lost,
+            "{missing} queries left out of their order, {lost} without room"
+        );
     }
     Ok(())
 }
@@ -110,10 +157,15 @@ fn queries_are_answered_and_counted() -> Result<()> {
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
     // The second load of each mode is by IPv6 and with EDNS.
-    for (mode, edns) in
-        ["tc", "native", "off"].into_iter().flat_map(|mode| [(mode, None), (mode, Some(1232))])
+    for (mode, edns) in ["tc", "native", "off"]
+        .into_iter()
+        .flat_map(|mode| [(mode, None), (mode, Some(1232))])
     {
-        let lab = if edns.is_some() { Lab::split()?.over_ipv6()? } else { Lab::split()? };
+        let lab = if edns.is_some() {
+            Lab::split()?.over_ipv6()?
+        } else {
+            Lab::split()?
+        };
         let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
         let extra = json!({
             "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
@@ -127,23 +179,37 @@ fn queries_are_answered_and_counted() -> Result<()> {
         let frames = Frames::of_lines(&lab, &lines(&foundation), edns)?;
         let mut generator = Generator::new(&lab, &frames)?;
         // The generator's program on the client's end passes replies to other sockets.
-        lab.client.run(|| answered_right(&foundation, &frames, address))??;
+        lab.client
+            .run(|| answered_right(&foundation, &frames, address))??;
         let meter = lab.meter(&[])?;
         let [before, lost_before, lost_replies_before] =
             [meter.replies()?, meter.lost()?, meter.lost_replies()?];
         let metrics_before = metrics::Metrics::read(&lab.server)?;
-        let loaded = generator.during(Load::Rate { rate: RATE, burst: 16 }, |counter| {
-            wait_until("every query", Duration::from_secs(60), || {
-                counter.read().is_ok_and(|counts| counts.no_error > 3 * frames.0.len() as u64)
-            })
-        });
+        let loaded = generator.during(
+            Load::Rate {
+                rate: RATE,
+                burst: 16,
+            },
+            |counter| {
+                wait_until("every query", Duration::from_secs(60), || {
+                    counter
+                        .read()
+                        .is_ok_and(|counts| counts.no_error > 3 * frames.0.len() as u64)
+                })
+            },
+        );
         loaded.with_context(|| mode.to_owned())?;
         // Replies pending at the end of the load; none may be missing except for lack of room.
         let lost = || -> Result<[u64; 2]> {
-            Ok([meter.lost()? - lost_before, meter.lost_replies()? - lost_replies_before])
+            Ok([
+                meter.lost()? - lost_before,
+                meter.lost_replies()? - lost_replies_before,
+            ])
         };
         let all = || {
-            let (Ok(counts), Ok(lost)) = (generator.counts(), lost()) else { return false };
+            let (Ok(counts), Ok(lost)) = (generator.counts(), lost()) else {
+                return false;
+            };
             // Other packets, such as neighbour discovery, are lost as well.
             counts.no_error + lost.iter().sum::<u64>() >= counts.sent
         };
@@ -152,12 +218,22 @@ fn queries_are_answered_and_counted() -> Result<()> {
         let counts = generator.counts()?;
         assert_eq!(counts.other, 0, "{mode}");
         let answered = counts.no_error + lost()?[1];
-        assert!(meter.replies()? - before >= answered, "{mode}: others than replies are few");
+        assert!(
+            meter.replies()? - before >= answered,
+            "{mode}: others than replies are few"
+        );
         let metrics = metrics::Metrics::read(&lab.server)?;
         let by_interface = metrics.fast_path_replies() - metrics_before.fast_path_replies();
         // Userspace answers one query per second, as a probe, and replies without room at XDP.
-        let expected = if mode == "off" { 0..=0 } else { answered * 98 / 100..=answered };
-        assert!(expected.contains(&by_interface), "{mode}: {by_interface} of {answered}");
+        let expected = if mode == "off" {
+            0..=0
+        } else {
+            answered * 98 / 100..=answered
+        };
+        assert!(
+            expected.contains(&by_interface),
+            "{mode}: {by_interface} of {answered}"
+        );
     }
     Ok(())
 }
@@ -173,16 +249,28 @@ fn error_replies_are_counted_separately() -> Result<()> {
     let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
     let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()], None)?;
     let mut generator = Generator::new(&lab, &frames)?;
-    generator.during(Load::Rate { rate: 100, burst: 1 }, |counter| {
-        wait_until("a reply", Duration::from_secs(5), || counter.read().is_ok_and(|counts| counts.other > 0))
-    })?;
+    generator.during(
+        Load::Rate {
+            rate: 100,
+            burst: 1,
+        },
+        |counter| {
+            wait_until("a reply", Duration::from_secs(5), || {
+                counter.read().is_ok_and(|counts| counts.other > 0)
+            })
+        },
+    )?;
     assert_eq!(generator.counts()?.no_error, 0);
     Ok(())
 }
 
 /// Returns queries of type A for every name with IPv4 addresses.
 fn lines(foundation: &Foundation) -> Vec<String> {
-    foundation.entries(usize::MAX).iter().map(|(name, _)| format!("{name} A\n")).collect()
+    foundation
+        .entries(usize::MAX)
+        .iter()
+        .map(|(name, _)| format!("{name} A\n"))
+        .collect()
 }
 
 /// Sends each frame's message from a socket and compares the answer with the foundation.
@@ -191,13 +279,22 @@ fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) 
         let headers_len = HEADERS_LEN + if server.is_ipv6() { 20 } else { 0 };
         let reply = client::ask_raw(server, &frame[headers_len..], Duration::from_secs(5))?;
         let reply = Message::from_vec(&reply)?;
-        ensure!(reply.metadata.message_type == MessageType::Response, "{name}");
-        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{name}");
+        ensure!(
+            reply.metadata.message_type == MessageType::Response,
+            "{name}"
+        );
+        ensure!(
+            reply.metadata.response_code == ResponseCode::NoError,
+            "{name}"
+        );
         let mut expected: Vec<std::net::IpAddr> = expected.into_iter().map(Into::into).collect();
         expected.sort();
         let found = client::addresses(&reply);
         if reply.metadata.truncation {
-            ensure!(!found.is_empty() && found.iter().all(|one| expected.contains(one)), "{name}");
+            ensure!(
+                !found.is_empty() && found.iter().all(|one| expected.contains(one)),
+                "{name}"
+            );
         } else {
             ensure!(found == expected, "{name}: {found:?}, not {expected:?}");
         }

@@ -29,7 +29,10 @@ os.execv("PROGRAM", ["PROGRAM"] + sys.argv[1:])
 fn bosh_dns_start_checks_pass() -> Result<()> {
     requires!(namespaces);
     let folder = TempDir::new()?;
-    let double = write(folder.path(), &DOUBLE.replace("PROGRAM", &server::program()?.display().to_string()))?;
+    let double = write(
+        folder.path(),
+        &DOUBLE.replace("PROGRAM", &server::program()?.display().to_string()),
+    )?;
     let lab = Lab::plain()?;
     Reference::start(&double, &lab, &Foundation::generate(10)?)?;
     Ok(())
@@ -39,10 +42,18 @@ fn bosh_dns_start_checks_pass() -> Result<()> {
 fn early_exit_reports_output() -> Result<()> {
     requires!(namespaces);
     let folder = TempDir::new()?;
-    let double = write(folder.path(), "#!/bin/sh\necho it does not like this >&2\nexit 3\n")?;
+    let double = write(
+        folder.path(),
+        "#!/bin/sh\necho it does not like this >&2\nexit 3\n",
+    )?;
     let lab = Lab::plain()?;
-    let error = Reference::start(&double, &lab, &Foundation::generate(10)?).unwrap_err().to_string();
-    assert!(error.contains("it does not like this") && error.contains('3'), "{error}");
+    let error = Reference::start(&double, &lab, &Foundation::generate(10)?)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("it does not like this") && error.contains('3'),
+        "{error}"
+    );
     Ok(())
 }
 

@@ -94,7 +94,10 @@ outcomes! {
 impl Outcome {
     /// Returns whether the program answered.
     pub const fn is_hit(self) -> bool {
-        matches!(self, Self::Hit | Self::HitTruncated | Self::HitForwarded | Self::HitOther)
+        matches!(
+            self,
+            Self::Hit | Self::HitTruncated | Self::HitForwarded | Self::HitOther
+        )
     }
 }
 

@@ -39,9 +39,12 @@ pub const MAX_V4: usize = 1024;
 pub const MAX_V6: usize = 256;
 
 /// Maximum size of an entry in bytes.
-pub const MAX_ENTRY_SIZE: usize =
-    (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + size_of::<AnswerPolicy>() + MAX_V4 * 4 + MAX_V6 * 16)
-        .next_multiple_of(CELL_SIZE);
+pub const MAX_ENTRY_SIZE: usize = (size_of::<EntryHeader>()
+    + (MAX_NAME_LEN + 1)
+    + size_of::<AnswerPolicy>()
+    + MAX_V4 * 4
+    + MAX_V6 * 16)
+    .next_multiple_of(CELL_SIZE);
 
 /// Maximum number of cells in a store, over all chunks: 512 MiB.
 pub const MAX_CELLS: u32 = 1 << 23;
@@ -100,7 +103,9 @@ pub const HAS_POLICY: u8 = 0x80;
 /// From such an entry the program only answers A and AAAA queries without EDNS options for which it
 /// has addresses. Other queries are passed to userspace, whose replies carry more than an empty
 /// answer. Each reply leaves [`AnswerPolicy::SPARE`] bytes of the client's limit unused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(transparent)]
 pub struct AnswerPolicy(pub u64);
 
@@ -113,7 +118,13 @@ impl AnswerPolicy {
     /// `ttl` is in seconds. `most` limits the addresses in a reply (0: no limit); `plain` does the
     /// same for clients limited to 512 bytes, for IPv4 and IPv6 (0: no limit; at most
     /// 15). `truncates` sets TC if addresses are omitted, `recursion` sets RA.
-    pub const fn new(ttl: u32, most: u16, plain: [u8; 2], truncates: bool, recursion: bool) -> Self {
+    pub const fn new(
+        ttl: u32,
+        most: u16,
+        plain: [u8; 2],
+        truncates: bool,
+        recursion: bool,
+    ) -> Self {
         let flags = (!truncates) as u64 | ((!recursion) as u64) << 1;
         let plain = (plain[0] & 15) as u64 | ((plain[1] & 15) as u64) << 4;
         Self(ttl as u64 | (most as u64) << 32 | plain << 48 | flags << 56)
@@ -173,7 +184,12 @@ impl EntryHeader {
     /// Returns the offset of the IPv4 addresses in bytes (network order).
     #[inline(always)]
     pub const fn v4_offset(&self) -> usize {
-        self.policy_offset() + if self.has_policy() { size_of::<AnswerPolicy>() } else { 0 }
+        self.policy_offset()
+            + if self.has_policy() {
+                size_of::<AnswerPolicy>()
+            } else {
+                0
+            }
     }
 
     /// Returns the offset of the IPv6 addresses in bytes (network order).

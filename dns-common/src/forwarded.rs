@@ -144,7 +144,8 @@ impl AnswerHeader {
 
 // The index reads the hash of any entry at the same offset.
 const _: () = assert!(
-    core::mem::offset_of!(AnswerHeader, hash) == core::mem::offset_of!(crate::entry::EntryHeader, hash)
+    core::mem::offset_of!(AnswerHeader, hash)
+        == core::mem::offset_of!(crate::entry::EntryHeader, hash)
         && core::mem::offset_of!(AnswerHeader, last_used_ns)
             == core::mem::offset_of!(crate::entry::EntryHeader, last_used_ns)
 );
@@ -158,7 +159,11 @@ const SECOND_NS: u64 = 1_000_000_000;
 #[inline(always)]
 pub const fn remaining_ttl(ttl: u32, lifetime: u32, age_ns: u64) -> Option<u32> {
     let age = age_ns / SECOND_NS;
-    if age >= lifetime as u64 { None } else { Some(ttl.saturating_sub(age as u32)) }
+    if age >= lifetime as u64 {
+        None
+    } else {
+        Some(ttl.saturating_sub(age as u32))
+    }
 }
 
 /// Returns the number that a reply sent `age_ns` after the answer's arrival has in the fields at
@@ -179,7 +184,9 @@ pub const fn counted(ttl: u32, lifetime: u32, generation: u64, age_ns: u64) -> O
 /// Returns the one's complement sum of `bytes` in memory order (RFC 1071), as if they began at an
 /// even offset.
 pub fn ones_sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u16::from_ne_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u16::from_ne_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     let mut sum: u64 = words.map(u64::from).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -204,22 +211,34 @@ mod tests {
         assert_eq!(remaining_ttl(300, 300, SECOND_NS), Some(299));
         assert_eq!(remaining_ttl(300, 300, 300 * SECOND_NS - 1), Some(1));
         assert_eq!(remaining_ttl(300, 300, 300 * SECOND_NS), None);
-        assert_eq!(remaining_ttl(300, 60, 60 * SECOND_NS), None, "a negative answer ends earlier");
+        assert_eq!(
+            remaining_ttl(300, 60, 60 * SECOND_NS),
+            None,
+            "a negative answer ends earlier"
+        );
         assert_eq!(remaining_ttl(5, 5, u64::MAX), None);
     }
 
     #[test]
     fn serial_counts_up() {
         assert_eq!(counted(300, 300, 1, SECOND_NS), Some(299));
-        assert_eq!(counted(1_700_000_000, u32::MAX, LOCAL, 5 * SECOND_NS), Some(1_700_000_005));
-        assert_eq!(counted(u32::MAX, u32::MAX, LOCAL, SECOND_NS), Some(0), "modulo 2^32 (RFC 1982)");
+        assert_eq!(
+            counted(1_700_000_000, u32::MAX, LOCAL, 5 * SECOND_NS),
+            Some(1_700_000_005)
+        );
+        assert_eq!(
+            counted(u32::MAX, u32::MAX, LOCAL, SECOND_NS),
+            Some(0),
+            "modulo 2^32 (RFC 1982)"
+        );
     }
 
     #[test]
     fn keys_differ_by_type_and_flags() {
         let mut hashes: Vec<u64> = Vec::new();
         for qtype in [1, 28, 65, 257, u16::MAX] {
-            for (dnssec_ok, checking_disabled) in [(false, false), (false, true), (true, false), (true, true)]
+            for (dnssec_ok, checking_disabled) in
+                [(false, false), (false, true), (true, false), (true, true)]
             {
                 hashes.push(QueryKey::new(qtype, dnssec_ok, checking_disabled).hash(7));
             }

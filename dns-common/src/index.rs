@@ -28,7 +28,9 @@ pub const BUCKET_SLOTS: usize = 12;
 pub const WORD_SLOTS: usize = 8;
 
 /// A bucket of twelve slots in one cache line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C, align(64))]
 pub struct Bucket {
     /// Tags, the first slot's in the lowest byte; 0: the slot is free. The second word holds the
@@ -40,7 +42,9 @@ pub struct Bucket {
 }
 
 /// An element of the `NAMES` map: two neighbouring buckets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(transparent)]
 pub struct Pair(pub [Bucket; 2]);
 

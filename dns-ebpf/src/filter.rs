@@ -5,7 +5,9 @@
 
 use dns_common::{
     counters::Outcome,
-    scope::{INTERFACE_TRIES, INTERFACES, Interface, LOOPBACK_IFINDEX, MAX_ENDPOINTS, Scope, source_hash},
+    scope::{
+        INTERFACE_TRIES, INTERFACES, Interface, LOOPBACK_IFINDEX, MAX_ENDPOINTS, Scope, source_hash,
+    },
 };
 
 use crate::{
@@ -25,7 +27,9 @@ const SERVICE_TAGGED: u16 = 0x88a8u16.to_be();
 /// Finds the datagram in the frame if it is for us.
 #[inline(always)]
 pub fn filter<H: Hook>(hook: &H, scope: &Scope, zero: Zero) -> Result<Frame, Outcome> {
-    let data = hook.reach(ETHERNET_LEN + IPV4_LEN + UDP_LEN).ok_or(Outcome::NotOurs)?;
+    let data = hook
+        .reach(ETHERNET_LEN + IPV4_LEN + UDP_LEN)
+        .ok_or(Outcome::NotOurs)?;
     // SAFETY: inside the 42 bytes just compared with the end.
     let ethertype: u16 = unsafe { load(data + 12) };
     match ethertype {
@@ -155,10 +159,14 @@ fn served_at<H: Hook>(
     if to_loopback && ifindex != LOOPBACK_IFINDEX {
         return pass_to_stack(Outcome::NotOurs);
     }
-    let Some(slot) = interface_slot(scope, ifindex) else { return pass_to_stack(Outcome::NotServed) };
+    let Some(slot) = interface_slot(scope, ifindex) else {
+        return pass_to_stack(Outcome::NotServed);
+    };
     let slot = zero.value_barrier(slot, INTERFACES - 1);
     let interface = &scope.interfaces[slot];
-    if !hook.stripped_tag().is_none_or(|tag| is_our_vlan(scope, tag))
+    if !hook
+        .stripped_tag()
+        .is_none_or(|tag| is_our_vlan(scope, tag))
         || !hook.is_addressed_to(interface, data)
     {
         return pass_to_stack(Outcome::NotOurs);
@@ -234,7 +242,12 @@ fn is_refused_v6(scope: &Scope, source: [u64; 2], on_lo: bool) -> bool {
         let is_reserved = third == 0 || third == u32::from_ne_bytes([0, 0, 0xff, 0xff]);
         return is_reserved && !(on_lo && source[1] == LOOPBACK);
     }
-    let words = [source[0] as u32, (source[0] >> 32) as u32, source[1] as u32, (source[1] >> 32) as u32];
+    let words = [
+        source[0] as u32,
+        (source[0] >> 32) as u32,
+        source[1] as u32,
+        (source[1] >> 32) as u32,
+    ];
     !on_lo && is_listed(scope, words)
 }
 

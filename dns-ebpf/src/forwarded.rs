@@ -7,8 +7,8 @@ use aya_ebpf::helpers::{bpf_get_prandom_u32, generated::bpf_ktime_get_boot_ns};
 use dns_common::{
     counters::Outcome,
     forwarded::{
-        AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey, Variant,
-        counted,
+        AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey,
+        Variant, counted,
     },
     name::MAX_NAME_LEN,
 };
@@ -39,7 +39,12 @@ pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
 /// Runs the steps from a parsed query to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answered, Outcome> {
-    let &Context { control, scope: _, scratch, zero } = context;
+    let &Context {
+        control,
+        scope: _,
+        scratch,
+        zero,
+    } = context;
     let (question, name_hash, name_sum) = Question::load(scratch);
     let plain_len = question.end() + question.opt_len();
     // Without RD the client wants no forwarded answer (local replies repeat RD), and EDNS options are for userspace.
@@ -56,8 +61,14 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     if !is_local && header.generation != control.answer_generation {
         return pass_to_stack(Outcome::NotPublished);
     }
-    let hit =
-        zero.value_barrier(if is_local { Outcome::HitOther } else { Outcome::HitForwarded } as usize, 0x1f);
+    let hit = zero.value_barrier(
+        if is_local {
+            Outcome::HitOther
+        } else {
+            Outcome::HitForwarded
+        } as usize,
+        0x1f,
+    );
     // SAFETY: the helper has no precondition.
     let age = unsafe { bpf_ktime_get_boot_ns() }.wrapping_sub(header.since_ns);
     let Some(ttl) = counted(header.ttl, header.lifetime, header.generation, age) else {
@@ -68,7 +79,10 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let body_len = barrier_and(variant.body_len as usize, 0x7ff);
     let reply_len = plain_len + body_len;
     // Userspace truncates longer replies and sets TC.
-    if body_len > MAX_BODY_LEN || reply_len > question.limit || reply_len > reply::max_reply(context) {
+    if body_len > MAX_BODY_LEN
+        || reply_len > question.limit
+        || reply_len > reply::max_reply(context)
+    {
         return pass_to_stack(Outcome::NoRoom);
     }
     reply::check_path(hook, context, &frame, reply_len)?;
@@ -77,7 +91,16 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let is_partial = reply::is_partial(hook, &frame, &question, name_sum)?;
     let layout = layout.with_partial(is_partial, zero);
     pipeline::make_room(hook, context, &layout, now)?;
-    write(hook, &layout, &answer, chosen, body_len, ttl, question.authentic_mask()).ok_or(Outcome::NoRoom)?;
+    write(
+        hook,
+        &layout,
+        &answer,
+        chosen,
+        body_len,
+        ttl,
+        question.authentic_mask(),
+    )
+    .ok_or(Outcome::NoRoom)?;
     // CPUs read the clock at different times: the later one wins, or they would take turns forever.
     if answer.header().last_used_ns < now {
         // SAFETY: the entry is readable and writable.
@@ -121,11 +144,13 @@ fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Cho
     let group = question.opt_count();
     let header = barrier(answer.address);
     // SAFETY (both): inside the header.
-    let [least, most] = unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, limits) + group * 4) };
+    let [least, most] =
+        unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, limits) + group * 4) };
     if question.limit < least as usize || question.limit > most as usize {
         return pass_to_stack(Outcome::NotPublished);
     }
-    let [first, count] = unsafe { load::<[u8; 2]>(header + offset_of!(AnswerHeader, variants) + group * 2) };
+    let [first, count] =
+        unsafe { load::<[u8; 2]>(header + offset_of!(AnswerHeader, variants) + group * 2) };
     let mut index = first as usize;
     if count > 1 {
         // SAFETY: the helper has no precondition.
@@ -133,7 +158,8 @@ fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Cho
     }
     let index = context.zero.value_barrier(index, MAX_VARIANTS - 1);
     Ok(Chosen(
-        AnswerHeader::variants_offset(barrier_and(question.name_len, 0xff)) + index * size_of::<Variant>(),
+        AnswerHeader::variants_offset(barrier_and(question.name_len, 0xff))
+            + index * size_of::<Variant>(),
     ))
 }
 
@@ -146,7 +172,11 @@ fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey
     }
     // SAFETY: just compared with the end.
     let qtype = u16::from_be(unsafe { load(start) });
-    Ok(QueryKey::new(qtype, question.dnssec_ok(), question.checking_disabled()))
+    Ok(QueryKey::new(
+        qtype,
+        question.dnssec_ok(),
+        question.checking_disabled(),
+    ))
 }
 
 /// Writes the reply into the packet, which already has its length. Fails only at checks that the
@@ -220,7 +250,9 @@ fn write<H: Hook>(
     let [high, low] = variant.flags;
     let flags = (high as u64) << 16 | (low as u64) << 24 & shown;
     let [answers, authority, additional] = variant.counts.map(u16::from_ne_bytes);
-    let additional = u16::from_be(additional).wrapping_add(question.opt_count() as u16).to_be();
+    let additional = u16::from_be(additional)
+        .wrapping_add(question.opt_count() as u16)
+        .to_be();
     let header = Header {
         first: id | flags | ONE_QUESTION | (answers as u64) << 48,
         last: authority as u32 | (additional as u32) << 16,

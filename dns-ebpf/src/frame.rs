@@ -31,7 +31,14 @@ impl Frame {
     /// Merges the paths of the four kinds of frames, see [`Zero`].
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
-        let Self { tagged, v6, message, message_len, endpoint, slot } = self;
+        let Self {
+            tagged,
+            v6,
+            message,
+            message_len,
+            endpoint,
+            slot,
+        } = self;
         Self {
             tagged: zero.value_barrier(tagged, 1),
             v6: zero.value_barrier(v6, 1),
@@ -45,7 +52,14 @@ impl Frame {
     /// Saves the frame for the program called next, which loads it with [`Self::load`].
     #[inline(always)]
     pub fn save_to_scratch(self, scratch: *mut Scratch) {
-        let Self { tagged, v6, message, message_len, endpoint, slot } = self;
+        let Self {
+            tagged,
+            v6,
+            message,
+            message_len,
+            endpoint,
+            slot,
+        } = self;
         let kept = [tagged, v6, message, message_len, endpoint, slot];
         // SAFETY: this CPU's own element.
         unsafe { (&raw mut (*scratch).frame).write_volatile(kept) };
@@ -93,7 +107,9 @@ impl Frame {
     /// Returns the offset of the byte after the sender's IP address.
     #[inline(always)]
     pub fn source_end(&self) -> usize {
-        self.ip() + IPV4_SOURCE_END + barrier(barrier_and(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
+        self.ip()
+            + IPV4_SOURCE_END
+            + barrier(barrier_and(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
     }
 
     /// Returns the length of the IP and UDP headers.

@@ -71,6 +71,9 @@ pub trait Hook {
     /// Returns the range from `offset` in the frame to the end of the directly accessible bytes.
     #[inline(always)]
     fn span(&self, offset: usize) -> Span {
-        Span { start: self.data() + barrier(offset), end: self.data_end() }
+        Span {
+            start: self.data() + barrier(offset),
+            end: self.data_end(),
+        }
     }
 }

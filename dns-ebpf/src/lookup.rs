@@ -39,7 +39,9 @@ impl Entry {
 /// Finds the entry by the name's hash, then compares the whole name.
 #[inline(always)]
 pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let Some(address) = find(&NAMES, &ENTRIES, hash) else { return pass_to_stack(Outcome::NotPublished) };
+    let Some(address) = find(&NAMES, &ENTRIES, hash) else {
+        return pass_to_stack(Outcome::NotPublished);
+    };
     let entry = Entry { address };
     if entry.header().name_len as usize != name_len {
         return pass_to_stack(Outcome::Collision);
@@ -66,9 +68,16 @@ impl Answer {
 
 /// Finds the forwarded answer by the hash of its name, then compares the whole name and the key.
 #[inline(always)]
-pub fn forwarded(name_hash: u64, key: QueryKey, name_len: usize, words: &Words) -> Result<Answer, Outcome> {
+pub fn forwarded(
+    name_hash: u64,
+    key: QueryKey,
+    name_len: usize,
+    words: &Words,
+) -> Result<Answer, Outcome> {
     let found = find(&ANSWER_NAMES, &ANSWER_ENTRIES, key.hash(name_hash));
-    let Some(address) = found else { return pass_to_stack(Outcome::NotPublished) };
+    let Some(address) = found else {
+        return pass_to_stack(Outcome::NotPublished);
+    };
     let answer = Answer { address };
     let header = answer.header();
     if header.name_len as usize != name_len || header.key != key {
@@ -110,7 +119,11 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
     let preferred = index::preferred_bucket(hash);
     let mut turn = 0;
     while turn < 2 {
-        let bucket = pair + barrier_and((preferred ^ turn) * size_of::<Bucket>(), size_of::<Bucket>());
+        let bucket = pair
+            + barrier_and(
+                (preferred ^ turn) * size_of::<Bucket>(),
+                size_of::<Bucket>(),
+            );
         // SAFETY: the masked offset stays inside the pair.
         let tags = unsafe { load::<[u64; 2]>(bucket) };
         let mut slots = index::slots_with(tags, tag);

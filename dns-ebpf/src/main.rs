@@ -72,7 +72,8 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answer = |context: Context| pipeline::answer_datagram(&hook, &context, Frame::load(context.scratch));
+    let answer =
+        |context: Context| pipeline::answer_datagram(&hook, &context, Frame::load(context.scratch));
     match Context::get().map_or(Verdict::Pass, answer) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,
@@ -96,7 +97,9 @@ pub fn dns_tc_forwarded(context: TcContext) -> i32 {
 #[xdp]
 pub fn dns_xdp_forwarded(context: XdpContext) -> u32 {
     let hook = Xdp::new(context);
-    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)))
+    xdp_action_of(
+        Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)),
+    )
 }
 
 /// Unreachable: nothing here can panic, but `no_std` requires a handler.

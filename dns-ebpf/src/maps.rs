@@ -8,8 +8,8 @@ use aya_ebpf::{
     helpers::{
         bpf_get_smp_processor_id,
         generated::{
-            bpf_check_mtu, bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_sk_lookup_udp,
-            bpf_sk_release,
+            bpf_check_mtu, bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns,
+            bpf_sk_lookup_udp, bpf_sk_release,
         },
     },
     macros::map,
@@ -41,7 +41,8 @@ pub static ANSWER_NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE
 /// Chunks that hold the forwarded answers, see [`dns_common::forwarded`]; the loader sets their
 /// number.
 #[map]
-pub static ANSWER_ENTRIES: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+pub static ANSWER_ENTRIES: Array<[u64; CHUNK_SIZE / 8]> =
+    Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 /// Lease, seed, tap and other settings, written by the server.
 #[map]
@@ -218,7 +219,15 @@ pub struct Answered {
 
 #[inline(always)]
 pub fn count_reply(reply: &Answered) {
-    let Answered { outcome, kind, rcode, query_len, reply_len, answers: _, slot } = *reply;
+    let Answered {
+        outcome,
+        kind,
+        rcode,
+        query_len,
+        reply_len,
+        answers: _,
+        slot,
+    } = *reply;
     let Some(counters) = counters() else { return };
     // SAFETY: this CPU's own element, not shared while the program runs. The indexes are masked to
     // existing slots.
@@ -247,8 +256,14 @@ pub fn fits_route(context: *mut c_void, route: *mut FibLookup) -> bool {
     const SUCCESS: i64 = 0;
     const NO_NEIGHBOUR: i64 = 7;
     // SAFETY: the context is the kernel's own, `route` is in a map.
-    let found =
-        unsafe { bpf_fib_lookup(context, route, size_of::<FibLookup>() as i32, BPF_FIB_LOOKUP_OUTPUT) };
+    let found = unsafe {
+        bpf_fib_lookup(
+            context,
+            route,
+            size_of::<FibLookup>() as i32,
+            BPF_FIB_LOOKUP_OUTPUT,
+        )
+    };
     found as i64 == SUCCESS || found as i64 == NO_NEIGHBOUR
 }
 
@@ -267,7 +282,8 @@ pub fn is_listening(
     // Sizes of the members of `bpf_sock_tuple`: sender and receiver, then their ports.
     const V4: u32 = 2 * 4 + 2 * 2;
     const V6: u32 = 2 * 16 + 2 * 2;
-    let endpoint = barrier(&raw const scope.endpoints[barrier(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
+    let endpoint =
+        barrier(&raw const scope.endpoints[barrier(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
     // SAFETY: this CPU's own element.
     let tuple = barrier(unsafe { &raw mut (*scratch).tuple } as usize);
     // The size tells the kernel the family. Computed without a branch, which would double the
@@ -318,7 +334,12 @@ impl Context {
         let (control, scope, scratch) = (control()?, scope()?, scratch()?);
         // SAFETY: this CPU's own element; the field is never written.
         let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
-        Some(Self { control, scope, scratch, zero })
+        Some(Self {
+            control,
+            scope,
+            scratch,
+            zero,
+        })
     }
 }
 

@@ -43,5 +43,8 @@ fn log_at_intervals(scratch: *mut Scratch) {
         (*scratch).told_ns = now;
         core::mem::take(&mut (*scratch).collisions)
     };
-    warn!((), "{} queries for a name with the hash of a published one: answered by userspace", collisions);
+    warn!(
+        (),
+        "{} queries for a name with the hash of a published one: answered by userspace", collisions
+    );
 }

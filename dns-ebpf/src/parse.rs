@@ -27,7 +27,12 @@ const PLAIN_FOURTH: u64 = 0x30;
 
 /// Parses everything but the name.
 #[inline(always)]
-pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) -> Result<Question, Outcome> {
+pub fn parse<H: Hook>(
+    hook: &H,
+    control: &Control,
+    zero: Zero,
+    frame: &Frame,
+) -> Result<Question, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
     let message = data + frame.message;
     if message + HEADER_LEN > end || frame.message_len < HEADER_LEN {
@@ -54,7 +59,10 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
     let (name_len, opt) = if additional {
         with_opt(control, message, end, frame.message_len)?
     } else {
-        (frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN), 0)
+        (
+            frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN),
+            0,
+        )
     };
     if name_len.wrapping_sub(1) >= MAX_NAME_LEN {
         return pass_to_stack(Outcome::BadName);
@@ -71,8 +79,17 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
     let size = u16::from_be((opt >> 24) as u16) as usize;
     let limit = if size > 512 { size } else { 512 };
     // Make the results of branches opaque where the branches merge.
-    let (kind, limit) = (zero.value_barrier(kind as usize, 3), zero.value_barrier(limit, 0xffff));
-    Ok(Question { header, name_len, kind, opt, limit })
+    let (kind, limit) = (
+        zero.value_barrier(kind as usize, 3),
+        zero.value_barrier(limit, 0xffff),
+    );
+    Ok(Question {
+        header,
+        name_len,
+        kind,
+        opt,
+        limit,
+    })
 }
 
 /// Returns the list that answers QTYPE and QCLASS, given in network order.

@@ -38,7 +38,9 @@ pub enum Verdict {
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     match datagram(hook, context) {
-        Some(frame) if maps::acquire_scratch(context.scratch) => answer_datagram(hook, context, frame),
+        Some(frame) if maps::acquire_scratch(context.scratch) => {
+            answer_datagram(hook, context, frame)
+        }
         Some(_) => {
             maps::count(Outcome::Busy as usize);
             Verdict::Pass
@@ -80,7 +82,12 @@ pub fn conclude<H: Hook>(
     frame: Frame,
     answer: Result<maps::Answered, Outcome>,
 ) -> Verdict {
-    let &Context { control, scope: _, scratch, zero } = context;
+    let &Context {
+        control,
+        scope: _,
+        scratch,
+        zero,
+    } = context;
     let (verdict, seen) = match &answer {
         Ok(answered) => {
             maps::count_reply(answered);
@@ -103,7 +110,15 @@ pub fn conclude<H: Hook>(
                 (Verdict::Pass, reason)
             };
             maps::count(outcome);
-            (verdict, Seen { outcome: outcome as u8, answered: false, rcode: 0, answers: 0 })
+            (
+                verdict,
+                Seen {
+                    outcome: outcome as u8,
+                    answered: false,
+                    rcode: 0,
+                    answers: 0,
+                },
+            )
         }
     };
     if control.tap_every != 0 && tap::is_due(control) {
@@ -119,8 +134,17 @@ pub fn conclude<H: Hook>(
 
 /// Runs the steps from a datagram to its reply, in order.
 #[inline(always)]
-fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
-    let &Context { control, scope: _, scratch, zero } = context;
+fn try_answer<H: Hook>(
+    hook: &H,
+    context: &Context,
+    frame: Frame,
+) -> Result<maps::Answered, Outcome> {
+    let &Context {
+        control,
+        scope: _,
+        scratch,
+        zero,
+    } = context;
     let now = maps::coarse_now(scratch);
     if now >= control.lease_deadline_ns {
         return pass_to_stack(Outcome::LeaseExpired);
@@ -129,22 +153,34 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let question = parse::parse(hook, control, zero, &frame)?;
     // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &mut (*scratch).words };
-    let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
+    let (hash, name_sum) =
+        parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
     // For the program called next: it may know an answer of another type, too.
     let save = |_: &Outcome| question.save_to_scratch(scratch, hash, name_sum);
     let entry = lookup::lookup(hash, question.name_len, words).inspect_err(save)?;
-    let plan = reply::plan(hook, context, frame, question, &entry).inspect_err(save)?.value_barrier(zero);
+    let plan = reply::plan(hook, context, frame, question, &entry)
+        .inspect_err(save)?
+        .value_barrier(zero);
     let is_partial = reply::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     make_room(hook, context, &plan.layout, now)?;
     reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
-    let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
+    let last_used = if control.exact_last_used == 0 {
+        now
+    } else {
+        unsafe { bpf_ktime_get_ns() }
+    };
     // CPUs read the clock at different times: the later one wins, or they would take turns forever.
     if entry.header().last_used_ns < last_used {
         // SAFETY: the entry is readable and writable, and `last_used_ns` is its first field.
-        unsafe { store(entry.address + offset_of!(EntryHeader, last_used_ns), last_used) };
+        unsafe {
+            store(
+                entry.address + offset_of!(EntryHeader, last_used_ns),
+                last_used,
+            )
+        };
     }
     Ok(plan.answered())
 }
@@ -152,7 +188,12 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
 /// Resizes the frame to the length of the planned reply, unless the query becomes a probe. Nothing
 /// is written yet, so userspace can still answer the query.
 #[inline(always)]
-pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64) -> Result<(), Outcome> {
+pub fn make_room<H: Hook>(
+    hook: &H,
+    context: &Context,
+    layout: &Layout,
+    now: u64,
+) -> Result<(), Outcome> {
     let control = context.control;
     // While queries are shed, a full queue would lose the probe.
     if now >= control.shed_until_ns
@@ -172,7 +213,8 @@ pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64
 #[inline(always)]
 fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bool {
     let &Context { scope, scratch, .. } = context;
-    let probe = &raw const frame.interface(scope).probes[barrier(frame.endpoint) & (MAX_ENDPOINTS - 1)];
+    let probe =
+        &raw const frame.interface(scope).probes[barrier(frame.endpoint) & (MAX_ENDPOINTS - 1)];
     // The programs write this word, so the compiler must not treat it as part of the shared
     // reference.
     let probe = barrier(probe as usize);

@@ -29,7 +29,10 @@ impl Question {
     /// keep one path per length of the name. See [`Zero`].
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
-        Self { name_len: zero.value_barrier(self.name_len, 0xff), ..self }
+        Self {
+            name_len: zero.value_barrier(self.name_len, 0xff),
+            ..self
+        }
     }
 
     /// Saves the question with the hash and the sum of its name for the program called next, which
@@ -37,8 +40,22 @@ impl Question {
     /// already.
     #[inline(always)]
     pub fn save_to_scratch(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
-        let Self { header, name_len, kind, opt, limit } = *self;
-        let kept = [header, opt, name_hash, name_sum.raw(), name_len as u64, kind as u64, limit as u64];
+        let Self {
+            header,
+            name_len,
+            kind,
+            opt,
+            limit,
+        } = *self;
+        let kept = [
+            header,
+            opt,
+            name_hash,
+            name_sum.raw(),
+            name_len as u64,
+            kind as u64,
+            limit as u64,
+        ];
         // SAFETY: this CPU's own element.
         unsafe { (&raw mut (*scratch).question).write_volatile(kept) };
     }
@@ -87,7 +104,11 @@ impl Question {
     /// client understands it, that is, has set AD or DO (RFC 6840, section 5.8).
     #[inline(always)]
     pub fn authentic_mask(&self) -> u64 {
-        if has(self.header as usize, AD) || self.dnssec_ok() { u64::MAX } else { !AD as u64 }
+        if has(self.header as usize, AD) || self.dnssec_ok() {
+            u64::MAX
+        } else {
+            !AD as u64
+        }
     }
 
     /// Returns the list that answers the query: a [`QueryKind`] as a number.
@@ -171,13 +192,20 @@ impl Layout {
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
         let reply_len = zero.value_barrier(self.reply_len, 0x1fff);
-        Self { reply_len, frame_len: self.frame.message + reply_len, ..self }
+        Self {
+            reply_len,
+            frame_len: self.frame.message + reply_len,
+            ..self
+        }
     }
 
     /// Returns the layout with the state of the query's checksum.
     #[inline(always)]
     pub fn with_partial(self, partial: bool, zero: Zero) -> Self {
-        Self { partial: zero.value_barrier(if partial { 0xffff } else { 0 }, 0xffff), ..self }
+        Self {
+            partial: zero.value_barrier(if partial { 0xffff } else { 0 }, 0xffff),
+            ..self
+        }
     }
 
     /// Returns whether the checksum stays unfinished.
@@ -227,7 +255,10 @@ impl Plan {
     /// Returns the plan with the state of the query's checksum.
     #[inline(always)]
     pub fn with_partial(self, partial: bool, zero: Zero) -> Self {
-        Self { layout: self.layout.with_partial(partial, zero), ..self }
+        Self {
+            layout: self.layout.with_partial(partial, zero),
+            ..self
+        }
     }
 
     /// Returns the address of the list's first address.
@@ -239,7 +270,11 @@ impl Plan {
     #[inline(always)]
     pub fn answered(&self) -> Answered {
         Answered {
-            outcome: if self.truncated != 0 { Outcome::HitTruncated } else { Outcome::Hit } as usize,
+            outcome: if self.truncated != 0 {
+                Outcome::HitTruncated
+            } else {
+                Outcome::Hit
+            } as usize,
             kind: self.layout.question.kind(),
             rcode: self.rcode,
             query_len: self.layout.frame.message_len,

@@ -48,7 +48,10 @@ pub fn plan<H: Hook>(
     entry: &Entry,
 ) -> Result<Plan, Outcome> {
     let header = entry.header();
-    let (v4_count, v6_count) = (barrier(header.v4_count as usize), barrier(header.v6_count as usize));
+    let (v4_count, v6_count) = (
+        barrier(header.v4_count as usize),
+        barrier(header.v6_count as usize),
+    );
     if v4_count > MAX_V4 || v6_count > MAX_V6 {
         return pass_to_stack(Outcome::NotPublished);
     }
@@ -59,10 +62,16 @@ pub fn plan<H: Hook>(
     let has_policy = barrier(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
     let policy_offset = barrier_and(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
-    let policy = AnswerPolicy(unsafe { load::<u64>(entry.address + policy_offset) } & has_policy as u64);
+    let policy =
+        AnswerPolicy(unsafe { load::<u64>(entry.address + policy_offset) } & has_policy as u64);
     let v4_offset = policy_offset + barrier_and(has_policy, size_of::<AnswerPolicy>());
     let (rcode, list, available, record_len) = match question.kind() {
-        AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
+        AAAA => (
+            header.rcode,
+            v4_offset + padded(v4_count * 4),
+            v6_count,
+            AAAA_LEN,
+        ),
         OTHER => (header.rcode_other, v4_offset, 0, A_LEN),
         // A, and ANY of a name without IPv6 addresses.
         _ => (header.rcode, v4_offset, v4_count, A_LEN),
@@ -81,7 +90,10 @@ pub fn plan<H: Hook>(
     }
     let all = at_most(available, policy.most());
     let is_plain = (question.limit == PLAIN_LIMIT) as usize;
-    let wanted = at_most(all, policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
+    let wanted = at_most(
+        all,
+        policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg(),
+    );
     let limit = question.limit - barrier_and(has_policy, AnswerPolicy::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
@@ -116,7 +128,10 @@ pub fn plan<H: Hook>(
 pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: usize) -> Layout {
     Layout {
         frame,
-        question: Question { opt: question.reply_opt(context.control.edns), ..question },
+        question: Question {
+            opt: question.reply_opt(context.control.edns),
+            ..question
+        },
         partial: 0,
         answers_offset: frame.message + question.end(),
         reply_len,
@@ -141,7 +156,8 @@ pub fn check_path<H: Hook>(
     frame: &Frame,
     reply_len: usize,
 ) -> Result<(), Outcome> {
-    if reply_len + frame.headers_len() > SAFE_PACKET_LEN && !takes(hook, context, frame, reply_len) {
+    if reply_len + frame.headers_len() > SAFE_PACKET_LEN && !takes(hook, context, frame, reply_len)
+    {
         return pass_to_stack(Outcome::LargeReply);
     }
     Ok(())
@@ -160,7 +176,8 @@ fn takes<H: Hook>(hook: &H, context: &Context, frame: &Frame, reply_len: usize) 
     if flags & BOUNDED != 0 || reply_len > MAX_FAR_REPLY_LEN && flags & NEAR == 0 {
         return false;
     }
-    describe(hook, context, frame, packet_len).is_some_and(|route| maps::fits_route(hook.context(), route))
+    describe(hook, context, frame, packet_len)
+        .is_some_and(|route| maps::fits_route(hook.context(), route))
 }
 
 /// Describes the reply's route for the kernel's look-up.
@@ -185,10 +202,15 @@ fn describe<H: Hook>(
             word += 8;
         }
         store(at(offset_of!(FibLookup, l4_protocol)), UDP);
-        store(at(offset_of!(FibLookup, __bindgen_anon_1)), packet_len as u16);
+        store(
+            at(offset_of!(FibLookup, __bindgen_anon_1)),
+            packet_len as u16,
+        );
         store(at(offset_of!(FibLookup, ifindex)), hook.ifindex());
-        let (source, target) =
-            (at(offset_of!(FibLookup, __bindgen_anon_3)), at(offset_of!(FibLookup, __bindgen_anon_4)));
+        let (source, target) = (
+            at(offset_of!(FibLookup, __bindgen_anon_3)),
+            at(offset_of!(FibLookup, __bindgen_anon_4)),
+        );
         if frame.is_v6() {
             if ip + IPV6_LEN > end {
                 return None;
@@ -213,13 +235,22 @@ fn describe<H: Hook>(
 /// Returns the smaller of both numbers; a limit of 0 means no limit.
 #[inline(always)]
 fn at_most(count: usize, limit: usize) -> usize {
-    if limit.wrapping_sub(1) < count { limit } else { count }
+    if limit.wrapping_sub(1) < count {
+        limit
+    } else {
+        count
+    }
 }
 
 /// Writes the reply into the packet, which already has its length. Fails only at checks that the
 /// verifier requires and that cannot fail.
 #[inline(always)]
-pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Result<(), Outcome> {
+pub fn write<H: Hook>(
+    hook: &H,
+    scratch: *mut Scratch,
+    zero: Zero,
+    plan: &Plan,
+) -> Result<(), Outcome> {
     write_parts(hook, scratch, zero, plan).ok_or(Outcome::NoRoom)
 }
 
@@ -239,7 +270,8 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
     }
     let id = question.header & 0xffff;
     let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
-    let fourth = question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
+    let fourth =
+        question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
     let given = (plan.given as u16).to_be() as u64;
     let header = Header {
         first: id | third << 16 | fourth << 24 | ONE_QUESTION | given << 48,
@@ -263,7 +295,8 @@ pub const ONE_QUESTION: u64 = (1u16.to_be() as u64) << 32;
 /// Writes the OPT at the end of the reply.
 #[inline(always)]
 pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
-    let Span { start: opt, end } = hook.span(barrier_and(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
+    let Span { start: opt, end } =
+        hook.span(barrier_and(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
     if opt + OPT_LEN > end {
         return None;
     }
@@ -278,7 +311,12 @@ pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
 /// Writes the Ethernet, IP, UDP and DNS headers over the query's headers. `answers` is the sum of
 /// all bytes after the question.
 #[inline(always)]
-pub fn write_headers<H: Hook>(hook: &H, layout: &Layout, header: Header, answers: Sum) -> Option<()> {
+pub fn write_headers<H: Hook>(
+    hook: &H,
+    layout: &Layout,
+    header: Header,
+    answers: Sum,
+) -> Option<()> {
     // The branches select constants, so that every offset is a constant for the verifier.
     match (layout.frame.is_v6(), layout.frame.is_tagged()) {
         (false, false) => write_headers_at::<H, false, 14>(hook, layout, header, answers),
@@ -355,7 +393,13 @@ fn write_ipv4(layout: &Layout, ip: usize, udp_len: usize) {
 /// Writes the IPv6 and UDP headers at `ip`, with the checksum over the whole datagram (RFC 8200,
 /// section 8.1: it is mandatory).
 #[inline(always)]
-fn write_ipv6<H: Hook>(hook: &H, layout: &Layout, answers: Sum, ip: usize, udp_len: usize) -> Option<()> {
+fn write_ipv6<H: Hook>(
+    hook: &H,
+    layout: &Layout,
+    answers: Sum,
+    ip: usize,
+    udp_len: usize,
+) -> Option<()> {
     let udp = ip + IPV6_LEN;
     let mut sum = Sum::new();
     // SAFETY: inside the headers that `write_headers_at` compared with the end.
@@ -368,7 +412,10 @@ fn write_ipv6<H: Hook>(hook: &H, layout: &Layout, answers: Sum, ip: usize, udp_l
         sum.add(server[1]);
         sum.add_pseudo_tail(udp_len);
         // Version 6, hop limit 64.
-        store(ip, u64::from_be(0x6000_0000_0000_1140 | (udp_len as u64) << 16));
+        store(
+            ip,
+            u64::from_be(0x6000_0000_0000_1140 | (udp_len as u64) << 16),
+        );
         store(ip + 8, server[0]);
         store(ip + 16, server[1]);
         store(ip + 24, client[0]);
@@ -384,8 +431,10 @@ fn write_ipv6<H: Hook>(hook: &H, layout: &Layout, answers: Sum, ip: usize, udp_l
         sum.add_half(load(udp + 16));
     }
     let question_len = layout.question.name_len + TYPE_CLASS_LEN;
-    let question =
-        checksum::sum_bytes::<QUESTION_WORDS>(hook.span(layout.frame.message + HEADER_LEN), question_len)?;
+    let question = checksum::sum_bytes::<QUESTION_WORDS>(
+        hook.span(layout.frame.message + HEADER_LEN),
+        question_len,
+    )?;
     sum.add_sum(question, false);
     sum.add_sum(answers, question_len & 1 != 0);
     let sum = sum.finish();
@@ -420,7 +469,12 @@ unsafe fn swap_ports(udp: usize, udp_len: usize) {
 /// pseudo-header alone is a valid checksum only with a probability of one in 65,536. In that case
 /// tc asks the kernel.
 #[inline(always)]
-pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
+pub fn is_partial<H: Hook>(
+    hook: &H,
+    frame: &Frame,
+    question: &Question,
+    name: Sum,
+) -> Result<bool, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + frame.ip();
     let mut sum = Sum::new();
@@ -451,7 +505,11 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + UDP_SUM)) };
     if field == 0 {
         // No checksum, which IPv6 does not allow (RFC 8200, section 8.1).
-        return if frame.is_v6() { pass_to_stack(Outcome::BadChecksum) } else { Ok(false) };
+        return if frame.is_v6() {
+            pass_to_stack(Outcome::BadChecksum)
+        } else {
+            Ok(false)
+        };
     }
     let pseudo = sum;
     sum.add(ports_and_length);
@@ -468,22 +526,36 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
         rest.add_half(unsafe { load(after_name) });
         rest
     } else {
-        let rest_len = frame.message_len.wrapping_sub(HEADER_LEN + question.name_len);
-        checksum::sum_bytes::<REST_WORDS>(Span { start: after_name, end }, barrier_and(rest_len, 0x7ff))
-            .ok_or(Outcome::BadLength)?
+        let rest_len = frame
+            .message_len
+            .wrapping_sub(HEADER_LEN + question.name_len);
+        checksum::sum_bytes::<REST_WORDS>(
+            Span {
+                start: after_name,
+                end,
+            },
+            barrier_and(rest_len, 0x7ff),
+        )
+        .ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
     if !H::IS_TC {
         // A local sender's query on a veth is unfinished at native XDP as well, but its reply is a
         // new frame, which no device finishes.
         let is_accepted = sum.is_right() || pseudo.folds_to(field);
-        return if is_accepted { Ok(false) } else { pass_to_stack(Outcome::BadChecksum) };
+        return if is_accepted {
+            Ok(false)
+        } else {
+            pass_to_stack(Outcome::BadChecksum)
+        };
     }
     match (sum.is_right(), pseudo.folds_to(field)) {
         (true, false) => Ok(false),
         (false, true) => Ok(true),
         (false, false) => pass_to_stack(Outcome::BadChecksum),
-        (true, true) => hook.is_unfinished(frame.message - UDP_LEN + UDP_SUM).ok_or(Outcome::Unsupported),
+        (true, true) => hook
+            .is_unfinished(frame.message - UDP_LEN + UDP_SUM)
+            .ok_or(Outcome::Unsupported),
     }
 }
 

@@ -42,7 +42,10 @@ impl Random {
     #[inline(always)]
     fn below(&mut self, bound: usize) -> usize {
         // Multiplier and increment of Knuth's MMIX generator.
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (((self.0 >> 32) * bound as u64) >> 32) as usize
     }
 
@@ -89,7 +92,10 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
     let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
-    let (first, middle) = (A_START | (plan.ttl as u64) << 48, A_MIDDLE | plan.ttl as u64 >> 16);
+    let (first, middle) = (
+        A_START | (plan.ttl as u64) << 48,
+        A_MIDDLE | plan.ttl as u64 >> 16,
+    );
     let mut sum = Sum::repeated(first, middle, plan.given);
     let mut index = 0;
     while index < MOST_A {
@@ -138,7 +144,10 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
     let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
-    let (first, middle) = (AAAA_START | (plan.ttl as u64) << 48, AAAA_MIDDLE | (plan.ttl as u32) >> 16);
+    let (first, middle) = (
+        AAAA_START | (plan.ttl as u64) << 48,
+        AAAA_MIDDLE | (plan.ttl as u32) >> 16,
+    );
     let mut sum = Sum::repeated(first, middle as u64, plan.given);
     let mut index = 0;
     while index < MOST_AAAA {

@@ -31,7 +31,12 @@ impl Seen {
     /// Merges the paths of all outcomes, see [`Zero`].
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
-        let Self { outcome, answered, rcode, answers } = self;
+        let Self {
+            outcome,
+            answered,
+            rcode,
+            answers,
+        } = self;
         Self {
             outcome: zero.value_barrier(outcome as usize, 0xff) as u8,
             answered: zero.value_barrier(answered as usize, 1) != 0,
@@ -67,7 +72,8 @@ pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option
         (*event).client_port = 0;
         (*event).query_type = 0;
         (*event).name_len = 0;
-        fill_client(hook, frame, seen.answered, event).and_then(|()| fill_name(hook, zero, frame, event))
+        fill_client(hook, frame, seen.answered, event)
+            .and_then(|()| fill_name(hook, zero, frame, event))
     };
     match filled {
         Some(()) => slot.submit(0),
@@ -81,7 +87,12 @@ pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option
 /// # Safety
 /// `event` can be written.
 #[inline(always)]
-unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *mut TapEvent) -> Option<()> {
+unsafe fn fill_client<H: Hook>(
+    hook: &H,
+    frame: &Frame,
+    answered: bool,
+    event: *mut TapEvent,
+) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + frame.ip();
     // SAFETY: takes the address only, without an access.
@@ -92,8 +103,10 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
         }
         // SAFETY: just compared with the end; sixteen bytes of the event.
         unsafe {
-            let (from, to): ([u64; 2], [u64; 2]) =
-                ([load(ip + 8), load(ip + 16)], [load(ip + 24), load(ip + 32)]);
+            let (from, to): ([u64; 2], [u64; 2]) = (
+                [load(ip + 8), load(ip + 16)],
+                [load(ip + 24), load(ip + 32)],
+            );
             store(client, if answered { to[0] } else { from[0] });
             store(client + 8, if answered { to[1] } else { from[1] });
         }
@@ -124,7 +137,12 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
 /// # Safety
 /// `event` can be written.
 #[inline(always)]
-unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut TapEvent) -> Option<()> {
+unsafe fn fill_name<H: Hook>(
+    hook: &H,
+    zero: Zero,
+    frame: &Frame,
+    event: *mut TapEvent,
+) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
     let name = data + barrier(frame.message + HEADER_LEN);
     // SAFETY: takes the address only, without an access.

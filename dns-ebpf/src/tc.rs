@@ -46,7 +46,9 @@ impl Tc {
     /// or if that program is gone together with a dead server's descriptors.
     #[inline(always)]
     pub fn tail_call_if_ours(&self) {
-        let Some(context) = Context::get() else { return };
+        let Some(context) = Context::get() else {
+            return;
+        };
         if let Some(frame) = pipeline::datagram(self, &context) {
             if !maps::acquire_scratch(context.scratch) {
                 maps::count(Outcome::Busy as usize);
@@ -136,7 +138,9 @@ impl Hook for Tc {
         // SAFETY (both loads and the store): just compared with the packet's end.
         let before = unsafe { load::<u16>(field()?) };
         // SAFETY: the context is the kernel's own.
-        if unsafe { bpf_l4_csum_replace(self.context.skb.skb, offset as u32, 0, 1, LEN as u64) } != 0 {
+        if unsafe { bpf_l4_csum_replace(self.context.skb.skb, offset as u32, 0, 1, LEN as u64) }
+            != 0
+        {
             return None;
         }
         let at = field()?;

@@ -144,7 +144,11 @@ impl Xdp {
         let pairs = (barrier(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR) & 0x1f;
         let rest = barrier_and(layout.answers_offset.wrapping_sub(pairs * PAIR), 0xff);
         let (from, to) = (source + rest, data + rest);
-        if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + PAIR > end || to + PAIR > end {
+        if source + FIRST_BYTES > end
+            || data + FIRST_BYTES > end
+            || from + PAIR > end
+            || to + PAIR > end
+        {
             return;
         }
         // SAFETY: all were compared with the packet's end.
@@ -189,6 +193,7 @@ const PAIR: usize = 16;
 
 /// Pairs of words that hold the rest of the longest headers and question: Ethernet, a VLAN tag, IPv6,
 /// UDP and the message up to the end of the question.
-const MOVED_PAIRS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
-    - FIRST_BYTES)
-    .div_ceil(PAIR);
+const MOVED_PAIRS: usize =
+    (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
+        - FIRST_BYTES)
+        .div_ceil(PAIR);

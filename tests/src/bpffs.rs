@@ -33,12 +33,18 @@ impl Bpffs {
     /// Returns all pinned files, recursively.
     pub fn pinned(&self) -> Vec<PathBuf> {
         // The kernel itself creates `maps.debug` and `progs.debug`.
-        files_below(&self.path()).into_iter().filter(|path| path.extension().is_none()).collect()
+        files_below(&self.path())
+            .into_iter()
+            .filter(|path| path.extension().is_none())
+            .collect()
     }
 
     /// Returns the pinned links.
     pub fn links(&self) -> Vec<PathBuf> {
-        self.pinned().into_iter().filter(|path| path.to_string_lossy().contains("/links/")).collect()
+        self.pinned()
+            .into_iter()
+            .filter(|path| path.to_string_lossy().contains("/links/"))
+            .collect()
     }
 }
 
@@ -74,9 +80,17 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
 }
 
 fn files_below(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
     entries
         .flatten()
-        .flat_map(|entry| if entry.path().is_dir() { files_below(&entry.path()) } else { vec![entry.path()] })
+        .flat_map(|entry| {
+            if entry.path().is_dir() {
+                files_below(&entry.path())
+            } else {
+                vec![entry.path()]
+            }
+        })
         .collect()
 }

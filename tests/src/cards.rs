@@ -11,8 +11,13 @@ pub struct Card {
 }
 
 /// All cards of the machine.
-pub const CARDS: [Card; 3] =
-    [Card { device: "virtio-net-pci" }, Card { device: "vmxnet3" }, Card { device: "e1000e" }];
+pub const CARDS: [Card; 3] = [
+    Card {
+        device: "virtio-net-pci",
+    },
+    Card { device: "vmxnet3" },
+    Card { device: "e1000e" },
+];
 
 /// Values of `xdp.mode`, in the order of the machine.
 pub const MODES: [&str; 2] = ["native", "auto"];
@@ -31,6 +36,15 @@ impl Card {
 
     /// Returns the machine's IPv6 address on this card, in a network of 64 bits.
     pub fn v6(&self, number: usize) -> Ipv6Addr {
-        Ipv6Addr::new(0xfd00, u16::try_from(number).expect("a few cards"), 0, 0, 0, 0, 0, 2)
+        Ipv6Addr::new(
+            0xfd00,
+            u16::try_from(number).expect("a few cards"),
+            0,
+            0,
+            0,
+            0,
+            0,
+            2,
+        )
     }
 }

@@ -40,10 +40,24 @@ impl<'a> Cell<'a> {
     pub fn new(host: &'a Namespace, containers: &'a Namespace) -> Result<Self> {
         host.forward()?;
         host.ip(&["addr", "add", &format!("{SERVER}/32"), "dev", "lo"])?;
-        host.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "far0"])?;
+        host.ip(&[
+            "link", "add", "eth0", "type", "veth", "peer", "name", "far0",
+        ])?;
         host.ip(&["addr", "add", "10.0.16.5/24", "dev", "eth0"])?;
         host.ip(&["link", "set", "eth0", "up"])?;
-        host.ip(&["link", "add", "silk-vtep", "type", "vxlan", "id", "1", "dstport", "4789", "dev", "eth0"])?;
+        host.ip(&[
+            "link",
+            "add",
+            "silk-vtep",
+            "type",
+            "vxlan",
+            "id",
+            "1",
+            "dstport",
+            "4789",
+            "dev",
+            "eth0",
+        ])?;
         host.ip(&["link", "set", "silk-vtep", "up"])?;
         Ok(Self { host, containers })
     }
@@ -66,8 +80,8 @@ impl<'a> Cell<'a> {
         let containers = self.containers.name();
         for number in numbers {
             let (name, [gateway, address]) = (Self::interface(number), addresses(number));
-            let [mac, far_mac] =
-                ["aa", "bb"].map(|end| format!("02:{end}:00:00:{:02x}:{:02x}", number / 256, number % 256));
+            let [mac, far_mac] = ["aa", "bb"]
+                .map(|end| format!("02:{end}:00:00:{:02x}:{:02x}", number / 256, number % 256));
             write!(
                 near,
                 "link add {name} address {mac} type veth peer name c{number} address {far_mac} netns {containers}\n\
@@ -111,10 +125,17 @@ impl<'a> Cell<'a> {
                  -A overlay--{number} -d {address}/32 -m limit --limit 1/sec --limit-burst 1 -j LOG\n\
                  -A overlay--{number} -d {address}/32 -j REJECT --reject-with icmp-port-unreachable\n"
             )?;
-            writeln!(nat, "-A POSTROUTING -s {address}/32 ! -d 10.240.0.0/16 ! -o silk-vtep -j MASQUERADE")?;
+            writeln!(
+                nat,
+                "-A POSTROUTING -s {address}/32 ! -d 10.240.0.0/16 ! -o silk-vtep -j MASQUERADE"
+            )?;
         }
         let rules = format!("{filter}COMMIT\n{nat}COMMIT\n");
-        feed(self.host, &["iptables-legacy-restore", "--noflush", "-w"], &rules)
+        feed(
+            self.host,
+            &["iptables-legacy-restore", "--noflush", "-w"],
+            &rules,
+        )
     }
 
     /// Limits a container's bandwidth as the CNI plugin does: a `tbf` towards the container, and an
@@ -138,7 +159,9 @@ impl<'a> Cell<'a> {
 
     /// Removes the interfaces of containers.
     pub fn remove(&self, numbers: Range<usize>) -> Result<()> {
-        let lines: String = numbers.map(|number| format!("link del {}\n", Self::interface(number))).collect();
+        let lines: String = numbers
+            .map(|number| format!("link del {}\n", Self::interface(number)))
+            .collect();
         feed(self.host, &["ip", "-batch", "-"], &lines)
     }
 
@@ -153,11 +176,18 @@ impl<'a> Cell<'a> {
         &self,
         work: impl FnOnce(&(dyn Fn(usize) -> Result<Socket> + Sync)) -> T + Send,
     ) -> Result<T> {
-        self.containers.run(|| work(&|number| socket(number, Duration::from_secs(1))))
+        self.containers
+            .run(|| work(&|number| socket(number, Duration::from_secs(1))))
     }
 
     /// Sends a query from a container, `times` one after the other; returns the number of replies.
-    pub fn ask(&self, number: usize, query: &[u8], times: usize, timeout: Duration) -> Result<usize> {
+    pub fn ask(
+        &self,
+        number: usize,
+        query: &[u8],
+        times: usize,
+        timeout: Duration,
+    ) -> Result<usize> {
         let socket = self.socket(number, timeout)?;
         let mut answered = 0;
         for _ in 0..times {
@@ -168,10 +198,18 @@ impl<'a> Cell<'a> {
     }
 
     /// Sends six queries from each container in turn, which is enough evidence for its interface to be served.
-    pub fn ask_enough(&self, numbers: Range<usize>, query: &[u8], timeout: Duration) -> Result<Asked> {
+    pub fn ask_enough(
+        &self,
+        numbers: Range<usize>,
+        query: &[u8],
+        timeout: Duration,
+    ) -> Result<Asked> {
         let mut asked = Asked::new();
         for number in numbers {
-            ensure!(self.ask(number, query, 6, timeout)? == 6, "container {number} lacks replies");
+            ensure!(
+                self.ask(number, query, 6, timeout)? == 6,
+                "container {number} lacks replies"
+            );
             asked.insert(number, time_of_day_now()?);
         }
         Ok(asked)
@@ -189,10 +227,21 @@ fn time_of_day_now() -> Result<Duration> {
 
 /// Parses the time of a log line, such as `2026-01-02T03:04:05.678901Z`.
 pub fn time_of_day(line: &str) -> Result<Duration> {
-    let time = line.split(' ').next().and_then(|stamp| stamp.split('T').nth(1)).context("a time stamp")?;
+    let time = line
+        .split(' ')
+        .next()
+        .and_then(|stamp| stamp.split('T').nth(1))
+        .context("a time stamp")?;
     let mut parts = time.trim_end_matches('Z').split(':').map(str::parse::<f64>);
-    let mut part = || parts.next().context("hours, minutes, seconds")?.context("a number");
-    Ok(Duration::from_secs_f64(part()? * 3600.0 + part()? * 60.0 + part()?))
+    let mut part = || {
+        parts
+            .next()
+            .context("hours, minutes, seconds")?
+            .context("a number")
+    };
+    Ok(Duration::from_secs_f64(
+        part()? * 3600.0 + part()? * 60.0 + part()?,
+    ))
 }
 
 /// Waits for the quiet time after which no CNI plugin is expected at an interface.
@@ -220,22 +269,43 @@ impl Attaches {
             let rest = line.split(name).nth(1).with_context(|| name.to_owned())?;
             Ok(rest.split(' ').next().unwrap_or_default().to_owned())
         };
-        for line in log.lines().skip(start).filter(|line| line.contains("program attached")) {
+        for line in log
+            .lines()
+            .skip(start)
+            .filter(|line| line.contains("program attached"))
+        {
             let interface = field(line, "interface=")?;
-            let number = interface.strip_prefix("s-").and_then(|number| number.parse().ok());
-            let Some((number, asked)) = number.and_then(|number| asked.get_key_value(&number)) else {
+            let number = interface
+                .strip_prefix("s-")
+                .and_then(|number| number.parse().ok());
+            let Some((number, asked)) = number.and_then(|number| asked.get_key_value(&number))
+            else {
                 continue;
             };
             let delay = time_of_day(line)?.saturating_sub(*asked);
-            ensure!(delays.insert(*number, delay).is_none(), "attached twice: {line}");
+            ensure!(
+                delays.insert(*number, delay).is_none(),
+                "attached twice: {line}"
+            );
             filters += usize::from(field(line, "hook=")? == "clsact");
-            took.push(Duration::from_micros(field(line, "took_us=")?.trim().parse()?));
+            took.push(Duration::from_micros(
+                field(line, "took_us=")?.trim().parse()?,
+            ));
         }
-        ensure!(delays.len() == asked.len(), "{} attaches of {}", delays.len(), asked.len());
+        ensure!(
+            delays.len() == asked.len(),
+            "{} attaches of {}",
+            delays.len(),
+            asked.len()
+        );
         let mut delays: Vec<Duration> = delays.into_values().collect();
         delays.sort_unstable();
         took.sort_unstable();
-        Ok(Self { delays, took, filters })
+        Ok(Self {
+            delays,
+            took,
+            filters,
+        })
     }
 }
 
@@ -257,11 +327,23 @@ fn socket(number: usize, timeout: Duration) -> Result<Socket> {
 pub fn feed(namespace: &Namespace, command: &[&str], input: &str) -> Result<()> {
     let (program, arguments) = command.split_first().context("a command")?;
     let mut child = namespace.command(program)?;
-    let child = child.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = child
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = child.spawn().with_context(|| (*program).to_owned())?;
-    child.stdin.take().context("piped")?.write_all(input.as_bytes())?;
+    child
+        .stdin
+        .take()
+        .context("piped")?
+        .write_all(input.as_bytes())?;
     let output = child.wait_with_output()?;
     let said = [output.stdout, output.stderr].concat();
-    ensure!(output.status.success(), "{command:?} failed on:\n{input}{}", String::from_utf8_lossy(&said));
+    ensure!(
+        output.status.success(),
+        "{command:?} failed on:\n{input}{}",
+        String::from_utf8_lossy(&said)
+    );
     Ok(())
 }

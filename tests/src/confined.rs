@@ -314,8 +314,18 @@ fn enter(filter: &[libc::sock_filter]) -> io::Result<()> {
         filter: filter.as_ptr().cast_mut(),
     };
     // SAFETY: the kernel copies the program, which lives until then.
-    let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let result = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Builds the seccomp filter (seccomp(2)): checks the architecture, then the number of the call.
@@ -325,7 +335,12 @@ fn filter() -> Vec<libc::sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
     let mut steps = vec![
         // Offsets in `struct seccomp_data`: 0 is the number of the call, 4 the architecture.
         step(LOAD, 0, 0, 4),
@@ -341,7 +356,12 @@ fn filter() -> Vec<libc::sock_filter> {
     for &call in ALLOWED.iter().chain(ALLOWED_OLDER) {
         rule(call, libc::SECCOMP_RET_ALLOW);
     }
-    steps.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    steps.push(step(
+        RETURN,
+        0,
+        0,
+        libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+    ));
     steps
 }
 
@@ -363,7 +383,9 @@ mod tests {
         };
         assert!(run("import os; os.getpid()").success());
         let calls = |number: libc::c_long| {
-            format!("import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall({number}, 1, 0, 0) != -1)")
+            format!(
+                "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall({number}, 1, 0, 0) != -1)"
+            )
         };
         assert_eq!(run(&calls(libc::SYS_bpf)).signal(), Some(libc::SIGSYS));
         assert!(run(&calls(libc::SYS_membarrier)).success(), "refused");

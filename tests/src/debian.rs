@@ -91,10 +91,18 @@ impl Debian {
         let enter = "echo $$ >\"$1/cgroup.procs\" && shift && exec setpriv --pdeathsig KILL unshare --mount \
                      --net --pid --uts --ipc --cgroup --fork --kill-child --propagation=private sh -c \"$@\"";
         let mut command = Command::new("sh");
-        command.args(["-c", enter, "sh"]).arg(&cgroup).args([BOOT, "sh"]);
+        command
+            .args(["-c", enter, "sh"])
+            .arg(&cgroup)
+            .args([BOOT, "sh"]);
         command.arg(root.canonicalize()?).arg(mounts).arg(shared);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let mut machine = Self { holder: Kept::from(child), init: 0, cgroup, folder };
+        let mut machine = Self {
+            holder: Kept::from(child),
+            init: 0,
+            cgroup,
+            folder,
+        };
         machine.wait_until_booted()?;
         Ok(Some(machine))
     }
@@ -112,7 +120,11 @@ impl Debian {
         })?;
         let state = self.run("systemctl is-system-running --wait || true")?;
         let failed = self.run("systemctl list-units --failed --plain --no-legend")?;
-        ensure!(state.trim() == "running", "systemd is {}: {failed}", state.trim());
+        ensure!(
+            state.trim() == "running",
+            "systemd is {}: {failed}",
+            state.trim()
+        );
         Ok(())
     }
 
@@ -134,12 +146,16 @@ impl Debian {
 
     /// Runs a shell command inside, in `/shared`; returns its output.
     pub fn run(&self, line: &str) -> Result<String> {
-        capture(self.command("sh").args(["-c", &format!("cd /shared; {line}")]))
+        capture(
+            self.command("sh")
+                .args(["-c", &format!("cd /shared; {line}")]),
+        )
     }
 
     /// Returns the journal of a unit, for failure messages.
     pub fn journal(&self, unit: &str) -> String {
-        self.run(&format!("journalctl --no-pager --unit={unit}")).unwrap_or_default()
+        self.run(&format!("journalctl --no-pager --unit={unit}"))
+            .unwrap_or_default()
     }
 
     /// Calls `inside` on a thread in the machine's network namespace.
@@ -167,8 +183,12 @@ impl Drop for Debian {
             let populated = fs::read_to_string(self.cgroup.join("cgroup.events"));
             populated.is_ok_and(|text| text.contains("populated 0"))
         };
-        let removed = wait_until("the machine's processes to end", Duration::from_secs(60), empty)
-            .and_then(|()| Ok(remove_cgroup(&self.cgroup)?));
+        let removed = wait_until(
+            "the machine's processes to end",
+            Duration::from_secs(60),
+            empty,
+        )
+        .and_then(|()| Ok(remove_cgroup(&self.cgroup)?));
         if let Err(error) = removed {
             eprintln!("{} stays behind: {error}", self.cgroup.display());
         }
@@ -184,7 +204,9 @@ fn cgroup() -> Result<PathBuf> {
         (kind == "cgroup2").then(|| PathBuf::from(place))
     });
     let name = format!("bdx-{}-{}", std::process::id(), fastrand::u32(..));
-    Ok(mounted.context("no hierarchy of cgroups, version 2, is mounted")?.join(name))
+    Ok(mounted
+        .context("no hierarchy of cgroups, version 2, is mounted")?
+        .join(name))
 }
 
 /// Removes a cgroup and its children.

@@ -18,7 +18,9 @@ use http_body_util::Full;
 use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, MutexGuard};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -48,18 +50,28 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let certificate = params.self_signed(&key)?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), certificate })
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            certificate,
+        })
     }
 
     /// Issues a certificate for client and server use, with a common name only, as directors do.
     pub fn issue(&self, common_name: &str) -> Result<Identity> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
         let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Identity { certificate, key: key.serialize_pem() })
+        Ok(Identity {
+            certificate,
+            key: key.serialize_pem(),
+        })
     }
 }
 
@@ -174,10 +186,17 @@ impl Fleet {
             TcpListener::from_std(socket.into())?
         };
         let port = listener.local_addr()?.port();
-        let shared = Arc::new(Shared { tls: tls.clone(), state: Mutex::default() });
+        let shared = Arc::new(Shared {
+            tls: tls.clone(),
+            state: Mutex::default(),
+        });
         runtime.spawn(tls.watch(|_| {}));
         runtime.spawn(accept(listener, shared.clone()));
-        Ok(Self { port, shared, _runtime: runtime })
+        Ok(Self {
+            port,
+            shared,
+            _runtime: runtime,
+        })
     }
 
     /// Sets the response of an instance.
@@ -251,7 +270,10 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         return None;
     }
     let _ = stream.set_nodelay(true);
-    let Ok(stream) = TlsAcceptor::from(shared.tls.server_config()).accept(stream).await else {
+    let Ok(stream) = TlsAcceptor::from(shared.tls.server_config())
+        .accept(stream)
+        .await
+    else {
         shared.state().failed_handshakes += 1;
         return None;
     };
@@ -272,7 +294,9 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
                     let mut response = Response::new(Full::default());
                     *response.status_mut() = StatusCode::FOUND;
                     if let Ok(location) = location.parse() {
-                        response.headers_mut().insert(hyper::header::LOCATION, location);
+                        response
+                            .headers_mut()
+                            .insert(hyper::header::LOCATION, location);
                     }
                     response
                 }
@@ -286,13 +310,18 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+    http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .ok()
 }
 
 /// Waits for a request, then sends a body one byte at a time, without end.
 async fn drip(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     stream.read_exact(&mut [0; 1]).await?;
-    stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await?;
+    stream
+        .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await?;
     loop {
         stream.write_all(b"1\r\n \r\n").await?;
         stream.flush().await?;
@@ -301,7 +330,11 @@ async fn drip(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()>
 }
 
 /// Waits for a request, then sends without end.
-async fn flood(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &[u8], again: &[u8]) -> io::Result<()> {
+async fn flood(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    head: &[u8],
+    again: &[u8],
+) -> io::Result<()> {
     let mut request = [0; 1];
     stream.read_exact(&mut request).await?;
     stream.write_all(head).await?;
@@ -315,13 +348,20 @@ impl Shared {
     /// Records the start of a request; returns the instance's response.
     fn begin(&self, ip: IpAddr) -> Says {
         let mut state = self.state();
-        state.hits.push(Hit { ip, at: Instant::now() });
+        state.hits.push(Hit {
+            ip,
+            at: Instant::now(),
+        });
         let in_flight = state.in_flight.entry(ip).or_default();
         *in_flight += 1;
         if *in_flight > 1 {
             state.overlapped = true;
         }
-        state.says.get(&ip).cloned().unwrap_or_else(|| Says::state("running"))
+        state
+            .says
+            .get(&ip)
+            .cloned()
+            .unwrap_or_else(|| Says::state("running"))
     }
 
     /// Records the end of a request.
@@ -332,5 +372,7 @@ impl Shared {
 
 /// Returns address number `n` of a fleet, counting from 127.40.0.1.
 pub fn instance(n: u32) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::from_bits(Ipv4Addr::new(127, 40, 0, 1).to_bits() + n))
+    IpAddr::V4(Ipv4Addr::from_bits(
+        Ipv4Addr::new(127, 40, 0, 1).to_bits() + n,
+    ))
 }

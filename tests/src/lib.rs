@@ -25,4 +25,6 @@ pub mod thread;
 pub mod visited;
 pub mod yardstick;
 
-pub use test_lab::{checksum, client, cpu, fleet, interrupt, metrics, namespace, pair, process, server};
+pub use test_lab::{
+    checksum, client, cpu, fleet, interrupt, metrics, namespace, pair, process, server,
+};

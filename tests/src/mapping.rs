@@ -26,7 +26,14 @@ impl Mapping {
         let len = len.next_multiple_of(4096);
         // SAFETY: a new mapping at an address chosen by the kernel.
         let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            )
         };
         if address == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error()).context("cannot map a BPF array");

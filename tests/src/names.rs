@@ -41,7 +41,9 @@ impl<T: Borrow<MapData>> Names<T> {
         let Pair(buckets) = self.pair(hash)?;
         let cells = buckets.iter().flat_map(|bucket| {
             let cell = |slot: usize| Location(bucket.cells[slot]);
-            (0..BUCKET_SLOTS).filter(|&slot| tag(bucket, slot) == index::tag(hash)).map(cell)
+            (0..BUCKET_SLOTS)
+                .filter(|&slot| tag(bucket, slot) == index::tag(hash))
+                .map(cell)
         });
         Ok(cells.collect())
     }
@@ -52,7 +54,9 @@ impl<T: Borrow<MapData>> Names<T> {
 
     /// Returns the pair of buckets for this hash.
     fn pair(&self, hash: u64) -> Result<Pair> {
-        Ok(zerocopy::transmute!(self.0.get(&index::element(hash, self.pairs()?), 0)?))
+        Ok(zerocopy::transmute!(
+            self.0.get(&index::element(hash, self.pairs()?), 0)?
+        ))
     }
 }
 
@@ -61,7 +65,9 @@ impl<T: BorrowMut<MapData>> Names<T> {
     pub fn clear(&mut self) -> Result<()> {
         // Element 0 is the root, which holds the size of the table.
         for element in 1..self.0.len() {
-            self.0.set(element, [0; WORDS], 0).context("cannot write to NAMES")?;
+            self.0
+                .set(element, [0; WORDS], 0)
+                .context("cannot write to NAMES")?;
         }
         Ok(())
     }
@@ -91,7 +97,9 @@ impl<T: BorrowMut<MapData>> Names<T> {
         bucket.tags[slot / WORD_SLOTS] |= u64::from(index::tag(hash)) << (8 * (slot % WORD_SLOTS));
         let element = index::element(hash, self.pairs()?);
         let words: [u64; WORDS] = zerocopy::transmute!(pair);
-        self.0.set(element, words, 0).context("cannot write to NAMES")
+        self.0
+            .set(element, words, 0)
+            .context("cannot write to NAMES")
     }
 }
 

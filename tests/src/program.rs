@@ -128,10 +128,13 @@ impl Program {
     /// Like [`Self::load`]; `preemptible`: as for a kernel on which one run may interrupt another.
     pub fn load_for(preemptible: bool) -> Result<Self> {
         let object = match std::env::var_os("DNS_EBPF_OBJECT") {
-            Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
+            Some(path) => {
+                Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?)
+            }
             None => Cow::from(dns_fastpath::OBJECT),
         };
-        let cpus = aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
+        let cpus =
+            aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::COUNTERS, cpus as u32)
             .map_max_entries(object::ENTRIES, CHUNKS)
@@ -145,22 +148,40 @@ impl Program {
             .load(&object)
             .context("cannot load the object")?;
         for name in [object::XDP_PROGRAM, object::XDP_FORWARDED_PROGRAM] {
-            let program: &mut Xdp =
-                ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
-            program.load().with_context(|| format!("cannot load {name}"))?;
+            let program: &mut Xdp = ebpf
+                .program_mut(name)
+                .context("a program is missing in the object")?
+                .try_into()?;
+            program
+                .load()
+                .with_context(|| format!("cannot load {name}"))?;
         }
-        for name in [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM, object::TC_FORWARDED_PROGRAM] {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
-            program.load().with_context(|| format!("cannot load {name}"))?;
+        for name in [
+            object::TC_PROGRAM,
+            object::TC_ANSWER_PROGRAM,
+            object::TC_FORWARDED_PROGRAM,
+        ] {
+            let program: &mut SchedClassifier = ebpf
+                .program_mut(name)
+                .context("a program is missing in the object")?
+                .try_into()?;
+            program
+                .load()
+                .with_context(|| format!("cannot load {name}"))?;
         }
         for (name, map) in [
             (object::TC_ANSWER_PROGRAM, object::TC_ANSWER),
             (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
             (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
         ] {
-            let called = ebpf.program(name).context("just loaded")?.fd()?.try_clone()?;
-            let callers = ebpf.map_mut(map).with_context(|| format!("no {map} in the object"))?;
+            let called = ebpf
+                .program(name)
+                .context("just loaded")?
+                .fd()?
+                .try_clone()?;
+            let callers = ebpf
+                .map_mut(map)
+                .with_context(|| format!("no {map} in the object"))?;
             ProgramArray::try_from(callers)?
                 .set(0, &called, 0)
                 .with_context(|| format!("cannot call {name}"))?;
@@ -170,9 +191,21 @@ impl Program {
         let answers = Mapping::of(array(&ebpf, object::ANSWER_ENTRIES)?, CHUNK_SIZE)?;
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
         let scope = Mapping::of(array(&ebpf, object::SCOPE)?, size_of::<Scope>())?;
-        let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
-        let mut program =
-            Self { ebpf, entries, answers, control, scope, counters, used: 0, used_by_answers: 0, cpus };
+        let counters = Mapping::of(
+            array(&ebpf, object::COUNTERS)?,
+            cpus * size_of::<CpuCounters>(),
+        )?;
+        let mut program = Self {
+            ebpf,
+            entries,
+            answers,
+            control,
+            scope,
+            counters,
+            used: 0,
+            used_by_answers: 0,
+            cpus,
+        };
         program.reset()?;
         Ok(program)
     }
@@ -204,7 +237,10 @@ impl Program {
     pub fn set_busy(&mut self, busy: bool) -> Result<()> {
         let mut scratch = Scratch([0; SCRATCH_WORDS]);
         scratch.0[3] = busy.into();
-        let map = self.ebpf.map_mut("SCRATCH").context("no SCRATCH in the object")?;
+        let map = self
+            .ebpf
+            .map_mut("SCRATCH")
+            .context("no SCRATCH in the object")?;
         let values = PerCpuValues::try_from(vec![scratch; self.cpus])?;
         Ok(PerCpuArray::<_, Scratch>::try_from(map)?.set(0, values, 0)?)
     }
@@ -225,7 +261,10 @@ impl Program {
     /// Modifies the served scope.
     pub fn set_scope(&mut self, change: impl FnOnce(&mut Scope)) {
         let bytes = &mut self.scope.bytes_mut()[..size_of::<Scope>()];
-        change(Scope::mut_from_bytes(bytes).expect("sliced to the size of Scope, and a page begins there"));
+        change(
+            Scope::mut_from_bytes(bytes)
+                .expect("sliced to the size of Scope, and a page begins there"),
+        );
     }
 
     /// Sets the addresses and ports for which queries are answered.
@@ -259,7 +298,12 @@ impl Program {
             v4_count: published.v4.len() as u16,
             v6_count: published.v6.len() as u16,
             rcode: published.rcode,
-            rcode_other: published.rcode_other | if published.policy.is_some() { HAS_POLICY } else { 0 },
+            rcode_other: published.rcode_other
+                | if published.policy.is_some() {
+                    HAS_POLICY
+                } else {
+                    0
+                },
         };
         let cells = header.size().div_ceil(CELL_SIZE) as u32;
         if self.used % CHUNK_CELLS + cells > CHUNK_CELLS {
@@ -304,16 +348,23 @@ impl Program {
     /// Returns the location of the entry with this hash.
     fn find(&mut self, hash: u64) -> Result<Option<Location>> {
         let locations = self.names()?.get(hash)?;
-        Ok(locations.into_iter().find(|&location| header_at(&mut self.entries, location).hash == hash))
+        Ok(locations
+            .into_iter()
+            .find(|&location| header_at(&mut self.entries, location).hash == hash))
     }
 
     /// Publishes a forwarded answer: an entry as described in [`dns_common::forwarded`].
     pub fn publish_answer(&mut self, entry: &[u8]) -> Result<()> {
-        let header = AnswerHeader::read_from_prefix(entry).map_err(|_| anyhow!("shorter than a header"))?.0;
+        let header = AnswerHeader::read_from_prefix(entry)
+            .map_err(|_| anyhow!("shorter than a header"))?
+            .0;
         let location = Location(self.used_by_answers);
         let start = offset_in_arena(location);
         self.used_by_answers += entry.len().div_ceil(CELL_SIZE) as u32;
-        ensure!(self.used_by_answers <= CHUNK_CELLS, "the test's store is full");
+        ensure!(
+            self.used_by_answers <= CHUNK_CELLS,
+            "the test's store is full"
+        );
         self.answers.bytes_mut()[start..start + entry.len()].copy_from_slice(entry);
         let locations = self.answer_names()?.get(header.hash)?;
         let old = locations
@@ -323,11 +374,19 @@ impl Program {
     }
 
     fn answer_names(&mut self) -> Result<Names<&mut MapData>> {
-        Names::of(self.ebpf.map_mut(object::ANSWER_NAMES).context("no ANSWER_NAMES in the object")?)
+        Names::of(
+            self.ebpf
+                .map_mut(object::ANSWER_NAMES)
+                .context("no ANSWER_NAMES in the object")?,
+        )
     }
 
     fn names(&mut self) -> Result<Names<&mut MapData>> {
-        Names::of(self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?)
+        Names::of(
+            self.ebpf
+                .map_mut(object::NAMES)
+                .context("no NAMES in the object")?,
+        )
     }
 
     pub fn ebpf(&mut self) -> &mut Ebpf {
@@ -379,23 +438,36 @@ impl Program {
 
     /// Returns a program's file descriptor, for the bench that runs it by tail call.
     pub fn fd(&self, hook: Hook) -> Result<&ProgramFd> {
-        let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
+        let program = self
+            .ebpf
+            .program(hook.program())
+            .context("no such program in the object")?;
         Ok(program.fd()?)
     }
 
     /// Runs a program once over `packet`.
     pub fn run(&self, hook: Hook, packet: &[u8]) -> Result<Run> {
         let mut out = vec![0; 16384];
-        let options =
-            TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), ..Default::default() };
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ..Default::default()
+        };
         let result = self.test_run(hook, options)?;
         out.truncate(result.data_size_out as usize);
-        Ok(Run { verdict: result.return_value, packet: out, duration: result.duration })
+        Ok(Run {
+            verdict: result.return_value,
+            packet: out,
+            duration: result.duration,
+        })
     }
 
     /// Runs a program with the given options.
     pub fn test_run(&self, hook: Hook, options: TestRunOptions<'_>) -> Result<aya::TestRunResult> {
-        let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
+        let program = self
+            .ebpf
+            .program(hook.program())
+            .context("no such program in the object")?;
         Ok(if hook.is_xdp() {
             <&Xdp>::try_from(program)?.test_run(options)?
         } else {
@@ -408,8 +480,9 @@ impl Program {
         let before = self.outcomes();
         let run = self.run(hook, packet)?;
         let after = self.outcomes();
-        let mut counted =
-            Outcome::ALL.iter().filter(|&&outcome| after[outcome as usize] != before[outcome as usize]);
+        let mut counted = Outcome::ALL
+            .iter()
+            .filter(|&&outcome| after[outcome as usize] != before[outcome as usize]);
         match (counted.next(), counted.next()) {
             (Some(&outcome), None) => Ok((run, outcome)),
             (first, second) => bail!("one outcome should be counted, not {first:?} and {second:?}"),

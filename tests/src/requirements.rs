@@ -87,7 +87,11 @@ pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
 ///
 /// Like [`met`].
 pub fn program(name: &str, option: &str) -> bool {
-    let found = Command::new(name).arg(option).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let found = Command::new(name)
+        .arg(option)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
     met(name, found.map(drop))
 }
 
@@ -101,6 +105,10 @@ pub fn not_run(reason: &str) {
     let Some(list) = std::env::var_os(NOT_RUN_VARIABLE) else {
         panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)");
     };
-    let mut list = File::options().create(true).append(true).open(&list).expect("the list of tests not run");
+    let mut list = File::options()
+        .create(true)
+        .append(true)
+        .open(&list)
+        .expect("the list of tests not run");
     writeln!(list, "{test}: {reason}").expect("the list of tests not run");
 }

@@ -42,7 +42,12 @@ pub struct Cell {
 impl Terminal {
     /// Starts a command on a terminal with this number of columns and rows.
     pub fn start(mut command: Command, size: (usize, usize)) -> Result<Self> {
-        let window = Winsize { ws_row: size.1 as u16, ws_col: size.0 as u16, ws_xpixel: 0, ws_ypixel: 0 };
+        let window = Winsize {
+            ws_row: size.1 as u16,
+            ws_col: size.0 as u16,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         let OpenptyResult { master, slave } = openpty(Some(&window), None)?;
         command
             .stdin(Stdio::from(slave.try_clone()?))
@@ -61,7 +66,13 @@ impl Terminal {
                 seen.lock().extend_from_slice(&bytes[..count]);
             }
         });
-        Ok(Self { program, keyboard, size, written, reader })
+        Ok(Self {
+            program,
+            keyboard,
+            size,
+            written,
+            reader,
+        })
     }
 
     /// Returns the screen, row by row.
@@ -71,7 +82,10 @@ impl Terminal {
 
     /// Returns the text of each row of the screen.
     pub fn lines(&self) -> Vec<String> {
-        self.screen().iter().map(|row| row.iter().map(|cell| cell.character).collect()).collect()
+        self.screen()
+            .iter()
+            .map(|row| row.iter().map(|cell| cell.character).collect())
+            .collect()
     }
 
     /// Returns whether a row of the screen contains `text`.
@@ -86,14 +100,20 @@ impl Terminal {
     /// Waits for the end of the program; returns its exit status and its output.
     pub fn finish(mut self, limit: Duration) -> Result<(ExitStatus, String)> {
         let status = self.program.wait(limit)?;
-        self.reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        self.reader
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok((status, String::from_utf8(self.written.lock().clone())?))
     }
 }
 
 /// Returns the screen after these bytes; interprets cursor positions, bold and the first colours.
 fn screen(bytes: &[u8], (columns, rows): (usize, usize)) -> Vec<Vec<Cell>> {
-    let blank = Cell { character: ' ', colour: PLAIN, bold: false };
+    let blank = Cell {
+        character: ' ',
+        colour: PLAIN,
+        bold: false,
+    };
     let mut cells = vec![vec![blank; columns]; rows];
     let (mut row, mut column) = (0, 0);
     let mut style = blank;
@@ -101,7 +121,10 @@ fn screen(bytes: &[u8], (columns, rows): (usize, usize)) -> Vec<Vec<Cell>> {
     let mut characters = text.chars();
     while let Some(character) = characters.next() {
         if character != '\x1b' {
-            if let Some(cell) = cells.get_mut(row).and_then(|line: &mut Vec<Cell>| line.get_mut(column)) {
+            if let Some(cell) = cells
+                .get_mut(row)
+                .and_then(|line: &mut Vec<Cell>| line.get_mut(column))
+            {
                 *cell = Cell { character, ..style };
             }
             column += 1;
@@ -117,8 +140,13 @@ fn screen(bytes: &[u8], (columns, rows): (usize, usize)) -> Vec<Vec<Cell>> {
             }
         }
         if let Some(place) = sequence.strip_suffix('H') {
-            let mut numbers = place.split(';').map(|number| number.parse().unwrap_or(1_usize));
-            (row, column) = (numbers.next().unwrap_or(1) - 1, numbers.next().unwrap_or(1) - 1);
+            let mut numbers = place
+                .split(';')
+                .map(|number| number.parse().unwrap_or(1_usize));
+            (row, column) = (
+                numbers.next().unwrap_or(1) - 1,
+                numbers.next().unwrap_or(1) - 1,
+            );
         } else if let Some(parameters) = sequence.strip_suffix('m') {
             let parameters = parameters.trim_start_matches("38;5;");
             for parameter in parameters.split(';') {

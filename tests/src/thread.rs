@@ -20,9 +20,14 @@ impl HeldThread {
             let comm = fs::read_to_string(thread.path().join("comm")).ok()?;
             (comm.trim() == name).then(|| thread.file_name().to_string_lossy().parse().ok())?
         });
-        let id = ids.next().with_context(|| format!("process {process} has no thread {name}"))?;
+        let id = ids
+            .next()
+            .with_context(|| format!("process {process} has no thread {name}"))?;
         ptrace(libc::PTRACE_SEIZE, id).context("PTRACE_SEIZE")?;
-        let held = Self { id, not_send: PhantomData };
+        let held = Self {
+            id,
+            not_send: PhantomData,
+        };
         ptrace(libc::PTRACE_INTERRUPT, id).context("PTRACE_INTERRUPT")?;
         let mut status = 0;
         // SAFETY: a plain system call; the status outlives it.

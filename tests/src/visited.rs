@@ -90,15 +90,26 @@ impl Traced {
         let process = Pid::from_raw(process.cast_signed());
         let program = program.canonicalize()?;
         let base = load_address(process, &program)?;
-        let memory = File::options().read(true).write(true).open(format!("/proc/{process}/mem"))?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{process}/mem"))?;
         let mut functions = BTreeMap::new();
         for (address, mut function) in functions_of(&program)? {
             let mut first_byte = [0];
-            memory.read_exact_at(&mut first_byte, base + address).with_context(|| function.name.clone())?;
+            memory
+                .read_exact_at(&mut first_byte, base + address)
+                .with_context(|| function.name.clone())?;
             function.first_byte = first_byte[0];
             functions.insert(base + address, function);
         }
-        let mut traced = Self { process, threads: BTreeSet::new(), memory, functions, passed: Vec::new() };
+        let mut traced = Self {
+            process,
+            threads: BTreeSet::new(),
+            memory,
+            functions,
+            passed: Vec::new(),
+        };
         // A thread that starts meanwhile is found by the next look, or traced by its parent.
         while let new @ 1.. = traced.seize_threads()? {
             let _ = new;
@@ -113,7 +124,10 @@ impl Traced {
             if self.threads.contains(&thread) {
                 continue;
             }
-            match ptrace::seize(thread, Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL) {
+            match ptrace::seize(
+                thread,
+                Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL,
+            ) {
                 // It has ended, or its parent passed the tracing on.
                 Ok(()) | Err(Errno::EPERM) => self.threads.insert(thread),
                 Err(Errno::ESRCH) => false,
@@ -148,14 +162,20 @@ impl Traced {
         }
         let mut visits = Visits::default();
         for (address, (with_event, without)) in counts {
-            let Function { name, file, length, .. } = &self.functions[&address];
+            let Function {
+                name, file, length, ..
+            } = &self.functions[&address];
             if with_event * 10 < rounds * 9 {
                 continue;
             }
             visits.all.insert(file.clone());
             if without * 10 <= rounds && *length >= MORE_THAN_ACCESS {
                 visits.own.insert(file.clone());
-                visits.functions.entry(file.clone()).or_default().insert(name.clone());
+                visits
+                    .functions
+                    .entry(file.clone())
+                    .or_default()
+                    .insert(name.clone());
             }
         }
         Ok(visits)
@@ -182,8 +202,15 @@ impl Traced {
             passed.retain(|address| !entered.contains(address));
             self.arm(&passed)?;
             done = done || is_done()?;
-            quiet = if done && self.all_sleep() { quiet + 1 } else { 0 };
-            ensure!(begin.elapsed() < TIMEOUT, "the program is not done after {TIMEOUT:?}");
+            quiet = if done && self.all_sleep() {
+                quiet + 1
+            } else {
+                0
+            };
+            ensure!(
+                begin.elapsed() < TIMEOUT,
+                "the program is not done after {TIMEOUT:?}"
+            );
             thread::sleep(NAP);
         }
         Ok(entered)
@@ -191,7 +218,11 @@ impl Traced {
 
     fn arm(&mut self, addresses: &[u64]) -> Result<()> {
         for address in addresses {
-            let Some(function) = self.functions.get_mut(address).filter(|function| !function.is_armed) else {
+            let Some(function) = self
+                .functions
+                .get_mut(address)
+                .filter(|function| !function.is_armed)
+            else {
                 continue;
             };
             self.memory.write_all_at(&[BREAKPOINT], *address)?;
@@ -210,21 +241,25 @@ impl Traced {
         for thread in self.threads.clone() {
             let signal = match waitpid(thread, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
                 Ok(WaitStatus::StillAlive) => continue,
-                Ok(WaitStatus::Stopped(_, Signal::SIGTRAP)) => match self.leave_breakpoint(thread)? {
-                    Some(address) => {
-                        let name = fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
-                        if is_part(name.trim_end()) {
-                            entered.insert(address);
-                        } else {
-                            self.passed.push(address);
+                Ok(WaitStatus::Stopped(_, Signal::SIGTRAP)) => {
+                    match self.leave_breakpoint(thread)? {
+                        Some(address) => {
+                            let name = fs::read_to_string(format!("/proc/{thread}/comm"))
+                                .unwrap_or_default();
+                            if is_part(name.trim_end()) {
+                                entered.insert(address);
+                            } else {
+                                self.passed.push(address);
+                            }
+                            None
                         }
-                        None
+                        None => Some(Signal::SIGTRAP),
                     }
-                    None => Some(Signal::SIGTRAP),
-                },
+                }
                 Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
                 Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_CLONE)) => {
-                    self.threads.insert(Pid::from_raw(ptrace::getevent(thread)?.try_into()?));
+                    self.threads
+                        .insert(Pid::from_raw(ptrace::getevent(thread)?.try_into()?));
                     None
                 }
                 Ok(WaitStatus::PtraceEvent(..)) => None,
@@ -246,7 +281,9 @@ impl Traced {
     fn leave_breakpoint(&mut self, thread: Pid) -> Result<Option<u64>> {
         let mut registers = ptrace::getregs(thread)?;
         let address = registers.rip - 1;
-        let Some(function) = self.functions.get_mut(&address) else { return Ok(None) };
+        let Some(function) = self.functions.get_mut(&address) else {
+            return Ok(None);
+        };
         // Another thread that stopped here at the same time finds it removed, and only goes back.
         if function.is_armed {
             self.memory.write_all_at(&[function.first_byte], address)?;
@@ -263,7 +300,8 @@ impl Traced {
             let stat = fs::read_to_string(format!("/proc/{}/task/{thread}/stat", self.process));
             // A thread that has ended needs no CPU.
             stat.map_or(true, |stat| {
-                stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('S'))
+                stat.rsplit_once(") ")
+                    .is_some_and(|(_, fields)| fields.starts_with('S'))
             })
         })
     }
@@ -273,8 +311,14 @@ impl Traced {
 fn load_address(process: Pid, program: &Path) -> Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
     let program = program.display().to_string();
-    let first = maps.lines().find(|line| line.ends_with(&program)).context("the program is not mapped")?;
-    let address = first.split('-').next().context("a line without an address")?;
+    let first = maps
+        .lines()
+        .find(|line| line.ends_with(&program))
+        .context("the program is not mapped")?;
+    let address = first
+        .split('-')
+        .next()
+        .context("a line without an address")?;
     Ok(u64::from_str_radix(address, 16)?)
 }
 
@@ -282,21 +326,43 @@ fn load_address(process: Pid, program: &Path) -> Result<u64> {
 fn functions_of(program: &Path) -> Result<Vec<(u64, Function)>> {
     let root = workspace();
     let mut nm = Command::new("nm");
-    let listed = capture(nm.args(["--defined-only", "--demangle", "--print-size"]).arg(program))?;
+    let listed = capture(
+        nm.args(["--defined-only", "--demangle", "--print-size"])
+            .arg(program),
+    )?;
     let mut files = BTreeMap::new();
     let mut found = Vec::new();
     for line in listed.lines() {
         let fields: Vec<&str> = line.splitn(4, ' ').collect();
-        let &[address, length, "t" | "T", name] = &fields[..] else { continue };
-        let Some(module) = module_of(name) else { continue };
-        let file = files.entry(module.clone()).or_insert_with(|| source_file(&root, &module));
+        let &[address, length, "t" | "T", name] = &fields[..] else {
+            continue;
+        };
+        let Some(module) = module_of(name) else {
+            continue;
+        };
+        let file = files
+            .entry(module.clone())
+            .or_insert_with(|| source_file(&root, &module));
         if let Some(file) = file {
             let [address, length] = [address, length].map(|number| u64::from_str_radix(number, 16));
             let (name, file) = (name.to_owned(), file.clone());
-            found.push((address?, Function { name, length: length?, file, first_byte: 0, is_armed: false }));
+            found.push((
+                address?,
+                Function {
+                    name,
+                    length: length?,
+                    file,
+                    first_byte: 0,
+                    is_armed: false,
+                },
+            ));
         }
     }
-    ensure!(found.len() > 1000, "{} has no symbols of this workspace", program.display());
+    ensure!(
+        found.len() > 1000,
+        "{} has no symbols of this workspace",
+        program.display()
+    );
     Ok(found)
 }
 
@@ -312,15 +378,26 @@ fn module_of(name: &str) -> Option<Vec<String>> {
         Some(inner) => inner.split_once(" as ").unwrap_or((inner, "")),
         None => (name, ""),
     };
-    let is_derived = DERIVED.iter().any(|derived| of_trait.contains(derived)) || name.contains("::_::<impl");
+    let is_derived =
+        DERIVED.iter().any(|derived| of_trait.contains(derived)) || name.contains("::_::<impl");
     if is_derived {
         return None;
     }
     let is_ours = |path: &&str| path.starts_with("dns_");
-    let of_type = of_type.trim_start_matches(['&', '*']).trim_start_matches("mut ");
+    let of_type = of_type
+        .trim_start_matches(['&', '*'])
+        .trim_start_matches("mut ");
     let path = [of_type, of_trait].into_iter().find(is_ours)?;
-    let end = path.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':')).unwrap_or(path.len());
-    Some(path[..end].split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect())
+    let end = path
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'))
+        .unwrap_or(path.len());
+    Some(
+        path[..end]
+            .split("::")
+            .filter(|part| !part.is_empty())
+            .map(str::to_owned)
+            .collect(),
+    )
 }
 
 /// Returns the file of an item, relative to the workspace: its innermost module's.
@@ -335,8 +412,13 @@ fn source_file(root: &Path, item: &[String]) -> Option<PathBuf> {
         let below: PathBuf = path[..length].iter().collect();
         let candidates = match length {
             0 => [sources.join("lib.rs"), sources.join("main.rs")],
-            _ => [sources.join(&below).with_extension("rs"), sources.join(&below).join("mod.rs")],
+            _ => [
+                sources.join(&below).with_extension("rs"),
+                sources.join(&below).join("mod.rs"),
+            ],
         };
-        candidates.into_iter().find(|file| root.join(file).is_file())
+        candidates
+            .into_iter()
+            .find(|file| root.join(file).is_file())
     })
 }

@@ -46,9 +46,12 @@ impl Yardstick {
             (Self::Constant { .. }, Hook::Tc) => "constant_tc",
         };
         let answers = self.answers();
-        let mut object =
-            EbpfLoader::new().override_global("ANSWERS", &answers, true).load(bench_programs::YARDSTICKS)?;
-        let program = object.program_mut(name).with_context(|| format!("no program {name}"))?;
+        let mut object = EbpfLoader::new()
+            .override_global("ANSWERS", &answers, true)
+            .load(bench_programs::YARDSTICKS)?;
+        let program = object
+            .program_mut(name)
+            .with_context(|| format!("no program {name}"))?;
         match hook {
             Hook::Tc => <&mut SchedClassifier>::try_from(program)?.load()?,
             Hook::Native => <&mut Xdp>::try_from(program)?.load()?,
@@ -60,12 +63,15 @@ impl Yardstick {
     pub fn attach(self, hook: Hook, namespace: &Namespace, interface: &str) -> Result<Ebpf> {
         let (mut object, name) = self.load(hook)?;
         let attached = namespace.run(|| -> Result<Ebpf> {
-            let program = object.program_mut(name).with_context(|| format!("no program {name}"))?;
+            let program = object
+                .program_mut(name)
+                .with_context(|| format!("no program {name}"))?;
             match hook {
                 Hook::Tc => {
                     // Kernels with tcx (6.6) use that instead.
                     tc::qdisc_add_clsact(interface)?;
-                    <&mut SchedClassifier>::try_from(program)?.attach(interface, TcAttachType::Ingress)?;
+                    <&mut SchedClassifier>::try_from(program)?
+                        .attach(interface, TcAttachType::Ingress)?;
                 }
                 Hook::Native => {
                     <&mut Xdp>::try_from(program)?.attach(interface, XdpMode::Driver)?;

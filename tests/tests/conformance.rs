@@ -76,8 +76,15 @@ fn default_configuration_matches_fleet_recordings() -> Result<()> {
         return Ok(());
     }
     // On a loopback this selects the tc hook.
-    let extra = json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}, "compat": compat_of_the_fleet()});
-    all_pass("default", &Recorded::find()?, &extra, OF_THE_FLEET, BETTER_BY_DEFAULT)
+    let extra =
+        json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}, "compat": compat_of_the_fleet()});
+    all_pass(
+        "default",
+        &Recorded::find()?,
+        &extra,
+        OF_THE_FLEET,
+        BETTER_BY_DEFAULT,
+    )
 }
 
 /// Replays one recorded case, and the same case with another expectation.
@@ -97,9 +104,15 @@ fn wrong_expectation_fails() -> Result<()> {
     let right = cases.lines().find(case).context("a plain case")?;
     let wrong = right.replace("\"rcode\": \"NOERROR\"", "\"rcode\": \"NXDOMAIN\"");
     fs::write(changed.join("cases.jsonl"), format!("{right}\n{wrong}\n"))?;
-    let recorded = Recorded { scenarios: folder.path().to_owned(), ..own };
+    let recorded = Recorded {
+        scenarios: folder.path().to_owned(),
+        ..own
+    };
     let verdicts = replay("wrong", &recorded, &json!({"xdp": {"mode": "off"}}), &[])?;
-    let failed: Vec<bool> = verdicts["01_basic_fleet"].iter().map(Verdict::failed).collect();
+    let failed: Vec<bool> = verdicts["01_basic_fleet"]
+        .iter()
+        .map(Verdict::failed)
+        .collect();
     ensure!(failed == [false, true], "{verdicts:?}");
     Ok(())
 }
@@ -116,7 +129,13 @@ fn another_server_is_asked() -> bool {
 /// Replays the scenarios that begin with one of `only` (all if empty) with `extra` merged into
 /// their configurations; fails unless every case passes, differs with a recorded quirk, or is one
 /// of `better`.
-fn all_pass(label: &str, recorded: &Recorded, extra: &Value, only: &[&str], better: &[&str]) -> Result<()> {
+fn all_pass(
+    label: &str,
+    recorded: &Recorded,
+    extra: &Value,
+    only: &[&str],
+    better: &[&str],
+) -> Result<()> {
     let verdicts = replay(label, recorded, extra, only)?;
     let (mut cases, mut differing, mut failed) = (0, 0, 0);
     for (scenario, verdicts) in &verdicts {
@@ -126,12 +145,18 @@ fn all_pass(label: &str, recorded: &Recorded, extra: &Value, only: &[&str], bett
             differing += usize::from(verdict.differs() || is_better);
             if verdict.failed() && !is_better {
                 failed += 1;
-                println!("{scenario}/{}:\n    {}", verdict.id, verdict.differences.join("\n    "));
+                println!(
+                    "{scenario}/{}:\n    {}",
+                    verdict.id,
+                    verdict.differences.join("\n    ")
+                );
             }
         }
     }
     let passed = cases - differing - failed;
-    println!("{label}: {passed} as recorded, {differing} otherwise where a quirk allows it, {failed} failed");
+    println!(
+        "{label}: {passed} as recorded, {differing} otherwise where a quirk allows it, {failed} failed"
+    );
     ensure!(failed == 0, "{label}: {failed} recorded cases failed");
     ensure!(passed > 0, "{label}: no recorded case was replayed");
     Ok(())
@@ -169,9 +194,11 @@ fn replay(
         };
         thread::scope(|scope| {
             let workers: Vec<_> = (0..crowd.at_once()).map(|_| scope.spawn(work)).collect();
-            let ends = workers
-                .into_iter()
-                .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let ends = workers.into_iter().map(|worker| {
+                worker
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
             ends.collect::<Result<Vec<()>>>()
         })?;
     }

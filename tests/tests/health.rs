@@ -1,6 +1,9 @@
 //! Health checks against real TLS servers on loopback.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 use std::{
     net::IpAddr,
@@ -39,7 +42,11 @@ fn pki() -> Pki {
         let identity = authority.issue(HEALTH_NAME).unwrap();
         write_files(folder.path(), &identity, &authority.certificate).unwrap()
     });
-    Pki { authority, folders, files }
+    Pki {
+        authority,
+        folders,
+        files,
+    }
 }
 
 /// Returns the resolution of a name as far as the tracker reads it.
@@ -48,7 +55,11 @@ fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Reso
         existence: Existence::Found,
         v4: Vec::new(),
         v6: Vec::new(),
-        checks: Checks { instances: instances.into_iter().collect(), tracked: true, synchronous },
+        checks: Checks {
+            instances: instances.into_iter().collect(),
+            tracked: true,
+            synchronous,
+        },
     }
 }
 
@@ -66,25 +77,45 @@ fn thousand_checks_are_spread() {
     let interval = Duration::from_secs(4);
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
-            .unwrap();
+    let service = HealthService::new(
+        &config(&fleet, pki.files[1].clone(), interval),
+        LIMIT,
+        FastPathHandle::default(),
+    )
+    .unwrap();
     service.start().unwrap();
-    service.tracker().track(&name("all"), &needs((0..COUNT).map(instance), false));
-    until("first checks", || service.states().counts()[0] == COUNT as usize);
+    service
+        .tracker()
+        .track(&name("all"), &needs((0..COUNT).map(instance), false));
+    until("first checks", || {
+        service.states().counts()[0] == COUNT as usize
+    });
     // Every instance has settled into its slot one and a half intervals after its first check. A busy machine
     // may be late in one interval.
     std::thread::sleep(interval * 3 / 2);
     until("an interval of evenly spread checks", || {
         let from = Instant::now();
         std::thread::sleep(interval);
-        let hits: Vec<_> = fleet.hits().into_iter().map(|hit| hit.at).filter(|at| *at >= from).collect();
+        let hits: Vec<_> = fleet
+            .hits()
+            .into_iter()
+            .map(|hit| hit.at)
+            .filter(|at| *at >= from)
+            .collect();
         let window = interval / 20;
         let burst = (0..hits.len())
-            .map(|first| hits[first..].iter().take_while(|at| **at < hits[first] + window).count())
+            .map(|first| {
+                hits[first..]
+                    .iter()
+                    .take_while(|at| **at < hits[first] + window)
+                    .count()
+            })
             .max()
             .unwrap_or_default();
-        println!("{} checks in an interval, at most {burst} within a twentieth", hits.len());
+        println!(
+            "{} checks in an interval, at most {burst} within a twentieth",
+            hits.len()
+        );
         burst <= COUNT as usize / 10 && (950..=1050).contains(&hits.len())
     });
     assert!(!fleet.overlapped());
@@ -104,7 +135,10 @@ fn health_changes_are_counted_once() {
     let (states, tracker) = (service.states(), service.tracker());
     service.start().unwrap();
     let (one, two) = (instance(0), instance(1));
-    fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
+    fleet.says(
+        two,
+        Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()),
+    );
     tracker.track(&name("both"), &needs([one, two], false));
     until("first checks", || states.changes() == 2);
     assert_eq!(states.state(two, Some("7")), HealthState::Failing);
@@ -147,11 +181,14 @@ fn unneeded_instance_is_not_checked() {
     assert!(!states.is_checked(instance(0)));
     let hits = |ip| fleet.hits().iter().filter(|hit| hit.ip == ip).count();
     // The fleet records the last request some time after it was sent.
-    until("several intervals without a check of the first instance", || {
-        let (before, other) = (hits(instance(0)), hits(instance(1)));
-        until("more checks", || hits(instance(1)) > other + 3);
-        hits(instance(0)) == before
-    });
+    until(
+        "several intervals without a check of the first instance",
+        || {
+            let (before, other) = (hits(instance(0)), hits(instance(1)));
+            until("more checks", || hits(instance(1)) > other + 3);
+            hits(instance(0)) == before
+        },
+    );
     // After a new query it is checked immediately.
     tracker.track(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
@@ -163,12 +200,19 @@ fn certificate_rotation_loses_no_check() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let interval = Duration::from_millis(500);
-    let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
-            .unwrap();
+    let service = HealthService::new(
+        &config(&fleet, pki.files[1].clone(), interval),
+        LIMIT,
+        FastPathHandle::default(),
+    )
+    .unwrap();
     service.start().unwrap();
-    service.tracker().track(&name("all"), &needs((0..COUNT).map(instance), false));
-    until("first checks", || service.states().counts()[0] == COUNT as usize);
+    service
+        .tracker()
+        .track(&name("all"), &needs((0..COUNT).map(instance), false));
+    until("first checks", || {
+        service.states().counts()[0] == COUNT as usize
+    });
     let changes = service.states().changes();
 
     let new = Authority::new("ca").unwrap();
@@ -176,19 +220,40 @@ fn certificate_rotation_loses_no_check() {
         certificate: std::fs::read_to_string(&pki.files[end].certificate).unwrap(),
         key: std::fs::read_to_string(&pki.files[end].private_key).unwrap(),
     });
-    let new_pairs = [new.issue(HEALTH_NAME).unwrap(), new.issue(HEALTH_NAME).unwrap()];
+    let new_pairs = [
+        new.issue(HEALTH_NAME).unwrap(),
+        new.issue(HEALTH_NAME).unwrap(),
+    ];
     let both = format!("{}{}", pki.authority.certificate, new.certificate);
-    let steps = [(&old_pairs, &both), (&new_pairs, &both), (&new_pairs, &new.certificate)];
+    let steps = [
+        (&old_pairs, &both),
+        (&new_pairs, &both),
+        (&new_pairs, &new.certificate),
+    ];
     for (step, (pairs, authorities)) in steps.into_iter().enumerate() {
         // Server and client never rotate at the same moment.
         for end in if step % 2 == 0 { [0, 1] } else { [1, 0] } {
-            let (before, connections) =
-                ([fleet.tls().current().generation, service.tls().current().generation], fleet.connections());
+            let (before, connections) = (
+                [
+                    fleet.tls().current().generation,
+                    service.tls().current().generation,
+                ],
+                fleet.connections(),
+            );
             write_files(pki.folders[end].path(), &pairs[end], authorities).unwrap();
-            let generation = || [fleet.tls().current().generation, service.tls().current().generation][end];
+            let generation = || {
+                [
+                    fleet.tls().current().generation,
+                    service.tls().current().generation,
+                ][end]
+            };
             // Files arrive one by one; the client retries until they match.
             until("the new files", || {
-                let (tls, done) = if end == 0 { (fleet.tls(), 0) } else { (&**service.tls(), 1) };
+                let (tls, done) = if end == 0 {
+                    (fleet.tls(), 0)
+                } else {
+                    (&**service.tls(), 1)
+                };
                 let material = tls.current();
                 generation() > before[done]
                     && tls.last_error().is_none()
@@ -199,7 +264,10 @@ fn certificate_rotation_loses_no_check() {
             let hits = fleet.hits().len();
             until("checks", || fleet.hits().len() >= hits + 2 * COUNT as usize);
             if end == 1 {
-                assert!(fleet.connections() >= connections + COUNT as usize, "new connections");
+                assert!(
+                    fleet.connections() >= connections + COUNT as usize,
+                    "new connections"
+                );
             }
         }
     }
@@ -214,20 +282,30 @@ fn redirects_and_slow_bodies_fail_checks() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let [redirected, target, slow, good] = [0, 1, 2, 3].map(instance);
-    fleet.says(redirected, Says::Redirect(format!("https://{target}:{}/health", fleet.port)));
+    fleet.says(
+        redirected,
+        Says::Redirect(format!("https://{target}:{}/health", fleet.port)),
+    );
     fleet.says(slow, Says::Drip);
     let settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(300));
     let timeout = Duration::from_secs(1);
     let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
     service.start().unwrap();
     let states = service.states();
-    service.tracker().track(&name("all"), &needs([redirected, slow, good], false));
+    service
+        .tracker()
+        .track(&name("all"), &needs([redirected, slow, good], false));
     until("the checks", || states.counts() == [1, 0, 2, 0]);
     assert_eq!(states.state(good, None), HealthState::Running);
     // The others are still checked, and no redirect is followed.
     let before = fleet.hits().iter().filter(|hit| hit.ip == good).count();
-    until("further checks", || fleet.hits().iter().filter(|hit| hit.ip == good).count() > before + 3);
-    assert!(fleet.hits().iter().all(|hit| hit.ip != target), "a redirect was followed");
+    until("further checks", || {
+        fleet.hits().iter().filter(|hit| hit.ip == good).count() > before + 3
+    });
+    assert!(
+        fleet.hits().iter().all(|hit| hit.ip != target),
+        "a redirect was followed"
+    );
     assert!(fleet.hits().iter().any(|hit| hit.ip == redirected));
 }
 
@@ -251,12 +329,24 @@ fn silent_instances_delay_no_check() {
     let live = || (SILENT..SILENT + LIVE).map(instance);
     let asked = Instant::now();
     tracker.track(&name("live"), &needs(live(), false));
-    until("the live ones", || live().all(|ip| states.state(ip, None) == HealthState::Running));
-    println!("first checks of live instances behind {SILENT} silent ones: {:?}", asked.elapsed());
-    assert!(asked.elapsed() < alone / 3, "{:?}; one after another it would be {alone:?}", asked.elapsed());
+    until("the live ones", || {
+        live().all(|ip| states.state(ip, None) == HealthState::Running)
+    });
+    println!(
+        "first checks of live instances behind {SILENT} silent ones: {:?}",
+        asked.elapsed()
+    );
+    assert!(
+        asked.elapsed() < alone / 3,
+        "{:?}; one after another it would be {alone:?}",
+        asked.elapsed()
+    );
     // A y1 query waits for the check of its instance, not for the silent ones.
     let first = instance(SILENT + LIVE);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(tracker.first_checks(&name("y1"), &needs([first], true)));
     assert_eq!(states.state(first, None), HealthState::Running);
     // The responsive instances are still checked in every interval.
@@ -265,8 +355,14 @@ fn silent_instances_delay_no_check() {
     std::thread::sleep(interval * 3);
     let hits = fleet.hits();
     for ip in live() {
-        let count = hits.iter().filter(|hit| hit.ip == ip && hit.at >= from).count();
-        assert!((1..=4).contains(&count), "{ip}: {count} checks in three intervals");
+        let count = hits
+            .iter()
+            .filter(|hit| hit.ip == ip && hit.at >= from)
+            .count();
+        assert!(
+            (1..=4).contains(&count),
+            "{ip}: {count} checks in three intervals"
+        );
     }
     assert!(!fleet.overlapped());
     until("the silent ones", || states.counts()[2] == SILENT as usize);

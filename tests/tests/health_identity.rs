@@ -1,6 +1,9 @@
 //! Health checks while every certificate of the fleet is renewed ten times and the CA is rotated.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 use std::{
     collections::HashMap,
@@ -80,12 +83,21 @@ impl Machines {
                 let profile = Profile::new(HEALTH_NAME, &[], [id.as_str()], [ip]).unwrap();
                 let day = Duration::from_secs(24 * 3600);
                 let issued = authority
-                    .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                    .issue(
+                        &profile,
+                        key.public_key_info(),
+                        Validity::starting(SystemTime::now(), day),
+                    )
                     .unwrap();
-                Pair { certificate: issued.pem, key: key.to_pem().unwrap() }
+                Pair {
+                    certificate: issued.pem,
+                    key: key.to_pem().unwrap(),
+                }
             }
         };
-        IdentityFolder::new(path).replace_pair(&pair, bundle, None).unwrap();
+        IdentityFolder::new(path)
+            .replace_pair(&pair, bundle, None)
+            .unwrap();
     }
 }
 
@@ -107,8 +119,9 @@ fn server_config(folder: &Path) -> ServerConfig {
         roots.add(root).unwrap();
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let clients =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build().unwrap();
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .unwrap();
     ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -137,9 +150,14 @@ impl Servers {
         self.handshakes.fetch_add(1, Ordering::Relaxed);
         let service = service_fn(|_| async {
             *self.answered.lock().entry(ip).or_default() += 1;
-            Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(r#"{"state":"running"}"#))))
+            Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(
+                r#"{"state":"running"}"#,
+            ))))
         });
-        http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await
+            .ok()
     }
 }
 
@@ -147,21 +165,35 @@ impl Servers {
 fn identity_rotation_loses_no_check() {
     let count = env::var(MACHINES).map_or(USUAL, |text| text.parse().expect("a number"));
     let (old, new) = (authority("old"), authority("new"));
-    let machines = Arc::new(Machines { folder: tempfile::tempdir_in("/dev/shm").unwrap() });
+    let machines = Arc::new(Machines {
+        folder: tempfile::tempdir_in("/dev/shm").unwrap(),
+    });
     let all = || (0..count).map(instance);
     let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
     for ip in all().chain([client]) {
         machines.write(ip, Some(&old), &old.chain_pem());
     }
     let (answered, handshakes, failed) = (Mutex::default(), AtomicUsize::new(0), Mutex::default());
-    let servers = Arc::new(Servers { machines: machines.clone(), answered, handshakes, failed });
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let servers = Arc::new(Servers {
+        machines: machines.clone(),
+        answered,
+        handshakes,
+        failed,
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let listener = {
         let _inside = runtime.enter();
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind_device(Some(b"lo")).unwrap();
         socket.set_nonblocking(true).unwrap();
-        socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into()).unwrap();
+        socket
+            .bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())
+            .unwrap();
         socket.listen(4096).unwrap();
         TcpListener::from_std(socket.into()).unwrap()
     };
@@ -175,8 +207,11 @@ fn identity_rotation_loses_no_check() {
     });
 
     let file = |name: &str| machines.path(client).join(name);
-    let tls =
-        TlsFiles { certificate: file("instance.crt"), private_key: file("instance.key"), ca: file("ca.crt") };
+    let tls = TlsFiles {
+        certificate: file("instance.crt"),
+        private_key: file("instance.key"),
+        ca: file("ca.crt"),
+    };
     let config = HealthConfig {
         enabled: true,
         port,
@@ -188,10 +223,24 @@ fn identity_rotation_loses_no_check() {
     };
     let service = HealthService::new(&config, LIMIT, FastPathHandle::default()).unwrap();
     service.start().unwrap();
-    let checks = Checks { instances: all().collect(), tracked: true, synchronous: false };
-    let needs = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
-    service.tracker().track(&Name::from_text("all").unwrap(), &needs);
-    wait_until("first checks", LIMIT, || service.states().counts()[0] == count as usize).unwrap();
+    let checks = Checks {
+        instances: all().collect(),
+        tracked: true,
+        synchronous: false,
+    };
+    let needs = Resolution {
+        existence: Existence::Found,
+        v4: Vec::new(),
+        v6: Vec::new(),
+        checks,
+    };
+    service
+        .tracker()
+        .track(&Name::from_text("all").unwrap(), &needs);
+    wait_until("first checks", LIMIT, || {
+        service.states().counts()[0] == count as usize
+    })
+    .unwrap();
     let changes = service.states().changes();
 
     // Ten renewals, then the three steps of a rotation. The client renews last and therefore
@@ -199,7 +248,11 @@ fn identity_rotation_loses_no_check() {
     let both = old.chain_pem() + &new.chain_pem();
     let renewal = (Some(&old), old.chain_pem());
     let mut rounds = vec![renewal; 10];
-    rounds.extend([(None, both.clone()), (Some(&new), both), (None, new.chain_pem())]);
+    rounds.extend([
+        (None, both.clone()),
+        (Some(&new), both),
+        (None, new.chain_pem()),
+    ]);
     for (round, (issuer, bundle)) in rounds.into_iter().enumerate() {
         let generation = service.tls().current().generation;
         for ip in all().chain([client]) {
@@ -212,7 +265,9 @@ fn identity_rotation_loses_no_check() {
         let before = servers.answered.lock().clone();
         wait_until("a check of every machine", LIMIT, || {
             let now = servers.answered.lock();
-            all().all(|ip| now.get(&ip).copied().unwrap_or(0) >= before.get(&ip).copied().unwrap_or(0) + 2)
+            all().all(|ip| {
+                now.get(&ip).copied().unwrap_or(0) >= before.get(&ip).copied().unwrap_or(0) + 2
+            })
         })
         .unwrap();
         let handshakes = servers.handshakes.load(Ordering::Relaxed);
@@ -221,7 +276,10 @@ fn identity_rotation_loses_no_check() {
             servers.failed.lock().first(),
             service.states().changes() - changes
         );
-        assert!(handshakes >= (round + 2) * count as usize, "{handshakes} handshakes after round {round}");
+        assert!(
+            handshakes >= (round + 2) * count as usize,
+            "{handshakes} handshakes after round {round}"
+        );
     }
     println!("{} handshakes", servers.handshakes.load(Ordering::Relaxed));
     assert_eq!(*servers.failed.lock(), Vec::<String>::new());

@@ -1,7 +1,10 @@
 //! Health checks by a whole server: state changes under load with the fast path attached, and
 //! thousands of silent instances.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 use std::{
     collections::BTreeSet,
@@ -46,7 +49,9 @@ fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
 
 /// Returns records.json with groups of these sizes; addresses are numbered consecutively.
 fn records(groups: &[u32]) -> Vec<u8> {
-    let group_of_each = (1..).zip(groups).flat_map(|(group, &size)| (0..size).map(move |_| group));
+    let group_of_each = (1..)
+        .zip(groups)
+        .flat_map(|(group, &size)| (0..size).map(move |_| group));
     fleet::records(1, group_of_each.zip((0..).map(instance)))
 }
 
@@ -72,7 +77,9 @@ fn query(name: &str) -> Message {
 
 /// Returns the addresses of a name by TCP, which the fast path never answers.
 fn ask_userspace(name: &str) -> BTreeSet<IpAddr> {
-    client::addresses(&client::ask_tcp(ADDRESS, &query(name)).unwrap()).into_iter().collect()
+    client::addresses(&client::ask_tcp(ADDRESS, &query(name)).unwrap())
+        .into_iter()
+        .collect()
 }
 
 /// A reply under load.
@@ -85,7 +92,9 @@ struct Reply {
 /// Queries by UDP, one query after the other, until `stop` is set.
 fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
     socket.connect(ADDRESS).unwrap();
     let message = query(name).to_vec().unwrap();
     let mut buffer = [0; 4096];
@@ -131,7 +140,10 @@ fn health_change_reaches_interface() {
                 for flip in 0..10 {
                     let (ip, healthy) = (instance(flip / 2), flip % 2 == 1);
                     fleet.says(ip, Says::state(if healthy { "running" } else { "failing" }));
-                    wait_until("the flip", LIMIT, || ask_userspace(NAME).contains(&ip) == healthy).unwrap();
+                    wait_until("the flip", LIMIT, || {
+                        ask_userspace(NAME).contains(&ip) == healthy
+                    })
+                    .unwrap();
                     flips.push((Instant::now(), ip, healthy));
                     // Long enough for stale replies to show.
                     std::thread::sleep(Duration::from_millis(100));
@@ -140,16 +152,27 @@ fn health_change_reaches_interface() {
             });
             let replies = replies.into_inner();
             let fast = Metrics::here().unwrap().fast_path_replies() - fast_before;
-            println!("{} replies, {fast} of them by the fast path, {} flips", replies.len(), flips.len());
-            assert!(fast * 10 >= replies.len() as u64 * 8, "the fast path did not answer");
+            println!(
+                "{} replies, {fast} of them by the fast path, {} flips",
+                replies.len(),
+                flips.len()
+            );
+            assert!(
+                fast * 10 >= replies.len() as u64 * 8,
+                "the fast path did not answer"
+            );
 
             // For each change, the last reply sent after it was known that does not reflect it.
             let mut latest = Vec::new();
             for (index, (known, ip, healthy)) in flips.iter().enumerate() {
-                let until = flips.get(index + 1).map(|next| next.0 - Duration::from_millis(20));
+                let until = flips
+                    .get(index + 1)
+                    .map(|next| next.0 - Duration::from_millis(20));
                 let stale = replies
                     .iter()
-                    .filter(|reply| reply.sent > *known && until.is_none_or(|until| reply.sent < until))
+                    .filter(|reply| {
+                        reply.sent > *known && until.is_none_or(|until| reply.sent < until)
+                    })
                     .filter(|reply| reply.addresses.contains(ip) != *healthy)
                     .map(|reply| reply.sent - *known)
                     .max();
@@ -200,7 +223,10 @@ fn hanging_checks_end_lease() {
             }
             server.wait_for_log("health checks stalled").unwrap();
             drop(held);
-            wait_until("the interface again", LIMIT, || by_interface() == Some(true)).unwrap();
+            wait_until("the interface again", LIMIT, || {
+                by_interface() == Some(true)
+            })
+            .unwrap();
         })
         .unwrap();
 }
@@ -208,7 +234,9 @@ fn hanging_checks_end_lease() {
 /// Returns the round-trip times of UDP queries, sorted.
 fn round_trips(name: &str, count: usize) -> Vec<Duration> {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
     socket.connect(ADDRESS).unwrap();
     let message = query(name).to_vec().unwrap();
     let mut buffer = [0; 4096];
@@ -243,7 +271,10 @@ fn silent_fleet_delays_no_query() {
             let _server = server::Server::start(None, folder, ADDRESS, &extra).unwrap();
             let live: BTreeSet<_> = (0..10).map(instance).collect();
             ask_userspace("q-s3.q-g1.bosh.");
-            wait_until("first checks", LIMIT, || ask_userspace("q-s3.q-g1.bosh.") == live).unwrap();
+            wait_until("first checks", LIMIT, || {
+                ask_userspace("q-s3.q-g1.bosh.") == live
+            })
+            .unwrap();
 
             let usual = round_trips(LIVE, 3000);
             ask_userspace("q-s4.q-g2.bosh.");
@@ -259,14 +290,24 @@ fn silent_fleet_delays_no_query() {
                 stop.store(true, Ordering::Relaxed);
                 busy
             });
-            assert!(Metrics::here().unwrap().sum(HEALTH_CHECKS_IN_FLIGHT, "") > 100, "nothing hangs");
+            assert!(
+                Metrics::here().unwrap().sum(HEALTH_CHECKS_IN_FLIGHT, "") > 100,
+                "nothing hangs"
+            );
             let at = |times: &[Duration], share: usize| times[times.len() * share / 100];
             for share in [50, 95] {
                 let (usual, busy) = (at(&usual, share), at(&busy, share));
                 println!("p{share}: usually {usual:?}, with {SILENT} silent instances {busy:?}");
-                assert!(busy < usual * 4 + Duration::from_millis(2), "p{share}: {usual:?} became {busy:?}");
+                assert!(
+                    busy < usual * 4 + Duration::from_millis(2),
+                    "p{share}: {usual:?} became {busy:?}"
+                );
             }
-            println!("slowest: usually {:?}, then {:?}", usual[usual.len() - 1], busy[busy.len() - 1]);
+            println!(
+                "slowest: usually {:?}, then {:?}",
+                usual[usual.len() - 1],
+                busy[busy.len() - 1]
+            );
             assert_eq!(ask_userspace("q-s3.q-g1.bosh."), live);
         })
         .unwrap();

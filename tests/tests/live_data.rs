@@ -23,7 +23,8 @@ use whole_system_tests::{
 };
 
 /// Listen address of every server here, in a private namespace.
-const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 5353);
+const ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 5353);
 
 /// Time limit that is reached only on failure.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -33,14 +34,22 @@ const NAME: &str = "q-s0.q-g1.bosh.";
 
 /// Returns records.json with the instances 10.0.`third`.1 to .`count` in group 1.
 fn records(third: u8, count: u8) -> Vec<u8> {
-    fleet::records(third.into(), (1..=count).map(|number| (1, [10, 0, third, number])))
+    fleet::records(
+        third.into(),
+        (1..=count).map(|number| (1, [10, 0, third, number])),
+    )
 }
 
 /// Starts a server without a fast path on three instances 10.0.1.x.
 fn start(namespace: &Namespace, extra: &Value) -> Result<Server> {
     let mut config = json!({"xdp": {"mode": "off"}});
     whole_system_tests::server::merge(&mut config, extra);
-    Server::start(Some(namespace), folder(&records(1, 3), None)?, ADDRESS, &config)
+    Server::start(
+        Some(namespace),
+        folder(&records(1, 3), None)?,
+        ADDRESS,
+        &config,
+    )
 }
 
 /// Returns the third byte of the answers to [`NAME`]; fails unless it is the same in all of them.
@@ -54,14 +63,20 @@ fn served(at: SocketAddr) -> Result<u8> {
         })
         .collect();
     ensure!(!thirds.is_empty(), "no answer: {reply}");
-    ensure!(thirds.iter().all(|third| *third == thirds[0]), "answers of two files: {reply}");
+    ensure!(
+        thirds.iter().all(|third| *third == thirds[0]),
+        "answers of two files: {reply}"
+    );
     Ok(thirds[0])
 }
 
 /// Waits until 10.0.`third`.x are served.
 fn wait_for(namespace: &Namespace, third: u8) -> Result<()> {
-    namespace
-        .run(|| wait_until("the new records", LIMIT, || served(ADDRESS).is_ok_and(|found| found == third)))?
+    namespace.run(|| {
+        wait_until("the new records", LIMIT, || {
+            served(ADDRESS).is_ok_and(|found| found == third)
+        })
+    })?
 }
 
 /// Replaces a file atomically, as the BOSH agent does.
@@ -121,18 +136,24 @@ fn record_changes_lose_no_answer() -> Result<()> {
         Ok(())
     };
     thread::scope(|scope| -> Result<()> {
-        let clients: Vec<_> = (0..3).map(|_| scope.spawn(|| namespace.run(ask)?)).collect();
+        let clients: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| namespace.run(ask)?))
+            .collect();
         let changing = (|| {
             for third in 2..=20 {
                 replace(&file, &records(third, 3))?;
                 thread::sleep(Duration::from_millis(40));
             }
             wait_for(&namespace, 20)?;
-            wait_until("queries enough for a result", LIMIT, || asked.load(Ordering::Relaxed) > 100)
+            wait_until("queries enough for a result", LIMIT, || {
+                asked.load(Ordering::Relaxed) > 100
+            })
         })();
         done.store(true, Ordering::Relaxed);
         for client in clients {
-            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            client
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         changing
     })
@@ -144,8 +165,12 @@ fn broken_alias_files_are_ignored() -> Result<()> {
     let namespace = Namespace::new("alias")?;
     let server = start(&namespace, &json!({}))?;
     let ask = |name: &str| -> Result<(ResponseCode, usize)> {
-        let reply = namespace.run(|| client::ask(ADDRESS, &client::query(name, RecordType::A, None)?))??;
-        Ok((reply.metadata.response_code, client::addresses(&reply).len()))
+        let reply = namespace
+            .run(|| client::ask(ADDRESS, &client::query(name, RecordType::A, None)?))??;
+        Ok((
+            reply.metadata.response_code,
+            client::addresses(&reply).len(),
+        ))
     };
     ensure!(ask("web.alias.")?.0 == ResponseCode::Refused);
     let file = server.folder.path().join("aliases/web.json");
@@ -225,7 +250,11 @@ fn signals_stop_server_cleanly() -> Result<()> {
         let mut server = start(&namespace, &json!({}))?;
         server.process().signal(signal)?;
         let status = server.process().wait(LIMIT)?;
-        ensure!(status.code() == Some(0), "{signal}: {status}\n{}", server.log());
+        ensure!(
+            status.code() == Some(0),
+            "{signal}: {status}\n{}",
+            server.log()
+        );
     }
     Ok(())
 }

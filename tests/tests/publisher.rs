@@ -1,6 +1,9 @@
 //! The publisher's fleet names: addresses and health from a real server that checks real instances.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 use std::{
     collections::BTreeSet,
@@ -56,7 +59,10 @@ impl Publisher {
             store: folder.join("store"),
             ..Config::default()
         };
-        Self { sources: Sources::new(&config).unwrap(), runtime: tokio::runtime::Runtime::new().unwrap() }
+        Self {
+            sources: Sources::new(&config).unwrap(),
+            runtime: tokio::runtime::Runtime::new().unwrap(),
+        }
     }
 
     /// Reads the sources; returns the published addresses and the current problem.
@@ -64,7 +70,9 @@ impl Publisher {
         let state = self.runtime.block_on(self.sources.read());
         let records = &state.publication.targets["default/etcd"].desired.records;
         let targets = records.iter().flat_map(|record| &record.targets);
-        let addresses = targets.map(|target| target.as_str().parse().unwrap()).collect();
+        let addresses = targets
+            .map(|target| target.as_str().parse().unwrap())
+            .collect();
         (addresses, state.fleet_problem)
     }
 
@@ -88,10 +96,19 @@ fn server_health_decides_after_hold() {
     let authority = Authority::new("ca").unwrap();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let files = folders.each_ref().map(|folder| {
-        write_files(folder.path(), &authority.issue(HEALTH_NAME).unwrap(), &authority.certificate).unwrap()
+        write_files(
+            folder.path(),
+            &authority.issue(HEALTH_NAME).unwrap(),
+            &authority.certificate,
+        )
+        .unwrap()
     });
     let fleet = Fleet::start(&files[0]).unwrap();
-    let folder = server::folder(&records(), Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#)).unwrap();
+    let folder = server::folder(
+        &records(),
+        Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#),
+    )
+    .unwrap();
     let path = folder.path().to_owned();
     let extra = json!({
         "health": {
@@ -112,21 +129,32 @@ fn server_health_decides_after_hold() {
     let start = || Publisher::new(own.path(), &path.join("config.json"));
     let mut publisher = start();
     let all: BTreeSet<IpAddr> = (0..3).map(instance).collect();
-    wait_until("the control socket", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
+    wait_until("the control socket", LIMIT, || {
+        publisher.read() == (all.clone(), None)
+    })
+    .unwrap();
     // A failed first check would begin a hold time early. An instance's second check begins after
     // the result of the first.
     wait_until("two checks of each instance", LIMIT, || {
         let hits = fleet.hits();
-        all.iter().all(|ip| hits.iter().filter(|hit| hit.ip == *ip).count() > 1)
+        all.iter()
+            .all(|ip| hits.iter().filter(|hit| hit.ip == *ip).count() > 1)
     })
     .unwrap();
     // Reading the health again ends such a hold time.
-    wait_until("health without problems", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
+    wait_until("health without problems", LIMIT, || {
+        publisher.read() == (all.clone(), None)
+    })
+    .unwrap();
 
     let failed = Instant::now();
     fleet.says(instance(0), Says::state("failing"));
     wait_until("the withdrawal", LIMIT, || publisher.addresses().len() == 2).unwrap();
-    assert!(failed.elapsed() >= HOLD, "withdrawn after {:?}", failed.elapsed());
+    assert!(
+        failed.elapsed() >= HOLD,
+        "withdrawn after {:?}",
+        failed.elapsed()
+    );
     assert!(!publisher.addresses().contains(&instance(0)));
     // A restarted process continues with the same hold time.
     assert_eq!(start().addresses().len(), 2);
@@ -146,12 +174,17 @@ fn server_health_decides_after_hold() {
     .unwrap();
 
     fleet.says(instance(1), Says::state("running"));
-    wait_until("only the healthy one", LIMIT, || publisher.addresses() == BTreeSet::from([instance(1)]))
-        .unwrap();
+    wait_until("only the healthy one", LIMIT, || {
+        publisher.addresses() == BTreeSet::from([instance(1)])
+    })
+    .unwrap();
     // Without valid records, the server's last ones remain in use.
     let length = server.log_length().unwrap();
     fs::write(path.join("records.json"), "{").unwrap();
-    wait_until("the complaint", LIMIT, || server.log_after(length).contains("records.json")).unwrap();
+    wait_until("the complaint", LIMIT, || {
+        server.log_after(length).contains("records.json")
+    })
+    .unwrap();
     assert_eq!(publisher.read(), (BTreeSet::from([instance(1)]), None));
     fs::write(path.join("records.json"), records()).unwrap();
     // Without the alias there is no name; without targets, its published records stay.
@@ -177,8 +210,12 @@ fn server_health_decides_after_hold() {
 fn post(webhook: SocketAddr, path: &str, message: &serde_json::Value) -> Option<Vec<u8>> {
     let header = "Content-Type: application/external.dns.webhook+json;version=1";
     let mut curl = Command::new("curl");
-    curl.args(["--silent", "--fail", "--header", header, "--data"]).arg(message.to_string());
-    let output = curl.arg(format!("http://{webhook}{path}")).output().unwrap();
+    curl.args(["--silent", "--fail", "--header", header, "--data"])
+        .arg(message.to_string());
+    let output = curl
+        .arg(format!("http://{webhook}{path}"))
+        .output()
+        .unwrap();
     output.status.success().then_some(output.stdout)
 }
 
@@ -188,9 +225,14 @@ fn post_records(webhook: SocketAddr, changes: &serde_json::Value) -> bool {
 
 #[test]
 fn names_of_external_dns_are_answered() {
-    let folder = server::folder(&records(), Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#)).unwrap();
+    let folder = server::folder(
+        &records(),
+        Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#),
+    )
+    .unwrap();
     let path = folder.path().to_owned();
-    let extra = json!({"xdp": {"enabled": false}, "control": {"socket": path.join("control.sock")}});
+    let extra =
+        json!({"xdp": {"enabled": false}, "control": {"socket": path.join("control.sock")}});
     let server = Server::start(None, folder, free_address(), &extra).unwrap();
     let own = tempfile::tempdir().unwrap();
     let webhook = free_address();
@@ -222,19 +264,39 @@ fn names_of_external_dns_are_answered() {
             .collect()
     };
     let one = |text: &str| BTreeSet::from([text.parse::<IpAddr>().unwrap()]);
-    wait_until("the name", LIMIT, || answers("web.apps.internal.") == one("192.0.2.1")).unwrap();
+    wait_until("the name", LIMIT, || {
+        answers("web.apps.internal.") == one("192.0.2.1")
+    })
+    .unwrap();
     assert_eq!(answers("x.w.apps.internal."), one("192.0.2.3"));
-    assert_eq!(answers("router.apps.internal."), (0..3).map(instance).collect());
+    assert_eq!(
+        answers("router.apps.internal."),
+        (0..3).map(instance).collect()
+    );
     // Only names of the fleet may be the target of an alias.
     let foreign = set("lb.apps.internal", "CNAME", "lb.example.net");
     assert!(!post_records(webhook, &json!({"create": [foreign]})));
-    let wanted = json!([web, foreign, set("r.apps.internal", "CNAME", "router.cf.internal")]);
+    let wanted = json!([
+        web,
+        foreign,
+        set("r.apps.internal", "CNAME", "router.cf.internal")
+    ]);
     let adjusted: serde_json::Value =
         serde_json::from_slice(&post(webhook, "/adjustendpoints", &wanted).unwrap()).unwrap();
     assert_eq!(adjusted, json!([wanted[0], wanted[2]]));
-    let changed = json!({"updateOld": [web], "updateNew": [set("web.apps.internal", "A", "192.0.2.2")]});
+    let changed =
+        json!({"updateOld": [web], "updateNew": [set("web.apps.internal", "A", "192.0.2.2")]});
     assert!(post_records(webhook, &changed));
-    wait_until("the change", LIMIT, || answers("web.apps.internal.") == one("192.0.2.2")).unwrap();
-    assert!(post_records(webhook, &json!({"delete": [set("web.apps.internal", "A", "192.0.2.2")]})));
-    wait_until("the deletion", LIMIT, || answers("web.apps.internal.").is_empty()).unwrap();
+    wait_until("the change", LIMIT, || {
+        answers("web.apps.internal.") == one("192.0.2.2")
+    })
+    .unwrap();
+    assert!(post_records(
+        webhook,
+        &json!({"delete": [set("web.apps.internal", "A", "192.0.2.2")]})
+    ));
+    wait_until("the deletion", LIMIT, || {
+        answers("web.apps.internal.").is_empty()
+    })
+    .unwrap();
 }

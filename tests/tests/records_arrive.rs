@@ -11,7 +11,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    SanType,
 };
 use serde_json::json;
 use whole_system_tests::{
@@ -74,7 +75,10 @@ impl Fleet<'_> {
             ("a0", "a0.agent.bosh-internal"),
         ] {
             let key = KeyPair::generate()?;
-            fs::write(self.path(&format!("{file}.crt")), params(name)?.signed_by(&key, &authority)?.pem())?;
+            fs::write(
+                self.path(&format!("{file}.crt")),
+                params(name)?.signed_by(&key, &authority)?.pem(),
+            )?;
             fs::write(self.path(&format!("{file}.key")), key.serialize_pem())?;
         }
         Ok(())
@@ -89,7 +93,10 @@ impl Fleet<'_> {
         let groups = json!([{"name": "web_server", "instances": instances}]);
         let inventory = json!({"deployments": [{"name": "dep", "instance_groups": groups}]});
         fs::write(self.path("inventory.new"), inventory.to_string())?;
-        Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
+        Ok(fs::rename(
+            self.path("inventory.new"),
+            self.path("inventory.json"),
+        )?)
     }
 
     /// Builds a `bosh-dns-sync` command, with a party's certificates if given.
@@ -112,7 +119,12 @@ impl Fleet<'_> {
     /// Keeps a command running, with its log in `<name>.log`.
     fn keep(&self, mut command: Command, name: &str) -> Result<Kept> {
         let log = fs::File::create(self.path(&format!("{name}.log")))?;
-        Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
+        Kept::spawn(
+            command
+                .env("NO_COLOR", "1")
+                .stdout(log.try_clone()?)
+                .stderr(log),
+        )
     }
 
     /// Starts nats-server, the publisher and the agent.
@@ -136,10 +148,23 @@ impl Fleet<'_> {
         let nats = self.keep(nats, "nats")?;
         let bus = ["--nats", &format!("tls://{NATS}"), "--blobstore", &blobs].map(str::to_owned);
         let mut publisher = self.sync("publish", Some("director"))?;
-        publisher.args(&bus).args(["--watch", "--inventory", &inventory, "--state", &self.path("state")]);
+        publisher.args(&bus).args([
+            "--watch",
+            "--inventory",
+            &inventory,
+            "--state",
+            &self.path("state"),
+        ]);
         let publisher = self.keep(publisher, "publisher")?;
         let mut agent = self.sync("agent", Some("a0"))?;
-        agent.args(&bus).args(["--id", "a0", "--records", &self.path("records.json"), "--mode", "644"]);
+        agent.args(&bus).args([
+            "--id",
+            "a0",
+            "--records",
+            &self.path("records.json"),
+            "--mode",
+            "644",
+        ]);
         Ok([nats, publisher, self.keep(agent, "agent")?])
     }
 
@@ -157,11 +182,17 @@ fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
 #[test]
 fn inventory_changes_reach_interface() -> Result<()> {
     requires!(namespaces, bpf);
-    let Pair { server: inside, client: outside } = Pair::new("records")?;
+    let Pair {
+        server: inside,
+        client: outside,
+    } = Pair::new("records")?;
     let bpffs = Bpffs::new()?;
     let folder = server::folder(b"", None)?;
     let place = folder.path().to_owned();
-    let fleet = Fleet { namespace: &inside, folder: &place };
+    let fleet = Fleet {
+        namespace: &inside,
+        folder: &place,
+    };
     let _fleet = fleet.start()?;
     wait_until("the first version", TIMEOUT, || {
         fs::read_to_string(fleet.path("records.json")).is_ok_and(|text| text.contains("10.0.0.2"))
@@ -185,16 +216,23 @@ fn inventory_changes_reach_interface() -> Result<()> {
         let mut wrong = None;
         let waited = wait_until("the new address", TIMEOUT, || {
             let found = ask(&outside).ok().flatten();
-            if found.as_ref().is_some_and(|found| *found != last && *found != new) {
+            if found
+                .as_ref()
+                .is_some_and(|found| *found != last && *found != new)
+            {
                 wrong = found.clone();
             }
             found.is_some_and(|found| found == new)
         });
         waited.with_context(|| format!("{change}: {}{}", fleet.logs(), server.log()))?;
-        ensure!(wrong.is_none(), "neither the old nor the new address: {wrong:?}");
+        ensure!(
+            wrong.is_none(),
+            "neither the old nor the new address: {wrong:?}"
+        );
         // Answered at the interface, not only by the server behind it.
         wait_until("the interface", TIMEOUT, || {
-            let replies = || Metrics::read(&inside).map_or(0, |metrics| metrics.fast_path_replies());
+            let replies =
+                || Metrics::read(&inside).map_or(0, |metrics| metrics.fast_path_replies());
             let before = replies();
             ask(&outside).is_ok_and(|found| found.as_ref() == Some(&new)) && replies() == before + 1
         })

@@ -82,15 +82,32 @@ struct Walk {
     most_files: usize,
 }
 
-const LOCAL: Walk =
-    Walk { lists: &[("A UDP query that no interface answered:", 1), ("A local name:", 9)], most_files: 15 };
+const LOCAL: Walk = Walk {
+    lists: &[
+        ("A UDP query that no interface answered:", 1),
+        ("A local name:", 9),
+    ],
+    most_files: 15,
+};
 const FORWARDED: Walk = Walk {
-    lists: &[("A UDP query that no interface answered:", 1), ("A forwarded name:", 9)],
+    lists: &[
+        ("A UDP query that no interface answered:", 1),
+        ("A forwarded name:", 9),
+    ],
     most_files: 19,
 };
-const RECORDS: Walk = Walk { lists: &[("New records.json:", 1)], most_files: 20 };
-const INTERFACES: Walk = Walk { lists: &[("The interfaces follow:", 1)], most_files: 24 };
-const DOCUMENT: Walk = Walk { lists: &[("A changed document of `bosh-dns-publish`,", 1)], most_files: 17 };
+const RECORDS: Walk = Walk {
+    lists: &[("New records.json:", 1)],
+    most_files: 20,
+};
+const INTERFACES: Walk = Walk {
+    lists: &[("The interfaces follow:", 1)],
+    most_files: 24,
+};
+const DOCUMENT: Walk = Walk {
+    lists: &[("A changed document of `bosh-dns-publish`,", 1)],
+    most_files: 17,
+};
 
 impl Walk {
     /// Returns the files that the document lists, relative to the workspace.
@@ -98,12 +115,16 @@ impl Walk {
         let text = fs::read_to_string(workspace().join("docs/architecture.md"))?;
         let mut files = BTreeSet::new();
         for (beginning, first) in self.lists {
-            let (_, rest) =
-                text.split_once(&format!("\n{beginning}")).with_context(|| (*beginning).to_owned())?;
+            let (_, rest) = text
+                .split_once(&format!("\n{beginning}"))
+                .with_context(|| (*beginning).to_owned())?;
             let list = rest.split("\n\n").nth(1).context("no list follows")?;
             let numbered = numbered_files(list);
             let numbers: Vec<usize> = numbered.iter().map(|(number, _)| *number).collect();
-            ensure!(numbers.iter().copied().eq(*first..first + numbers.len()), "{beginning} {numbers:?}");
+            ensure!(
+                numbers.iter().copied().eq(*first..first + numbers.len()),
+                "{beginning} {numbers:?}"
+            );
             files.extend(numbered.iter().map(|(_, file)| in_crate(file)));
         }
         Ok(files)
@@ -111,13 +132,28 @@ impl Walk {
 
     /// Fails unless the document lists the files that events visited, and no other.
     fn compare(&self, visits: &Visits) -> Result<()> {
-        let vocabulary: BTreeSet<PathBuf> = VOCABULARY.iter().map(|(file, _)| in_crate(file)).collect();
+        let vocabulary: BTreeSet<PathBuf> =
+            VOCABULARY.iter().map(|(file, _)| in_crate(file)).collect();
         let listed = self.listed()?;
         let mut problems = String::new();
-        for file in visits.own.difference(&listed).filter(|file| !vocabulary.contains(*file)) {
-            let functions = visits.functions.get(file).into_iter().flatten().map(String::as_str);
+        for file in visits
+            .own
+            .difference(&listed)
+            .filter(|file| !vocabulary.contains(*file))
+        {
+            let functions = visits
+                .functions
+                .get(file)
+                .into_iter()
+                .flatten()
+                .map(String::as_str);
             let functions: Vec<&str> = functions.take(40).collect();
-            writeln!(problems, "not listed: {}: {}", file.display(), functions.join(", "))?;
+            writeln!(
+                problems,
+                "not listed: {}: {}",
+                file.display(),
+                functions.join(", ")
+            )?;
         }
         for file in listed.difference(&visits.all) {
             writeln!(problems, "not visited: {}", file.display())?;
@@ -137,7 +173,9 @@ fn numbered_files(list: &str) -> Vec<(usize, &str)> {
     let mut parts = list.split('`');
     while let (Some(before), Some(file)) = (parts.next(), parts.next()) {
         let number = before.trim_end().strip_suffix('.').and_then(|text| {
-            text.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok())
+            text.rsplit(|c: char| !c.is_ascii_digit())
+                .next()
+                .and_then(|digits| digits.parse().ok())
         });
         found.extend(number.map(|number| (number, file)));
     }
@@ -149,14 +187,20 @@ fn in_crate(file: &str) -> PathBuf {
     let (crate_name, rest) = file.split_once('/').unwrap_or(("", file));
     match crate_name {
         "dns-common" => Path::new(crate_name).join("src").join(rest),
-        _ => Path::new("dns-user").join(crate_name).join("src").join(rest),
+        _ => Path::new("dns-user")
+            .join(crate_name)
+            .join("src")
+            .join(rest),
     }
 }
 
 /// Joins the results of several walks, so that one run shows all differences.
 fn all(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
-    let problems: Vec<String> =
-        results.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    let problems: Vec<String> = results
+        .into_iter()
+        .filter_map(Result::err)
+        .map(|error| format!("{error:#}"))
+        .collect();
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
     Ok(())
 }
@@ -166,12 +210,23 @@ fn serve_as_recursor(socket: &UdpSocket, ended: &AtomicBool) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
     let mut buffer = [0; 1500];
     while !ended.load(Ordering::Relaxed) {
-        let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
+        let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+            continue;
+        };
         let mut message = Message::from_vec(&buffer[..length])?;
         message.metadata.message_type = MessageType::Response;
         message.metadata.recursion_available = true;
-        let name = message.queries.first().context("no question")?.name().clone();
-        message.add_answer(Record::from_rdata(name, 300, RData::A(A(Ipv4Addr::new(192, 0, 2, 1)))));
+        let name = message
+            .queries
+            .first()
+            .context("no question")?
+            .name()
+            .clone();
+        message.add_answer(Record::from_rdata(
+            name,
+            300,
+            RData::A(A(Ipv4Addr::new(192, 0, 2, 1))),
+        ));
         socket.send_to(&message.to_vec()?, from)?;
     }
     Ok(())
@@ -182,14 +237,17 @@ struct Client(UdpSocket);
 
 impl Client {
     fn ask(&self, name: &str) -> Result<()> {
-        self.0.send(&client::query(name, RecordType::A, None)?.to_vec()?)?;
+        self.0
+            .send(&client::query(name, RecordType::A, None)?.to_vec()?)?;
         Ok(())
     }
 
     /// Returns whether the reply has arrived; fails unless it has an address.
     fn is_answered(&self) -> Result<bool> {
         let mut buffer = [0; 1500];
-        let Ok(length) = self.0.recv(&mut buffer) else { return Ok(false) };
+        let Ok(length) = self.0.recv(&mut buffer) else {
+            return Ok(false);
+        };
         let reply = Message::from_vec(&buffer[..length])?;
         ensure!(!client::addresses(&reply).is_empty(), "{reply}");
         Ok(true)
@@ -200,8 +258,19 @@ impl Client {
 /// instance belongs to the group of its predecessor.
 fn records(version: usize) -> Vec<u8> {
     let moved = (version > 1).then_some(version % 8 + 2);
-    let group = |number: usize| if Some(number) == moved { number - 1 } else { number };
-    let row = |number: usize| (group(number), instance(u32::try_from(number % 3).unwrap_or(0)));
+    let group = |number: usize| {
+        if Some(number) == moved {
+            number - 1
+        } else {
+            number
+        }
+    };
+    let row = |number: usize| {
+        (
+            group(number),
+            instance(u32::try_from(number % 3).unwrap_or(0)),
+        )
+    };
     fleet::records(version as u64, (1..=3 * ROUNDS).map(row))
 }
 
@@ -214,7 +283,11 @@ fn walks_list_files_visited_by_server() -> Result<()> {
     let namespace = Namespace::new("walks")?;
     let (authority, bpffs) = (Authority::new("ca")?, Bpffs::new()?);
     let certificates = tempfile::tempdir()?;
-    let tls = write_files(certificates.path(), &authority.issue(HEALTH_NAME)?, &authority.certificate)?;
+    let tls = write_files(
+        certificates.path(),
+        &authority.issue(HEALTH_NAME)?,
+        &authority.certificate,
+    )?;
     let instances = namespace.run(|| Fleet::start(&tls))??;
     let extra = json!({
         "health": {
@@ -233,14 +306,26 @@ fn walks_list_files_visited_by_server() -> Result<()> {
     });
     let program = server::companion("bosh-dns-xdp")?;
     let folder = server::folder(&records(1), None)?;
-    let server = Server::start_program(program.clone(), Some(&namespace), folder, SERVER, &extra, |_| {})?;
+    let server = Server::start_program(
+        program.clone(),
+        Some(&namespace),
+        folder,
+        SERVER,
+        &extra,
+        |_| {},
+    )?;
     wait_for_fast_path(&namespace).with_context(|| server.log())?;
-    let (recursor, ended) = (namespace.run(|| UdpSocket::bind(PEER))??, AtomicBool::new(false));
+    let (recursor, ended) = (
+        namespace.run(|| UdpSocket::bind(PEER))??,
+        AtomicBool::new(false),
+    );
     thread::scope(|scope| {
         let recursor = scope.spawn(|| serve_as_recursor(&recursor, &ended));
         let walked = namespace.run(|| walk_server(&server, &program));
         ended.store(true, Ordering::Relaxed);
-        recursor.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        recursor
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         walked?
     })
 }
@@ -262,15 +347,24 @@ fn walk_server(server: &Server, program: &Path) -> Result<()> {
     let ask_local = |round: usize| client.ask(&format!("q-s3.q-g{}.bosh.", round + 10));
     let local = traced.visits(ROUNDS, &is_query_thread, ask_local, || client.is_answered())?;
     let ask_elsewhere = |round| client.ask(&format!("n{round}.elsewhere.test."));
-    let forwarded = traced.visits(ROUNDS, &is_query_thread, ask_elsewhere, || client.is_answered())?;
-    let (file, next) = (server.folder.path().join("records.json"), server.folder.path().join("next"));
+    let forwarded = traced.visits(ROUNDS, &is_query_thread, ask_elsewhere, || {
+        client.is_answered()
+    })?;
+    let (file, next) = (
+        server.folder.path().join("records.json"),
+        server.folder.path().join("next"),
+    );
     let version = std::cell::Cell::new(1);
     let replace = |_| {
         version.set(version.get() + 1);
         fs::write(&next, records(version.get()))?;
         Ok(fs::rename(&next, &file)?)
     };
-    let is_served = || Ok(server.log().contains(&format!("serving records version {}:", version.get())));
+    let is_served = || {
+        Ok(server
+            .log()
+            .contains(&format!("serving records version {}:", version.get())))
+    };
     let new_records = traced.visits(ROUNDS, &is_query_thread, &replace, &is_served)?;
     let interfaces = traced.visits(ROUNDS, &is_publisher_thread, replace, is_served)?;
     all([
@@ -332,17 +426,30 @@ fn walk_lists_files_visited_by_publisher() -> Result<()> {
     fs::write(path("publish.yml"), config.to_string())?;
     let program = server::companion("bosh-dns-publish")?;
     let mut publisher: Command = namespace.command(&program)?;
-    publisher.arg("--config").arg(path("publish.yml")).arg("run");
-    let publisher = Kept::spawn(publisher.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))?;
-    let address = |round: usize| Ipv4Addr::from_bits(0xc633_6400 + u32::try_from(round).unwrap_or(0));
+    publisher
+        .arg("--config")
+        .arg(path("publish.yml"))
+        .arg("run");
+    let publisher = Kept::spawn(
+        publisher
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log),
+    )?;
+    let address =
+        |round: usize| Ipv4Addr::from_bits(0xc633_6400 + u32::try_from(round).unwrap_or(0));
     let is_published = |round| -> Result<bool> {
         let query = client::query("www.example.org.", RecordType::A, None)?;
-        let Ok(reply) = client::ask(PEER, &query) else { return Ok(false) };
+        let Ok(reply) = client::ask(PEER, &query) else {
+            return Ok(false);
+        };
         Ok(reply.metadata.response_code == ResponseCode::NoError
             && client::addresses(&reply) == [address(round)])
     };
     let walked = namespace.run(|| -> Result<()> {
-        let first = wait_until("the first record", LIMIT, || is_published(0).unwrap_or(false));
+        let first = wait_until("the first record", LIMIT, || {
+            is_published(0).unwrap_or(false)
+        });
         first.with_context(|| fs::read_to_string(path("log")).unwrap_or_default())?;
         let mut traced = Traced::attach(publisher.pid(), &program)?;
         let current = std::cell::Cell::new(0);

@@ -62,24 +62,53 @@ impl Arm64 {
 }
 
 fn build() -> Result<()> {
-    let packages = PROGRAMS.map(|[package, program]| ["--package", package, "--bin", program]).concat();
-    run(cargo()?.args(["build", "--release"]).args(packages).args(["--target", TARGET]))?;
-    let folder = root().canonicalize()?.join("target").join(TARGET).join("release");
+    let packages = PROGRAMS
+        .map(|[package, program]| ["--package", package, "--bin", program])
+        .concat();
+    run(cargo()?
+        .args(["build", "--release"])
+        .args(packages)
+        .args(["--target", TARGET]))?;
+    let folder = root()
+        .canonicalize()?
+        .join("target")
+        .join(TARGET)
+        .join("release");
     for [_, program] in PROGRAMS {
-        let about = capture(Command::new("file").arg("--brief").arg(folder.join(program)))?;
-        println!("{}: {}", folder.join(program).display(), about.split(", dynamically").next().unwrap_or(""));
+        let about = capture(
+            Command::new("file")
+                .arg("--brief")
+                .arg(folder.join(program)),
+        )?;
+        println!(
+            "{}: {}",
+            folder.join(program).display(),
+            about.split(", dynamically").next().unwrap_or("")
+        );
     }
     Ok(())
 }
 
 /// Runs the unit tests of the crates that read and write DNS messages and the maps' memory.
 pub(crate) fn unit_tests() -> Result<()> {
-    let tests = ["test", "--package", "dns-core", "--package", "dns-common", "--lib", "--target", TARGET];
+    let tests = [
+        "test",
+        "--package",
+        "dns-core",
+        "--package",
+        "dns-common",
+        "--lib",
+        "--target",
+        TARGET,
+    ];
     run(cargo()?
         .args(tests)
         // Emulated, a hundred inputs of each property take half a minute.
         .env("PROPTEST_CASES", "16")
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{EMULATOR} -L {C_LIBRARY}")))
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+            format!("{EMULATOR} -L {C_LIBRARY}"),
+        ))
 }
 
 /// Installs the cross compiler and the emulator of programs.
@@ -97,7 +126,10 @@ pub(crate) fn cargo() -> Result<Command> {
     command
         .env("RUSTC", usr.join("bin/rustc"))
         .env("LD_LIBRARY_PATH", usr.join("lib/x86_64-linux-gnu"))
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+            "aarch64-linux-gnu-gcc",
+        )
         .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .current_dir(root());
@@ -106,11 +138,23 @@ pub(crate) fn cargo() -> Result<Command> {
 
 /// Builds all programs, packs them beside this machine's programs, and checks packages, release and image.
 fn test_artifacts() -> Result<()> {
-    let packages = PROGRAMS.map(|[package, program]| ["--package", package, "--bin", program]).concat();
-    run(cargo()?.arg("build").args(packages).args(["--target", TARGET]))?;
-    let folder = root().join(".toolchain/arm64").canonicalize()?.join("programs");
+    let packages = PROGRAMS
+        .map(|[package, program]| ["--package", package, "--bin", program])
+        .concat();
+    run(cargo()?
+        .arg("build")
+        .args(packages)
+        .args(["--target", TARGET]))?;
+    let folder = root()
+        .join(".toolchain/arm64")
+        .canonicalize()?
+        .join("programs");
     packages::make_anew(&folder)?;
-    let debug = root().canonicalize()?.join("target").join(TARGET).join("debug");
+    let debug = root()
+        .canonicalize()?
+        .join("target")
+        .join(TARGET)
+        .join("debug");
     for [_, program] in PROGRAMS {
         install(&debug.join(program), &folder.join(program))?;
     }
@@ -136,13 +180,41 @@ fn test_artifacts() -> Result<()> {
 /// Builds the programs that a virtual machine runs; returns the root of their file system.
 fn file_system() -> Result<PathBuf> {
     packages::ensure("cpio qemu-system-arm")?;
-    let tests = ["--package", "whole-system-tests", "--test", "packets", "--target", TARGET];
-    let built = ["build", "--package", "dns-resolver", "--bin", "bosh-dns-xdp", "--target", TARGET];
+    let tests = [
+        "--package",
+        "whole-system-tests",
+        "--test",
+        "packets",
+        "--target",
+        TARGET,
+    ];
+    let built = [
+        "build",
+        "--package",
+        "dns-resolver",
+        "--bin",
+        "bosh-dns-xdp",
+        "--target",
+        TARGET,
+    ];
     run(cargo()?.args(built))?;
-    run(cargo()?.args(["build", "--package", "whole-system-tests", "--bin", "vm-init", "--target", TARGET]))?;
+    run(cargo()?.args([
+        "build",
+        "--package",
+        "whole-system-tests",
+        "--bin",
+        "vm-init",
+        "--target",
+        TARGET,
+    ]))?;
     run(cargo()?.args(["test", "--no-run"]).args(tests))?;
-    let messages = capture(cargo()?.args(["test", "--no-run", "--message-format", "json"]).args(tests))?;
-    let packets = executable(&messages, "packets").context("cargo built no test program `packets`")?;
+    let messages = capture(
+        cargo()?
+            .args(["test", "--no-run", "--message-format", "json"])
+            .args(tests),
+    )?;
+    let packets =
+        executable(&messages, "packets").context("cargo built no test program `packets`")?;
 
     let folder = root().join(".toolchain/arm64").canonicalize()?;
     let libraries = folder.join("root");
@@ -150,7 +222,10 @@ fn file_system() -> Result<PathBuf> {
         let lists = Lists::of_suite("bookworm", "arm64", &folder.join("apt-root"))?;
         lists.update()?;
         let downloads = folder.join("debs-root");
-        lists.download(&ROOT_PACKAGES.split_whitespace().collect::<Vec<_>>(), &downloads)?;
+        lists.download(
+            &ROOT_PACKAGES.split_whitespace().collect::<Vec<_>>(),
+            &downloads,
+        )?;
         packages::unpack(&downloads, &libraries)?;
         for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
             fs::remove_dir_all(libraries.join(unused)).ok();
@@ -158,15 +233,24 @@ fn file_system() -> Result<PathBuf> {
     }
     let files = folder.join("files");
     packages::make_anew(&files)?;
-    run(Command::new("cp").arg("-a").arg(libraries.join(".")).arg(&files))?;
-    let debug = root().canonicalize()?.join("target").join(TARGET).join("debug");
+    run(Command::new("cp")
+        .arg("-a")
+        .arg(libraries.join("."))
+        .arg(&files))?;
+    let debug = root()
+        .canonicalize()?
+        .join("target")
+        .join(TARGET)
+        .join("debug");
     install(&debug.join("vm-init"), &files.join("init"))?;
     install(&debug.join("bosh-dns-xdp"), &files.join("bin/bosh-dns-xdp"))?;
     install(&packets, &files.join("bin/packets"))?;
     for tool in ["ip", "bridge", "ethtool"] {
         let place = ["bin", "sbin", "usr/sbin"].map(|place| files.join(place).join(tool));
-        let from =
-            place.iter().find(|path| path.is_file()).with_context(|| format!("no {tool} for arm64"))?;
+        let from = place
+            .iter()
+            .find(|path| path.is_file())
+            .with_context(|| format!("no {tool} for arm64"))?;
         if *from != place[0] {
             fs::copy(from, &place[0])?;
         }
@@ -176,12 +260,17 @@ fn file_system() -> Result<PathBuf> {
 
 /// Copies a program without symbols.
 fn install(from: &Path, to: &Path) -> Result<()> {
-    run(Command::new("aarch64-linux-gnu-strip").arg("-o").arg(to).arg(from))
+    run(Command::new("aarch64-linux-gnu-strip")
+        .arg("-o")
+        .arg(to)
+        .arg(from))
 }
 
 /// Returns the path of a test program from cargo's messages.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let mut programs = messages.filter(|message| message["target"]["name"] == name);
     programs.find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }

@@ -22,7 +22,11 @@ const MDBOOK_VERSION: &str = "0.5.4";
 /// Checks links, and that the book's summary lists every page.
 pub(crate) fn check() -> Result<()> {
     let problems = problems(&root().canonicalize()?)?;
-    ensure!(problems.is_empty(), "documentation has broken links:\n{}", problems.join("\n"));
+    ensure!(
+        problems.is_empty(),
+        "documentation has broken links:\n{}",
+        problems.join("\n")
+    );
     Ok(())
 }
 
@@ -30,12 +34,22 @@ pub(crate) fn check() -> Result<()> {
 pub(crate) fn build() -> Result<()> {
     check()?;
     let root = root().canonicalize()?;
-    run(Command::new(mdbook(&root)?).arg("build").arg(root.join("docs")))?;
+    run(Command::new(mdbook(&root)?)
+        .arg("build")
+        .arg(root.join("docs")))?;
     println!("written: {}", root.join("target/book/index.html").display());
     // The build script of the fast path compiles the programs.
     toolchain::ensure()?;
     let refused = r#"build.rustdocflags=["-D", "warnings"]"#;
-    cargo(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items", "--config", refused])
+    cargo([
+        "doc",
+        "--quiet",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+        "--config",
+        refused,
+    ])
 }
 
 /// Returns the path of mdBook, installing it if necessary.
@@ -48,7 +62,14 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
     if !installed.contains(MDBOOK_VERSION) || !note.contains("\"search\"") {
         install(
             Command::new("cargo")
-                .args(["install", "mdbook", "--version", MDBOOK_VERSION, "--force", "--no-default-features"])
+                .args([
+                    "install",
+                    "mdbook",
+                    "--version",
+                    MDBOOK_VERSION,
+                    "--force",
+                    "--no-default-features",
+                ])
                 .args(["--features", "search"])
                 .arg("--root")
                 .arg(folder),
@@ -59,9 +80,16 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
 
 /// Returns broken links as `file: link: reason`, and pages missing from the book's summary.
 fn problems(root: &Path) -> Result<Vec<String>> {
-    let listed = capture(Command::new("git").args(["ls-files", "*.md"]).current_dir(root))?;
+    let listed = capture(
+        Command::new("git")
+            .args(["ls-files", "*.md"])
+            .current_dir(root),
+    )?;
     let mut pages = HashMap::new();
-    for file in listed.lines().filter(|file| !file.starts_with("tests/conformance/scenarios")) {
+    for file in listed
+        .lines()
+        .filter(|file| !file.starts_with("tests/conformance/scenarios"))
+    {
         let path = root.join(file);
         // A deleted file is listed until the deletion is committed.
         if path.exists() {
@@ -77,9 +105,17 @@ fn problems(root: &Path) -> Result<Vec<String>> {
             }
         }
     }
-    let summary = pages.get(Path::new("docs/SUMMARY.md")).context("docs/SUMMARY.md is missing")?;
-    let in_book: BTreeSet<PathBuf> = links(summary).iter().map(|link| Path::new("docs").join(link)).collect();
-    for file in pages.keys().filter(|file| file.starts_with("docs") && !file.ends_with("SUMMARY.md")) {
+    let summary = pages
+        .get(Path::new("docs/SUMMARY.md"))
+        .context("docs/SUMMARY.md is missing")?;
+    let in_book: BTreeSet<PathBuf> = links(summary)
+        .iter()
+        .map(|link| Path::new("docs").join(link))
+        .collect();
+    for file in pages
+        .keys()
+        .filter(|file| file.starts_with("docs") && !file.ends_with("SUMMARY.md"))
+    {
         if !in_book.contains(file) {
             problems.push(format!("{}: missing from docs/SUMMARY.md", file.display()));
         }
@@ -95,7 +131,11 @@ const COMMON_LICENCE: (&str, &str) = ("](LICENSE)", "](/usr/share/common-license
 /// that no link breaks.
 pub(crate) fn put_pages(folder: &Path) -> Result<()> {
     let root = root().canonicalize()?;
-    let listed = capture(Command::new("git").args(["ls-files", "docs"]).current_dir(&root))?;
+    let listed = capture(
+        Command::new("git")
+            .args(["ls-files", "docs"])
+            .current_dir(&root),
+    )?;
     let is_shown = |file: &&str| !file.ends_with("book.toml");
     let mut next: Vec<PathBuf> = listed.lines().filter(is_shown).map(PathBuf::from).collect();
     next.push("README.md".into());
@@ -108,11 +148,12 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
         let mut bytes = fs::read(&path).with_context(|| path.display().to_string())?;
         if file.extension().is_some_and(|extension| extension == "md") {
             let text = String::from_utf8(bytes)?.replace(COMMON_LICENCE.0, COMMON_LICENCE.1);
-            let local =
-                links(&text).into_iter().filter(|link| !link.contains(':') && !link.starts_with(['/', '#']));
-            next.extend(
-                local.map(|link| normal(&file.with_file_name(link.split('#').next().unwrap_or_default()))),
-            );
+            let local = links(&text)
+                .into_iter()
+                .filter(|link| !link.contains(':') && !link.starts_with(['/', '#']));
+            next.extend(local.map(|link| {
+                normal(&file.with_file_name(link.split('#').next().unwrap_or_default()))
+            }));
             bytes = text.into_bytes();
         }
         archive::put(&folder.join(&file), bytes, 0o644)?;
@@ -121,12 +162,21 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
 }
 
 /// Checks a link in `file`: its target and the heading in it must exist.
-fn check_link(root: &Path, file: &Path, link: &str, pages: &HashMap<PathBuf, String>) -> Result<(), String> {
+fn check_link(
+    root: &Path,
+    file: &Path,
+    link: &str,
+    pages: &HashMap<PathBuf, String>,
+) -> Result<(), String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return Ok(());
     }
     let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
-    let target = if path.is_empty() { file.to_owned() } else { normal(&file.with_file_name(path)) };
+    let target = if path.is_empty() {
+        file.to_owned()
+    } else {
+        normal(&file.with_file_name(path))
+    };
     if !root.join(&target).exists() {
         return Err("no such file".to_owned());
     }
@@ -167,7 +217,9 @@ fn links(text: &str) -> Vec<String> {
         let prose: String = line.split('`').step_by(2).collect();
         let mut rest = prose.as_str();
         while let Some((_, after)) = rest.split_once("](") {
-            let Some((link, after)) = after.split_once(')') else { break };
+            let Some((link, after)) = after.split_once(')') else {
+                break;
+            };
             found.push(link.split(' ').next().unwrap_or_default().to_owned());
             rest = after;
         }
@@ -210,15 +262,37 @@ mod tests {
     fn packaged_links_resolve() {
         let folder = tempfile::tempdir().unwrap();
         put_pages(folder.path()).unwrap();
-        let listed = capture(Command::new("find").args([".", "-name", "*.md"]).current_dir(&folder)).unwrap();
-        assert!(listed.lines().any(|page| page == "./docs/reference/configuration.md"), "{listed}");
+        let listed = capture(
+            Command::new("find")
+                .args([".", "-name", "*.md"])
+                .current_dir(&folder),
+        )
+        .unwrap();
+        assert!(
+            listed
+                .lines()
+                .any(|page| page == "./docs/reference/configuration.md"),
+            "{listed}"
+        );
         let pages: HashMap<PathBuf, String> = listed
             .lines()
-            .map(|page| (normal(Path::new(page)), fs::read_to_string(folder.path().join(page)).unwrap()))
+            .map(|page| {
+                (
+                    normal(Path::new(page)),
+                    fs::read_to_string(folder.path().join(page)).unwrap(),
+                )
+            })
             .collect();
         for (file, text) in &pages {
-            assert!(!text.contains("{{#"), "{}: an include that only mdBook understands", file.display());
-            for link in links(text).into_iter().filter(|link| !link.starts_with('/')) {
+            assert!(
+                !text.contains("{{#"),
+                "{}: an include that only mdBook understands",
+                file.display()
+            );
+            for link in links(text)
+                .into_iter()
+                .filter(|link| !link.starts_with('/'))
+            {
                 let checked = check_link(folder.path(), file, &link, &pages);
                 assert_eq!(checked, Ok(()), "{}: {link}", file.display());
             }
@@ -238,16 +312,27 @@ mod tests {
         assert!(readme.lines().count() <= 150, "the README is an overview");
         let linked: BTreeSet<String> = links(&readme).into_iter().collect();
         // Pages of a chapter are indented.
-        for chapter in
-            links(&summary.lines().filter(|line| line.starts_with('-')).collect::<Vec<_>>().join("\n"))
-        {
-            let of_chapter = |link: &String| link.split('#').next() == Some(&format!("docs/{chapter}"));
-            assert!(linked.iter().any(of_chapter), "the README does not link to docs/{chapter}");
+        for chapter in links(
+            &summary
+                .lines()
+                .filter(|line| line.starts_with('-'))
+                .collect::<Vec<_>>()
+                .join("\n"),
+        ) {
+            let of_chapter =
+                |link: &String| link.split('#').next() == Some(&format!("docs/{chapter}"));
+            assert!(
+                linked.iter().any(of_chapter),
+                "the README does not link to docs/{chapter}"
+            );
         }
     }
 
     #[test]
     fn repository_links_resolve() {
-        assert_eq!(problems(&root().canonicalize().unwrap()).unwrap(), [] as [&str; 0]);
+        assert_eq!(
+            problems(&root().canonicalize().unwrap()).unwrap(),
+            [] as [&str; 0]
+        );
     }
 }

@@ -59,7 +59,16 @@ pub(crate) struct Fuzz {
 
 impl Fuzz {
     pub(crate) fn run(self) -> Result<()> {
-        let Self { filters, seconds, program, interfaces, replies, packets, set_ups, seed } = self;
+        let Self {
+            filters,
+            seconds,
+            program,
+            interfaces,
+            replies,
+            packets,
+            set_ups,
+            seed,
+        } = self;
         if interfaces {
             packages::ensure(packages::TEST)?;
         }
@@ -74,7 +83,10 @@ impl Fuzz {
         if replies {
             return compare_replies(packets.unwrap_or(100_000_000), seed);
         }
-        let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
+        let seed = seed
+            .map(u32::try_from)
+            .transpose()
+            .context("seeds of fuzz targets are below 2^32")?;
         run_targets(&filters, seconds, seed)
     }
 }
@@ -88,12 +100,22 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
     let folder = root().canonicalize()?.join("tests/fuzz");
     run_command(
         Command::new("cargo")
-            .args(["build", "--package", "bosh-dns-xdp-fuzz", "--features", "libfuzzer", "--bin", "fuzz"])
+            .args([
+                "build",
+                "--package",
+                "bosh-dns-xdp-fuzz",
+                "--features",
+                "libfuzzer",
+                "--bin",
+                "fuzz",
+            ])
             .env("RUSTC_WORKSPACE_WRAPPER", folder.join("rustc.sh"))
             .current_dir(root()),
     )?;
     let mut waiting = targets(&folder)?;
-    waiting.retain(|target| filters.is_empty() || filters.iter().any(|filter| target.contains(filter)));
+    waiting.retain(|target| {
+        filters.is_empty() || filters.iter().any(|filter| target.contains(filter))
+    });
     println!("{} for at most {} s each", waiting.join(", "), seconds);
     waiting.reverse();
     let cores = thread::available_parallelism()?.get();
@@ -125,29 +147,54 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
 
 /// Runs `count` random packets through each BPF program and compares the replies with the model.
 fn fuzz_programs(count: u64, seed: Option<u64>) -> Result<()> {
-    random_test("random::random_packets_match_model", &[("PACKETS", count)], seed)
+    random_test(
+        "random::random_packets_match_model",
+        &[("PACKETS", count)],
+        seed,
+    )
 }
 
 /// Compares the model of the programs with the cache in userspace for `count` random replies of
 /// recursors, then the programs themselves for a thousandth of them.
 fn compare_replies(count: u64, seed: Option<u64>) -> Result<()> {
-    random_test("random_replies::model_replies_equal_userspace", &[("REPLIES", count)], seed)?;
+    random_test(
+        "random_replies::model_replies_equal_userspace",
+        &[("REPLIES", count)],
+        seed,
+    )?;
     let replies = ("REPLIES", count.div_ceil(1000));
-    random_test("random_replies::random_replies_equal_userspace", &[replies], seed)
+    random_test(
+        "random_replies::random_replies_equal_userspace",
+        &[replies],
+        seed,
+    )
 }
 
 /// Compares the replies to `packets` random packets, in `set_ups` random set-ups, of a server with the
 /// fast path and of one without.
 fn compare_servers(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
     let numbers = [("PACKETS", packets), ("SETUPS", set_ups)];
-    random_test("differential::interfaces_answer_as_userspace", &numbers, seed)
+    random_test(
+        "differential::interfaces_answer_as_userspace",
+        &numbers,
+        seed,
+    )
 }
 
 /// Runs a test with these numbers, and this seed if there is one, in its environment.
 fn random_test(name: &str, numbers: &[(&'static str, u64)], seed: Option<u64>) -> Result<()> {
-    let numbers = numbers.iter().copied().chain(seed.map(|seed| ("SEED", seed)));
-    let environment: Vec<_> = numbers.map(|(name, number)| (name, number.to_string().into())).collect();
-    packet_test(name, &["--release", "--package", "whole-system-tests"], &environment)
+    let numbers = numbers
+        .iter()
+        .copied()
+        .chain(seed.map(|seed| ("SEED", seed)));
+    let environment: Vec<_> = numbers
+        .map(|(name, number)| (name, number.to_string().into()))
+        .collect();
+    packet_test(
+        name,
+        &["--release", "--package", "whole-system-tests"],
+        &environment,
+    )
 }
 
 /// Returns the names of all targets, sorted.
@@ -191,23 +238,43 @@ impl Run {
 
     /// Returns the panic message and the path of the failing input from the target's output.
     fn failure(self) -> String {
-        let Self { target, child: _, log } = self;
+        let Self {
+            target,
+            child: _,
+            log,
+        } = self;
         let text = fs::read_to_string(&log).unwrap_or_default();
         let telling = |line: &&str| {
-            ["panicked at", "ERROR: libFuzzer", "Test unit written to"].iter().any(|part| line.contains(part))
+            ["panicked at", "ERROR: libFuzzer", "Test unit written to"]
+                .iter()
+                .any(|part| line.contains(part))
         };
         let lines: Vec<&str> = text.lines().filter(telling).collect();
-        format!("fuzz target {target} failed: {} (full log: {})", lines.join("; "), log.display())
+        format!(
+            "fuzz target {target} failed: {} (full log: {})",
+            lines.join("; "),
+            log.display()
+        )
     }
 }
 
 /// Builds the program of `tests/tests/packets` with `cargo test <build>` and runs the test with this name, showing its
 /// output. Fails if there is no such test, which the test harness treats as success.
-pub(crate) fn packet_test(name: &str, build: &[&str], environment: &[(&str, OsString)]) -> Result<()> {
+pub(crate) fn packet_test(
+    name: &str,
+    build: &[&str],
+    environment: &[(&str, OsString)],
+) -> Result<()> {
     let cargo = |more: &[&str]| {
         let mut command = Command::new("cargo");
-        command.arg("test").args(build).args(["--test", "packets"]).args(more);
-        command.envs(environment.iter().cloned()).current_dir(root());
+        command
+            .arg("test")
+            .args(build)
+            .args(["--test", "packets"])
+            .args(more);
+        command
+            .envs(environment.iter().cloned())
+            .current_dir(root());
         // Some of the tests start the server.
         crate::name_server(&mut command, Profile::Release)?;
         anyhow::Ok(command)
@@ -216,7 +283,9 @@ pub(crate) fn packet_test(name: &str, build: &[&str], environment: &[(&str, OsSt
     let only = ["--", name, "--exact", "--include-ignored"];
     let listed = capture(&mut cargo(&[&only[..], &["--list"]].concat())?)?;
     ensure!(
-        listed.lines().any(|line| line.strip_suffix(": test") == Some(name)),
+        listed
+            .lines()
+            .any(|line| line.strip_suffix(": test") == Some(name)),
         "tests/tests/packets has no test {name}"
     );
     run_command(&mut cargo(&[&only[..], &["--nocapture"]].concat())?)

@@ -88,9 +88,16 @@ pub(crate) fn test_arm64(programs: &Path) -> Result<()> {
         let boot = kernel.folder().join("boot");
         let image = fs::read_dir(&boot)?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-")));
+            .find(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"))
+            });
         let image = image.with_context(|| format!("no kernel in {}", boot.display()))?;
-        test(&image, Some(&kernel.folder().join("lib/modules")), Some(programs))?;
+        test(
+            &image,
+            Some(&kernel.folder().join("lib/modules")),
+            Some(programs),
+        )?;
     }
     Ok(())
 }
@@ -98,7 +105,10 @@ pub(crate) fn test_arm64(programs: &Path) -> Result<()> {
 /// Tests the programs and the server on a kernel in a virtual machine; `modules` is the folder of
 /// its modules, if it needs any. `arm64` is the file system of an arm64 machine.
 pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -> Result<()> {
-    let there = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
+    let there = |path: &Path| {
+        path.canonicalize()
+            .with_context(|| path.display().to_string())
+    };
     let mut environment = vec![("KERNEL_IMAGE", there(image)?.into())];
     for (name, folder) in [("KERNEL_MODULES", modules), ("KERNEL_ARM64", arm64)] {
         if let Some(folder) = folder {
@@ -116,7 +126,9 @@ impl Kernel {
         }
         let lists = match self.suite {
             None => Lists::of_this_machine(),
-            Some(suite) => Lists::of_suite(suite, self.architecture, &folder.with_extension("apt"))?,
+            Some(suite) => {
+                Lists::of_suite(suite, self.architecture, &folder.with_extension("apt"))?
+            }
         };
         let package = match self.package(&lists) {
             Ok(package) => package,
@@ -137,8 +149,11 @@ impl Kernel {
 
     fn package(&self, lists: &Lists) -> Result<String> {
         let depends = lists.cache(&["depends", self.meta_package])?;
-        let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-        let package = package.with_context(|| format!("{} depends on no kernel", self.meta_package))?;
+        let package = depends
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let package =
+            package.with_context(|| format!("{} depends on no kernel", self.meta_package))?;
         Ok(format!("linux-image-{package}"))
     }
 }

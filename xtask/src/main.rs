@@ -130,7 +130,11 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Build { debug } => {
             toolchain::ensure()?;
-            let profile = if debug { Profile::Dev } else { Profile::Release };
+            let profile = if debug {
+                Profile::Dev
+            } else {
+                Profile::Release
+            };
             build(profile, &PROGRAMS)
         }
         Command::Demo { arguments } => {
@@ -139,17 +143,32 @@ fn main() -> Result<()> {
             process::run(&mut build_of_demo()?)?;
             let mut demo = Process::new(process::root().join("target/release/demo"));
             process::run(
-                name_server(&mut demo, Profile::Release)?.args(arguments).current_dir(process::root()),
+                name_server(&mut demo, Profile::Release)?
+                    .args(arguments)
+                    .current_dir(process::root()),
             )
         }
-        Command::Test { filters, quick: true, .. } => {
+        Command::Test {
+            filters,
+            quick: true,
+            ..
+        } => {
             debug_assert!(filters.is_empty());
             toolchain::ensure()?;
             test::run_quick()
         }
-        Command::Test { filters, quick: false, optimised } => {
-            test::run(&filters, if optimised { Profile::Release } else { Profile::Dev })
-        }
+        Command::Test {
+            filters,
+            quick: false,
+            optimised,
+        } => test::run(
+            &filters,
+            if optimised {
+                Profile::Release
+            } else {
+                Profile::Dev
+            },
+        ),
         Command::KernelTest { image, modules } => {
             packages::ensure(packages::KERNEL_TEST)?;
             toolchain::ensure()?;
@@ -161,7 +180,12 @@ fn main() -> Result<()> {
         Command::Release(arguments) => release::run(arguments),
         Command::Docs => docs::build(),
         Command::Fuzz(fuzz) => fuzz.run(),
-        Command::Soak { minutes, hours, seed, faults } => {
+        Command::Soak {
+            minutes,
+            hours,
+            seed,
+            faults,
+        } => {
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;
             soak(hours.map_or(minutes, |hours| hours * 60.0), seed, &faults)
@@ -170,10 +194,15 @@ fn main() -> Result<()> {
             parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
             packages::ensure(packages::BENCH)?;
             toolchain::ensure()?;
-            build(Profile::Release, &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat())?;
+            build(
+                Profile::Release,
+                &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat(),
+            )?;
             let mut bench = Process::new(process::root().join("target/release/bench"));
             process::run(
-                name_server(&mut bench, Profile::Release)?.args(arguments).current_dir(process::root()),
+                name_server(&mut bench, Profile::Release)?
+                    .args(arguments)
+                    .current_dir(process::root()),
             )
         }
     }
@@ -193,7 +222,9 @@ fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
     build(Profile::Release, &[SERVER, ["whole-system-tests", "soak"]])?;
     let mut command = Process::new(process::root().join("target/release/soak"));
     let seed = seed.map_or_else(|| "-".to_owned(), |seed| seed.to_string());
-    let command = name_server(&mut command, Profile::Release)?.args([minutes.to_string(), seed]).args(faults);
+    let command = name_server(&mut command, Profile::Release)?
+        .args([minutes.to_string(), seed])
+        .args(faults);
     process::run(command.current_dir(process::root()))
 }
 
@@ -203,7 +234,10 @@ fn name_server(command: &mut Process, profile: Profile) -> Result<&mut Process> 
         Profile::Dev => "target/debug",
         Profile::Release => "target/release",
     };
-    Ok(command.env("BOSH_DNS_XDP", process::root().canonicalize()?.join(folder).join(SERVER[1])))
+    Ok(command.env(
+        "BOSH_DNS_XDP",
+        process::root().canonicalize()?.join(folder).join(SERVER[1]),
+    ))
 }
 
 // Package and binary name of each program.
@@ -233,7 +267,9 @@ fn cargo_build(profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
     let mut cargo = Process::new("cargo");
     cargo.arg("build").current_dir(process::root());
     if let Profile::Release = profile {
-        cargo.arg("--release").env("BOSH_DNS_XDP_COMMIT", dist::commit()?);
+        cargo
+            .arg("--release")
+            .env("BOSH_DNS_XDP_COMMIT", dist::commit()?);
     }
     for [package, program] in programs {
         cargo.args(["--package", package, "--bin", program]);
@@ -265,7 +301,10 @@ fn set_up(packages: &'static str) -> Result<()> {
     if is_first {
         // Fails at the BPF programs if the toolchain is not ready by then; the build after this goes on.
         let mut early = build_of_demo()?;
-        let _ = early.args(["--keep-going", "--quiet"]).stderr(std::process::Stdio::null()).status();
+        let _ = early
+            .args(["--keep-going", "--quiet"])
+            .stderr(std::process::Stdio::null())
+            .status();
     }
     tools.finish()
 }

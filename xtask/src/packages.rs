@@ -24,7 +24,8 @@ pub(crate) const TEST: &str = "\
     qemu-system-x86 ruby shellcheck sqlite3 systemd unbound xz-utils zstd";
 
 /// Packages for building and running virtual machines with other kernels.
-pub(crate) const KERNEL_TEST: &str = "binutils cpio ethtool gzip iproute2 lz4 qemu-system-x86 xz-utils zstd";
+pub(crate) const KERNEL_TEST: &str =
+    "binutils cpio ethtool gzip iproute2 lz4 qemu-system-x86 xz-utils zstd";
 
 /// Packages for the benches, including the servers to compare with.
 pub(crate) const BENCH: &str = "\
@@ -46,27 +47,49 @@ pub(crate) fn ensure(packages: &str) -> Result<()> {
         return Ok(());
     }
     if !on_path("apt-get") || !nix::unistd::geteuid().is_root() {
-        bail!("missing Debian packages; install them as root: {}", missing.join(" "));
+        bail!(
+            "missing Debian packages; install them as root: {}",
+            missing.join(" ")
+        );
     }
     println!("installing Debian packages: {}", missing.join(" "));
     let _quiet = NoServices::enforce()?;
     apt(&["update", "-qq"])?;
-    apt(&[&["install", "-qq", "--yes", "--no-install-recommends"], &missing[..]].concat())
+    apt(&[
+        &["install", "-qq", "--yes", "--no-install-recommends"],
+        &missing[..],
+    ]
+    .concat())
 }
 
 fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     if !on_path("dpkg-query") {
-        bail!("this is not a Debian system; install the programs of these packages: {}", packages.join(" "));
+        bail!(
+            "this is not a Debian system; install the programs of these packages: {}",
+            packages.join(" ")
+        );
     }
     // dpkg-query fails if a package is unknown, but still lists the others.
     let listed = Command::new("dpkg-query")
-        .args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"])
+        .args([
+            "--show",
+            "--showformat",
+            "${Package} ${db:Status-Status}\\n",
+        ])
         .args(packages)
         .output()
         .context("cannot run dpkg-query")?;
     let listed = String::from_utf8_lossy(&listed.stdout);
-    let installed = |package: &&str| listed.lines().any(|line| line == format!("{package} installed"));
-    Ok(packages.iter().copied().filter(|package| !installed(package)).collect())
+    let installed = |package: &&str| {
+        listed
+            .lines()
+            .any(|line| line == format!("{package} installed"))
+    };
+    Ok(packages
+        .iter()
+        .copied()
+        .filter(|package| !installed(package))
+        .collect())
 }
 
 /// Runs apt-get non-interactively.
@@ -81,8 +104,12 @@ pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
 /// Returns the version of a package that apt would install; `None` if unknown.
 pub(crate) fn candidate(package: &str) -> Result<Option<String>> {
     let policy = capture(Command::new("apt-cache").args(["policy", package]))?;
-    let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
-    Ok(version.filter(|version| *version != "(none)").map(str::to_owned))
+    let version = policy
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Candidate: "));
+    Ok(version
+        .filter(|version| *version != "(none)")
+        .map(str::to_owned))
 }
 
 /// Downloads packages (`name` or `name=version`) into `folder`, which is emptied first.
@@ -98,7 +125,9 @@ pub(crate) struct Lists {
 
 impl Lists {
     pub(crate) const fn of_this_machine() -> Self {
-        Self { options: Vec::new() }
+        Self {
+            options: Vec::new(),
+        }
     }
 
     /// Downloads the lists of a single Debian suite for an architecture to `folder`, without changing this
@@ -109,7 +138,11 @@ impl Lists {
         }
         let folder = folder.canonicalize()?;
         let sources = folder.join("suite.sources");
-        let repository = if suite.ends_with("-security") { "-security" } else { "" };
+        let repository = if suite.ends_with("-security") {
+            "-security"
+        } else {
+            ""
+        };
         let text = format!(
             "Types: deb\nURIs: {DEBIAN_MIRROR}{repository}\nSuites: {suite}\nComponents: main\nSigned-By: {DEBIAN_KEYS}\n"
         );
@@ -127,23 +160,34 @@ impl Lists {
             ("APT::Architectures", PathBuf::from(architecture)),
         ];
         let option = |(name, value): (&str, PathBuf)| format!("-o{name}={}", value.display());
-        Ok(Self { options: options.map(option).into() })
+        Ok(Self {
+            options: options.map(option).into(),
+        })
     }
 
     pub(crate) fn update(&self) -> Result<()> {
-        let words = ["update", "-qq"].into_iter().chain(self.options.iter().map(String::as_str));
+        let words = ["update", "-qq"]
+            .into_iter()
+            .chain(self.options.iter().map(String::as_str));
         apt(&words.collect::<Vec<_>>())
     }
 
     pub(crate) fn cache(&self, arguments: &[&str]) -> Result<String> {
-        capture(Command::new("apt-cache").args(&self.options).args(arguments))
+        capture(
+            Command::new("apt-cache")
+                .args(&self.options)
+                .args(arguments),
+        )
     }
 
     pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
         make_anew(folder)?;
         let get = || {
             let mut command = Command::new("apt-get");
-            command.args(["download", "-qq"]).args(&self.options).args(names);
+            command
+                .args(["download", "-qq"])
+                .args(&self.options)
+                .args(names);
             capture(command.current_dir(folder))
         };
         if get().is_err() {
@@ -161,7 +205,10 @@ pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
     let part = folder.with_extension("part");
     make_anew(&part)?;
     for package in fs::read_dir(downloads)? {
-        run(Command::new("dpkg").arg("-x").arg(package?.path()).arg(&part))?;
+        run(Command::new("dpkg")
+            .arg("-x")
+            .arg(package?.path())
+            .arg(&part))?;
     }
     fs::rename(&part, folder).with_context(|| folder.display().to_string())?;
     Ok(fs::remove_dir_all(downloads)?)
@@ -191,7 +238,8 @@ impl NoServices {
         let ours = !Path::new(Self::POLICY).exists();
         if ours {
             fs::write(Self::POLICY, "#!/bin/sh\nexit 101\n").context(Self::POLICY)?;
-            fs::set_permissions(Self::POLICY, fs::Permissions::from_mode(0o755)).context(Self::POLICY)?;
+            fs::set_permissions(Self::POLICY, fs::Permissions::from_mode(0o755))
+                .context(Self::POLICY)?;
         }
         Ok(Self { ours })
     }
@@ -254,7 +302,11 @@ pub(crate) fn ensure_debian_root() -> Result<()> {
     make_anew(&part)?;
     capture(
         Command::new("debootstrap")
-            .args(["--variant=minbase", &format!("--include={DEBIAN_INCLUDED}"), &suite])
+            .args([
+                "--variant=minbase",
+                &format!("--include={DEBIAN_INCLUDED}"),
+                &suite,
+            ])
             .arg(&part),
     )?;
     let resolvers = part.join("var/cache/resolvers");
@@ -265,6 +317,11 @@ pub(crate) fn ensure_debian_root() -> Result<()> {
 /// Returns the release of this machine, on which its builds start.
 fn debian_suite() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release")?;
-    let suite = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(suite.context("/etc/os-release names no release")?.trim_matches('"').to_owned())
+    let suite = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(suite
+        .context("/etc/os-release names no release")?
+        .trim_matches('"')
+        .to_owned())
 }

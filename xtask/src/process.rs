@@ -28,13 +28,18 @@ pub(crate) fn cargo_home() -> Option<PathBuf> {
 
 pub(crate) fn cargo_metadata(folder: &Path, arguments: &[&str]) -> Result<Value> {
     let mut command = Command::new("cargo");
-    command.args(["metadata", "--format-version", "1", "--locked"]).args(arguments).current_dir(folder);
+    command
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(arguments)
+        .current_dir(folder);
     serde_json::from_str(&capture(&mut command)?).context("cargo metadata returned no JSON")
 }
 
 /// Runs a command with its output on the terminal; fails unless it succeeds.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {}", shown(command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {}", shown(command)))?;
     if !status.success() {
         bail!("{} failed ({status})", shown(command));
     }
@@ -44,11 +49,20 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Runs `cargo install` for a tool, unoptimised: it works for seconds, and compiling it for speed takes
 /// minutes.
 pub(crate) fn install(command: &mut Command) -> Result<()> {
-    let name = command.get_args().nth(1).unwrap_or_default().to_string_lossy().into_owned();
+    let name = command
+        .get_args()
+        .nth(1)
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     println!("set-up: installing {name}");
     command.args(["--quiet", "--locked"]);
-    for (setting, value) in [("OPT_LEVEL", "0"), ("DEBUG", "false"), ("LTO", "off"), ("CODEGEN_UNITS", "16")]
-    {
+    for (setting, value) in [
+        ("OPT_LEVEL", "0"),
+        ("DEBUG", "false"),
+        ("LTO", "off"),
+        ("CODEGEN_UNITS", "16"),
+    ] {
         command.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
     }
     // The tool does not belong to this workspace's build.
@@ -57,10 +71,19 @@ pub(crate) fn install(command: &mut Command) -> Result<()> {
 
 /// Runs a command and returns its output; fails unless it succeeds.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
-    let Output { status, stdout, stderr } =
-        command.output().with_context(|| format!("cannot run {}", shown(command)))?;
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .output()
+        .with_context(|| format!("cannot run {}", shown(command)))?;
     if !status.success() {
-        bail!("{} failed ({status}): {}", shown(command), String::from_utf8_lossy(&stderr).trim());
+        bail!(
+            "{} failed ({status}): {}",
+            shown(command),
+            String::from_utf8_lossy(&stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
@@ -73,7 +96,10 @@ pub(crate) fn on_path(program: &str) -> bool {
 /// Returns the command as typed in a shell.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Steps faster than this found everything in place, and are not worth a line.
@@ -87,7 +113,10 @@ pub(crate) struct Step {
 
 impl Step {
     /// Starts a step; its end is printed with its duration.
-    pub(crate) fn start(name: &'static str, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
+    pub(crate) fn start(
+        name: &'static str,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Self {
         let thread = thread::spawn(move || {
             let begin = Instant::now();
             let done = work();
@@ -116,7 +145,10 @@ mod tests {
     #[test]
     fn failed_step_is_named() {
         let step = Step::start("kernels", || bail!("no network"));
-        assert_eq!(format!("{:#}", step.finish().unwrap_err()), "kernels: no network");
+        assert_eq!(
+            format!("{:#}", step.finish().unwrap_err()),
+            "kernels: no network"
+        );
         Step::start("nothing", || Ok(())).finish().unwrap();
     }
 }

@@ -49,7 +49,14 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { version, key, unsigned: _, checked, programs, out } = arguments;
+    let Arguments {
+        version,
+        key,
+        unsigned: _,
+        checked,
+        programs,
+        out,
+    } = arguments;
     let root = root().canonicalize()?;
     check_version(&version, env!("CARGO_PKG_VERSION"))?;
     // Tests pack what they are given, from a tree that may be in work.
@@ -58,7 +65,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("CHANGELOG.md")?;
         check_changelog(&version, &changelog)?;
         let changes = dist::git(&["status", "--porcelain"])?;
-        ensure!(changes.is_empty(), "a release is built from a clean tree; commit or remove:\n{changes}");
+        ensure!(
+            changes.is_empty(),
+            "a release is built from a clean tree; commit or remove:\n{changes}"
+        );
         if !checked {
             docs::build()?;
             test::run(&[], Profile::Release)?;
@@ -67,7 +77,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         }
     }
     packages::ensure("openssh-client")?;
-    let out = dist::build(programs, &dist::BOTH, out.unwrap_or_else(|| root.join("dist")), Some(&version))?;
+    let out = dist::build(
+        programs,
+        &dist::BOTH,
+        out.unwrap_or_else(|| root.join("dist")),
+        Some(&version),
+    )?;
     if let Some(key) = &key {
         sign(&out, key)?;
     }
@@ -100,7 +115,11 @@ fn check_changelog(version: &str, changelog: &str) -> Result<()> {
         let (heading, after) = after.split_once('\n')?;
         // Only the date may follow the title.
         let body = after.split("\n## ").next().unwrap_or_default().trim();
-        heading.trim_start().chars().all(|c| c.is_ascii_digit() || "-– ()".contains(c)).then_some(body)
+        heading
+            .trim_start()
+            .chars()
+            .all(|c| c.is_ascii_digit() || "-– ()".contains(c))
+            .then_some(body)
     };
     let described = section(version).or_else(|| section(core));
     ensure!(
@@ -109,7 +128,10 @@ fn check_changelog(version: &str, changelog: &str) -> Result<()> {
     );
     if let Some(body) = section("Unreleased") {
         let entries = body.lines().filter(|line| line.starts_with("- ")).count();
-        ensure!(entries == 0, "CHANGELOG.md: \"Unreleased\" has {entries} entries: move them to `## {core}`");
+        ensure!(
+            entries == 0,
+            "CHANGELOG.md: \"Unreleased\" has {entries} entries: move them to `## {core}`"
+        );
     }
     Ok(())
 }
@@ -143,7 +165,10 @@ fn sign(out: &Path, key: &Path) -> Result<()> {
         .stdout(Stdio::null())
         .status()?;
     if !verified.success() {
-        bail!("the signature of {} cannot be verified with the key that made it", sums.display());
+        bail!(
+            "the signature of {} cannot be verified with the key that made it",
+            sums.display()
+        );
     }
     Ok(())
 }
@@ -156,7 +181,10 @@ mod tests {
     fn only_own_version_is_released() {
         check_version("1.0.0", "1.0.0").unwrap();
         let error = check_version("1.0.0", "0.9.0").unwrap_err().to_string();
-        assert!(error.contains("Cargo.toml") && error.contains("0.9.0, not 1.0.0"), "{error}");
+        assert!(
+            error.contains("Cargo.toml") && error.contains("0.9.0, not 1.0.0"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -169,7 +197,8 @@ mod tests {
         for version in ["1.0.0", "1.0.0-rc.1"] {
             check_changelog(version, &text("", "- first")).unwrap();
         }
-        let error = |version: &str, text: &str| check_changelog(version, text).unwrap_err().to_string();
+        let error =
+            |version: &str, text: &str| check_changelog(version, text).unwrap_err().to_string();
         assert!(error("1.0.0", &text("", "")).contains("no section `## 1.0.0`"));
         assert!(error("1.0.1", &text("", "- first")).contains("no section `## 1.0.1`"));
         assert!(error("1.0.0", &text("- new\n", "- first")).contains("1 entries"));

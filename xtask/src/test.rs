@@ -49,12 +49,21 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     }
     let set_up = times.step("set-up: Debian packages, BPF toolchain", || set_up.tools())?;
     if let Profile::Release = server {
-        times.step("build: optimised server", || crate::build(server, &[crate::SERVER]))?;
+        times.step("build: optimised server", || {
+            crate::build(server, &[crate::SERVER])
+        })?;
     }
-    times.step("build and lints: programs and tests", || run_command(build_with_lints()?.args(ALL)))?;
-    times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
+    times.step("build and lints: programs and tests", || {
+        run_command(build_with_lints()?.args(ALL))
+    })?;
+    times.step("set-up: kernels, a Debian root, moto, arm64", || {
+        set_up.finish()
+    })?;
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run"]).args(list_test_programs()?).args(filters);
+    nextest
+        .args(["nextest", "run"])
+        .args(list_test_programs()?)
+        .args(filters);
     crate::name_server(&mut nextest, server)?;
     thread::scope(|scope| {
         // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
@@ -68,16 +77,22 @@ const ALL: [&str; 2] = ["--workspace", "--all-targets"];
 
 /// Tests of `--quick`, as a nextest filter: all unit tests, and the recorded cases, on both paths where there are
 /// two.
-const QUICK: &str = "kind(lib) | kind(bin) | binary(/^(conformance|recorded_answers|plain_scan|replay)$/)";
+const QUICK: &str =
+    "kind(lib) | kind(bin) | binary(/^(conformance|recorded_answers|plain_scan|replay)$/)";
 
 /// Runs the checks that a first patch needs: format, lints, unit tests, recorded cases.
 pub(crate) fn run_quick() -> Result<()> {
     let mut times = Times::default();
     times.step("format", check_format)?;
     ensure_nextest()?;
-    times.step("build and lints", || run_command(build_with_lints()?.args(ALL)))?;
+    times.step("build and lints", || {
+        run_command(build_with_lints()?.args(ALL))
+    })?;
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run"]).args(list_test_programs()?).args(["-E", QUICK]);
+    nextest
+        .args(["nextest", "run"])
+        .args(list_test_programs()?)
+        .args(["-E", QUICK]);
     let passed = run_tests(times, crate::name_server(&mut nextest, Profile::Dev)?, None);
     println!("\nA quick run: `cargo xtask test` runs everything.");
     passed
@@ -93,7 +108,16 @@ const SOAKS: &str = "test(owners_share_a_zone_through_faults) | test(/^soak::/) 
 pub(crate) fn run_soaks() -> Result<()> {
     ensure_nextest()?;
     let mut nextest = Command::new("cargo");
-    nextest.args(["nextest", "run", "--workspace", "--profile", "soak", "--no-capture", "-E", SOAKS]);
+    nextest.args([
+        "nextest",
+        "run",
+        "--workspace",
+        "--profile",
+        "soak",
+        "--no-capture",
+        "-E",
+        SOAKS,
+    ]);
     nextest.args(["--test-threads", "8"]);
     run_command(crate::name_server(
         nextest.env("SOAK_SECONDS", "3600").current_dir(root()),
@@ -116,14 +140,25 @@ fn run_tests(
             nextest
                 .env(NOT_RUN_VARIABLE, &not_run)
                 .env("PATH", packages::moto_search_path()?)
-                .envs(SEED_VARIABLES.map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))))
+                .envs(
+                    SEED_VARIABLES
+                        .map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))),
+                )
                 .current_dir(root()),
         )
     });
     times.add_groups(&target.join("nextest/default/junit.xml"))?;
     let mut list = fs::read_to_string(&not_run)?;
-    let checked = checks.map(|checks| checks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-    let Checked { times: others, not_run, problem } = checked.unwrap_or_default();
+    let checked = checks.map(|checks| {
+        checks
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let Checked {
+        times: others,
+        not_run,
+        problem,
+    } = checked.unwrap_or_default();
     times.0.extend(others.0);
     list.push_str(&not_run);
     times.print();
@@ -141,11 +176,26 @@ fn list_test_programs() -> Result<[OsString; 4]> {
             .with_context(|| path.display().to_string())?;
         Ok::<_, anyhow::Error>(path.into_os_string())
     };
-    let programs =
-        ["nextest", "list", "--workspace", "--list-type", "binaries-only", "--message-format", "json"];
+    let programs = [
+        "nextest",
+        "list",
+        "--workspace",
+        "--list-type",
+        "binaries-only",
+        "--message-format",
+        "json",
+    ];
     let workspace = ["metadata", "--format-version", "1", "--all-features"];
-    let lists = (list("test-programs.json", &programs)?, list("workspace.json", &workspace)?);
-    Ok(["--binaries-metadata".into(), lists.0, "--cargo-metadata".into(), lists.1])
+    let lists = (
+        list("test-programs.json", &programs)?,
+        list("workspace.json", &workspace)?,
+    );
+    Ok([
+        "--binaries-metadata".into(),
+        lists.0,
+        "--cargo-metadata".into(),
+        lists.1,
+    ])
 }
 
 /// Results of the checks of the sources.
@@ -165,27 +215,53 @@ impl Checked {
         if let Some(problem) = &problem {
             eprintln!("\n{problem:#}; the tests go on");
         }
-        Self { times, not_run, problem }
+        Self {
+            times,
+            not_run,
+            problem,
+        }
     }
 }
 
 fn check_sources(times: &mut Times, not_run: &mut String) -> Result<()> {
-    times.step("lints: BPF programs, and the resolver without live Consul", || {
-        toolchain::lint_programs()?;
-        // With the libraries of the workspace, so that none is compiled again with other features.
-        let reduced = ["--workspace", "--lib", "--no-default-features", "--features", "dns-resolver/screen"];
-        run_command(build_with_lints()?.args(reduced))
-    })?;
+    times.step(
+        "lints: BPF programs, and the resolver without live Consul",
+        || {
+            toolchain::lint_programs()?;
+            // With the libraries of the workspace, so that none is compiled again with other features.
+            let reduced = [
+                "--workspace",
+                "--lib",
+                "--no-default-features",
+                "--features",
+                "dns-resolver/screen",
+            ];
+            run_command(build_with_lints()?.args(reduced))
+        },
+    )?;
     times.step("links in the documentation", docs::check)?;
     if advisories_not_run(cargo_home().as_deref()).is_none() {
-        times
-            .step("advisories", || cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"]))?;
+        times.step("advisories", || {
+            cargo([
+                "deny",
+                "--offline",
+                "check",
+                "--disable-fetch",
+                "advisories",
+            ])
+        })?;
     }
     // Debian's archive has only the newest version of the compiler's libraries.
     match arm64::ensure() {
-        Ok(()) => times.step("arm64: unit tests of the wire format, emulated", arm64::unit_tests),
+        Ok(()) => times.step(
+            "arm64: unit tests of the wire format, emulated",
+            arm64::unit_tests,
+        ),
         Err(problem) => {
-            writeln!(not_run, "the wire format's unit tests on arm64: {problem:#}")?;
+            writeln!(
+                not_run,
+                "the wire format's unit tests on arm64: {problem:#}"
+            )?;
             Ok(())
         }
     }
@@ -228,7 +304,11 @@ impl SetUp {
                 "set-up: compiling dependencies meanwhile; the first run takes about half an hour on two cores"
             );
             // Fails at the BPF programs if their toolchain is not ready by then; the later builds go on.
-            let _ = build_with_lints()?.arg("--keep-going").args(ALL).stderr(Stdio::null()).status();
+            let _ = build_with_lints()?
+                .arg("--keep-going")
+                .args(ALL)
+                .stderr(Stdio::null())
+                .status();
         }
         self.tools.finish()?;
         Ok(self.rest)
@@ -243,7 +323,11 @@ fn is_first_build() -> bool {
 fn check_format() -> Result<()> {
     cargo(["fmt", "--all", "--check"])?;
     for programs in toolchain::PROGRAMS {
-        run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join(programs)))?;
+        run_command(
+            Command::new("cargo")
+                .args(["fmt", "--check"])
+                .current_dir(root().join(programs)),
+        )?;
     }
     Ok(())
 }
@@ -258,13 +342,24 @@ fn build_with_lints() -> Result<Command> {
 /// Returns cargo with clippy as the compiler of this project's crates: it writes what rustc writes, and warnings of
 /// either are errors. A check beside the build would read every dependency a second time.
 fn cargo_with_lints() -> Result<Command> {
-    let sysroot = capture(Command::new("rustc").args(["--print", "sysroot"]).current_dir(root()))?;
+    let sysroot = capture(
+        Command::new("rustc")
+            .args(["--print", "sysroot"])
+            .current_dir(root()),
+    )?;
     let driver = Path::new(sysroot.trim()).join("bin/clippy-driver");
-    ensure!(driver.exists(), "{} is missing: `rustup component add clippy`", driver.display());
+    ensure!(
+        driver.exists(),
+        "{} is missing: `rustup component add clippy`",
+        driver.display()
+    );
     let mut cargo = Command::new("cargo");
     cargo
         .env("RUSTC_WORKSPACE_WRAPPER", driver)
-        .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__")
+        .env(
+            "CLIPPY_ARGS",
+            "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",
+        )
         .current_dir(root());
     Ok(cargo)
 }
@@ -343,7 +438,12 @@ fn advisories_not_run(cargo_home: Option<&Path>) -> Option<String> {
 fn print_not_run(list: &str) {
     println!("\n== not run, because");
     let advisories = advisories_not_run(cargo_home().as_deref());
-    for line in advisories.as_deref().into_iter().chain(list.lines()).chain(NEVER_RUN) {
+    for line in advisories
+        .as_deref()
+        .into_iter()
+        .chain(list.lines())
+        .chain(NEVER_RUN)
+    {
         println!("- {line}");
     }
 }
@@ -354,11 +454,11 @@ fn ensure_nextest() -> Result<()> {
         return Ok(());
     }
     // Without its own update from the network.
-    install(Command::new("cargo").args(["install", "cargo-nextest", "--version", NEXTEST_VERSION]).args([
-        "--no-default-features",
-        "--features",
-        "default-no-update",
-    ]))
+    install(
+        Command::new("cargo")
+            .args(["install", "cargo-nextest", "--version", NEXTEST_VERSION])
+            .args(["--no-default-features", "--features", "default-no-update"]),
+    )
 }
 
 #[cfg(test)]
@@ -370,7 +470,10 @@ mod tests {
         let report = "<testsuites name=\"nextest-run\" time=\"9\">\n  <testsuite name=\"a::b\" tests=\"2\">\n    \
                       <testcase name=\"x\" time=\"1.5\">\n    <testcase name=\"y\" time=\"0.25\"/>\n  \
                       </testsuite>\n  <testsuite name=\"c\" tests=\"0\">\n</testsuites>\n";
-        let sums = [("a::b".to_owned(), Duration::from_millis(1750)), ("c".to_owned(), Duration::ZERO)];
+        let sums = [
+            ("a::b".to_owned(), Duration::from_millis(1750)),
+            ("c".to_owned(), Duration::ZERO),
+        ];
         assert_eq!(groups(report), sums);
     }
 
@@ -378,7 +481,10 @@ mod tests {
     fn missing_advisories_are_reported() {
         let home = tempfile::tempdir().unwrap();
         let reason = advisories_not_run(Some(home.path())).unwrap();
-        assert!(reason.contains("no database") && reason.contains("cargo deny check advisories"), "{reason}");
+        assert!(
+            reason.contains("no database") && reason.contains("cargo deny check advisories"),
+            "{reason}"
+        );
         assert_eq!(advisories_not_run(None), Some(reason));
     }
 }

@@ -26,8 +26,12 @@ mod bpf_cargo;
 pub(crate) const PROGRAMS: [&str; 2] = ["dns-ebpf", "benches/programs/ebpf"];
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and the BPF target.
-const RUSTC_PACKAGES: &[&str] =
-    &["rustc-web", "libstd-rust-web-1.96", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
+const RUSTC_PACKAGES: &[&str] = &[
+    "rustc-web",
+    "libstd-rust-web-1.96",
+    "libstd-rust-web-dev",
+    "libstd-rust-web-dev-bpf",
+];
 
 /// Debian package of clippy that matches [`RUSTC_PACKAGES`].
 const CLIPPY_PACKAGE: &str = "rust-web-clippy";
@@ -70,12 +74,17 @@ pub(crate) fn lint_programs() -> Result<()> {
     let folder = root().join(".toolchain").canonicalize()?;
     let settings = fs::read_to_string(folder.join("env"))?;
     // Rustup's nightly includes clippy; Debian's rustc needs Debian's clippy.
-    let clippy =
-        if settings.contains("RUSTUP_TOOLCHAIN=") { "cargo".into() } else { debian_clippy(&folder)? };
+    let clippy = if settings.contains("RUSTUP_TOOLCHAIN=") {
+        "cargo".into()
+    } else {
+        debian_clippy(&folder)?
+    };
     for programs in PROGRAMS {
         let mut command =
             bpf_cargo(&clippy, "clippy", &root().join(programs), &settings).map_err(Error::msg)?;
-        command.arg("--target-dir").arg(root().join("dns-ebpf/target").canonicalize()?);
+        command
+            .arg("--target-dir")
+            .arg(root().join("dns-ebpf/target").canonicalize()?);
         run(command.args(["--quiet", "--", "-D", "warnings"]))?;
     }
     Ok(())
@@ -93,8 +102,16 @@ fn debian_clippy(folder: &Path) -> Result<PathBuf> {
 /// Returns whether the paths in the settings still exist (the checkout may have moved, or the
 /// toolchain was removed).
 fn still_valid(settings: &str) -> bool {
-    let value = |key: &str| settings.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    match (value("RUSTC"), value("PATH_FIRST"), value("RUSTUP_TOOLCHAIN")) {
+    let value = |key: &str| {
+        settings
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+    };
+    match (
+        value("RUSTC"),
+        value("PATH_FIRST"),
+        value("RUSTUP_TOOLCHAIN"),
+    ) {
         (Some(rustc), Some(linker), _) => {
             Path::new(rustc).exists() && Path::new(linker).join("bpf-linker").exists()
         }
@@ -112,16 +129,22 @@ fn nightly_settings() -> Option<String> {
         .ok()
         .filter(|output| output.status.success())?;
     let sysroot = PathBuf::from(String::from_utf8(sysroot.stdout).ok()?.trim());
-    let complete = sysroot.join("lib/rustlib/src/rust/library/core").exists() && on_path("bpf-linker");
+    let complete =
+        sysroot.join("lib/rustlib/src/rust/library/core").exists() && on_path("bpf-linker");
     complete.then(|| "RUSTUP_TOOLCHAIN=nightly\nARGS=-Z build-std=core\n".to_owned())
 }
 
 /// Unpacks Debian's rustc into `folder` and builds bpf-linker there; returns the settings.
 fn install_debian(folder: &Path) -> Result<String> {
-    println!("setting up the BPF toolchain in {} (once, about two minutes)", folder.display());
+    println!(
+        "setting up the BPF toolchain in {} (once, about two minutes)",
+        folder.display()
+    );
     packages::ensure(&format!("{LLVM_PACKAGE} gcc libc6-dev"))?;
     if !Path::new(LLVM_LIBRARY).exists() {
-        bail!("{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is missing: another release of Debian?");
+        bail!(
+            "{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is missing: another release of Debian?"
+        );
     }
     let rustc = folder.join("sysroot/usr/bin/rustc");
     if !rustc.exists() {
@@ -154,13 +177,16 @@ pub(crate) fn arm64_rustc() -> Result<PathBuf> {
         println!("  downloading Debian's Rust libraries for arm64");
         let lists = packages::Lists::of_suite(RUSTC_SUITE, "arm64", &folder.join("apt"))?;
         lists.update()?;
-        let names =
-            ["libstd-rust-web-dev", "libstd-rust-web-1.96"].map(|name| format!("{name}={RUSTC_VERSION}"));
+        let names = ["libstd-rust-web-dev", "libstd-rust-web-1.96"]
+            .map(|name| format!("{name}={RUSTC_VERSION}"));
         let downloads = folder.join("debs-arm64");
         lists.download(&names, &downloads)?;
         let libraries = folder.join("libraries");
         packages::unpack(&downloads, &libraries)?;
-        fs::rename(libraries.join("usr/lib/rustlib/aarch64-unknown-linux-gnu"), &target)?;
+        fs::rename(
+            libraries.join("usr/lib/rustlib/aarch64-unknown-linux-gnu"),
+            &target,
+        )?;
         fs::remove_dir_all(libraries)?;
     }
     Ok(usr)
@@ -174,10 +200,14 @@ fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
     }
     println!("  downloading {} {RUSTC_VERSION}", names.join(", "));
     let downloads = folder.join("debs");
-    let pinned: Vec<String> = names.iter().map(|name| format!("{name}={RUSTC_VERSION}")).collect();
+    let pinned: Vec<String> = names
+        .iter()
+        .map(|name| format!("{name}={RUSTC_VERSION}"))
+        .collect();
     if packages::download(&pinned, &downloads).is_err() {
         println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
-        packages::download(names, &downloads).context("cannot download Debian's rustc for the BPF target")?;
+        packages::download(names, &downloads)
+            .context("cannot download Debian's rustc for the BPF target")?;
     }
     packages::unpack(&downloads, place)
 }
@@ -191,7 +221,13 @@ fn build_linker(folder: &Path) -> Result<()> {
     }
     install(
         Command::new("cargo")
-            .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--no-default-features"])
+            .args([
+                "install",
+                "bpf-linker",
+                "--version",
+                LINKER_VERSION,
+                "--no-default-features",
+            ])
             .args(["--features", LINKER_FEATURE, "--root"])
             .arg(folder.join("linker"))
             .env("LLVM_PREFIX", &llvm),

@@ -5,7 +5,10 @@
 //! checks together. Advisories are not checked: their database needs the network. Use `cargo deny
 //! check` for them.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,17 +22,29 @@ use toml_edit::DocumentMut;
 
 /// Returns the root of the repository.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .unwrap()
 }
 
 /// Returns cargo's metadata of a workspace for the build target.
 fn metadata(folder: &Path) -> Value {
     let output = Command::new("cargo")
-        .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
+        .args([
+            "metadata",
+            "--format-version=1",
+            "--locked",
+            "--filter-platform=x86_64-unknown-linux-gnu",
+        ])
         .current_dir(folder)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -39,7 +54,9 @@ fn packages() -> Vec<Value> {
         let metadata = metadata(&folder);
         let resolved: BTreeSet<String> = items(&metadata["resolve"]["nodes"], "id");
         let packages = metadata["packages"].as_array().unwrap().clone();
-        packages.into_iter().filter(move |package| resolved.contains(package["id"].as_str().unwrap()))
+        packages
+            .into_iter()
+            .filter(move |package| resolved.contains(package["id"].as_str().unwrap()))
     };
     workspaces().into_iter().flat_map(of_workspace).collect()
 }
@@ -47,16 +64,25 @@ fn packages() -> Vec<Value> {
 /// Returns a member of each item in a list.
 fn items(list: &Value, member: &str) -> BTreeSet<String> {
     let items = list.as_array().unwrap().iter();
-    items.map(|item| item[member].as_str().unwrap().to_owned()).collect()
+    items
+        .map(|item| item[member].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// Returns the folders of the server's workspace and of the BPF crates.
 fn workspaces() -> [PathBuf; 3] {
-    [root(), root().join("dns-ebpf"), root().join("benches/programs/ebpf")]
+    [
+        root(),
+        root().join("dns-ebpf"),
+        root().join("benches/programs/ebpf"),
+    ]
 }
 
 fn rules() -> DocumentMut {
-    fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
+    fs::read_to_string(root().join("deny.toml"))
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 /// Returns the strings of a list in the rules.
@@ -72,10 +98,17 @@ fn every_licence_is_allowed() {
     for package in packages() {
         let expression = package["license"].as_str().unwrap_or("none stated");
         if !is_satisfied(expression, &allowed) {
-            refused.push(format!("{} {}: {expression}", package["name"], package["version"]));
+            refused.push(format!(
+                "{} {}: {expression}",
+                package["name"], package["version"]
+            ));
         }
     }
-    assert!(refused.is_empty(), "licences that deny.toml does not allow:\n{}", refused.join("\n"));
+    assert!(
+        refused.is_empty(),
+        "licences that deny.toml does not allow:\n{}",
+        refused.join("\n")
+    );
 }
 
 #[test]
@@ -86,8 +119,11 @@ fn banned_crates_need_wrappers() {
         let entry = entry.as_inline_table().unwrap();
         let text = |member: &str| entry.get(member).unwrap().as_str().unwrap();
         let wrappers = entry.get("wrappers").and_then(toml_edit::Value::as_array);
-        let wrappers: BTreeSet<&str> =
-            wrappers.into_iter().flatten().filter_map(|name| name.as_str()).collect();
+        let wrappers: BTreeSet<&str> = wrappers
+            .into_iter()
+            .flatten()
+            .filter_map(|name| name.as_str())
+            .collect();
         for dependent in dependents.get(text("crate")).into_iter().flatten() {
             let (banned, reason) = (text("crate"), text("reason"));
             assert!(
@@ -107,12 +143,20 @@ fn dependents() -> BTreeMap<String, BTreeSet<String>> {
             .as_array()
             .unwrap()
             .iter()
-            .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+            .map(|package| {
+                (
+                    package["id"].as_str().unwrap(),
+                    package["name"].as_str().unwrap(),
+                )
+            })
             .collect();
         for node in metadata["resolve"]["nodes"].as_array().unwrap() {
             for used in node["deps"].as_array().unwrap() {
                 let used = names[used["pkg"].as_str().unwrap()].to_owned();
-                dependents.entry(used).or_default().insert(names[node["id"].as_str().unwrap()].to_owned());
+                dependents
+                    .entry(used)
+                    .or_default()
+                    .insert(names[node["id"].as_str().unwrap()].to_owned());
             }
         }
     }
@@ -124,9 +168,15 @@ fn crate_registries_are_allowed() {
     let allowed = listed(&rules(), "sources", "allow-registry");
     for package in packages() {
         // Crates without a source are part of this project.
-        let Some(source) = package["source"].as_str() else { continue };
+        let Some(source) = package["source"].as_str() else {
+            continue;
+        };
         let registry = source.strip_prefix("registry+").unwrap_or(source);
-        assert!(allowed.contains(registry), "{} comes from {source}", package["name"]);
+        assert!(
+            allowed.contains(registry),
+            "{} comes from {source}",
+            package["name"]
+        );
     }
 }
 
@@ -148,14 +198,21 @@ fn no_dependency_is_unused() {
                 let package_name = dependency["name"].as_str().unwrap();
                 let name = dependency["rename"].as_str().unwrap_or(package_name);
                 // Packages that are not compiled for the target have no entry.
-                let crate_name = crates.get(name).cloned().unwrap_or_else(|| name.replace('-', "_"));
+                let crate_name = crates
+                    .get(name)
+                    .cloned()
+                    .unwrap_or_else(|| name.replace('-', "_"));
                 if !is_mentioned(&sources, &crate_name) {
                     unused.push(format!("{}: {name}", package["name"]));
                 }
             }
         }
     }
-    assert!(unused.is_empty(), "dependencies that no source file mentions:\n{}", unused.join("\n"));
+    assert!(
+        unused.is_empty(),
+        "dependencies that no source file mentions:\n{}",
+        unused.join("\n")
+    );
 }
 
 /// Returns the library names of packages, which may differ from the package names.
@@ -164,9 +221,15 @@ fn crate_names(metadata: &Value) -> BTreeMap<String, String> {
     for package in metadata["packages"].as_array().unwrap() {
         for target in package["targets"].as_array().unwrap() {
             let kinds = target["kind"].as_array().unwrap();
-            if kinds.iter().any(|kind| ["lib", "proc-macro", "rlib"].contains(&kind.as_str().unwrap())) {
+            if kinds
+                .iter()
+                .any(|kind| ["lib", "proc-macro", "rlib"].contains(&kind.as_str().unwrap()))
+            {
                 let text = |value: &Value| value.as_str().unwrap().to_owned();
-                names.insert(text(&package["name"]), text(&target["name"]).replace('-', "_"));
+                names.insert(
+                    text(&package["name"]),
+                    text(&target["name"]).replace('-', "_"),
+                );
             }
         }
     }
@@ -186,7 +249,9 @@ fn read_sources(folder: &Path, sources: &mut String) {
             for module in modules_elsewhere(&text).map(|module| folder.join(module)) {
                 // `mod.rs` represents its folder.
                 match module.file_name() {
-                    Some(name) if name == "mod.rs" => read_sources(module.parent().unwrap(), sources),
+                    Some(name) if name == "mod.rs" => {
+                        read_sources(module.parent().unwrap(), sources)
+                    }
                     _ => sources.push_str(&fs::read_to_string(&module).unwrap()),
                 }
             }
@@ -198,7 +263,11 @@ fn read_sources(folder: &Path, sources: &mut String) {
 /// Returns the modules of other crates included in a source file by `#[path = "../.."]`.
 fn modules_elsewhere(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
-        .filter_map(|line| line.trim_start().strip_prefix("#[path = \"")?.split_once('"'))
+        .filter_map(|line| {
+            line.trim_start()
+                .strip_prefix("#[path = \"")?
+                .split_once('"')
+        })
         .map(|(path, _)| path)
         .filter(|path| path.starts_with("../"))
 }
@@ -206,7 +275,9 @@ fn modules_elsewhere(text: &str) -> impl Iterator<Item = &str> {
 /// Returns whether a name occurs as a word in a text, outside comments.
 fn is_mentioned(sources: &str, name: &str) -> bool {
     let is_word = |character: char| character.is_alphanumeric() || character == '_';
-    let code = sources.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = sources
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
     code.into_iter().any(|line| {
         line.match_indices(name).any(|(at, _)| {
             let before = line[..at].chars().next_back();
@@ -221,7 +292,10 @@ fn is_mentioned(sources: &str, name: &str) -> bool {
 /// Evaluates a licence expression: `OR` (or `/` in older crates) needs one side, `AND` both; an
 /// exception (`WITH`) only permits more.
 fn is_satisfied(expression: &str, allowed: &BTreeSet<String>) -> bool {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let spaced = expression
+        .replace('(', " ( ")
+        .replace(')', " ) ")
+        .replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
     let holds = any_of(&mut words, allowed);
     holds && words.next().is_none()
@@ -247,7 +321,9 @@ fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
 
 /// Evaluates a licence, or an expression in parentheses.
 fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
-    let Some(word) = words.next() else { return false };
+    let Some(word) = words.next() else {
+        return false;
+    };
     if word == "(" {
         let holds = any_of(words, allowed);
         return words.next() == Some(")") && holds;
@@ -261,12 +337,24 @@ fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
 #[test]
 fn licence_expressions_are_understood() {
     let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
-    for good in
-        ["MIT", "GPL-3.0 OR MIT", "GPL-3.0/MIT", "MIT AND ISC", "(GPL-3.0 OR MIT) AND ISC", "MIT WITH x"]
-    {
+    for good in [
+        "MIT",
+        "GPL-3.0 OR MIT",
+        "GPL-3.0/MIT",
+        "MIT AND ISC",
+        "(GPL-3.0 OR MIT) AND ISC",
+        "MIT WITH x",
+    ] {
         assert!(is_satisfied(good, &allowed), "{good}");
     }
-    for bad in ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND GPL-3.0", "none stated", "", "(MIT"] {
+    for bad in [
+        "GPL-3.0",
+        "MIT AND GPL-3.0",
+        "(MIT OR ISC) AND GPL-3.0",
+        "none stated",
+        "",
+        "(MIT",
+    ] {
         assert!(!is_satisfied(bad, &allowed), "{bad}");
     }
 }

@@ -3,8 +3,14 @@
 use std::process::Command;
 
 fn help(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask")).args(arguments).output().expect("xtask runs");
-    (output.status.code(), String::from_utf8(output.stdout).expect("help is UTF-8"))
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(arguments)
+        .output()
+        .expect("xtask runs");
+    (
+        output.status.code(),
+        String::from_utf8(output.stdout).expect("help is UTF-8"),
+    )
 }
 
 #[test]
@@ -17,7 +23,10 @@ fn every_command_explains_itself() {
         (&["help", "kernel-test"], "bzImage"),
     ] {
         let (code, text) = help(arguments);
-        assert!(code == Some(0) && text.contains(part), "{arguments:?}: {code:?} {text}");
+        assert!(
+            code == Some(0) && text.contains(part),
+            "{arguments:?}: {code:?} {text}"
+        );
     }
     assert_eq!(help(&["bench", "--nonsense"]).0, Some(2));
     assert_eq!(help(&[]).0, Some(2));

@@ -1,6 +1,9 @@
 //! Every declared metric family is exposed.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 mod sources;
 
@@ -24,18 +27,30 @@ fn every_family_is_exposed() {
     let (_, declarations) = code.iter().find(|(path, _)| *path == names).unwrap();
     let declared = declarations.lines().filter_map(|line| {
         let (family, rest) = line.trim().split_once(": ")?;
-        let is_family = ["Counter", "Gauge", "Histogram"].iter().any(|kind| rest.starts_with(kind));
+        let is_family = ["Counter", "Gauge", "Histogram"]
+            .iter()
+            .any(|kind| rest.starts_with(kind));
         (is_family && family.chars().all(|c| c.is_ascii_uppercase() || c == '_')).then_some(family)
     });
     let declared: BTreeSet<&str> = declared.collect();
     assert!(declared.len() > 50, "{declared:?}");
-    let used: String =
-        code.iter().filter(|(path, _)| *path != names).map(|(_, text)| text.as_str()).collect();
+    let used: String = code
+        .iter()
+        .filter(|(path, _)| *path != names)
+        .map(|(_, text)| text.as_str())
+        .collect();
     let exposed: BTreeSet<&str> = used
         .split("families::")
         .skip(1)
-        .map(|rest| rest.split(|c: char| !c.is_ascii_uppercase() && c != '_').next().unwrap())
+        .map(|rest| {
+            rest.split(|c: char| !c.is_ascii_uppercase() && c != '_')
+                .next()
+                .unwrap()
+        })
         .collect();
     let forgotten: Vec<_> = declared.difference(&exposed).collect();
-    assert!(forgotten.is_empty(), "declared and exposed by no crate: {forgotten:?}");
+    assert!(
+        forgotten.is_empty(),
+        "declared and exposed by no crate: {forgotten:?}"
+    );
 }

@@ -1,6 +1,9 @@
 //! The BPF object is reproducible: builds in two folders are identical.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -9,8 +12,12 @@ mod object;
 
 #[test]
 fn build_folder_does_not_matter() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
-    let settings = fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .unwrap();
+    let settings =
+        fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
     // Registry crates come from the workspace's own build, if there is one; this project's crates are built in each
     // folder.
     fs::create_dir_all(root.join("target")).unwrap();
@@ -18,7 +25,15 @@ fn build_folder_does_not_matter() {
     let target = scratch.path().join("target");
     let built = root.join("dns-ebpf/target");
     if built.is_dir() {
-        assert!(Command::new("cp").arg("-a").arg(built).arg(&target).status().unwrap().success());
+        assert!(
+            Command::new("cp")
+                .arg("-a")
+                .arg(built)
+                .arg(&target)
+                .status()
+                .unwrap()
+                .success()
+        );
     }
     let objects = ["one", "another/deeper"].map(|place| {
         forget_ours(&target.join("bpfel-unknown-none/release/.fingerprint"));

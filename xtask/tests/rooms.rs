@@ -1,7 +1,10 @@
 //! No cycles between modules: the files and folders of every folder depend on each other in one direction.
 //! Dependencies are read from the source as paths that start with `crate::`, `super::` or `self::`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 mod sources;
 
@@ -13,9 +16,21 @@ use std::{
 
 /// Known cycles: a crate, a folder of it, and the modules in its cycles. The list only shrinks.
 const KNOWN: &[(&str, &str, &[&str])] = &[
-    ("dns-user/resolver", "ops", &["api", "metrics", "readiness", "service_status", "status"]),
-    ("dns-user/resolver", "server", &["metrics", "service", "tcp"]),
-    ("dns-user/upstream", "", &["forward", "host_names", "recursor"]),
+    (
+        "dns-user/resolver",
+        "ops",
+        &["api", "metrics", "readiness", "service_status", "status"],
+    ),
+    (
+        "dns-user/resolver",
+        "server",
+        &["metrics", "service", "tcp"],
+    ),
+    (
+        "dns-user/upstream",
+        "",
+        &["forward", "host_names", "recursor"],
+    ),
 ];
 
 /// Segments of a path.
@@ -31,25 +46,39 @@ fn modules_have_no_cycles() {
     for (name, sources) in crates(&root) {
         for (folder, uses) in uses(&Crate::read(&sources)) {
             let folder = folder.join("::");
-            let listed = KNOWN.iter().find(|(of, at, _)| *of == name && *at == folder);
+            let listed = KNOWN
+                .iter()
+                .find(|(of, at, _)| *of == name && *at == folder);
             let circles = find_circles(&uses);
             let is_known = |modules: &BTreeSet<String>| {
-                listed
-                    .is_some_and(|(.., known)| modules.iter().all(|module| known.contains(&module.as_str())))
+                listed.is_some_and(|(.., known)| {
+                    modules
+                        .iter()
+                        .all(|module| known.contains(&module.as_str()))
+                })
             };
             for modules in circles.into_iter().filter(|modules| !is_known(modules)) {
                 new.push(format!("{name} {folder}: {}", describe(&modules, &uses)));
             }
         }
     }
-    assert!(new.is_empty(), "modules in a dependency cycle:\n{}", new.join("\n"));
+    assert!(
+        new.is_empty(),
+        "modules in a dependency cycle:\n{}",
+        new.join("\n")
+    );
 }
 
 /// Returns the crates of the product with their source folders.
 fn crates(root: &Path) -> BTreeMap<String, PathBuf> {
     let mut crates = BTreeMap::new();
-    let below_user = fs::read_dir(root.join("dns-user")).unwrap().map(|entry| entry.unwrap().path());
-    for folder in [root.join("dns-common"), root.join("dns-ebpf")].into_iter().chain(below_user) {
+    let below_user = fs::read_dir(root.join("dns-user"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    for folder in [root.join("dns-common"), root.join("dns-ebpf")]
+        .into_iter()
+        .chain(below_user)
+    {
         if folder.join("Cargo.toml").exists() {
             let name = folder.strip_prefix(root).unwrap().display().to_string();
             crates.insert(name, folder.join("src"));
@@ -67,7 +96,10 @@ impl Crate {
         let mut modules = BTreeMap::new();
         for file in sources::rust_files(sources) {
             let below = file.strip_prefix(sources).unwrap().with_extension("");
-            let mut module: Segments = below.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+            let mut module: Segments = below
+                .iter()
+                .map(|part| part.to_str().unwrap().to_owned())
+                .collect();
             if module[0] == "bin" || is_test(&file) {
                 continue;
             }
@@ -89,16 +121,26 @@ impl Crate {
         if self.0.contains_key(&child) {
             return Some(name.to_owned());
         }
-        let imports = self.0.get(folder).map(|code| imports(code)).unwrap_or_default();
-        let import = imports.into_iter().find(|path| path.last().is_some_and(|last| last == name))?;
+        let imports = self
+            .0
+            .get(folder)
+            .map(|code| imports(code))
+            .unwrap_or_default();
+        let import = imports
+            .into_iter()
+            .find(|path| path.last().is_some_and(|last| last == name))?;
         let begin = import.iter().find(|segment| *segment != "self")?;
-        self.0.contains_key(&[folder, std::slice::from_ref(begin)].concat()).then(|| begin.clone())
+        self.0
+            .contains_key(&[folder, std::slice::from_ref(begin)].concat())
+            .then(|| begin.clone())
     }
 }
 
 fn is_test(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests")
-        || path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"))
+        || path
+            .file_stem()
+            .is_some_and(|stem| stem.to_string_lossy().ends_with("tests"))
 }
 
 /// Returns a file without comments and tests, which are at its end.
@@ -115,8 +157,14 @@ fn uses(all: &Crate) -> BTreeMap<Segments, Uses> {
     let mut found: BTreeMap<Segments, Uses> = BTreeMap::new();
     for (module, code) in &all.0 {
         for used in paths(code, module) {
-            let same = module.iter().zip(&used).take_while(|(one, other)| one == other).count();
-            let (Some(from), Some(name)) = (module.get(same), used.get(same)) else { continue };
+            let same = module
+                .iter()
+                .zip(&used)
+                .take_while(|(one, other)| one == other)
+                .count();
+            let (Some(from), Some(name)) = (module.get(same), used.get(same)) else {
+                continue;
+            };
             let folder = module[..same].to_vec();
             if let Some(to) = all.module_of(&folder, name).filter(|to| to != from) {
                 let uses = found.entry(folder).or_default();
@@ -139,7 +187,12 @@ fn paths(code: &str, module: &[String]) -> BTreeSet<Segments> {
             if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
                 continue;
             }
-            found.extend(tree(&code[at..]).0.into_iter().map(|path| from_root(path, module)));
+            found.extend(
+                tree(&code[at..])
+                    .0
+                    .into_iter()
+                    .map(|path| from_root(path, module)),
+            );
         }
     }
     found
@@ -149,7 +202,8 @@ fn paths(code: &str, module: &[String]) -> BTreeSet<Segments> {
 fn from_root(path: Segments, module: &[String]) -> Segments {
     let mut absolute = module.to_vec();
     let mut rest = path.into_iter().peekable();
-    while let Some(word) = rest.next_if(|word| ["crate", "super", "self"].contains(&word.as_str())) {
+    while let Some(word) = rest.next_if(|word| ["crate", "super", "self"].contains(&word.as_str()))
+    {
         match word.as_str() {
             "crate" => absolute.clear(),
             "super" => drop(absolute.pop()),
@@ -166,17 +220,24 @@ fn imports(code: &str) -> Vec<Segments> {
         let line = code[..*at].rsplit('\n').next().unwrap_or_default().trim();
         line.is_empty() || line.starts_with("pub")
     });
-    uses.flat_map(|(at, word)| tree(&code[at + word.len()..]).0).collect()
+    uses.flat_map(|(at, word)| tree(&code[at + word.len()..]).0)
+        .collect()
 }
 
 /// Returns the paths of a tree such as `a::{b, c::{d, e}}` at the start of a text, and the text after it.
 fn tree(text: &str) -> (Vec<Segments>, &str) {
     let name = word(text);
     let mut rest = &text[name.len()..];
-    let mut path: Segments = if name.is_empty() { Vec::new() } else { vec![name.to_owned()] };
+    let mut path: Segments = if name.is_empty() {
+        Vec::new()
+    } else {
+        vec![name.to_owned()]
+    };
     if let Some(after) = rest.strip_prefix("::") {
         let (below, after) = tree(after);
-        let paths = below.into_iter().map(|below| path.iter().cloned().chain(below).collect());
+        let paths = below
+            .into_iter()
+            .map(|below| path.iter().cloned().chain(below).collect());
         return (paths.collect(), after);
     }
     if let Some(mut list) = rest.strip_prefix('{').filter(|_| name.is_empty()) {
@@ -207,19 +268,27 @@ fn tree(text: &str) -> (Vec<Segments>, &str) {
 
 /// Returns the word at the start of a text.
 fn word(text: &str) -> &str {
-    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .unwrap_or(text.len());
     &text[..end]
 }
 
 /// Returns the strongly connected sets of two or more modules.
 fn find_circles(uses: &Uses) -> BTreeSet<BTreeSet<String>> {
-    let reached: BTreeMap<&String, BTreeSet<String>> =
-        uses.keys().map(|module| (module, reachable(uses, module))).collect();
+    let reached: BTreeMap<&String, BTreeSet<String>> = uses
+        .keys()
+        .map(|module| (module, reachable(uses, module)))
+        .collect();
     let circle_of = |module: &String| -> BTreeSet<String> {
-        let back = |other: &&String| reached[module].contains(*other) && reached[*other].contains(module);
+        let back =
+            |other: &&String| reached[module].contains(*other) && reached[*other].contains(module);
         uses.keys().filter(back).cloned().collect()
     };
-    uses.keys().map(circle_of).filter(|circle| circle.len() > 1).collect()
+    uses.keys()
+        .map(circle_of)
+        .filter(|circle| circle.len() > 1)
+        .collect()
 }
 
 /// Returns the direct and indirect dependencies of a module.
@@ -247,9 +316,17 @@ fn describe(modules: &BTreeSet<String>, uses: &Uses) -> String {
 
 #[test]
 fn cycles_and_paths_are_found() {
-    let owned = |names: &[&str]| -> Segments { names.iter().map(|name| (*name).to_owned()).collect() };
+    let owned =
+        |names: &[&str]| -> Segments { names.iter().map(|name| (*name).to_owned()).collect() };
     let code = "use crate::{a::b, c::{d, e as f},\n g};\nuse super::h;\nlet x = self::i::j(k::super_::l);\n";
-    let expected = [&["a", "b"][..], &["c", "d"], &["c", "f"], &["g"], &["m", "h"], &["m", "n", "i", "j"]];
+    let expected = [
+        &["a", "b"][..],
+        &["c", "d"],
+        &["c", "f"],
+        &["g"],
+        &["m", "h"],
+        &["m", "n", "i", "j"],
+    ];
     let expected: BTreeSet<Segments> = expected.iter().map(|path| owned(path)).collect();
     assert_eq!(paths(code, &owned(&["m", "n"])), expected);
 
@@ -260,16 +337,30 @@ fn cycles_and_paths_are_found() {
         (&["m", "a"], "use super::b::f;"),
         (&["m", "b"], "use super::Thing;"),
     ];
-    let all = Crate(files.iter().map(|(module, code)| (owned(module), (*code).to_owned())).collect());
+    let all = Crate(
+        files
+            .iter()
+            .map(|(module, code)| (owned(module), (*code).to_owned()))
+            .collect(),
+    );
     let found = uses(&all);
     let circles = find_circles(&found[&owned(&["m"])]);
-    assert_eq!(Vec::from_iter(circles), [BTreeSet::from(["a", "b"].map(str::to_owned))]);
+    assert_eq!(
+        Vec::from_iter(circles),
+        [BTreeSet::from(["a", "b"].map(str::to_owned))]
+    );
 
     let uses = |pairs: &[(&str, &[&str])]| -> Uses {
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        pairs.iter().map(|(module, used)| ((*module).to_owned(), set(used))).collect()
+        pairs
+            .iter()
+            .map(|(module, used)| ((*module).to_owned(), set(used)))
+            .collect()
     };
     assert!(find_circles(&uses(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])])).is_empty());
     let circle = uses(&[("a", &["b"]), ("b", &["c"]), ("c", &["a"]), ("d", &["a"])]);
-    assert_eq!(Vec::from_iter(find_circles(&circle)), [BTreeSet::from(["a", "b", "c"].map(str::to_owned))]);
+    assert_eq!(
+        Vec::from_iter(find_circles(&circle)),
+        [BTreeSet::from(["a", "b", "c"].map(str::to_owned))]
+    );
 }

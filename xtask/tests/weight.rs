@@ -1,7 +1,10 @@
 //! The size of each crate: lines that are neither tests nor blank, comments included. A crate that grows past
 //! its budget needs a smaller solution, or a reviewer's consent to a larger number.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 mod sources;
 
@@ -47,17 +50,32 @@ const BUDGETS: [(&str, usize); 20] = [
 const LONGEST_FILE: usize = 710;
 
 /// Folders whose files are tests, support of tests, or not sources.
-const SKIPPED: [&str; 8] = ["target", ".toolchain", "tests", "fuzz", "support", "dist", "report", ".git"];
+const SKIPPED: [&str; 8] = [
+    "target",
+    ".toolchain",
+    "tests",
+    "fuzz",
+    "support",
+    "dist",
+    "report",
+    ".git",
+];
 
 #[test]
 fn crates_stay_within_budget() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .unwrap();
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
     let mut problems = Vec::new();
     for file in files(&root) {
         let size = lines(&fs::read_to_string(&file).unwrap());
         if size > LONGEST_FILE {
-            problems.push(format!("{}: {size} lines, more than {LONGEST_FILE}", file.display()));
+            problems.push(format!(
+                "{}: {size} lines, more than {LONGEST_FILE}",
+                file.display()
+            ));
         }
         *sizes.entry(crate_of(&root, &file)).or_default() += size;
     }
@@ -72,7 +90,10 @@ fn crates_stay_within_budget() {
         }
     }
     problems.extend(
-        budgets.keys().filter(|name| !sizes.contains_key(**name)).map(|name| format!("{name}: gone")),
+        budgets
+            .keys()
+            .filter(|name| !sizes.contains_key(**name))
+            .map(|name| format!("{name}: gone")),
     );
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
@@ -82,20 +103,33 @@ fn files(root: &Path) -> Vec<PathBuf> {
     let is_counted = |file: &PathBuf| {
         let below = file.strip_prefix(root).unwrap();
         let name = file.file_name().unwrap().to_str().unwrap();
-        let is_skipped = below.parent().unwrap().iter().any(|part| SKIPPED.contains(&part.to_str().unwrap()));
+        let is_skipped = below
+            .parent()
+            .unwrap()
+            .iter()
+            .any(|part| SKIPPED.contains(&part.to_str().unwrap()));
         // A linked folder belongs to another crate.
         let is_linked = file.canonicalize().unwrap() != *file;
         !is_skipped && !is_linked && name != "tests.rs" && !name.ends_with("_tests.rs")
     };
-    let tops = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
-    let tops =
-        tops.filter(|top| !SKIPPED.contains(&top.file_name().unwrap().to_str().unwrap()) && top.is_dir());
-    tops.flat_map(|top| sources::rust_files(&top)).filter(is_counted).collect()
+    let tops = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let tops = tops.filter(|top| {
+        !SKIPPED.contains(&top.file_name().unwrap().to_str().unwrap()) && top.is_dir()
+    });
+    tops.flat_map(|top| sources::rust_files(&top))
+        .filter(is_counted)
+        .collect()
 }
 
 /// Returns the folder of a file's crate.
 fn crate_of(root: &Path, file: &Path) -> String {
-    let folder = file.ancestors().skip(1).find(|folder| folder.join("Cargo.toml").exists()).unwrap();
+    let folder = file
+        .ancestors()
+        .skip(1)
+        .find(|folder| folder.join("Cargo.toml").exists())
+        .unwrap();
     folder.strip_prefix(root).unwrap().display().to_string()
 }
 
@@ -104,13 +138,17 @@ fn lines(text: &str) -> usize {
     let mut count = 0;
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
-        let is_test =
-            line.trim_start().starts_with("#[cfg(") && line.contains("test") && !line.contains("not(test)");
+        let is_test = line.trim_start().starts_with("#[cfg(")
+            && line.contains("test")
+            && !line.contains("not(test)");
         if !is_test {
             count += usize::from(!line.trim().is_empty());
             continue;
         }
-        while lines.next_if(|line| line.trim_start().starts_with("#[")).is_some() {}
+        while lines
+            .next_if(|line| line.trim_start().starts_with("#["))
+            .is_some()
+        {}
         let (mut depth, mut has_begun) = (0, false);
         for line in lines.by_ref() {
             depth += line.matches('{').count() as isize - line.matches('}').count() as isize;
@@ -125,8 +163,7 @@ fn lines(text: &str) -> usize {
 
 #[test]
 fn tests_and_blank_lines_do_not_count() {
-    let text =
-        "//! A.\n\nfn a() {\n    b();\n}\n\n#[cfg(test)]\nmod tests {\n    fn c() {\n    }\n}\nfn d() {}\n";
+    let text = "//! A.\n\nfn a() {\n    b();\n}\n\n#[cfg(test)]\nmod tests {\n    fn c() {\n    }\n}\nfn d() {}\n";
     assert_eq!(lines(text), 5);
     assert_eq!(lines("#[cfg(test)]\nmod tests;\nfn a() {}\n"), 1);
     assert_eq!(lines("#[cfg(not(test))]\nfn a() {}\n"), 2);

@@ -69,7 +69,11 @@ fn show(arguments: &Arguments) -> Result<()> {
     println!("{}", summary(&foundation));
 
     let mut running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
-    for line in running.log().lines().filter(|line| line.contains(SERVER_INTERFACE)) {
+    for line in running
+        .log()
+        .lines()
+        .filter(|line| line.contains(SERVER_INTERFACE))
+    {
         println!("server's log: {line}");
     }
 
@@ -92,8 +96,10 @@ fn show(arguments: &Arguments) -> Result<()> {
         fs::write(&queries, query_lines(&foundation))?;
         let once = || measure_load(&lab, running, &queries, arguments.seconds);
         noise::undisturbed(SERVER_CPU, once, |share| {
-            let text =
-                format!("other programs took {} of CPU {SERVER_CPU}: measuring again", shown_share(share));
+            let text = format!(
+                "other programs took {} of CPU {SERVER_CPU}: measuring again",
+                shown_share(share)
+            );
             println!("{}", yellow(&text));
         })
     };
@@ -131,7 +137,12 @@ fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Serve
         "metrics": {"enabled": true},
         "xdp": settings,
     });
-    let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    let server = Server::start(
+        Some(&lab.server),
+        folder,
+        (SERVER_ADDRESS, 53).into(),
+        &extra,
+    )?;
     if xdp["mode"] == "off" {
         wait_for_metrics(&lab.server)?;
     } else {
@@ -168,11 +179,27 @@ fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
         let before = Metrics::read(&lab.server)?;
         let server = format!("@{SERVER_ADDRESS}");
         let mut dig = Command::new("ip");
-        dig.args(["netns", "exec", lab.client.name(), "dig", &server, name, record_type]);
+        dig.args([
+            "netns",
+            "exec",
+            lab.client.name(),
+            "dig",
+            &server,
+            name,
+            record_type,
+        ]);
         let answer = capture(dig.args(["+noall", "+comments", "+answer", "+time=2", "+tries=1"]))?;
         let hit = Metrics::read(&lab.server)?.fast_path_replies() > before.fast_path_replies();
-        let path = if hit { coloured("the interface (BPF)", "32") } else { "userspace".to_owned() };
-        let status = answer.split("status: ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("?");
+        let path = if hit {
+            coloured("the interface (BPF)", "32")
+        } else {
+            "userspace".to_owned()
+        };
+        let status = answer
+            .split("status: ")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next())
+            .unwrap_or("?");
         let addresses: Vec<&str> = answer
             .lines()
             .filter(|line| !line.starts_with(';'))
@@ -195,7 +222,10 @@ fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
 /// answer has changed.
 fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> Result<()> {
     let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;
-    println!("{} moves from {} to {}", change.name, change.from, change.to);
+    println!(
+        "{} moves from {} to {}",
+        change.name, change.from, change.to
+    );
     let file = server.folder.path().join("records.json");
     let next = file.with_extension("next");
     fs::write(&next, &foundation.records)?;
@@ -260,21 +290,38 @@ fn examples(foundation: &Foundation) -> Vec<(String, &'static str)> {
     let first = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).cloned();
     let group = first(&|name| name.starts_with("q-s0.q-g"));
     let alias = first(&|name| !name.ends_with(".bosh.") && !name.starts_with("q-"));
-    let instance = names.iter().rev().find(|name| !name.starts_with("q-")).cloned();
+    let instance = names
+        .iter()
+        .rev()
+        .find(|name| !name.starts_with("q-"))
+        .cloned();
     // A filter that is not published in advance: learned at the first query.
-    let learned = group.as_ref().map(|name| name.replacen("q-s0", "q-i0s0", 1));
-    let missing = group.as_ref().map(|name| name.replacen("q-s0", "q-i9999", 1));
-    [(alias, "A"), (group.clone(), "A"), (group, "AAAA"), (instance, "A"), (learned, "A"), (missing, "A")]
-        .into_iter()
-        .filter_map(|(name, record_type)| Some((name?, record_type)))
-        .collect()
+    let learned = group
+        .as_ref()
+        .map(|name| name.replacen("q-s0", "q-i0s0", 1));
+    let missing = group
+        .as_ref()
+        .map(|name| name.replacen("q-s0", "q-i9999", 1));
+    [
+        (alias, "A"),
+        (group.clone(), "A"),
+        (group, "AAAA"),
+        (instance, "A"),
+        (learned, "A"),
+        (missing, "A"),
+    ]
+    .into_iter()
+    .filter_map(|(name, record_type)| Some((name?, record_type)))
+    .collect()
 }
 
 /// Returns lines for dnsperf: A and AAAA of every published name except single instances.
 fn query_lines(foundation: &Foundation) -> String {
     let names = foundation.names().map(|name| name.to_string());
     let shared = names.filter(|name| name.starts_with("q-s0.") || !name.ends_with(".bosh."));
-    shared.flat_map(|name| [format!("{name} A\n"), format!("{name} AAAA\n")]).collect()
+    shared
+        .flat_map(|name| [format!("{name} A\n"), format!("{name} AAAA\n")])
+        .collect()
 }
 
 /// Queries per second for latency measurements, low enough for both paths to avoid queues.
@@ -311,7 +358,10 @@ fn measure_load(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Res
     };
     let before = Metrics::read(&lab.server)?;
     let timed = load.run(&lab.client_launcher())?;
-    let lines: Vec<String> = fs::read_to_string(queries)?.lines().map(str::to_owned).collect();
+    let lines: Vec<String> = fs::read_to_string(queries)?
+        .lines()
+        .map(str::to_owned)
+        .collect();
     let processes = [server.pid()];
     let seen = Loaded::new(lab, &processes, &lines, None)?.saturate(duration / 4)?;
     let after = Metrics::read(&lab.server)?;
@@ -336,7 +386,13 @@ fn print_comparison(interface: &Figures, userspace: &Figures) {
     println!("{}\n", coloured(&headline, "1;32"));
     println!(
         "{:<16} {:>12} {:>14} {:>12} {:>12} {:>13} {:>13}",
-        "", "queries/s", "CPU per query", "latency p50", "latency p99", "by interface", "by userspace",
+        "",
+        "queries/s",
+        "CPU per query",
+        "latency p50",
+        "latency p99",
+        "by interface",
+        "by userspace",
     );
     for (label, figures) in [("fast path", interface), ("userspace only", userspace)] {
         println!(
@@ -374,7 +430,11 @@ fn print_comparison(interface: &Figures, userspace: &Figures) {
 /// Formats a count or rate as a whole number with thousands separators.
 fn count(value: f64) -> String {
     // From 100 on there are no decimals; smaller values are exact counts.
-    if value < 100.0 { format!("{value:.0}") } else { number(value) }
+    if value < 100.0 {
+        format!("{value:.0}")
+    } else {
+        number(value)
+    }
 }
 
 fn shown_share(share: f64) -> String {

@@ -43,7 +43,9 @@ impl Orders {
 }
 
 /// Element of the `COUNTS` map: queries and replies of all loads so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C, align(8))]
 pub struct Counts {
     /// Queries handed to the client's end of the veth pair.

@@ -23,11 +23,19 @@ pub(super) fn page(report: &Report) -> Result<String> {
          <style>{STYLE}</style><h1>bosh-dns-xdp: measurements</h1><table>"
     );
     for (key, value) in &report.facts {
-        write!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(key), escape(value))?;
+        write!(
+            page,
+            "<tr><td>{}</td><td>{}</td></tr>",
+            escape(key),
+            escape(value)
+        )?;
     }
     page.push_str("</table><table>");
     for row in report.targets() {
-        let cells: String = row.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        let cells: String = row
+            .iter()
+            .map(|cell| format!("<td>{}</td>", escape(cell)))
+            .collect();
         write!(page, "<tr>{cells}</tr>")?;
     }
     page.push_str("</table>");
@@ -35,9 +43,18 @@ pub(super) fn page(report: &Report) -> Result<String> {
         if let Some(heading) = report.heading(number) {
             write!(page, "<h1>{heading}</h1>")?;
         }
-        write!(page, "<h2>{}</h2><p>{}</p>", escape(&figure.title), escape(&figure.about))?;
+        write!(
+            page,
+            "<h2>{}</h2><p>{}</p>",
+            escape(&figure.title),
+            escape(&figure.about)
+        )?;
         page.push_str(&plot::draw(figure)?);
-        write!(page, "<details><summary>The numbers</summary>{}</details>", table(figure)?)?;
+        write!(
+            page,
+            "<details><summary>The numbers</summary>{}</details>",
+            table(figure)?
+        )?;
     }
     page.push_str("</html>\n");
     Ok(page)
@@ -52,8 +69,9 @@ fn table(figure: &Figure) -> Result<String> {
     let mut row = |label: &str, rounds: &super::Rounds| {
         let (low, high) = rounds.spread();
         let best = rounds.best_quartile(figure.more_is_better());
-        let cells =
-            [rounds.median(), best, low, high].map(|value| format!("<td>{}</td>", number(value))).concat();
+        let cells = [rounds.median(), best, low, high]
+            .map(|value| format!("<td>{}</td>", number(value)))
+            .concat();
         write!(text, "<tr><td>{}</td>{cells}</tr>", escape(label))
     };
     match &figure.data {
@@ -75,5 +93,8 @@ fn table(figure: &Figure) -> Result<String> {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }

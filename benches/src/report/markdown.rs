@@ -11,7 +11,11 @@ pub(super) fn tables(report: &Report) -> String {
         let _ = writeln!(text, "- {key}: {value}");
     }
     for (number, row) in report.targets().iter().enumerate() {
-        let rule = if number == 0 { "\n|---|---:|---|---|" } else { "" };
+        let rule = if number == 0 {
+            "\n|---|---:|---|---|"
+        } else {
+            ""
+        };
         let start = if number == 0 { "\n" } else { "" };
         let _ = writeln!(text, "{start}| {} |{rule}", row.join(" | "));
     }
@@ -19,7 +23,13 @@ pub(super) fn tables(report: &Report) -> String {
         if let Some(heading) = report.heading(number) {
             let _ = writeln!(text, "\n# {heading}");
         }
-        let _ = writeln!(text, "\n## {}\n\n{}\n\n{}", figure.title, figure.about, table(figure));
+        let _ = writeln!(
+            text,
+            "\n## {}\n\n{}\n\n{}",
+            figure.title,
+            figure.about,
+            table(figure)
+        );
     }
     text
 }
@@ -44,7 +54,11 @@ pub(super) fn table(figure: &Figure) -> String {
             text
         }
         Data::Sweep(sweep) => {
-            let head: String = sweep.places.iter().map(|place| format!(" {} |", escape(place))).collect();
+            let head: String = sweep
+                .places
+                .iter()
+                .map(|place| format!(" {} |", escape(place)))
+                .collect();
             let rule = "---:|".repeat(sweep.places.len());
             let mut text = format!("| {} by {} |{head}\n|---|{rule}\n", figure.unit, sweep.axis);
             for line in &sweep.series {
@@ -63,7 +77,11 @@ fn cell(rounds: &Rounds, more_is_better: bool) -> String {
     if rounds.0.len() < 2 {
         return median;
     }
-    format!("{median}, {} ({})", number(rounds.best_quartile(more_is_better)), spread(rounds))
+    format!(
+        "{median}, {} ({})",
+        number(rounds.best_quartile(more_is_better)),
+        spread(rounds)
+    )
 }
 
 /// Escapes text so that none of it is parsed as HTML.

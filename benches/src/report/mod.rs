@@ -37,7 +37,12 @@ pub struct Figure {
 impl Figure {
     /// Creates a figure without subjects and points.
     pub fn new(title: impl Into<String>, about: impl Into<String>, unit: &str, data: Data) -> Self {
-        Self { title: title.into(), about: about.into(), unit: unit.to_owned(), data }
+        Self {
+            title: title.into(),
+            about: about.into(),
+            unit: unit.to_owned(),
+            data,
+        }
     }
 
     /// Whether higher values are better, as for rates and shares; for times and memory lower ones
@@ -73,7 +78,12 @@ pub struct Sweep {
 impl Sweep {
     /// Creates a sweep without measurements.
     pub fn new(axis: &str, places: Vec<String>, ordered: bool) -> Self {
-        Self { axis: axis.to_owned(), places, ordered, series: Vec::new() }
+        Self {
+            axis: axis.to_owned(),
+            places,
+            ordered,
+            series: Vec::new(),
+        }
     }
 
     /// Adds one round's measurement of a subject at the point with this number.
@@ -81,7 +91,11 @@ impl Sweep {
         let known = self.series.iter().position(|line| line.label == label);
         let row = known.unwrap_or_else(|| {
             let values = vec![Rounds::default(); self.places.len()];
-            self.series.push(Series { label: label.to_owned(), values, ours });
+            self.series.push(Series {
+                label: label.to_owned(),
+                values,
+                ours,
+            });
             self.series.len() - 1
         });
         if let Some(rounds) = self.series[row].values.get_mut(place) {
@@ -92,7 +106,11 @@ impl Sweep {
     /// Returns the measurements of a subject at a point.
     pub fn value(&self, label: &str, place: &str) -> Option<&Rounds> {
         let at = self.places.iter().position(|name| name == place)?;
-        self.series.iter().find(|line| line.label == label)?.values.get(at)
+        self.series
+            .iter()
+            .find(|line| line.label == label)?
+            .values
+            .get(at)
     }
 }
 
@@ -127,16 +145,21 @@ impl Report {
     /// Moves the figures with these titles to the front, in this order.
     pub fn put_first(&mut self, titles: &[&str]) {
         let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
-        self.figures.sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
-        self.main = self.figures.iter().filter(|figure| place(figure).is_some()).count();
+        self.figures
+            .sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
+        self.main = self
+            .figures
+            .iter()
+            .filter(|figure| place(figure).is_some())
+            .count();
     }
 
     /// Returns the targets that this run measured: the head, and for each target its text, the measured median, the
     /// bound, and whether it was met.
     fn targets(&self) -> Vec<[String; 4]> {
         let rows = targets::rows(self);
-        let head =
-            (!rows.is_empty()).then(|| ["target", "measured (median)", "wanted", ""].map(str::to_owned));
+        let head = (!rows.is_empty())
+            .then(|| ["target", "measured (median)", "wanted", ""].map(str::to_owned));
         head.into_iter().chain(rows).collect()
     }
 
@@ -169,21 +192,35 @@ mod tests {
     fn report_is_drawn_and_written() {
         let figure = |data| Figure::new("Cost <1>", "About.", "µs", data);
         let bars = Data::Bars(vec![
-            Bar { label: "ours".into(), value: Rounds(vec![1.0, 2.0]), ours: true },
-            Bar { label: "peer".into(), value: Rounds(vec![4.0]), ours: false },
+            Bar {
+                label: "ours".into(),
+                value: Rounds(vec![1.0, 2.0]),
+                ours: true,
+            },
+            Bar {
+                label: "peer".into(),
+                value: Rounds(vec![4.0]),
+                ours: false,
+            },
         ]);
         let sweep = |ordered| {
             let mut sweep = Sweep::new("instances", vec!["100".into(), "1,000".into()], ordered);
-            for (label, place, value) in
-                [("ours", 0, 1.0), ("ours", 0, 2.0), ("ours", 1, 2.0), ("peer", 1, 4.0)]
-            {
+            for (label, place, value) in [
+                ("ours", 0, 1.0),
+                ("ours", 0, 2.0),
+                ("ours", 1, 2.0),
+                ("peer", 1, 4.0),
+            ] {
                 sweep.push(label, label == "ours", place, value);
             }
             assert_eq!(sweep.value("ours", "100").unwrap().0, [1.0, 2.0]);
             assert!(sweep.value("ours", "10").is_none());
             Data::Sweep(sweep)
         };
-        let last = Figure { title: "Main".into(), ..figure(sweep(false)) };
+        let last = Figure {
+            title: "Main".into(),
+            ..figure(sweep(false))
+        };
         let mut report = Report {
             facts: vec![("machine".into(), "this".into())],
             figures: vec![figure(bars), figure(sweep(true)), last],
@@ -203,7 +240,10 @@ mod tests {
         let text = report.to_markdown();
         let order = ["## Main", "# Particulars", "## Cost"].map(|head| text.find(head).unwrap());
         assert!(order.is_sorted(), "{order:?}");
-        assert!(text.contains("| ours | 1.50 | 1.00 | 1.00–2.00 |"), "median, best quartile, spread");
+        assert!(
+            text.contains("| ours | 1.50 | 1.00 | 1.00–2.00 |"),
+            "median, best quartile, spread"
+        );
         assert!(text.contains("| µs by instances | 100 | 1,000 |"));
         assert!(text.contains("| ours | 1.50, 1.00 (1.00–2.00) | 2.00 |"));
         assert!(text.contains("| peer | – | 4.00 |"));

@@ -69,9 +69,15 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     // The bars begin behind the longest label and leave room for the longest value.
     let begin = (labels as i32 + 20).min(WIDTH as i32 / 2);
     let room = f64::from(WIDTH as i32 - begin - 8) - values - 10.0;
-    let largest = bars.iter().map(|bar| bar.value.spread().1).fold(f64::MIN_POSITIVE, f64::max);
-    let smallest =
-        bars.iter().map(|bar| bar.value.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
+    let largest = bars
+        .iter()
+        .map(|bar| bar.value.spread().1)
+        .fold(f64::MIN_POSITIVE, f64::max);
+    let smallest = bars
+        .iter()
+        .map(|bar| bar.value.spread().0)
+        .filter(|low| *low > 0.0)
+        .fold(largest, f64::min);
     // On a linear axis the largest bar would hide all others.
     let logarithmic = largest > smallest * TOO_FAR_APART;
     let base = smallest / 2.0;
@@ -82,11 +88,21 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     let scale = |value: f64| begin + (share(value) * room) as i32;
     if logarithmic {
         let below = 40 * bars.len() as i32 + 10;
-        let label = ("sans-serif", 14).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Top));
+        let label = ("sans-serif", 14)
+            .into_font()
+            .color(&BLACK)
+            .pos(Pos::new(HPos::Center, VPos::Top));
         for tick in ticks(base, largest) {
-            let line = PathElement::new([(scale(tick), 10), (scale(tick), below)], TICKS.stroke_width(1));
+            let line = PathElement::new(
+                [(scale(tick), 10), (scale(tick), below)],
+                TICKS.stroke_width(1),
+            );
             area.draw(&line)?;
-            area.draw(&Text::new(number(tick), (scale(tick), below + 2), label.clone()))?;
+            area.draw(&Text::new(
+                number(tick),
+                (scale(tick), below + 2),
+                label.clone(),
+            ))?;
         }
         let title = format!("{unit}, logarithmic axis");
         area.draw(&Text::new(title, (begin, below + 30), ("sans-serif", 14)))?;
@@ -97,7 +113,11 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     for (row, bar) in bars.iter().enumerate() {
         let middle = 30 + 40 * row as i32;
         let median = bar.value.median();
-        area.draw(&Text::new(bar.label.clone(), (begin - 10, middle), right.clone()))?;
+        area.draw(&Text::new(
+            bar.label.clone(),
+            (begin - 10, middle),
+            right.clone(),
+        ))?;
         if median.is_finite() {
             let colour = if bar.ours { OURS } else { OTHERS };
             area.draw(&Rectangle::new(
@@ -109,9 +129,17 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
                 [(scale(low), middle), (scale(high), middle)],
                 BLACK.stroke_width(1),
             ))?;
-            area.draw(&Text::new(value_text(bar, unit), (scale(high) + 8, middle), left.clone()))?;
+            area.draw(&Text::new(
+                value_text(bar, unit),
+                (scale(high) + 8, middle),
+                left.clone(),
+            ))?;
         } else {
-            area.draw(&Text::new(value_text(bar, unit), (begin + 8, middle), left.clone()))?;
+            area.draw(&Text::new(
+                value_text(bar, unit),
+                (begin + 8, middle),
+                left.clone(),
+            ))?;
         }
     }
     area.present()?;
@@ -122,11 +150,14 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     let decades = from.log10().floor() as i32..=to.log10().ceil() as i32;
     let within = |steps: &[f64]| -> Vec<f64> {
-        let values =
-            decades.clone().flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
+        let values = decades
+            .clone()
+            .flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
         values.filter(|value| (from..=to).contains(value)).collect()
     };
-    Some(within(&[1.0])).filter(|powers| powers.len() > 2).unwrap_or_else(|| within(&[1.0, 3.0]))
+    Some(within(&[1.0]))
+        .filter(|powers| powers.len() > 2)
+        .unwrap_or_else(|| within(&[1.0, 3.0]))
 }
 
 /// Returns the text behind a bar.
@@ -143,13 +174,38 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
     area.fill(&WHITE)?;
     let (plot, legend) = area.split_horizontally(WIDTH - 220);
-    let values = || sweep.series.iter().flat_map(|line| &line.values).filter(|rounds| !rounds.0.is_empty());
-    let largest = values().map(|rounds| rounds.spread().1).fold(f64::MIN_POSITIVE, f64::max);
-    let smallest = values().map(|rounds| rounds.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
+    let values = || {
+        sweep
+            .series
+            .iter()
+            .flat_map(|line| &line.values)
+            .filter(|rounds| !rounds.0.is_empty())
+    };
+    let largest = values()
+        .map(|rounds| rounds.spread().1)
+        .fold(f64::MIN_POSITIVE, f64::max);
+    let smallest = values()
+        .map(|rounds| rounds.spread().0)
+        .filter(|low| *low > 0.0)
+        .fold(largest, f64::min);
     let logarithmic = largest > smallest * TOO_FAR_APART;
-    let height = |value: f64| if logarithmic { value.max(smallest).log10() } else { value };
-    let lowest = if logarithmic { height(smallest) - 0.2 } else { 0.0 };
-    let highest = if logarithmic { height(largest) + 0.1 } else { largest * 1.05 };
+    let height = |value: f64| {
+        if logarithmic {
+            value.max(smallest).log10()
+        } else {
+            value
+        }
+    };
+    let lowest = if logarithmic {
+        height(smallest) - 0.2
+    } else {
+        0.0
+    };
+    let highest = if logarithmic {
+        height(largest) + 0.1
+    } else {
+        largest * 1.05
+    };
     let last = sweep.places.len().saturating_sub(1) as f64;
     let margin = if sweep.ordered { 0.2 } else { 0.5 };
     let mut chart = ChartBuilder::on(&plot)
@@ -160,22 +216,43 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let place = |at: &f64| {
         let near = at.round();
         // A negative number becomes 0: the axis begins to the left of the first point.
-        let name = ((at - near).abs() < 0.01).then(|| sweep.places.get(near as usize)).flatten();
+        let name = ((at - near).abs() < 0.01)
+            .then(|| sweep.places.get(near as usize))
+            .flatten();
         name.cloned().unwrap_or_default()
     };
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc(&sweep.axis).y_desc(unit).x_labels(sweep.places.len()).x_label_formatter(&place);
+    mesh.x_desc(&sweep.axis)
+        .y_desc(unit)
+        .x_labels(sweep.places.len())
+        .x_label_formatter(&place);
     let label = |at: &f64| number(if logarithmic { 10f64.powf(*at) } else { *at });
-    mesh.y_label_formatter(&label).light_line_style(WHITE).disable_x_mesh();
-    mesh.label_style(("sans-serif", 14)).axis_desc_style(("sans-serif", 15)).draw()?;
+    mesh.y_label_formatter(&label)
+        .light_line_style(WHITE)
+        .disable_x_mesh();
+    mesh.label_style(("sans-serif", 14))
+        .axis_desc_style(("sans-serif", 15))
+        .draw()?;
     let width = 0.8 / sweep.series.len().max(1) as f64;
-    let text = ("sans-serif", 15).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-    let (mut our_colours, mut other_colours) = (OUR_LINES.iter().cycle(), OTHER_LINES.iter().cycle());
+    let text = ("sans-serif", 15)
+        .into_font()
+        .color(&BLACK)
+        .pos(Pos::new(HPos::Left, VPos::Center));
+    let (mut our_colours, mut other_colours) =
+        (OUR_LINES.iter().cycle(), OTHER_LINES.iter().cycle());
     for (row, line) in sweep.series.iter().enumerate() {
-        let colours = if line.ours { &mut our_colours } else { &mut other_colours };
+        let colours = if line.ours {
+            &mut our_colours
+        } else {
+            &mut other_colours
+        };
         let colour = *colours.next().unwrap_or(&OURS);
-        let measured =
-            line.values.iter().enumerate().filter(|(_, rounds)| !rounds.0.is_empty()).map(|(at, rounds)| {
+        let measured = line
+            .values
+            .iter()
+            .enumerate()
+            .filter(|(_, rounds)| !rounds.0.is_empty())
+            .map(|(at, rounds)| {
                 // Bars stand side by side; lines are slightly offset, so that their spreads are
                 // distinguishable.
                 let step = if sweep.ordered { 0.012 } else { width };
@@ -184,19 +261,31 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
             });
         let middle = 40 + 26 * row as i32;
         if sweep.ordered {
-            let points: Vec<(f64, f64)> =
-                measured.clone().map(|(at, rounds)| (at, height(rounds.median()))).collect();
+            let points: Vec<(f64, f64)> = measured
+                .clone()
+                .map(|(at, rounds)| (at, height(rounds.median())))
+                .collect();
             let stroke = colour.stroke_width(if line.ours { 3 } else { 2 });
             chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
-            chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour.filled())))?;
+            chart.draw_series(
+                points
+                    .iter()
+                    .map(|&point| Circle::new(point, 4, colour.filled())),
+            )?;
             legend.draw(&PathElement::new([(0, middle), (26, middle)], stroke))?;
             legend.draw(&Circle::new((13, middle), 4, colour.filled()))?;
         } else {
             let half = width * 0.46;
             chart.draw_series(measured.clone().map(|(at, rounds)| {
-                Rectangle::new([(at - half, lowest), (at + half, height(rounds.median()))], colour.filled())
+                Rectangle::new(
+                    [(at - half, lowest), (at + half, height(rounds.median()))],
+                    colour.filled(),
+                )
             }))?;
-            legend.draw(&Rectangle::new([(6, middle - 8), (22, middle + 8)], colour.filled()))?;
+            legend.draw(&Rectangle::new(
+                [(6, middle - 8), (22, middle + 8)],
+                colour.filled(),
+            ))?;
         }
         let thin = if sweep.ordered { colour } else { BLACK }.stroke_width(1);
         chart.draw_series(measured.map(|(at, rounds)| {

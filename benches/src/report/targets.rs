@@ -59,70 +59,273 @@ const ZIPF: [&str; 2] = ["1,000, by Zipf", "100,000, by Zipf"];
 
 /// Returns a target of a single value in the mode tc.
 const fn value(what: Label, title: Label, point: Label, bound: Bound) -> Target {
-    Target { what, of: Source(title, TC, point), over: None, baseline: None, bound, intel: None }
+    Target {
+        what,
+        of: Source(title, TC, point),
+        over: None,
+        baseline: None,
+        bound,
+        intel: None,
+    }
 }
 
 /// Returns a target of the ratio of two subjects at the same point.
-const fn ratio(what: Label, title: Label, [subject, over]: [Label; 2], point: Label, bound: Bound) -> Target {
+const fn ratio(
+    what: Label,
+    title: Label,
+    [subject, over]: [Label; 2],
+    point: Label,
+    bound: Bound,
+) -> Target {
     let over = Some(Source(title, over, point));
-    Target { what, of: Source(title, subject, point), over, baseline: None, bound, intel: None }
+    Target {
+        what,
+        of: Source(title, subject, point),
+        over,
+        baseline: None,
+        bound,
+        intel: None,
+    }
 }
 
 /// Returns a target of the rate with few names over the rate with many, as shares of the constant reflector's rates.
-const fn scaling(what: Label, [subject, base]: [Label; 2], [few, many]: [Label; 2], bound: Bound) -> Target {
+const fn scaling(
+    what: Label,
+    [subject, base]: [Label; 2],
+    [few, many]: [Label; 2],
+    bound: Bound,
+) -> Target {
     let over = Some(Source(SCALE, subject, many));
-    Target { what, of: Source(SCALE, subject, few), over, baseline: Some(base), bound, intel: None }
+    Target {
+        what,
+        of: Source(SCALE, subject, few),
+        over,
+        baseline: Some(base),
+        bound,
+        intel: None,
+    }
 }
 
 const TARGETS: [Target; 29] = [
-    value("500 busy interfaces: all served, s", SERVED, "", AtMost(3.0)),
-    value("500 busy interfaces: RTNL lock held for each, ms", RTNL, "", AtMost(0.2)),
-    value("New answer, hot name, 1,000 instances, ms", HOT, "1,000", AtMost(3.0)),
-    value("New answer, hot name, 10,000 instances, ms", HOT, "10,000", AtMost(3.0)),
-    value("New answer, hot name, 100,000 instances, ms", HOT, "100,000", AtMost(10.0)),
-    value("New answer, cold name, 1,000 instances, ms", COLD, "1,000", AtMost(3.0)),
-    value("New answer, cold name, 10,000 instances, ms", COLD, "10,000", AtMost(3.0)),
-    value("New answer, cold name, 100,000 instances, ms", COLD, "100,000", AtMost(10.0)),
-    value("CPU of that reload, 10,000 instances, ms", RELOAD_CPU, "10,000", AtMost(10.0)),
-    value("CPU of that reload, 100,000 instances, ms", RELOAD_CPU, "100,000", AtMost(10.0)),
-    value("Interface answers after a start, 100 instances, ms", START, "100", AtMost(50.0)),
-    value("Interface answers after a start, 1,000 instances, ms", START, "1,000", AtMost(50.0)),
-    value("Interface answers after a start, 10,000 instances, ms", START, "10,000", AtMost(50.0)),
-    value("Interface answers after a start, 100,000 instances, ms", START, "100,000", AtMost(50.0)),
-    value("RSS of the server, 10,000 instances, MiB", RSS, "10,000", AtMost(35.0)),
-    value("PSS of server and attacher, 10,000 instances, MiB", PSS, "10,000", AtMost(30.0)),
-    value("Probes of a proven admission per second", PROBES, "", AtMost(0.1)),
-    scaling("1,000 names over 100,000, at random, tc", [TC, CONSTANT_TC], RANDOM, AtMost(1.4)),
-    scaling("1,000 names over 100,000, at random, native", [NATIVE, CONSTANT_NATIVE], RANDOM, AtMost(1.75)),
-    scaling("1,000 names over 100,000, by Zipf, tc", [TC, CONSTANT_TC], ZIPF, AtMost(1.15)),
-    scaling("1,000 names over 100,000, by Zipf, native", [NATIVE, CONSTANT_NATIVE], ZIPF, AtMost(1.15)),
-    ratio("Ours over the constant reflector, tc", SATURATED, [TC, CONSTANT_TC], "", AtLeast(0.92)),
+    value(
+        "500 busy interfaces: all served, s",
+        SERVED,
+        "",
+        AtMost(3.0),
+    ),
+    value(
+        "500 busy interfaces: RTNL lock held for each, ms",
+        RTNL,
+        "",
+        AtMost(0.2),
+    ),
+    value(
+        "New answer, hot name, 1,000 instances, ms",
+        HOT,
+        "1,000",
+        AtMost(3.0),
+    ),
+    value(
+        "New answer, hot name, 10,000 instances, ms",
+        HOT,
+        "10,000",
+        AtMost(3.0),
+    ),
+    value(
+        "New answer, hot name, 100,000 instances, ms",
+        HOT,
+        "100,000",
+        AtMost(10.0),
+    ),
+    value(
+        "New answer, cold name, 1,000 instances, ms",
+        COLD,
+        "1,000",
+        AtMost(3.0),
+    ),
+    value(
+        "New answer, cold name, 10,000 instances, ms",
+        COLD,
+        "10,000",
+        AtMost(3.0),
+    ),
+    value(
+        "New answer, cold name, 100,000 instances, ms",
+        COLD,
+        "100,000",
+        AtMost(10.0),
+    ),
+    value(
+        "CPU of that reload, 10,000 instances, ms",
+        RELOAD_CPU,
+        "10,000",
+        AtMost(10.0),
+    ),
+    value(
+        "CPU of that reload, 100,000 instances, ms",
+        RELOAD_CPU,
+        "100,000",
+        AtMost(10.0),
+    ),
+    value(
+        "Interface answers after a start, 100 instances, ms",
+        START,
+        "100",
+        AtMost(50.0),
+    ),
+    value(
+        "Interface answers after a start, 1,000 instances, ms",
+        START,
+        "1,000",
+        AtMost(50.0),
+    ),
+    value(
+        "Interface answers after a start, 10,000 instances, ms",
+        START,
+        "10,000",
+        AtMost(50.0),
+    ),
+    value(
+        "Interface answers after a start, 100,000 instances, ms",
+        START,
+        "100,000",
+        AtMost(50.0),
+    ),
+    value(
+        "RSS of the server, 10,000 instances, MiB",
+        RSS,
+        "10,000",
+        AtMost(35.0),
+    ),
+    value(
+        "PSS of server and attacher, 10,000 instances, MiB",
+        PSS,
+        "10,000",
+        AtMost(30.0),
+    ),
+    value(
+        "Probes of a proven admission per second",
+        PROBES,
+        "",
+        AtMost(0.1),
+    ),
+    scaling(
+        "1,000 names over 100,000, at random, tc",
+        [TC, CONSTANT_TC],
+        RANDOM,
+        AtMost(1.4),
+    ),
+    scaling(
+        "1,000 names over 100,000, at random, native",
+        [NATIVE, CONSTANT_NATIVE],
+        RANDOM,
+        AtMost(1.75),
+    ),
+    scaling(
+        "1,000 names over 100,000, by Zipf, tc",
+        [TC, CONSTANT_TC],
+        ZIPF,
+        AtMost(1.15),
+    ),
+    scaling(
+        "1,000 names over 100,000, by Zipf, native",
+        [NATIVE, CONSTANT_NATIVE],
+        ZIPF,
+        AtMost(1.15),
+    ),
+    ratio(
+        "Ours over the constant reflector, tc",
+        SATURATED,
+        [TC, CONSTANT_TC],
+        "",
+        AtLeast(0.92),
+    ),
     Target {
         intel: Some(AtLeast(0.7)),
-        ..ratio(RATE_NATIVE, SATURATED, [NATIVE, CONSTANT_NATIVE], "", AtLeast(0.75))
+        ..ratio(
+            RATE_NATIVE,
+            SATURATED,
+            [NATIVE, CONSTANT_NATIVE],
+            "",
+            AtLeast(0.75),
+        )
     },
-    ratio("Ours over nsd, userspace only", SATURATED, [USERSPACE, "nsd"], "", AtLeast(1.5)),
-    ratio("Ours over socket echo, userspace only", SATURATED, [USERSPACE, "socket echo"], "", AtLeast(0.85)),
-    ratio("Ours over knotd, userspace only", SATURATED, [USERSPACE, "knotd"], "", AtLeast(1.0)),
-    ratio("CPU per cached query over unbound's", FORWARDED, ["ours", "unbound"], "cached", AtMost(1.0)),
+    ratio(
+        "Ours over nsd, userspace only",
+        SATURATED,
+        [USERSPACE, "nsd"],
+        "",
+        AtLeast(1.5),
+    ),
+    ratio(
+        "Ours over socket echo, userspace only",
+        SATURATED,
+        [USERSPACE, "socket echo"],
+        "",
+        AtLeast(0.85),
+    ),
+    ratio(
+        "Ours over knotd, userspace only",
+        SATURATED,
+        [USERSPACE, "knotd"],
+        "",
+        AtLeast(1.0),
+    ),
+    ratio(
+        "CPU per cached query over unbound's",
+        FORWARDED,
+        ["ours", "unbound"],
+        "cached",
+        AtMost(1.0),
+    ),
     Target {
         intel: Some(AtMost(0.8)),
-        ..ratio("CPU per miss over unbound's", FORWARDED, ["ours", "unbound"], "uncached", AtMost(0.35))
+        ..ratio(
+            "CPU per miss over unbound's",
+            FORWARDED,
+            ["ours", "unbound"],
+            "uncached",
+            AtMost(0.35),
+        )
     },
-    ratio("New answer, hot name, 10,000 instances, over knotd's", HOT, [TC, "knotd"], "10,000", AtMost(1.0)),
+    ratio(
+        "New answer, hot name, 10,000 instances, over knotd's",
+        HOT,
+        [TC, "knotd"],
+        "10,000",
+        AtMost(1.0),
+    ),
 ];
 
 /// Rows of targets that tests count instead.
 const COUNTED: [[&str; 4]; 3] = [
-    ["While shedding: reads of all counters in 10 ms", "–", "1", "test: counters_are_read_once_per_window"],
-    ["Lines of memory that two CPUs write per query", "–", "0", "test: no_line_is_written_per_query"],
-    ["Location of netkit devices", "–", "near", "tests: bridge_with_uplink_is_far, netkit in the VM"],
+    [
+        "While shedding: reads of all counters in 10 ms",
+        "–",
+        "1",
+        "test: counters_are_read_once_per_window",
+    ],
+    [
+        "Lines of memory that two CPUs write per query",
+        "–",
+        "0",
+        "test: no_line_is_written_per_query",
+    ],
+    [
+        "Location of netkit devices",
+        "–",
+        "near",
+        "tests: bridge_with_uplink_is_far, netkit in the VM",
+    ],
 ];
 
 /// Returns the rows of the targets that this run measured: target, measured value, bound, and whether it was met; then
 /// targets that tests count.
 pub(super) fn rows(report: &Report) -> Vec<[String; 4]> {
-    let is_intel = report.facts.iter().any(|(key, value)| key == "machine" && value.contains("Intel"));
+    let is_intel = report
+        .facts
+        .iter()
+        .any(|(key, value)| key == "machine" && value.contains("Intel"));
     let row = |target: &Target| {
         let value = |Source(title, label, point)| {
             let median = |label| median(report, Source(title, label, point));
@@ -136,12 +339,21 @@ pub(super) fn rows(report: &Report) -> Vec<[String; 4]> {
         let verdict = (if is_met { "met" } else { "missed" }).to_owned();
         Some([target.what.to_owned(), number(measured), bound, verdict])
     };
-    TARGETS.iter().filter_map(row).chain(COUNTED.map(|row| row.map(str::to_owned))).collect()
+    TARGETS
+        .iter()
+        .filter_map(row)
+        .chain(COUNTED.map(|row| row.map(str::to_owned)))
+        .collect()
 }
 
 /// Returns a median of this run, if it was measured.
 fn median(report: &Report, Source(title, label, point): Source) -> Option<f64> {
-    let value: &Rounds = match &report.figures.iter().find(|figure| figure.title == title)?.data {
+    let value: &Rounds = match &report
+        .figures
+        .iter()
+        .find(|figure| figure.title == title)?
+        .data
+    {
         Data::Bars(bars) => &bars.iter().find(|bar| bar.label == label)?.value,
         Data::Sweep(sweep) => sweep.value(label, point)?,
     };
@@ -158,10 +370,17 @@ mod tests {
         let points = RANDOM.map(str::to_owned).to_vec();
         let mut sweep = Sweep::new("names", points, false);
         for (label, values) in [(TC, [80.0, 30.0]), (CONSTANT_TC, [100.0, 50.0])] {
-            values.iter().enumerate().for_each(|(place, &value)| sweep.push(label, true, place, value));
+            values
+                .iter()
+                .enumerate()
+                .for_each(|(place, &value)| sweep.push(label, true, place, value));
         }
         let figures = vec![Figure::new(SCALE, "", "queries/s", Data::Sweep(sweep))];
-        let [_, rest @ ..] = &rows(&Report { facts: vec![], figures, main: 0 })[0];
+        let [_, rest @ ..] = &rows(&Report {
+            facts: vec![],
+            figures,
+            main: 0,
+        })[0];
         assert_eq!(rest, &["1.33", "at most 1.40", "met"]);
     }
 
@@ -169,7 +388,10 @@ mod tests {
     fn measured_targets_are_compared() {
         let mut sweep = Sweep::new("kind", vec!["cached".into(), "uncached".into()], false);
         for (label, values) in [("ours", [2.0, 6.0]), ("unbound", [4.0, 10.0])] {
-            values.iter().enumerate().for_each(|(place, &value)| sweep.push(label, true, place, value));
+            values
+                .iter()
+                .enumerate()
+                .for_each(|(place, &value)| sweep.push(label, true, place, value));
         }
         let report = |machine: &str| Report {
             facts: vec![("machine".into(), machine.into())],
@@ -177,12 +399,25 @@ mod tests {
             main: 0,
         };
         let verdicts = |machine| {
-            rows(&report(machine)).into_iter().map(|[_, rest @ ..]| rest).take(2).collect::<Vec<_>>()
+            rows(&report(machine))
+                .into_iter()
+                .map(|[_, rest @ ..]| rest)
+                .take(2)
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             verdicts("AMD EPYC"),
-            [["0.50", "at most 1.00", "met"], ["0.60", "at most 0.35", "missed"]]
+            [
+                ["0.50", "at most 1.00", "met"],
+                ["0.60", "at most 0.35", "missed"]
+            ]
         );
-        assert_eq!(verdicts("Intel(R)"), [["0.50", "at most 1.00", "met"], ["0.60", "at most 0.80", "met"]]);
+        assert_eq!(
+            verdicts("Intel(R)"),
+            [
+                ["0.50", "at most 1.00", "met"],
+                ["0.60", "at most 0.80", "met"]
+            ]
+        );
     }
 }

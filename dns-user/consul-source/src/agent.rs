@@ -30,7 +30,10 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) enum AgentError {
     /// No connection, or the connection broke.
     #[error("{address}: {problem}")]
-    Connection { address: ApiAddress, problem: ConnectionError },
+    Connection {
+        address: ApiAddress,
+        problem: ConnectionError,
+    },
     #[error("{address}: too many requests (429)")]
     TooMany { address: ApiAddress },
     #[error("{address}: permission denied (403): the token may not read this")]
@@ -38,7 +41,11 @@ pub(crate) enum AgentError {
     #[error("{address}: not found (404)")]
     NotFound { address: ApiAddress },
     #[error("{address}: status {status}: {text}")]
-    Status { address: ApiAddress, status: StatusCode, text: String },
+    Status {
+        address: ApiAddress,
+        status: StatusCode,
+        text: String,
+    },
 }
 
 #[derive(Debug)]
@@ -88,7 +95,11 @@ impl Agent {
 
     /// Sends a request once the rate limit and the circuit breaker permit it; `wait` is the longest time that
     /// the agent may hold it.
-    pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
+    pub(crate) async fn get(
+        &self,
+        path: &str,
+        wait: Option<Duration>,
+    ) -> Result<Reply, AgentError> {
         let permit = loop {
             let permit = self.breaker.permit().await;
             // The rate applies after the breaker, so that requests waiting during an outage do not burst.
@@ -103,18 +114,28 @@ impl Agent {
         // The agent adds up to a sixteenth of the wait.
         let limit = wait.map_or(Duration::ZERO, |wait| wait + wait / 16) + TIMEOUT;
         self.requests.fetch_add(1, Ordering::Relaxed);
-        let answer = self.connections.get(address, path, token.as_deref(), limit).await;
+        let answer = self
+            .connections
+            .get(address, path, token.as_deref(), limit)
+            .await;
         let result = match answer {
             Ok(answer) => self.check_status(address, answer),
-            Err(problem) => Err(AgentError::Connection { address: address.clone(), problem }),
+            Err(problem) => Err(AgentError::Connection {
+                address: address.clone(),
+                problem,
+            }),
         };
         match &result {
-            Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => permit.succeeded(),
+            Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => {
+                permit.succeeded()
+            }
             Err(AgentError::TooMany { .. }) => permit.pause(Duration::from_secs(2)),
             Err(AgentError::Connection { problem, .. }) => {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
                 // The first request to fail switches the agent for all.
-                let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
+                let _ =
+                    self.current
+                        .compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
                 if last && matches!(problem, ConnectionError::Unreachable(_)) {
                     permit.unreachable();
                 } else {
@@ -133,26 +154,44 @@ impl Agent {
         result
     }
 
-    fn check_status(&self, address: &ApiAddress, answer: Response<Bytes>) -> Result<Reply, AgentError> {
+    fn check_status(
+        &self,
+        address: &ApiAddress,
+        answer: Response<Bytes>,
+    ) -> Result<Reply, AgentError> {
         let address = || address.clone();
         let (head, body) = answer.into_parts();
         let headers = &head.headers;
         match head.status {
             StatusCode::OK => {
-                let leads = headers.get("x-consul-knownleader").is_none_or(|value| value != "false");
+                let leads = headers
+                    .get("x-consul-knownleader")
+                    .is_none_or(|value| value != "false");
                 if leads {
                     let ago = number(headers, "x-consul-lastcontact").unwrap_or(0);
                     let now = Instant::now();
-                    *self.last_contact.lock() = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
+                    *self.last_contact.lock() =
+                        now.checked_sub(Duration::from_millis(ago)).or(Some(now));
                 }
-                Ok(Reply { index: number(headers, "x-consul-index"), body })
+                Ok(Reply {
+                    index: number(headers, "x-consul-index"),
+                    body,
+                })
             }
             StatusCode::TOO_MANY_REQUESTS => Err(AgentError::TooMany { address: address() }),
             StatusCode::FORBIDDEN => Err(AgentError::Forbidden { address: address() }),
             StatusCode::NOT_FOUND => Err(AgentError::NotFound { address: address() }),
             status => {
-                let text: String = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
-                Err(AgentError::Status { address: address(), status, text })
+                let text: String = String::from_utf8_lossy(&body)
+                    .trim()
+                    .chars()
+                    .take(200)
+                    .collect();
+                Err(AgentError::Status {
+                    address: address(),
+                    status,
+                    text,
+                })
             }
         }
     }
@@ -189,7 +228,8 @@ impl Agent {
 
     /// Returns the numbers of requests, failures and index resets.
     pub(crate) fn counts(&self) -> [u64; 3] {
-        [&self.requests, &self.failures, &self.index_resets].map(|count| count.load(Ordering::Relaxed))
+        [&self.requests, &self.failures, &self.index_resets]
+            .map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -220,7 +260,10 @@ pub(crate) struct RateLimit {
 impl RateLimit {
     /// Creates a limit of at least one request per second.
     pub(crate) fn new(per_second: u32) -> Self {
-        Self { interval: Duration::from_secs(1) / per_second.max(1), next: Mutex::new(None) }
+        Self {
+            interval: Duration::from_secs(1) / per_second.max(1),
+            next: Mutex::new(None),
+        }
     }
 
     pub(crate) async fn wait(&self) {
@@ -297,10 +340,18 @@ impl CircuitBreaker {
                 let mut state = self.state.lock();
                 let now = Instant::now();
                 match state.until {
-                    None => return Permit { breaker: self, is_trial: false },
+                    None => {
+                        return Permit {
+                            breaker: self,
+                            is_trial: false,
+                        };
+                    }
                     Some(until) if until <= now && !state.trying => {
                         state.trying = true;
-                        return Permit { breaker: self, is_trial: true };
+                        return Permit {
+                            breaker: self,
+                            is_trial: true,
+                        };
                     }
                     Some(until) if until > now => until - now,
                     Some(_) => MAX_PAUSE,
@@ -324,8 +375,12 @@ impl CircuitBreaker {
 
 impl Permit<'_> {
     pub(crate) fn succeeded(self) {
-        self.breaker
-            .change(|state| *state = BreakerState { trying: state.trying, ..BreakerState::default() });
+        self.breaker.change(|state| {
+            *state = BreakerState {
+                trying: state.trying,
+                ..BreakerState::default()
+            }
+        });
     }
 
     pub(crate) fn failed(self) {
@@ -344,7 +399,11 @@ impl Permit<'_> {
             if self.is_trial || state.failures >= most {
                 // Concurrent failures count once.
                 if self.is_trial || state.until.is_none() {
-                    let trials = if self.is_trial { state.failures.min(MAX_TRIALS) } else { 1 };
+                    let trials = if self.is_trial {
+                        state.failures.min(MAX_TRIALS)
+                    } else {
+                        1
+                    };
                     state.until = Some(Instant::now() + random_pause(trials));
                 }
             }
@@ -354,8 +413,10 @@ impl Permit<'_> {
     /// Reports that the agent requested a pause.
     pub(crate) fn pause(self, pause: Duration) {
         self.breaker.change(|state| {
-            let until =
-                Instant::now() + pause.clamp(MIN_PAUSE, MAX_PAUSE).mul_f64(1.0 + fastrand::f64() / 4.0);
+            let until = Instant::now()
+                + pause
+                    .clamp(MIN_PAUSE, MAX_PAUSE)
+                    .mul_f64(1.0 + fastrand::f64() / 4.0);
             state.until = Some(state.until.map_or(until, |already| already.max(until)));
         });
     }
@@ -392,7 +453,10 @@ mod tests {
         assert!(breaker.is_open());
         let trial = breaker.permit().await;
         assert!(trial.is_trial);
-        assert!(timeout(MIN_PAUSE * 2, breaker.permit()).await.is_err(), "only one at a time");
+        assert!(
+            timeout(MIN_PAUSE * 2, breaker.permit()).await.is_err(),
+            "only one at a time"
+        );
         trial.unreachable();
         let trial = breaker.permit().await;
         trial.succeeded();
@@ -403,7 +467,10 @@ mod tests {
     fn pauses_grow_and_differ() {
         let mut backoff = Backoff::default();
         let pauses: Vec<Duration> = (0..9).map(|_| backoff.next()).collect();
-        assert!(pauses[0] <= MIN_PAUSE && pauses[8] >= MAX_PAUSE / 2 && pauses[8] <= MAX_PAUSE, "{pauses:?}");
+        assert!(
+            pauses[0] <= MIN_PAUSE && pauses[8] >= MAX_PAUSE / 2 && pauses[8] <= MAX_PAUSE,
+            "{pauses:?}"
+        );
         assert_ne!(random_pause(7), random_pause(7));
     }
 }

@@ -16,8 +16,8 @@ use tokio::{sync::Mutex, time::Instant};
 use dns_consul::catalog::{
     live::{Coordinate, ServiceInstances},
     registrations::{
-        Check, CheckStatus, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
-        TaggedAddress, Template, Weights,
+        Check, CheckStatus, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node,
+        PreparedQuery, TaggedAddress, Template, Weights,
     },
 };
 
@@ -48,7 +48,9 @@ macro_rules! lenient {
 }
 
 /// Parses a value that may be null, as Go encodes nil slices and maps.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
@@ -76,12 +78,22 @@ impl Invalid {
 
 /// Returns the name of an entry, for the log.
 fn name_of(entry: &Value) -> String {
-    let text = |path: &str| entry.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty());
-    match (text("/Service/ID").or(text("/Service/Service")), text("/Node/Node")) {
+    let text = |path: &str| {
+        entry
+            .pointer(path)
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty())
+    };
+    match (
+        text("/Service/ID").or(text("/Service/Service")),
+        text("/Node/Node"),
+    ) {
         (Some(service), Some(node)) => format!("{service} on {node}"),
         (Some(name), None) | (None, Some(name)) => name.to_owned(),
         (None, None) => {
-            let name = ["/Name", "/Node", "/ID", "/Datacenter"].into_iter().find_map(text);
+            let name = ["/Name", "/Node", "/ID", "/Datacenter"]
+                .into_iter()
+                .find_map(text);
             name.map_or_else(|| "an entry without a name".to_owned(), str::to_owned)
         }
     }
@@ -94,7 +106,12 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
     }
     let entries: Vec<Value> = serde_json::from_slice(body)?;
     let read = |entry: Value| {
-        let dropped = |error: &_| invalid.note(|| name_of(&entry), format!("{error}; the entry is not used"));
+        let dropped = |error: &_| {
+            invalid.note(
+                || name_of(&entry),
+                format!("{error}; the entry is not used"),
+            )
+        };
         T::deserialize(&entry).inspect_err(dropped).ok()
     };
     Ok(entries.into_iter().filter_map(read).collect())
@@ -116,8 +133,16 @@ pub(crate) fn agent(body: &[u8]) -> serde_json::Result<AgentInfo> {
             node_name: String,
         }
     }
-    let Whole { config: Config { datacenter, node_name } } = serde_json::from_slice(body)?;
-    Ok(AgentInfo { datacenter: datacenter.to_ascii_lowercase(), node_name })
+    let Whole {
+        config: Config {
+            datacenter,
+            node_name,
+        },
+    } = serde_json::from_slice(body)?;
+    Ok(AgentInfo {
+        datacenter: datacenter.to_ascii_lowercase(),
+        node_name,
+    })
 }
 
 /// Parses `/v1/catalog/services`: names and tags.
@@ -126,13 +151,21 @@ pub(crate) fn services(
     invalid: &mut Invalid,
 ) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
     if let Ok(services) = serde_json::from_slice::<BTreeMap<String, Option<Vec<String>>>>(body) {
-        return Ok(services.into_iter().map(|(name, tags)| (name, tags.unwrap_or_default())).collect());
+        return Ok(services
+            .into_iter()
+            .map(|(name, tags)| (name, tags.unwrap_or_default()))
+            .collect());
     }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
     // A service with malformed tags exists; only changes of its tags go unnoticed.
     let mut tags = |name: &str, tags: Value| {
         serde_json::from_value::<Option<Vec<String>>>(tags)
-            .inspect_err(|error| invalid.note(|| name.to_owned(), format!("{error}; its tags are not used")))
+            .inspect_err(|error| {
+                invalid.note(
+                    || name.to_owned(),
+                    format!("{error}; its tags are not used"),
+                )
+            })
             .unwrap_or_default()
     };
     let services = services.into_iter().map(|(name, value)| {
@@ -156,7 +189,12 @@ pub(crate) fn nodes(
         }
         !node.node.is_empty()
     });
-    let node = |node: ApiNode| Arc::new(Node { datacenter: datacenter.to_owned(), ..node.into() });
+    let node = |node: ApiNode| {
+        Arc::new(Node {
+            datacenter: datacenter.to_owned(),
+            ..node.into()
+        })
+    };
     Ok(nodes.into_iter().map(node).collect())
 }
 
@@ -171,18 +209,30 @@ pub(crate) fn health(
     let mut instances: Vec<Arc<Instance>> = Vec::with_capacity(entries.len());
     let mut nodes: Vec<Arc<Node>> = Vec::new();
     for mut entry in entries {
-        let address =
-            entry.service.tagged_addresses.get(VIRTUAL).and_then(|tagged| tagged.address.parse().ok());
+        let address = entry
+            .service
+            .tagged_addresses
+            .get(VIRTUAL)
+            .and_then(|tagged| tagged.address.parse().ok());
         if let Some(peer) = peer {
             let name = entry.node.node.clone();
-            let node = Node { peer: Some(peer.to_owned()), ..Node::from(std::mem::take(&mut entry.node)) };
+            let node = Node {
+                peer: Some(peer.to_owned()),
+                ..Node::from(std::mem::take(&mut entry.node))
+            };
             entry.node.node = name;
             nodes.push(Arc::new(node));
         }
-        let instance = Instance { peer: peer.map(str::to_owned), ..Instance::from(entry) };
+        let instance = Instance {
+            peer: peer.map(str::to_owned),
+            ..Instance::from(entry)
+        };
         if let Some(port) = instance.impossible_port {
             let name = || format!("{} on {}", instance.id, instance.node);
-            invalid.note(name, format!("port {port} is not from 0 to 65535; the instance has no SRV record"));
+            invalid.note(
+                name,
+                format!("port {port} is not from 0 to 65535; the instance has no SRV record"),
+            );
         }
         if let Some(address) = address {
             let service = instance.proxy_for.as_ref().unwrap_or(&instance.service);
@@ -192,7 +242,11 @@ pub(crate) fn health(
         }
         instances.push(Arc::new(instance));
     }
-    Ok(ServiceInstances { instances, virtual_addresses, nodes })
+    Ok(ServiceInstances {
+        instances,
+        virtual_addresses,
+        nodes,
+    })
 }
 
 /// Parses `/v1/peerings`: peers and the services that each exports to us. Peerings being deleted are skipped.
@@ -211,8 +265,18 @@ pub(crate) fn peerings(
         }
     }
     let entries: Vec<Entry> = list(body, invalid)?;
-    let active = entries.into_iter().filter(|entry| !matches!(&*entry.state, "DELETING" | "TERMINATED"));
-    Ok(active.map(|Entry { name, stream_status, .. }| (name, stream_status.imported_services)).collect())
+    let active = entries
+        .into_iter()
+        .filter(|entry| !matches!(&*entry.state, "DELETING" | "TERMINATED"));
+    Ok(active
+        .map(
+            |Entry {
+                 name,
+                 stream_status,
+                 ..
+             }| (name, stream_status.imported_services),
+        )
+        .collect())
 }
 
 lenient! {
@@ -226,8 +290,18 @@ lenient! {
 }
 
 impl From<ApiPosition> for Coordinate {
-    fn from(ApiPosition { adjustment, height, vec }: ApiPosition) -> Self {
-        Self { position: vec, height, adjustment }
+    fn from(
+        ApiPosition {
+            adjustment,
+            height,
+            vec,
+        }: ApiPosition,
+    ) -> Self {
+        Self {
+            position: vec,
+            height,
+            adjustment,
+        }
     }
 }
 
@@ -237,7 +311,10 @@ pub(crate) fn node_coordinates(
     invalid: &mut Invalid,
 ) -> serde_json::Result<HashMap<String, Coordinate>> {
     let entries: Vec<ApiCoordinate> = list(body, invalid)?;
-    Ok(entries.into_iter().map(|entry| (entry.node.to_ascii_lowercase(), entry.coord.into())).collect())
+    Ok(entries
+        .into_iter()
+        .map(|entry| (entry.node.to_ascii_lowercase(), entry.coord.into()))
+        .collect())
 }
 
 /// Parses `/v1/coordinate/datacenters`: coordinates of the servers in the WAN gossip pool.
@@ -254,10 +331,16 @@ pub(crate) fn server_coordinates(
     }
     let entries: Vec<Entry> = list(body, invalid)?;
     // Coordinates of other areas are not comparable.
-    let of_wan = entries.into_iter().filter(|entry| matches!(&*entry.area, "" | "wan" | "WAN"));
+    let of_wan = entries
+        .into_iter()
+        .filter(|entry| matches!(&*entry.area, "" | "wan" | "WAN"));
     Ok(of_wan
         .map(|entry| {
-            let coordinates = entry.coordinates.into_iter().map(|entry| entry.coord.into()).collect();
+            let coordinates = entry
+                .coordinates
+                .into_iter()
+                .map(|entry| entry.coord.into())
+                .collect();
             (entry.datacenter.to_ascii_lowercase(), coordinates)
         })
         .collect())
@@ -278,16 +361,25 @@ pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
     }
     let entries: Vec<Entry> = list(body, invalid)?;
     let gateway = |Entry { name, listeners }| {
-        let mut services: Vec<String> =
-            listeners.into_iter().flat_map(|listener| listener.services).map(|bound| bound.name).collect();
+        let mut services: Vec<String> = listeners
+            .into_iter()
+            .flat_map(|listener| listener.services)
+            .map(|bound| bound.name)
+            .collect();
         services.sort();
         services.dedup();
-        Gateway { gateway: name, services }
+        Gateway {
+            gateway: name,
+            services,
+        }
     };
     Ok(entries.into_iter().map(gateway).collect())
 }
 
-pub(crate) fn queries(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<PreparedQuery>> {
+pub(crate) fn queries(
+    body: &[u8],
+    invalid: &mut Invalid,
+) -> serde_json::Result<Vec<PreparedQuery>> {
     let queries: Vec<ApiQuery> = list(body, invalid)?;
     Ok(queries.into_iter().map(Into::into).collect())
 }
@@ -305,8 +397,23 @@ lenient! {
 
 impl From<ApiNode> for Node {
     fn from(node: ApiNode) -> Self {
-        let ApiNode { id, node, address, datacenter, tagged_addresses, meta } = node;
-        Self { name: node, id, datacenter, address, tagged_addresses, meta, ..Self::default() }
+        let ApiNode {
+            id,
+            node,
+            address,
+            datacenter,
+            tagged_addresses,
+            meta,
+        } = node;
+        Self {
+            name: node,
+            id,
+            datacenter,
+            address,
+            tagged_addresses,
+            meta,
+            ..Self::default()
+        }
     }
 }
 
@@ -365,23 +472,46 @@ lenient! {
 
 impl From<ApiEntry> for Instance {
     fn from(entry: ApiEntry) -> Self {
-        let ApiEntry { node, service, checks } = entry;
+        let ApiEntry {
+            node,
+            service,
+            checks,
+        } = entry;
         let weight = |weight: i64| weight.clamp(0, u16::MAX.into()) as u16;
         let weights = match service.weights {
-            ApiWeights { passing: 0, warning: 0 } => Weights::default(),
-            ApiWeights { passing, warning } => Weights { passing: weight(passing), warning: weight(warning) },
+            ApiWeights {
+                passing: 0,
+                warning: 0,
+            } => Weights::default(),
+            ApiWeights { passing, warning } => Weights {
+                passing: weight(passing),
+                warning: weight(warning),
+            },
         };
         let check = |ApiCheck { id, status }| {
             // An unknown status counts as critical, so clients are not sent to the instance.
-            Check { id, status: CheckStatus::from_text(&status).unwrap_or(CheckStatus::Critical) }
+            Check {
+                id,
+                status: CheckStatus::from_text(&status).unwrap_or(CheckStatus::Critical),
+            }
         };
         let proxy_for = Some(service.proxy.destination_service_name)
             .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
         let tagged = service.tagged_addresses.into_iter();
         // Named ports above 65535 are dropped.
-        let ports = service.ports.into_iter().filter_map(|ApiPort { name, port, default }| {
-            Some(NamedPort { name, port: u16::try_from(port).ok()?, default })
-        });
+        let ports = service.ports.into_iter().filter_map(
+            |ApiPort {
+                 name,
+                 port,
+                 default,
+             }| {
+                Some(NamedPort {
+                    name,
+                    port: u16::try_from(port).ok()?,
+                    default,
+                })
+            },
+        );
         let port = u16::try_from(service.port);
         Self {
             node: node.node,
@@ -397,7 +527,13 @@ impl From<ApiEntry> for Instance {
             weights,
             tagged_addresses: tagged
                 .map(|(tag, ApiAddress { address, port })| {
-                    (tag, TaggedAddress { address, port: u16::try_from(port).unwrap_or(0) })
+                    (
+                        tag,
+                        TaggedAddress {
+                            address,
+                            port: u16::try_from(port).unwrap_or(0),
+                        },
+                    )
                 })
                 .collect(),
             proxy_for,
@@ -447,17 +583,30 @@ lenient! {
 
 impl From<ApiFailover> for Failover {
     /// Preserves the order in which Consul tries the places; targets exclude the other members.
-    fn from(ApiFailover { nearest, datacenters, targets }: ApiFailover) -> Self {
+    fn from(
+        ApiFailover {
+            nearest,
+            datacenters,
+            targets,
+        }: ApiFailover,
+    ) -> Self {
         if targets.is_empty() {
-            let targets = datacenters.into_iter().map(FailoverTarget::Datacenter).collect();
+            let targets = datacenters
+                .into_iter()
+                .map(FailoverTarget::Datacenter)
+                .collect();
             return Self { nearest, targets };
         }
-        let target = |ApiTarget { datacenter, peer }| match (peer.is_empty(), datacenter.is_empty()) {
+        let target = |ApiTarget { datacenter, peer }| match (peer.is_empty(), datacenter.is_empty())
+        {
             (false, _) => Some(FailoverTarget::Peer(peer)),
             (true, false) => Some(FailoverTarget::Datacenter(datacenter)),
             (true, true) => None,
         };
-        Self { nearest: 0, targets: targets.into_iter().filter_map(target).collect() }
+        Self {
+            nearest: 0,
+            targets: targets.into_iter().filter_map(target).collect(),
+        }
     }
 }
 
@@ -479,8 +628,18 @@ lenient! {
 
 impl From<ApiQuery> for PreparedQuery {
     fn from(query: ApiQuery) -> Self {
-        let ApiQuery { id, name, service, template, dns } = query;
-        let ApiTemplate { kind, regexp, remove_empty_tags } = template;
+        let ApiQuery {
+            id,
+            name,
+            service,
+            template,
+            dns,
+        } = query;
+        let ApiTemplate {
+            kind,
+            regexp,
+            remove_empty_tags,
+        } = template;
         Self {
             id,
             name,
@@ -495,7 +654,10 @@ impl From<ApiQuery> for PreparedQuery {
             near: service.near,
             ttl: dns_consul::config::ttl_from_text(&dns.ttl),
             failover: service.failover.into(),
-            template: (!kind.is_empty()).then_some(Template { regexp, remove_empty_tags }),
+            template: (!kind.is_empty()).then_some(Template {
+                regexp,
+                remove_empty_tags,
+            }),
         }
     }
 }
@@ -527,13 +689,19 @@ struct TokenState {
 
 impl Token {
     pub(crate) fn new(path: Option<PathBuf>) -> Self {
-        Self { path, last: Mutex::default() }
+        Self {
+            path,
+            last: Mutex::default(),
+        }
     }
 
     pub(crate) async fn now(&self) -> Option<String> {
         let path = self.path.as_deref()?;
         let mut last = self.last.lock().await;
-        if last.at.is_none_or(|at| at.elapsed() >= TOKEN_CHECK_INTERVAL) {
+        if last
+            .at
+            .is_none_or(|at| at.elapsed() >= TOKEN_CHECK_INTERVAL)
+        {
             last.at = Some(Instant::now());
             last.read(path).await;
         }
@@ -546,7 +714,8 @@ impl TokenState {
         let problem = match tokio::fs::read_to_string(path).await {
             // Other characters are invalid in a header.
             Ok(text)
-                if text.trim().bytes().all(|byte| byte.is_ascii_graphic()) && !text.trim().is_empty() =>
+                if text.trim().bytes().all(|byte| byte.is_ascii_graphic())
+                    && !text.trim().is_empty() =>
             {
                 if self.failed {
                     tracing::info!("consul.token_file: {}: readable again", path.display());
@@ -559,8 +728,11 @@ impl TokenState {
             Err(error) => format!("cannot be read: {error}"),
         };
         if !self.failed {
-            let stays =
-                if self.token.is_some() { "the last token stays in use" } else { "requests go without" };
+            let stays = if self.token.is_some() {
+                "the last token stays in use"
+            } else {
+                "requests go without"
+            };
             tracing::warn!("consul.token_file: {}: {problem}; {stays}", path.display());
         }
         self.failed = true;
@@ -573,7 +745,8 @@ mod tests {
 
     #[test]
     fn health_entries_become_instances() {
-        let body = br#"[{"Node": {"ID": "a-b", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc1",
+        let body =
+            br#"[{"Node": {"ID": "a-b", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc1",
             "TaggedAddresses": null, "Meta": {"rack": "r1"}, "CreateIndex": 7},
           "Service": {"ID": "web-1", "Service": "web", "Tags": null, "Address": "", "Port": 80,
             "TaggedAddresses": {"consul-virtual": {"Address": "240.0.0.5", "Port": 80}},
@@ -581,30 +754,60 @@ mod tests {
           "Checks": [{"CheckID": "serfHealth", "Status": "passing", "ServiceID": ""},
             {"CheckID": "up", "Status": "warning", "ServiceID": "web-1"}]}]"#;
         let parsed = health(body, None, &mut Invalid::default()).expect("read");
-        let ServiceInstances { instances, virtual_addresses, .. } = parsed;
-        let [instance] = &instances[..] else { panic!("one instance") };
-        assert_eq!((instance.id.as_str(), instance.node.as_str(), instance.port), ("web-1", "n1", 80));
-        assert_eq!(instance.weights, Weights { passing: 3, warning: 1 });
+        let ServiceInstances {
+            instances,
+            virtual_addresses,
+            ..
+        } = parsed;
+        let [instance] = &instances[..] else {
+            panic!("one instance")
+        };
+        assert_eq!(
+            (instance.id.as_str(), instance.node.as_str(), instance.port),
+            ("web-1", "n1", 80)
+        );
+        assert_eq!(
+            instance.weights,
+            Weights {
+                passing: 3,
+                warning: 1
+            }
+        );
         assert_eq!(instance.checks[1].status, CheckStatus::Warning);
-        assert_eq!(virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 5]))]);
+        assert_eq!(
+            virtual_addresses,
+            [("web".to_owned(), IpAddr::from([240, 0, 0, 5]))]
+        );
     }
 
     #[test]
     fn proxies_carry_the_virtual_address() {
-        let body = br#"[{"Node": {"Node": "n1"}, "Service": {"ID": "p", "Service": "web-sidecar-proxy",
+        let body =
+            br#"[{"Node": {"Node": "n1"}, "Service": {"ID": "p", "Service": "web-sidecar-proxy",
             "Kind": "connect-proxy", "Proxy": {"DestinationServiceName": "web"},
             "TaggedAddresses": {"consul-virtual": {"Address": "240.0.0.6", "Port": 20000}}}}]"#;
         let read = health(body, None, &mut Invalid::default()).expect("read");
-        assert_eq!(read.virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 6]))]);
+        assert_eq!(
+            read.virtual_addresses,
+            [("web".to_owned(), IpAddr::from([240, 0, 0, 6]))]
+        );
     }
 
     #[test]
     fn invalid_entries_are_dropped() {
         let entry = |port: &str| {
-            format!(r#"{{"Node": {{"Node": "n"}}, "Service": {{"Service": "web", "Port": {port}}}}}"#)
+            format!(
+                r#"{{"Node": {{"Node": "n"}}, "Service": {{"Service": "web", "Port": {port}}}}}"#
+            )
         };
         let mut invalid = Invalid::default();
-        let body = format!("[{}, {}, {}, {}]", entry("80"), entry("\"x\""), entry("81"), entry("\"x\""));
+        let body = format!(
+            "[{}, {}, {}, {}]",
+            entry("80"),
+            entry("\"x\""),
+            entry("81"),
+            entry("\"x\"")
+        );
         let ports: Vec<u16> = health(body.as_bytes(), None, &mut invalid)
             .expect("read")
             .instances
@@ -613,10 +816,20 @@ mod tests {
             .collect();
         assert_eq!((ports, invalid.count()), (vec![80, 81], 2));
         let lines: Vec<String> = invalid.lines().collect();
-        assert!(lines[0].starts_with("web on n and 1 more: invalid type: string"), "{lines:?}");
+        assert!(
+            lines[0].starts_with("web on n and 1 more: invalid type: string"),
+            "{lines:?}"
+        );
         let mut invalid = Invalid::default();
-        let body = br#"[{"Address": "10.0.0.1"}, {"Node": "", "Address": "10.0.0.2"}, {"Node": "n"}]"#;
-        assert_eq!((nodes(body, "dc1", &mut invalid).expect("read").len(), invalid.count()), (1, 2));
+        let body =
+            br#"[{"Address": "10.0.0.1"}, {"Node": "", "Address": "10.0.0.2"}, {"Node": "n"}]"#;
+        assert_eq!(
+            (
+                nodes(body, "dc1", &mut invalid).expect("read").len(),
+                invalid.count()
+            ),
+            (1, 2)
+        );
         let mut invalid = Invalid::default();
         let read = services(br#"{"a": 7, "b": ["t"]}"#, &mut invalid).expect("read");
         assert_eq!((read.len(), invalid.count()), (2, 1));
@@ -633,9 +846,17 @@ mod tests {
             );
             let read = health(body.as_bytes(), None, &mut invalid).expect("read");
             let instance = &read.instances[0];
-            assert_eq!((instance.port, instance.impossible_port, instance.ports.len()), (0, Some(port), 1));
-            let expected =
-                format!("w on n: port {port} is not from 0 to 65535; the instance has no SRV record");
+            assert_eq!(
+                (
+                    instance.port,
+                    instance.impossible_port,
+                    instance.ports.len()
+                ),
+                (0, Some(port), 1)
+            );
+            let expected = format!(
+                "w on n: port {port} is not from 0 to 65535; the instance has no SRV record"
+            );
             assert_eq!(invalid.lines().collect::<Vec<_>>(), [expected]);
         }
     }
@@ -650,26 +871,40 @@ mod tests {
         let query = &queries(body, &mut invalid).expect("read")[0];
         assert_eq!((query.ttl, query.only_passing), (Some(10), true));
         let datacenter = |name: &str| FailoverTarget::Datacenter(name.to_owned());
-        assert_eq!(query.failover, Failover { nearest: 2, targets: vec![datacenter("dc2")] });
+        assert_eq!(
+            query.failover,
+            Failover {
+                nearest: 2,
+                targets: vec![datacenter("dc2")]
+            }
+        );
         assert!(query.template.is_some());
         assert!(queries(b"{", &mut invalid).is_err());
         let targets = br#"[{"ID": "x", "Service": {"Service": "web", "Failover": {"Targets": [
             {"Peer": "p"}, {"Datacenter": "dc3"}, {"PeerName": "q"}]}}}]"#;
         let peer = |name: &str| FailoverTarget::Peer(name.to_owned());
-        let targets = queries(targets, &mut invalid).expect("read")[0].failover.targets.clone();
+        let targets = queries(targets, &mut invalid).expect("read")[0]
+            .failover
+            .targets
+            .clone();
         assert_eq!(targets, [peer("p"), datacenter("dc3"), peer("q")]);
         assert_eq!(
             services(br#"{"a": ["x"], "b": null}"#, &mut invalid).expect("read")["b"],
             Vec::<String>::new()
         );
         assert_eq!(
-            ingress(br#"[{"Name": "gw", "Listeners": [{"Services": [{"Name": "web"}]}]}]"#, &mut invalid)
-                .expect("read")[0]
+            ingress(
+                br#"[{"Name": "gw", "Listeners": [{"Services": [{"Name": "web"}]}]}]"#,
+                &mut invalid
+            )
+            .expect("read")[0]
                 .services,
             ["web"]
         );
         assert_eq!(
-            agent(br#"{"Config": {"Datacenter": "DC1", "NodeName": "n"}}"#).expect("read").datacenter,
+            agent(br#"{"Config": {"Datacenter": "DC1", "NodeName": "n"}}"#)
+                .expect("read")
+                .datacenter,
             "dc1"
         );
     }
@@ -682,18 +917,30 @@ mod tests {
             {"Name": "new", "State": "PENDING", "StreamStatus": {"ImportedServices": null}},
             {"Name": "old", "State": "TERMINATED"}]"#;
         let peers = peerings(body, &mut invalid).expect("read");
-        let peers: Vec<(&str, usize)> =
-            peers.iter().map(|(name, services)| (&**name, services.len())).collect();
+        let peers: Vec<(&str, usize)> = peers
+            .iter()
+            .map(|(name, services)| (&**name, services.len()))
+            .collect();
         assert_eq!(peers, [("east", 2), ("new", 0)]);
-        let coordinate =
-            r#"{"Node": "N1", "Coord": {"Adjustment": 0.1, "Error": 1.5, "Height": 0.2, "Vec": [1, 2]}}"#;
-        let found = node_coordinates(format!("[{coordinate}]").as_bytes(), &mut invalid).expect("read");
-        assert_eq!(found["n1"], Coordinate { position: vec![1.0, 2.0], height: 0.2, adjustment: 0.1 });
+        let coordinate = r#"{"Node": "N1", "Coord": {"Adjustment": 0.1, "Error": 1.5, "Height": 0.2, "Vec": [1, 2]}}"#;
+        let found =
+            node_coordinates(format!("[{coordinate}]").as_bytes(), &mut invalid).expect("read");
+        assert_eq!(
+            found["n1"],
+            Coordinate {
+                position: vec![1.0, 2.0],
+                height: 0.2,
+                adjustment: 0.1
+            }
+        );
         let body = format!(
             r#"[{{"Datacenter": "DC1", "AreaID": "WAN", "Coordinates": [{coordinate}]}},
                 {{"Datacenter": "dc1", "AreaID": "other", "Coordinates": []}}]"#
         );
-        assert_eq!(server_coordinates(body.as_bytes(), &mut invalid).expect("read")["dc1"].len(), 1);
+        assert_eq!(
+            server_coordinates(body.as_bytes(), &mut invalid).expect("read")["dc1"].len(),
+            1
+        );
         assert_eq!(invalid, Invalid::default());
     }
 
@@ -703,8 +950,14 @@ mod tests {
             "Service": {"ID": "w", "Service": "web"}}]"#;
         let read = health(body, Some("east"), &mut Invalid::default()).expect("read");
         let (node, instance) = (&read.nodes[0], &read.instances[0]);
-        assert_eq!((node.name.as_str(), node.peer.as_deref()), ("n1", Some("east")));
-        assert_eq!((instance.node.as_str(), instance.peer.as_deref()), ("n1", Some("east")));
+        assert_eq!(
+            (node.name.as_str(), node.peer.as_deref()),
+            ("n1", Some("east"))
+        );
+        assert_eq!(
+            (instance.node.as_str(), instance.peer.as_deref()),
+            ("n1", Some("east"))
+        );
     }
 }
 

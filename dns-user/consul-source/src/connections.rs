@@ -117,7 +117,10 @@ impl Connections {
     /// Creates the pool without opening a connection. Starts resolving the agents' host names,
     /// which requires a tokio runtime.
     pub(crate) fn new(api: &HttpApi, names: &Arc<HostNames>) -> Self {
-        let hosts = api.addresses.iter().map(|address| (address.host.clone(), names.follow(&address.host)));
+        let hosts = api
+            .addresses
+            .iter()
+            .map(|address| (address.host.clone(), names.follow(&address.host)));
         Self {
             tls: Tls::new(api),
             hosts: hosts.collect(),
@@ -163,7 +166,10 @@ impl Connections {
         match lease {
             Lease::Own(mut sender, permit) => {
                 let answer = read(sender.send_request(request), limit).await?;
-                let closes = answer.headers().get("connection").is_some_and(|value| value == "close");
+                let closes = answer
+                    .headers()
+                    .get("connection")
+                    .is_some_and(|value| value == "close");
                 if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
                     self.idle().push((address.clone(), sender));
                 }
@@ -194,8 +200,15 @@ impl Connections {
                     Sender::Shared(sender) => {
                         self.multiplexes.store(true, Ordering::Relaxed);
                         let streams = Token::default();
-                        let (address, part) = (address.clone(), Lease::Part(sender.clone(), streams.clone()));
-                        shared.push(Shared { address, sender, streams });
+                        let (address, part) = (
+                            address.clone(),
+                            Lease::Part(sender.clone(), streams.clone()),
+                        );
+                        shared.push(Shared {
+                            address,
+                            sender,
+                            streams,
+                        });
                         part
                     }
                 });
@@ -233,7 +246,8 @@ impl Connections {
 
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
         let connecting = async {
-            let unknown = || unreachable(format_args!("the host name {} is not known", address.host));
+            let unknown =
+                || unreachable(format_args!("the host name {} is not known", address.host));
             let failed = |error| unreachable(format_args!("cannot connect: {error}"));
             let no_tls = |error| unreachable(format_args!("no TLS: {error}"));
             let host = self.hosts.get(&address.host).ok_or_else(unknown)?;
@@ -248,13 +262,18 @@ impl Connections {
                 return one_by_one(tcp, open).await;
             }
             let connector = TlsConnector::from(self.tls.config().map_err(no_tls)?);
-            let tls = connector.connect(self.tls.server_name(address).map_err(no_tls)?, tcp).await;
+            let tls = connector
+                .connect(self.tls.server_name(address).map_err(no_tls)?, tcp)
+                .await;
             let tls = tls.map_err(failed)?;
             if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
                 return one_by_one(tls, open).await;
             }
             let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_while_idle(true);
+            builder
+                .timer(TokioTimer::new())
+                .keep_alive_interval(KEEP_ALIVE)
+                .keep_alive_while_idle(true);
             let (sender, connection) = builder.handshake(TokioIo::new(tls)).await?;
             tokio::spawn(async move {
                 // Pending requests report the error themselves.
@@ -263,9 +282,14 @@ impl Connections {
             });
             Ok(Sender::Shared(sender))
         };
-        timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| {
-            Err(unreachable(format_args!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))
-        })
+        timeout(CONNECT_TIMEOUT, connecting)
+            .await
+            .unwrap_or_else(|_| {
+                Err(unreachable(format_args!(
+                    "no connection within {} s",
+                    CONNECT_TIMEOUT.as_secs()
+                )))
+            })
     }
 }
 
@@ -299,12 +323,15 @@ async fn read(
     sending: impl Future<Output = Result<Response<Incoming>, hyper::Error>>,
     limit: Duration,
 ) -> Result<Response<Bytes>, ConnectionError> {
-    let response = timeout(limit, sending).await.map_err(|_| ConnectionError::Silent(limit))??;
+    let response = timeout(limit, sending)
+        .await
+        .map_err(|_| ConnectionError::Silent(limit))??;
     let (head, mut body) = response.into_parts();
     let whole = async {
         let mut bytes = BytesMut::new();
-        while let Some(frame) =
-            timeout(BODY_SILENCE, body.frame()).await.map_err(|_| ConnectionError::BodyStopped)?
+        while let Some(frame) = timeout(BODY_SILENCE, body.frame())
+            .await
+            .map_err(|_| ConnectionError::BodyStopped)?
         {
             if let Ok(data) = frame?.into_data() {
                 if bytes.len() + data.len() > MAX_BODY {
@@ -315,7 +342,9 @@ async fn read(
         }
         Ok(bytes.freeze())
     };
-    let body = timeout(BODY_TIMEOUT, whole).await.map_err(|_| ConnectionError::BodyStopped)??;
+    let body = timeout(BODY_TIMEOUT, whole)
+        .await
+        .map_err(|_| ConnectionError::BodyStopped)??;
     Ok(Response::from_parts(head, body))
 }
 
@@ -335,7 +364,10 @@ type Stamps = Vec<Option<SystemTime>>;
 impl Tls {
     /// Stores the file names; the files are read with the first connection.
     pub(crate) fn new(api: &HttpApi) -> Self {
-        Self { api: api.clone(), made: Mutex::new(None) }
+        Self {
+            api: api.clone(),
+            made: Mutex::new(None),
+        }
     }
 
     /// Returns the current configuration. Reads small files.
@@ -360,10 +392,17 @@ impl Tls {
     }
 
     fn stamps(&self) -> Stamps {
-        let HttpApi { ca_file, identity, .. } = &self.api;
-        let (certificate, key) = identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
+        let HttpApi {
+            ca_file, identity, ..
+        } = &self.api;
+        let (certificate, key) = identity
+            .as_ref()
+            .map(|(certificate, key)| (certificate, key))
+            .unzip();
         let files = [ca_file.as_ref(), certificate, key].into_iter().flatten();
-        files.map(|path| fs::metadata(path).and_then(|about| about.modified()).ok()).collect()
+        files
+            .map(|path| fs::metadata(path).and_then(|about| about.modified()).ok())
+            .collect()
     }
 
     fn load(&self) -> anyhow::Result<ClientConfig> {

@@ -68,13 +68,27 @@ impl Known {
             }
             let instances = before.and_then(|service| service.instances.clone());
             known.unloaded += usize::from(before.is_none());
-            listed.insert(lower.as_str().into(), Arc::new(LiveService { name, tags, instances }));
+            listed.insert(
+                lower.as_str().into(),
+                Arc::new(LiveService {
+                    name,
+                    tags,
+                    instances,
+                }),
+            );
             difference.to_fetch.push(key(&lower));
         }
-        let gone: Vec<Box<str>> =
-            listed.iter().map(|(name, _)| name).filter(|name| !named.contains(&***name)).cloned().collect();
+        let gone: Vec<Box<str>> = listed
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| !named.contains(&***name))
+            .cloned()
+            .collect();
         for name in gone {
-            if listed.remove(&*name).is_some_and(|service| service.instances.is_none()) {
+            if listed
+                .remove(&*name)
+                .is_some_and(|service| service.instances.is_none())
+            {
                 known.unloaded -= 1;
             }
             difference.removed.push(key(&name));
@@ -95,12 +109,16 @@ impl Known {
             .collect();
         let mut all = Difference::default();
         for place in gone {
-            all.removed.extend(self.set_services(&place, BTreeMap::new()).removed);
+            all.removed
+                .extend(self.set_services(&place, BTreeMap::new()).removed);
             self.live.places.remove(&place);
         }
         for (peer, services) in peers {
             let place = peer_of(&peer);
-            let services = services.into_iter().map(|name| (name, Vec::new())).collect();
+            let services = services
+                .into_iter()
+                .map(|name| (name, Vec::new()))
+                .collect();
             let Difference { to_fetch, removed } = self.set_services(&place, services);
             self.place(&place).nodes.get_or_insert_default();
             all.to_fetch.extend(to_fetch);
@@ -111,16 +129,27 @@ impl Known {
 
     /// Sets the instances of a service. Returns whether they changed. Unchanged instances remain
     /// the same objects.
-    pub(crate) fn set_instances(&mut self, (place, name): &ServiceKey, mut loaded: ServiceInstances) -> bool {
+    pub(crate) fn set_instances(
+        &mut self,
+        (place, name): &ServiceKey,
+        mut loaded: ServiceInstances,
+    ) -> bool {
         let known = self.place(place);
         // A removed service has no instances.
-        let Some(services) = known.services.as_mut() else { return false };
-        let Some(service) = services.get(&**name) else { return false };
+        let Some(services) = known.services.as_mut() else {
+            return false;
+        };
+        let Some(service) = services.get(&**name) else {
+            return false;
+        };
         match &service.instances {
             Some(before) if **before == loaded => return false,
             Some(before) => {
-                let same: HashMap<(&str, &str), &Arc<Instance>> =
-                    before.instances.iter().map(|one| ((one.node.as_str(), one.id.as_str()), one)).collect();
+                let same: HashMap<(&str, &str), &Arc<Instance>> = before
+                    .instances
+                    .iter()
+                    .map(|one| ((one.node.as_str(), one.id.as_str()), one))
+                    .collect();
                 for instance in &mut loaded.instances {
                     if let Some(before) = same.get(&(instance.node.as_str(), instance.id.as_str()))
                         && ***before == **instance
@@ -131,8 +160,16 @@ impl Known {
             }
             None => known.unloaded -= 1,
         }
-        let LiveService { name: registered, tags, instances: _ } = (**service).clone();
-        let service = LiveService { name: registered, tags, instances: Some(Arc::new(loaded)) };
+        let LiveService {
+            name: registered,
+            tags,
+            instances: _,
+        } = (**service).clone();
+        let service = LiveService {
+            name: registered,
+            tags,
+            instances: Some(Arc::new(loaded)),
+        };
         services.insert(name.as_str().into(), Arc::new(service));
         gather_nodes(place, known);
         true
@@ -149,9 +186,15 @@ impl Known {
 
     /// Sets the prepared queries of a datacenter. Returns whether they changed.
     pub(crate) fn set_queries(&mut self, datacenter: &str, queries: Vec<PreparedQuery>) -> bool {
-        let changed = self.live.queries.get(datacenter).is_none_or(|before| **before != queries);
+        let changed = self
+            .live
+            .queries
+            .get(datacenter)
+            .is_none_or(|before| **before != queries);
         if changed {
-            self.live.queries.insert(datacenter.to_owned(), Arc::new(queries));
+            self.live
+                .queries
+                .insert(datacenter.to_owned(), Arc::new(queries));
         }
         changed
     }
@@ -166,7 +209,10 @@ impl Known {
     }
 
     /// Sets the coordinates of each datacenter's servers. Returns whether they changed.
-    pub(crate) fn set_server_coordinates(&mut self, servers: BTreeMap<String, Vec<Coordinate>>) -> bool {
+    pub(crate) fn set_server_coordinates(
+        &mut self,
+        servers: BTreeMap<String, Vec<Coordinate>>,
+    ) -> bool {
         let changed = self.live.coordinates.servers != servers;
         if changed {
             Arc::make_mut(&mut self.live.coordinates).servers = servers;
@@ -175,7 +221,10 @@ impl Known {
     }
 
     pub(crate) fn queries(&self) -> impl Iterator<Item = &PreparedQuery> {
-        self.live.queries.values().flat_map(|queries| queries.iter())
+        self.live
+            .queries
+            .values()
+            .flat_map(|queries| queries.iter())
     }
 
     pub(crate) fn name_of(&self, (place, service): &ServiceKey) -> Option<&str> {
@@ -189,7 +238,10 @@ impl Known {
 
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
         self.own.as_deref() == Some(name)
-            || self.datacenters.iter().any(|known| known.eq_ignore_ascii_case(name))
+            || self
+                .datacenters
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(name))
     }
 
     /// Returns whether the instances of all services of a place are loaded, not only of queried
@@ -225,7 +277,11 @@ impl Known {
             Datacenter { name, reachable }
         };
         let datacenters = self.datacenters.iter().map(datacenter).collect();
-        Live { own: own.to_owned(), datacenters, ..self.live.clone() }
+        Live {
+            own: own.to_owned(),
+            datacenters,
+            ..self.live.clone()
+        }
     }
 
     /// Returns empty registrations, for data that has expired.
@@ -248,7 +304,10 @@ fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
         return false;
     }
     if let Some(before) = &place.nodes {
-        let same: HashMap<&str, &Arc<Node>> = before.iter().map(|node| (node.name.as_str(), node)).collect();
+        let same: HashMap<&str, &Arc<Node>> = before
+            .iter()
+            .map(|node| (node.name.as_str(), node))
+            .collect();
         for node in &mut nodes {
             if let Some(before) = same.get(node.name.as_str())
                 && ***before == **node
@@ -268,8 +327,10 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
     }
     let services = known.services.iter().flat_map(|services| services.iter());
     let loaded = services.filter_map(|(_, service)| service.instances.as_ref());
-    let by_name: BTreeMap<&str, &Arc<Node>> =
-        loaded.flat_map(|loaded| &loaded.nodes).map(|node| (node.name.as_str(), node)).collect();
+    let by_name: BTreeMap<&str, &Arc<Node>> = loaded
+        .flat_map(|loaded| &loaded.nodes)
+        .map(|node| (node.name.as_str(), node))
+        .collect();
     let nodes = by_name.into_values().cloned().collect();
     set_nodes(known, nodes);
 }
@@ -285,7 +346,11 @@ pub(crate) enum Demand {
 }
 
 pub(crate) fn view(known: &Known, live: Live) -> CatalogView {
-    CatalogView { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }
+    CatalogView {
+        live,
+        datacenter: known.own.clone(),
+        node_name: known.node_name.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -307,22 +372,39 @@ mod tests {
             BTreeMap::from([("Web".to_owned(), tags)])
         };
         let key = (own(), "web".to_owned());
-        assert_eq!(known.set_services(&own(), named(&["a"])).to_fetch, std::slice::from_ref(&key));
+        assert_eq!(
+            known.set_services(&own(), named(&["a"])).to_fetch,
+            std::slice::from_ref(&key)
+        );
         let live = known.live();
         assert!(
-            !live.is_pending(&own(), None) && live.is_pending(&own(), Some("web")) && !live.is_complete()
+            !live.is_pending(&own(), None)
+                && live.is_pending(&own(), Some("web"))
+                && !live.is_complete()
         );
         assert!(known.set_instances(&key, ServiceInstances::default()));
-        assert!(!known.set_instances(&key, ServiceInstances::default()), "the same is no news");
+        assert!(
+            !known.set_instances(&key, ServiceInstances::default()),
+            "the same is no news"
+        );
         assert!(known.live().is_complete());
         assert_eq!(
             known.set_services(&own(), named(&["b"])).to_fetch,
             std::slice::from_ref(&key),
             "other tags"
         );
-        assert!(known.live().is_complete(), "the old instances count until then");
-        assert_eq!(known.set_services(&own(), BTreeMap::new()).removed, std::slice::from_ref(&key));
-        assert!(!known.set_instances(&key, ServiceInstances::default()), "it is gone");
+        assert!(
+            known.live().is_complete(),
+            "the old instances count until then"
+        );
+        assert_eq!(
+            known.set_services(&own(), BTreeMap::new()).removed,
+            std::slice::from_ref(&key)
+        );
+        assert!(
+            !known.set_instances(&key, ServiceInstances::default()),
+            "it is gone"
+        );
         known.set_services(&own(), named(&["a"]));
         known.set_services(&own(), BTreeMap::new());
         assert!(known.live().is_complete());
@@ -330,16 +412,35 @@ mod tests {
 
     #[test]
     fn peers_come_and_go() {
-        let mut known = Known { own: Some("dc1".to_owned()), ..Known::default() };
+        let mut known = Known {
+            own: Some("dc1".to_owned()),
+            ..Known::default()
+        };
         let (east, key) = (peer_of("East"), (peer_of("east"), "web".to_owned()));
         assert!(!known.live().is_pending(&east, Some("web")), "no such peer");
-        let difference = known.set_peers(BTreeMap::from([("East".to_owned(), vec!["Web".to_owned()])]));
+        let difference = known.set_peers(BTreeMap::from([(
+            "East".to_owned(),
+            vec!["Web".to_owned()],
+        )]));
         assert_eq!(difference.to_fetch, std::slice::from_ref(&key));
         assert!(known.live().is_pending(&east, Some("web")));
-        let node = Node { name: "n".to_owned(), peer: Some("east".to_owned()), ..Node::default() };
-        let loaded = ServiceInstances { nodes: vec![Arc::new(node)], ..ServiceInstances::default() };
+        let node = Node {
+            name: "n".to_owned(),
+            peer: Some("east".to_owned()),
+            ..Node::default()
+        };
+        let loaded = ServiceInstances {
+            nodes: vec![Arc::new(node)],
+            ..ServiceInstances::default()
+        };
         assert!(known.set_instances(&key, loaded));
-        assert_eq!(known.live().places[&east].nodes.as_ref().map(|nodes| nodes.len()), Some(1));
+        assert_eq!(
+            known.live().places[&east]
+                .nodes
+                .as_ref()
+                .map(|nodes| nodes.len()),
+            Some(1)
+        );
         assert_eq!(known.set_peers(BTreeMap::new()).removed, [key]);
         assert!(!known.live().places.contains_key(&east));
     }

@@ -57,9 +57,20 @@ impl LiveConsul {
         let (demands, demanded) = mpsc::channel(1024);
         let status = Arc::new(Mutex::new(LiveStatus::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
-        let (views, task) =
-            CatalogWatcher::spawn(settings, names, status.clone(), watches_all.clone(), demanded);
-        Self { demands, views, status, watches_all, task }
+        let (views, task) = CatalogWatcher::spawn(
+            settings,
+            names,
+            status.clone(),
+            watches_all.clone(),
+            demanded,
+        );
+        Self {
+            demands,
+            views,
+            status,
+            watches_all,
+            task,
+        }
     }
 
     /// Returns a receiver of catalog snapshots.

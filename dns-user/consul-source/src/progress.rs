@@ -32,7 +32,11 @@ impl Cursor {
     /// A smaller index than before belongs to another history (servers restored from a snapshot),
     /// so the next request carries none. Index 0 does not block.
     pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> bool {
-        self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
+        self.index = if self.falls_to(index) {
+            0
+        } else {
+            index.unwrap_or(0)
+        };
         let mut hasher = FixedState::default().build_hasher();
         hasher.write(body);
         let hash = hasher.finish();
@@ -63,7 +67,10 @@ pub(crate) struct Freshness {
 impl Freshness {
     /// Records a response, changed or not.
     pub(crate) fn succeeded(&mut self, now: Instant) {
-        *self = Self { answered: Some(now), failing: None };
+        *self = Self {
+            answered: Some(now),
+            failing: None,
+        };
     }
 
     pub(crate) fn was_answered(&self) -> bool {
@@ -104,7 +111,9 @@ impl Summary {
     ) -> Self {
         let mut summary = Self::default();
         for (question, Freshness { answered, failing }) in questions {
-            let Some((since, reason)) = failing else { continue };
+            let Some((since, reason)) = failing else {
+                continue;
+            };
             let age = now.saturating_duration_since(answered.unwrap_or(*since));
             let failing_for = now.saturating_duration_since(*since);
             if is_catalog(question) {
@@ -118,9 +127,16 @@ impl Summary {
                 continue;
             }
             summary.stale += 1;
-            if summary.oldest.as_ref().is_none_or(|(oldest, _)| age > *oldest) {
+            if summary
+                .oldest
+                .as_ref()
+                .is_none_or(|(oldest, _)| age > *oldest)
+            {
                 let age_text = age.as_secs();
-                summary.oldest = Some((age, format!("{question}, last answered {age_text} s ago: {reason}")));
+                summary.oldest = Some((
+                    age,
+                    format!("{question}, last answered {age_text} s ago: {reason}"),
+                ));
             }
         }
         summary
@@ -206,15 +222,30 @@ mod tests {
             Summary::of(questions, LIMIT, at(seconds), |name| *name == "nodes")
         };
         questions.entry("nodes").or_default().succeeded(at(0));
-        questions.entry("queries").or_default().failed(at(0), "403".to_owned());
+        questions
+            .entry("queries")
+            .or_default()
+            .failed(at(0), "403".to_owned());
         // A long wait is not a failure.
         assert_eq!(summary(&questions, 300), Summary::default());
-        questions.entry("nodes").or_default().failed(at(300), "403".to_owned());
+        questions
+            .entry("nodes")
+            .or_default()
+            .failed(at(300), "403".to_owned());
         let young = summary(&questions, 359);
-        assert_eq!((young.stale, young.catalog_age), (0, Some(Duration::from_secs(359))));
+        assert_eq!(
+            (young.stale, young.catalog_age),
+            (0, Some(Duration::from_secs(359)))
+        );
         assert_eq!(young.catalog_failing, Some(Duration::from_secs(59)));
-        questions.entry("nodes").or_default().failed(at(359), "403 again".to_owned());
-        let oldest = (Duration::from_secs(360), "nodes, last answered 360 s ago: 403 again".to_owned());
+        questions
+            .entry("nodes")
+            .or_default()
+            .failed(at(359), "403 again".to_owned());
+        let oldest = (
+            Duration::from_secs(360),
+            "nodes, last answered 360 s ago: 403 again".to_owned(),
+        );
         let old = summary(&questions, 360);
         assert_eq!((old.stale, old.oldest), (1, Some(oldest)));
         questions.entry("nodes").or_default().succeeded(at(361));

@@ -54,7 +54,10 @@ impl Topic {
     /// Returns whether a blocking query is used. All other topics are polled, including
     /// coordinates, which change constantly.
     pub(crate) fn can_be_watched(&self) -> bool {
-        matches!(self, Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress)
+        matches!(
+            self,
+            Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress
+        )
     }
 
     /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
@@ -63,7 +66,9 @@ impl Topic {
             Self::Agent => ("/v1/agent/self".to_owned(), None),
             Self::Datacenters => ("/v1/catalog/datacenters".to_owned(), None),
             Self::Nodes(datacenter) => ("/v1/catalog/nodes".to_owned(), Some(datacenter.as_str())),
-            Self::Services(datacenter) => ("/v1/catalog/services".to_owned(), Some(datacenter.as_str())),
+            Self::Services(datacenter) => {
+                ("/v1/catalog/services".to_owned(), Some(datacenter.as_str()))
+            }
             Self::Health { place, service } => {
                 let path = format!("/v1/health/service/{}", escaped(service));
                 match place {
@@ -84,7 +89,8 @@ impl Topic {
             path.push(std::mem::replace(&mut separator, '&'));
             path.push_str(text);
         };
-        if let Some(datacenter) = datacenter.filter(|datacenter| Some(*datacenter) != options.own.as_deref())
+        if let Some(datacenter) =
+            datacenter.filter(|datacenter| Some(*datacenter) != options.own.as_deref())
         {
             add(&format!("dc={}", escaped(datacenter)));
         }
@@ -109,16 +115,24 @@ impl fmt::Display for Topic {
             Self::Datacenters => out.write_str("datacenters"),
             Self::Nodes(datacenter) => write!(out, "nodes of {datacenter}"),
             Self::Services(datacenter) => write!(out, "services of {datacenter}"),
-            Self::Health { place: Place::Datacenter(name), service } => {
+            Self::Health {
+                place: Place::Datacenter(name),
+                service,
+            } => {
                 write!(out, "service {service} of {name}")
             }
-            Self::Health { place: Place::Peer(name), service } => {
+            Self::Health {
+                place: Place::Peer(name),
+                service,
+            } => {
                 write!(out, "service {service} of the peer {name}")
             }
             Self::Ingress => out.write_str("ingress gateways"),
             Self::Queries(datacenter) => write!(out, "prepared queries of {datacenter}"),
             Self::Peerings => out.write_str("peers"),
-            Self::NodeCoordinates(datacenter) => write!(out, "coordinates of the nodes of {datacenter}"),
+            Self::NodeCoordinates(datacenter) => {
+                write!(out, "coordinates of the nodes of {datacenter}")
+            }
             Self::ServerCoordinates => out.write_str("coordinates of servers"),
         }
     }
@@ -129,7 +143,9 @@ fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(byte.into()),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                escaped.push(byte.into())
+            }
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -166,17 +182,23 @@ impl Content {
             Topic::Datacenters => Self::Datacenters(serde_json::from_slice(body)?),
             Topic::Nodes(datacenter) => Self::Nodes(api::nodes(body, datacenter, invalid)?),
             Topic::Services(_) => Self::Services(api::services(body, invalid)?),
-            Topic::Health { place: Place::Datacenter(_), .. } => {
-                Self::Health(api::health(body, None, invalid)?)
-            }
-            Topic::Health { place: Place::Peer(peer), .. } => {
-                Self::Health(api::health(body, Some(peer), invalid)?)
-            }
+            Topic::Health {
+                place: Place::Datacenter(_),
+                ..
+            } => Self::Health(api::health(body, None, invalid)?),
+            Topic::Health {
+                place: Place::Peer(peer),
+                ..
+            } => Self::Health(api::health(body, Some(peer), invalid)?),
             Topic::Ingress => Self::Ingress(api::ingress(body, invalid)?),
             Topic::Queries(_) => Self::Queries(api::queries(body, invalid)?),
             Topic::Peerings => Self::Peerings(api::peerings(body, invalid)?),
-            Topic::NodeCoordinates(_) => Self::NodeCoordinates(api::node_coordinates(body, invalid)?),
-            Topic::ServerCoordinates => Self::ServerCoordinates(api::server_coordinates(body, invalid)?),
+            Topic::NodeCoordinates(_) => {
+                Self::NodeCoordinates(api::node_coordinates(body, invalid)?)
+            }
+            Topic::ServerCoordinates => {
+                Self::ServerCoordinates(api::server_coordinates(body, invalid)?)
+            }
         })
     }
 }
@@ -224,7 +246,10 @@ impl QueryOptions {
     ) -> Result<Content, FetchError> {
         // Randomised, in addition to the agent's own jitter, to spread watches that started together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
-        let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
+        let wait = cursor
+            .index()
+            .filter(|_| topic.can_be_watched())
+            .map(|index| (index, wait));
         let path = topic.path(self, wait);
         let reply = agent.get(&path, wait.map(|(_, wait)| wait)).await?;
         if cursor.falls_to(reply.index) {
@@ -261,7 +286,9 @@ pub(crate) async fn watch_topic(
         }
         let begun = Instant::now();
         let mut invalid = Invalid::default();
-        let content = options.request(&agent, &topic, &mut cursor, &mut invalid).await;
+        let content = options
+            .request(&agent, &topic, &mut cursor, &mut invalid)
+            .await;
         match content {
             Ok(_) => backoff.reset(),
             // A blocking query would report the end of the failure only with the next change.
@@ -272,7 +299,11 @@ pub(crate) async fn watch_topic(
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
             // Returned without a change: the earlier, the longer the pause.
             Ok(Content::Unchanged) => {
-                quick = if begun.elapsed() < options.wait / 2 { (quick + 1).min(7) } else { 0 };
+                quick = if begun.elapsed() < options.wait / 2 {
+                    (quick + 1).min(7)
+                } else {
+                    0
+                };
                 (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
             }
             Ok(_) => {
@@ -280,7 +311,13 @@ pub(crate) async fn watch_topic(
                 PAUSE
             }
         };
-        let update = Update { topic: topic.clone(), cursor, once: false, content, invalid };
+        let update = Update {
+            topic: topic.clone(),
+            cursor,
+            once: false,
+            content,
+            invalid,
+        };
         if updates.send(update).await.is_err() {
             return;
         }
@@ -297,13 +334,23 @@ pub(crate) async fn fetch(
 ) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
     // The first response is never unchanged.
-    let content = options.request(&agent, &topic, &mut cursor, &mut invalid).await;
+    let content = options
+        .request(&agent, &topic, &mut cursor, &mut invalid)
+        .await;
     if matches!(content, Err(FetchError::Agent(_))) {
         // The gate delays all requests if no agent responds; this pause covers the failure of this one only.
         sleep(Backoff::default().next()).await;
     }
     // An error means that the watcher has ended.
-    let _ = updates.send(Update { topic, cursor, once: true, content, invalid }).await;
+    let _ = updates
+        .send(Update {
+            topic,
+            cursor,
+            once: true,
+            content,
+            invalid,
+        })
+        .await;
 }
 
 #[cfg(test)]
@@ -312,22 +359,36 @@ mod tests {
 
     #[test]
     fn paths_are_complete() {
-        let topic =
-            |service: &str| Topic::Health { place: Place::Datacenter("dc1".into()), service: service.into() };
+        let topic = |service: &str| Topic::Health {
+            place: Place::Datacenter("dc1".into()),
+            service: service.into(),
+        };
         let options = |own: Option<&str>, stale| QueryOptions {
             own: own.map(str::to_owned),
             wait: Duration::from_secs(300),
             stale,
         };
         let wait = Some((7, Duration::from_secs(300)));
-        assert_eq!(topic("a b/c").path(&options(Some("dc1"), false), None), "/v1/health/service/a%20b%2Fc");
+        assert_eq!(
+            topic("a b/c").path(&options(Some("dc1"), false), None),
+            "/v1/health/service/a%20b%2Fc"
+        );
         assert_eq!(
             topic("web").path(&options(Some("dc2"), true), wait),
             "/v1/health/service/web?dc=dc1&index=7&wait=300000ms&stale"
         );
-        assert_eq!(Topic::Agent.path(&options(None, true), wait), "/v1/agent/self");
-        assert_eq!(Topic::Queries("dc2".into()).path(&options(Some("dc1"), true), wait), "/v1/query?dc=dc2");
-        let imported = Topic::Health { place: Place::Peer("east".into()), service: "web".into() };
+        assert_eq!(
+            Topic::Agent.path(&options(None, true), wait),
+            "/v1/agent/self"
+        );
+        assert_eq!(
+            Topic::Queries("dc2".into()).path(&options(Some("dc1"), true), wait),
+            "/v1/query?dc=dc2"
+        );
+        let imported = Topic::Health {
+            place: Place::Peer("east".into()),
+            service: "web".into(),
+        };
         assert_eq!(
             imported.path(&options(Some("dc1"), false), wait),
             "/v1/health/service/web?peer=east&index=7&wait=300000ms"

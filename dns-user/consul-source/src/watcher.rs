@@ -108,7 +108,11 @@ impl CatalogWatcher {
         known.own.clone_from(&settings.datacenter);
         let (snapshots, views) = watch::channel(Arc::new(view(&known, known.live())));
         let watcher = Self {
-            agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
+            agent: Arc::new(Agent::new(
+                &settings.api,
+                Token::new(settings.token_file.clone()),
+                names,
+            )),
             settings,
             known,
             agent_datacenter: None,
@@ -131,11 +135,23 @@ impl CatalogWatcher {
             watches_all,
             views: 0,
         };
-        (views, tokio::spawn(watcher.run(updated, demanded)).abort_handle())
+        (
+            views,
+            tokio::spawn(watcher.run(updated, demanded)).abort_handle(),
+        )
     }
 
-    async fn run(mut self, mut updated: mpsc::Receiver<Update>, mut demanded: mpsc::Receiver<Demand>) {
-        for topic in [Topic::Agent, Topic::Datacenters, Topic::Ingress, Topic::Peerings] {
+    async fn run(
+        mut self,
+        mut updated: mpsc::Receiver<Update>,
+        mut demanded: mpsc::Receiver<Demand>,
+    ) {
+        for topic in [
+            Topic::Agent,
+            Topic::Datacenters,
+            Topic::Ingress,
+            Topic::Peerings,
+        ] {
             self.watch(topic);
         }
         if let Some(own) = self.known.own.clone() {
@@ -144,7 +160,9 @@ impl CatalogWatcher {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.changed_since.map(|since| (since + GATHER).max(self.next_snapshot));
+            let due = self
+                .changed_since
+                .map(|since| (since + GATHER).max(self.next_snapshot));
             tokio::select! {
                 biased;
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.publish_snapshot(),
@@ -157,7 +175,13 @@ impl CatalogWatcher {
     }
 
     fn handle_update(&mut self, update: Update) {
-        let Update { topic, cursor, once, content, invalid } = update;
+        let Update {
+            topic,
+            cursor,
+            once,
+            content,
+            invalid,
+        } = update;
         self.note_outcome(&topic, &content, invalid);
         if let Topic::Health { place, service } = &topic {
             let key = (place.clone(), service.to_ascii_lowercase());
@@ -171,16 +195,25 @@ impl CatalogWatcher {
             }
         };
         let changed = match (topic, content) {
-            (_, Content::Agent(api::AgentInfo { datacenter, node_name })) => {
-                self.handle_agent(datacenter, node_name)
-            }
+            (
+                _,
+                Content::Agent(api::AgentInfo {
+                    datacenter,
+                    node_name,
+                }),
+            ) => self.handle_agent(datacenter, node_name),
             (_, Content::Datacenters(names)) => replace(&mut self.known.datacenters, names),
-            (Topic::Nodes(datacenter), Content::Unchanged) => self.known.unreachable.remove(&datacenter),
+            (Topic::Nodes(datacenter), Content::Unchanged) => {
+                self.known.unreachable.remove(&datacenter)
+            }
             (Topic::Nodes(datacenter), Content::Nodes(nodes)) => {
-                self.known.unreachable.remove(&datacenter) | self.known.set_nodes(&datacenter, nodes)
+                self.known.unreachable.remove(&datacenter)
+                    | self.known.set_nodes(&datacenter, nodes)
             }
             (Topic::Services(datacenter), Content::Services(services)) => {
-                let difference = self.known.set_services(&Place::Datacenter(datacenter.into()), services);
+                let difference = self
+                    .known
+                    .set_services(&Place::Datacenter(datacenter.into()), services);
                 self.apply_difference(difference);
                 true
             }
@@ -217,7 +250,10 @@ impl CatalogWatcher {
                 changed
             }
             None => {
-                tracing::info!("Consul: the agent {} is in {datacenter}", self.agent.address());
+                tracing::info!(
+                    "Consul: the agent {} is in {datacenter}",
+                    self.agent.address()
+                );
                 self.known.own = Some(datacenter.clone());
                 self.watch_own(&datacenter);
                 true
@@ -226,7 +262,12 @@ impl CatalogWatcher {
     }
 
     /// Records whether a request succeeded, and warns once per reason about dropped entries.
-    fn note_outcome(&mut self, topic: &Topic, content: &Result<Content, FetchError>, invalid: Invalid) {
+    fn note_outcome(
+        &mut self,
+        topic: &Topic,
+        content: &Result<Content, FetchError>,
+        invalid: Invalid,
+    ) {
         let freshness = self.freshness.entry(topic.clone()).or_default();
         let was_fresh = freshness.is_fresh();
         match content {
@@ -260,7 +301,9 @@ impl CatalogWatcher {
     /// Requests nodes and services immediately. A revoked token fails first where a request does not
     /// wait; the blocking queries that the agent already holds would report it minutes later.
     fn recheck_catalog(&mut self) {
-        let Some(own) = self.known.own.clone() else { return };
+        let Some(own) = self.known.own.clone() else {
+            return;
+        };
         for topic in [Topic::Nodes(own.clone()), Topic::Services(own)] {
             if self.freshness.get(&topic).is_some_and(Freshness::is_fresh)
                 && self.watched.remove(&topic).is_some()
@@ -308,7 +351,9 @@ impl CatalogWatcher {
             self.fetching -= 1;
         }
         // A service that has been deregistered is no longer tracked.
-        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        let Some(tracked) = self.tracked.get_mut(key) else {
+            return;
+        };
         let fetched = match tracked.phase {
             Phase::Fetching { again } if once => {
                 tracked.phase = Phase::Idle;
@@ -354,7 +399,10 @@ impl CatalogWatcher {
             Topic::Peerings,
             FetchError::Agent(error @ (AgentError::Forbidden { .. } | AgentError::NotFound { .. })),
         ) = (topic, problem)
-            && self.freshness.get(topic).is_some_and(|freshness| !freshness.was_answered())
+            && self
+                .freshness
+                .get(topic)
+                .is_some_and(|freshness| !freshness.was_answered())
         {
             tracing::info!(
                 "Consul: cannot list peers, their names do not exist: {error}; use Consul 1.13 or later and \
@@ -364,7 +412,9 @@ impl CatalogWatcher {
             self.freshness.remove(topic);
             return;
         }
-        let (Topic::Nodes(datacenter) | Topic::Services(datacenter)) = topic else { return };
+        let (Topic::Nodes(datacenter) | Topic::Services(datacenter)) = topic else {
+            return;
+        };
         let is_own = self.known.own.as_ref() == Some(datacenter);
         // The agent responds but has no path to that datacenter.
         if !is_own && matches!(problem, FetchError::Agent(AgentError::Status { .. })) {
@@ -403,7 +453,9 @@ impl CatalogWatcher {
 
     /// Records the use of a service, and watches it if possible.
     fn note_use(&mut self, key: &ServiceKey) {
-        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        let Some(tracked) = self.tracked.get_mut(key) else {
+            return;
+        };
         tracked.queried_at = Some(Instant::now());
         if matches!(tracked.phase, Phase::Idle) && self.make_room() {
             self.watch_instances(key);
@@ -415,7 +467,10 @@ impl CatalogWatcher {
         let each = self.settings.api.rate as f64 / 10.0 * TICK.as_secs_f64();
         for _ in 0..(each.ceil() as usize).min(self.idle.len()) {
             let Some(key) = self.idle.front() else { break };
-            let idle = self.tracked.get(key).filter(|tracked| matches!(tracked.phase, Phase::Idle));
+            let idle = self
+                .tracked
+                .get(key)
+                .filter(|tracked| matches!(tracked.phase, Phase::Idle));
             match idle.map(|tracked| tracked.loaded_at) {
                 // All later ones were fetched more recently.
                 Some(Some(at)) if at.elapsed() < MIN_FETCH_INTERVAL => break,
@@ -431,7 +486,8 @@ impl CatalogWatcher {
             }
         }
         self.report_changes();
-        self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
+        self.watches_all
+            .store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
         self.publish_status();
     }
 
@@ -439,15 +495,25 @@ impl CatalogWatcher {
     fn report_changes(&mut self) {
         let summary = self.summary();
         let expire_after = self.settings.api.expire_after;
-        let expired = self.agent.last_contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
-            || summary.catalog_age.is_some_and(|age| age > self.settings.max_stale)
-            || summary.catalog_failing.zip(expire_after).is_some_and(|(failing, limit)| failing > limit);
+        let expired = self
+            .agent
+            .last_contact()
+            .is_some_and(|at| at.elapsed() > self.settings.max_stale)
+            || summary
+                .catalog_age
+                .is_some_and(|age| age > self.settings.max_stale)
+            || summary
+                .catalog_failing
+                .zip(expire_after)
+                .is_some_and(|(failing, limit)| failing > limit);
         if expired != self.expired {
             self.expired = expired;
             self.schedule_snapshot_if(true);
             match expired {
                 true => {
-                    tracing::warn!("Consul: the catalog has expired; names get SERVFAIL until it is read")
+                    tracing::warn!(
+                        "Consul: the catalog has expired; names get SERVFAIL until it is read"
+                    )
                 }
                 false => tracing::info!("Consul: the catalog is current again"),
             }
@@ -480,7 +546,12 @@ impl CatalogWatcher {
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
         let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
-        Summary::of(&self.freshness, self.settings.api.stale_after, Instant::now(), catalog)
+        Summary::of(
+            &self.freshness,
+            self.settings.api.stale_after,
+            Instant::now(),
+            catalog,
+        )
     }
 
     fn schedule_snapshot_if(&mut self, changed: bool) {
@@ -492,8 +563,13 @@ impl CatalogWatcher {
     fn publish_snapshot(&mut self) {
         let begun = Instant::now();
         self.changed_since = None;
-        let live = if self.expired { self.known.empty() } else { self.known.live() };
-        self.snapshots.send_replace(Arc::new(view(&self.known, live)));
+        let live = if self.expired {
+            self.known.empty()
+        } else {
+            self.known.live()
+        };
+        self.snapshots
+            .send_replace(Arc::new(view(&self.known, live)));
         self.views += 1;
         // A large catalog that changes constantly must not use up the CPU.
         self.next_snapshot = Instant::now() + begun.elapsed() * 4;
@@ -503,14 +579,24 @@ impl CatalogWatcher {
     fn publish_status(&self) {
         let (services, services_loaded, nodes, instances) = self.known.counts();
         let [requests, failures, index_resets] = self.agent.counts();
-        let Summary { stale, oldest, catalog_failing, .. } = self.summary();
-        let (oldest_stale_seconds, stale_problem) =
-            oldest.map(|(age, problem)| (age.as_secs_f64(), problem)).unzip();
+        let Summary {
+            stale,
+            oldest,
+            catalog_failing,
+            ..
+        } = self.summary();
+        let (oldest_stale_seconds, stale_problem) = oldest
+            .map(|(age, problem)| (age.as_secs_f64(), problem))
+            .unzip();
         let status = LiveStatus {
             address: self.agent.address().to_string(),
             away: self.was_away,
-            unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.api.stale_after),
-            last_contact_seconds: self.agent.last_contact().map(|at| at.elapsed().as_secs_f64()),
+            unconfirmed: catalog_failing
+                .is_some_and(|failing| failing >= self.settings.api.stale_after),
+            last_contact_seconds: self
+                .agent
+                .last_contact()
+                .map(|at| at.elapsed().as_secs_f64()),
             expired: self.expired,
             datacenter: self.known.own.clone(),
             services,
@@ -531,15 +617,23 @@ impl CatalogWatcher {
             invalid_problem: self
                 .invalid
                 .iter()
-                .flat_map(|(topic, invalid)| invalid.lines().map(move |line| format!("{topic}: {line}")))
+                .flat_map(|(topic, invalid)| {
+                    invalid.lines().map(move |line| format!("{topic}: {line}"))
+                })
                 .min(),
         };
         *self.status.lock() = status;
     }
 
     fn options(&self) -> QueryOptions {
-        let LiveSettings { api, allow_stale, .. } = &self.settings;
-        QueryOptions { own: self.agent_datacenter.clone(), wait: api.wait, stale: *allow_stale }
+        let LiveSettings {
+            api, allow_stale, ..
+        } = &self.settings;
+        QueryOptions {
+            own: self.agent_datacenter.clone(),
+            wait: api.wait,
+            stale: *allow_stale,
+        }
     }
 
     fn watch(&mut self, topic: Topic) {
@@ -553,7 +647,8 @@ impl CatalogWatcher {
             self.options(),
             self.updates.clone(),
         );
-        self.watched.insert(topic, Running(tokio::spawn(task).abort_handle()));
+        self.watched
+            .insert(topic, Running(tokio::spawn(task).abort_handle()));
     }
 
     fn watch_own(&mut self, datacenter: &str) {
@@ -578,18 +673,26 @@ impl CatalogWatcher {
     }
 
     fn watch_count(&self) -> usize {
-        self.tracked.values().filter(|tracked| tracked.is_watched()).count()
+        self.tracked
+            .values()
+            .filter(|tracked| tracked.is_watched())
+            .count()
     }
 
     fn max_watches(&self) -> usize {
         if self.agent.connections.multiplexes() {
             return usize::MAX;
         }
-        self.settings.api.max_connections.saturating_sub(self.max_fetches() + OTHER_CONNECTIONS)
+        self.settings
+            .api
+            .max_connections
+            .saturating_sub(self.max_fetches() + OTHER_CONNECTIONS)
     }
 
     fn max_fetches(&self) -> usize {
-        MAX_FETCHES.min(self.settings.api.max_connections / 8).max(1)
+        MAX_FETCHES
+            .min(self.settings.api.max_connections / 8)
+            .max(1)
     }
 
     /// Returns whether another watch is possible; ends the least recently used one if necessary.
@@ -597,9 +700,13 @@ impl CatalogWatcher {
         if self.watch_count() < self.max_watches() {
             return true;
         }
-        let watched = self.tracked.iter().filter(|(_, tracked)| tracked.is_watched());
-        let Some((least_used, queried_at)) =
-            watched.map(|(key, tracked)| (key, tracked.queried_at)).min_by_key(|&(_, queried_at)| queried_at)
+        let watched = self
+            .tracked
+            .iter()
+            .filter(|(_, tracked)| tracked.is_watched());
+        let Some((least_used, queried_at)) = watched
+            .map(|(key, tracked)| (key, tracked.queried_at))
+            .min_by_key(|&(_, queried_at)| queried_at)
         else {
             return false;
         };
@@ -616,10 +723,20 @@ impl CatalogWatcher {
 
     /// Watches the instances of a service, starting at its last position.
     fn watch_instances(&mut self, key: &ServiceKey) {
-        let Some(topic) = self.topic_of(key) else { return };
+        let Some(topic) = self.topic_of(key) else {
+            return;
+        };
         let options = self.options();
-        let Some(tracked) = self.tracked.get_mut(key) else { return };
-        let task = watch_topic(self.agent.clone(), topic, tracked.cursor, options, self.updates.clone());
+        let Some(tracked) = self.tracked.get_mut(key) else {
+            return;
+        };
+        let task = watch_topic(
+            self.agent.clone(),
+            topic,
+            tracked.cursor,
+            options,
+            self.updates.clone(),
+        );
         tracked.phase = Phase::Watched(Running(tokio::spawn(task).abort_handle()));
     }
 
@@ -645,7 +762,9 @@ impl CatalogWatcher {
 
     fn fetch_next(&mut self) {
         while self.fetching < self.max_fetches() {
-            let Some(key) = self.queue.pop_front() else { return };
+            let Some(key) = self.queue.pop_front() else {
+                return;
+            };
             let Some(topic) = self.topic_of(&key) else {
                 // Not registered (yet): the service list decides.
                 self.tracked.remove(&key);
@@ -659,13 +778,21 @@ impl CatalogWatcher {
                 _ => continue,
             }
             self.fetching += 1;
-            tokio::spawn(fetch(self.agent.clone(), topic, self.options(), self.updates.clone()));
+            tokio::spawn(fetch(
+                self.agent.clone(),
+                topic,
+                self.options(),
+                self.updates.clone(),
+            ));
         }
     }
 
     fn topic_of(&self, key: &ServiceKey) -> Option<Topic> {
         let service = self.known.name_of(key)?.to_owned();
-        Some(Topic::Health { place: key.0.clone(), service })
+        Some(Topic::Health {
+            place: key.0.clone(),
+            service,
+        })
     }
 }
 

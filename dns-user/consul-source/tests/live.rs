@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[allow(dead_code, reason = "the other test that uses these modules needs more of them")]
+#[allow(
+    dead_code,
+    reason = "the other test that uses these modules needs more of them"
+)]
 mod support;
 
 use std::{
@@ -19,7 +22,9 @@ use dns_consul::{
     catalog::{
         Catalog, Place,
         live::{Live, ServiceInstances},
-        registrations::{CheckStatus as Health, FailoverTarget, Instance as Registered, Node, Registrations},
+        registrations::{
+            CheckStatus as Health, FailoverTarget, Instance as Registered, Node, Registrations,
+        },
     },
     config::{ApiAddress, HttpApi, Visibility},
     source::{CatalogView, LiveSettings},
@@ -43,7 +48,10 @@ async fn changes_arrive() {
     let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let view = source.views().borrow().clone();
-    assert_eq!((view.datacenter.as_deref(), view.node_name.as_str()), (Some("dc1"), "agent"));
+    assert_eq!(
+        (view.datacenter.as_deref(), view.node_name.as_str()),
+        (Some("dc1"), "agent")
+    );
     // Health, an address and a port, none of which the list of services contains.
     double.change(|world| world.set_status("service-3", 1, "critical"));
     until_same(&source, &double).await;
@@ -62,15 +70,25 @@ async fn changes_arrive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn faulty_agents_lose_no_change() {
-    let seed =
-        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = std::env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(|| fastrand::u64(..));
     println!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let double = start(World::generated(30, 4), DoubleRules::default());
     let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     for round in 0..12 {
-        let kinds = [Fault::TooMany, Fault::NoLeader, Fault::SlowBody, Fault::CutBody, Fault::Spurious];
-        let faults: Vec<Fault> = (0..random.usize(..6)).map(|_| kinds[random.usize(..kinds.len())]).collect();
+        let kinds = [
+            Fault::TooMany,
+            Fault::NoLeader,
+            Fault::SlowBody,
+            Fault::CutBody,
+            Fault::Spurious,
+        ];
+        let faults: Vec<Fault> = (0..random.usize(..6))
+            .map(|_| kinds[random.usize(..kinds.len())])
+            .collect();
         double.misbehave(faults);
         for change in 0..random.usize(1..8) {
             let service = format!("service-{}", random.usize(..32));
@@ -111,19 +129,36 @@ async fn invalid_entries_are_reported() {
     double.change(|world| {
         world.nodes.insert(String::new(), "10.6.6.6".to_owned());
         world.move_node("node-1", "10.6.6.1");
-        world.register("service-1", Instance { port: 70_000, ..instance("node-1", "bad", "10.6.6.7") });
+        world.register(
+            "service-1",
+            Instance {
+                port: 70_000,
+                ..instance("node-1", "bad", "10.6.6.7")
+            },
+        );
         world.register("service-1", instance("node-2", "good", "10.6.6.8"));
     });
     let are_loaded = || {
         let view = source.views().borrow().clone();
-        instances(&view).iter().any(|instance| instance.id == "good")
+        instances(&view)
+            .iter()
+            .any(|instance| instance.id == "good")
             && nodes(&view).iter().any(|node| node.address == "10.6.6.1")
     };
     until("the valid entries are loaded", are_loaded).await;
     let view = source.views().borrow().clone();
-    let bad = instances(&view).into_iter().find(|instance| instance.id == "bad").unwrap();
-    assert_eq!((bad.address.as_str(), bad.impossible_port), ("10.6.6.7", Some(70_000)));
-    until("the status counts them", || source.status().invalid_entries == 2).await;
+    let bad = instances(&view)
+        .into_iter()
+        .find(|instance| instance.id == "bad")
+        .unwrap();
+    assert_eq!(
+        (bad.address.as_str(), bad.impossible_port),
+        ("10.6.6.7", Some(70_000))
+    );
+    until("the status counts them", || {
+        source.status().invalid_entries == 2
+    })
+    .await;
     double.change(|world| {
         world.nodes.remove("");
         world.move_node("node-1", "10.6.6.2");
@@ -141,7 +176,10 @@ async fn revoked_token_is_reported_and_expires() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "good\n").unwrap();
-    let rules = DoubleRules { token: Some("good".to_owned()), ..DoubleRules::default() };
+    let rules = DoubleRules {
+        token: Some("good".to_owned()),
+        ..DoubleRules::default()
+    };
     let double = start(World::generated(5, 3), rules);
     let mut settings = settings(&[double.address], |api| api.wait = Duration::from_secs(1));
     settings.token_file = Some(token);
@@ -155,13 +193,19 @@ async fn revoked_token_is_reported_and_expires() {
     assert!(problem.contains("permission denied (403)"), "{problem}");
     until("it has expired", || source.status().expired).await;
     double.set_token("good");
-    until("it is fresh", || source.status().stale == 0 && !source.status().expired).await;
+    until("it is fresh", || {
+        source.status().stale == 0 && !source.status().expired
+    })
+    .await;
     until_same(&source, &double).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_token_ends_blocking_queries() {
-    let rules = || DoubleRules { token: None, ..DoubleRules::default() };
+    let rules = || DoubleRules {
+        token: None,
+        ..DoubleRules::default()
+    };
     let double = start(World::generated(5, 3), rules());
     // The agent would hold its blocking queries far longer than the limits.
     let settings = settings(&[double.address], |api| {
@@ -177,19 +221,31 @@ async fn revoked_token_ends_blocking_queries() {
     assert!(!source.status().unconfirmed);
     double.set_token("another");
     double.change(|world| world.set_status("service-1", 0, "critical"));
-    until("nodes and services are unconfirmed", || source.status().unconfirmed).await;
+    until("nodes and services are unconfirmed", || {
+        source.status().unconfirmed
+    })
+    .await;
     until("it has expired", || source.status().expired).await;
     let is_pending = || source.views().borrow().live.is_pending(&own(), None);
     until("names are unknown", is_pending).await;
     double.forget_token();
-    until("it is fresh", || !source.status().unconfirmed && !source.status().expired).await;
+    until("it is fresh", || {
+        !source.status().unconfirmed && !source.status().expired
+    })
+    .await;
     until_same(&source, &double).await;
     // A watch that a change has just answered is refused with an index; the agent would hold its
     // repetition with that index for minutes.
-    until("nodes are watched", || double.waits_for("/v1/catalog/nodes")).await;
+    until("nodes are watched", || {
+        double.waits_for("/v1/catalog/nodes")
+    })
+    .await;
     double.set_token("another");
     double.change(|world| world.move_node("node-1", "10.9.9.9"));
-    until("nodes are unconfirmed again", || source.status().unconfirmed).await;
+    until("nodes are unconfirmed again", || {
+        source.status().unconfirmed
+    })
+    .await;
     double.forget_token();
     until("they are confirmed", || !source.status().unconfirmed).await;
     until_same(&source, &double).await;
@@ -212,11 +268,18 @@ async fn used_services_stay_watched() {
     assert!(watched < 20, "{watched}");
     // The interface reports its hot names; a query in userspace would have the same effect.
     source.used(vec![(own(), "service-299".to_owned())]);
-    until("its watch", || double.waits_for("/v1/health/service/service-299")).await;
+    until("its watch", || {
+        double.waits_for("/v1/health/service/service-299")
+    })
+    .await;
     let begun = Instant::now();
     double.change(|world| world.set_status("service-299", 0, "critical"));
     until_same(&source, &double).await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,10 +287,16 @@ async fn returning_agent_is_not_flooded() {
     const RATE: usize = 200;
     let world = World::generated(600, 2);
     // Twice the rate: a double that is late counts the requests of more than a second.
-    let rules = || DoubleRules { rate: 2 * RATE, ..DoubleRules::default() };
+    let rules = || DoubleRules {
+        rate: 2 * RATE,
+        ..DoubleRules::default()
+    };
     let double = start(world.clone(), rules());
     let address = double.address;
-    let source = LiveConsul::start(settings(&[address], |api| api.rate = RATE as u32), &Arc::default());
+    let source = LiveConsul::start(
+        settings(&[address], |api| api.rate = RATE as u32),
+        &Arc::default(),
+    );
     until_same(&source, &double).await;
     assert_eq!(double.tally().violations, [""; 0]);
     drop(double);
@@ -242,7 +311,10 @@ async fn returning_agent_is_not_flooded() {
     double.change(|world| world.set_status("service-7", 0, "critical"));
     until_same(&source, &double).await;
     let tally = double.tally();
-    println!("{} requests, {} in the busiest second", tally.requests, tally.busiest_second);
+    println!(
+        "{} requests, {} in the busiest second",
+        tally.requests, tally.busiest_second
+    );
     assert_eq!(tally.violations, [""; 0]);
 }
 
@@ -252,7 +324,10 @@ async fn many_services_need_few_connections() {
     let double = start(World::generated(5000, 10), DoubleRules::default());
     let with_double = resident();
     let begun = Instant::now();
-    let source = LiveConsul::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
+    let source = LiveConsul::start(
+        settings(&[double.address], |api| api.rate = 4000),
+        &Arc::default(),
+    );
     until_same(&source, &double).await;
     let (took, with_source) = (begun.elapsed(), resident());
     // A watched service, and one that is not watched until it is queried.
@@ -281,7 +356,8 @@ async fn tls_connection_watches_every_service() {
     let (certificate, token) = (folder.path().join("ca.pem"), folder.path().join("token"));
     fs::write(&certificate, key.cert.pem()).unwrap();
     fs::write(&token, "first\n").unwrap();
-    let private = PrivateKeyDer::from_pem_slice(key.signing_key.serialize_pem().as_bytes()).unwrap();
+    let private =
+        PrivateKeyDer::from_pem_slice(key.signing_key.serialize_pem().as_bytes()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -290,9 +366,18 @@ async fn tls_connection_watches_every_service() {
         .with_single_cert(vec![key.cert.der().clone()], private)
         .unwrap();
     tls.alpn_protocols = vec![b"h2".to_vec()];
-    let rules = DoubleRules { token: Some("first".to_owned()), ..DoubleRules::default() };
+    let rules = DoubleRules {
+        token: Some("first".to_owned()),
+        ..DoubleRules::default()
+    };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let double = Double::start(listener, World::generated(600, 2), rules, Some(Arc::new(tls))).unwrap();
+    let double = Double::start(
+        listener,
+        World::generated(600, 2),
+        rules,
+        Some(Arc::new(tls)),
+    )
+    .unwrap();
     let mut settings = settings(&[double.address], |api| {
         api.addresses[0].tls = true;
         api.ca_file = Some(certificate);
@@ -302,7 +387,10 @@ async fn tls_connection_watches_every_service() {
     settings.token_file = Some(token.clone());
     let source = LiveConsul::start(settings, &Arc::default());
     until_same(&source, &double).await;
-    until("all are watched", || source.status().services_watched == 600).await;
+    until("all are watched", || {
+        source.status().services_watched == 600
+    })
+    .await;
     until("all wait", || double.blocking() > 600).await;
     let most = double.tally().most_connections;
     println!("600 services watched by {most} connections");
@@ -319,12 +407,18 @@ async fn tls_connection_watches_every_service() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_agent_takes_over() {
-    let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let double = start(World::generated(3, 2), DoubleRules::default());
     let mut settings = settings(&[refused, double.address], |_| {});
     settings.max_stale = Duration::from_secs(10);
     let source = LiveConsul::start(settings, &Arc::default());
-    assert!(source.views().borrow().live.is_pending(&own(), None), "nothing is loaded yet");
+    assert!(
+        source.views().borrow().live.is_pending(&own(), None),
+        "nothing is loaded yet"
+    );
     until_same(&source, &double).await;
     // Servers without a leader answer stale requests and report the age of their data.
     double.set_leader(false);
@@ -346,13 +440,22 @@ async fn unreachable_datacenter_is_reported() {
     let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
-    until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
-    source.demand(Lack { place: dc2.clone(), missing: Missing::Service("web".to_owned()) });
+    until("dc2 is known by name", || {
+        source.views().borrow().live.is_pending(&dc2, None)
+    })
+    .await;
+    source.demand(Lack {
+        place: dc2.clone(),
+        missing: Missing::Service("web".to_owned()),
+    });
     // The double cannot reach that datacenter.
     let unreachable = || {
         let views = source.views();
         let view = views.borrow();
-        view.live.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
+        view.live
+            .datacenters
+            .iter()
+            .any(|known| known.name == "dc2" && !known.reachable)
     };
     until("dc2 is out of reach", unreachable).await;
     assert!(!source.views().borrow().live.is_pending(&dc2, None));
@@ -362,18 +465,38 @@ async fn unreachable_datacenter_is_reported() {
 async fn queried_datacenters_are_read() {
     let double = start(World::generated(3, 2), DoubleRules::default());
     double.change_other("dc2", |world| *world = World::generated(2, 3));
-    double
-        .set_list("/v1/query dc2", json!([{"ID": "q", "Name": "far", "Service": {"Service": "service-1"}}]));
+    double.set_list(
+        "/v1/query dc2",
+        json!([{"ID": "q", "Name": "far", "Service": {"Service": "service-1"}}]),
+    );
     let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
-    until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
+    until("dc2 is known by name", || {
+        source.views().borrow().live.is_pending(&dc2, None)
+    })
+    .await;
     assert!(source.views().borrow().live.lacks_queries("dc2"));
-    source.demand(Lack { place: dc2.clone(), missing: Missing::Queries });
-    source.demand(Lack { place: dc2.clone(), missing: Missing::Lists });
-    until("its lists", || !source.views().borrow().live.is_pending(&dc2, None)).await;
-    until("its queries", || !source.views().borrow().live.lacks_queries("dc2")).await;
-    source.demand(Lack { place: dc2.clone(), missing: Missing::Service("service-1".to_owned()) });
+    source.demand(Lack {
+        place: dc2.clone(),
+        missing: Missing::Queries,
+    });
+    source.demand(Lack {
+        place: dc2.clone(),
+        missing: Missing::Lists,
+    });
+    until("its lists", || {
+        !source.views().borrow().live.is_pending(&dc2, None)
+    })
+    .await;
+    until("its queries", || {
+        !source.views().borrow().live.lacks_queries("dc2")
+    })
+    .await;
+    source.demand(Lack {
+        place: dc2.clone(),
+        missing: Missing::Service("service-1".to_owned()),
+    });
     let count = || loaded(&source, &dc2, "service-1").map_or(0, |loaded| loaded.instances.len());
     until("the service", || count() == 3).await;
     // From then on it is watched; the other one is not read.
@@ -393,8 +516,17 @@ async fn peers_are_followed() {
     let east = Place::Peer("east".into());
     let count = || loaded(&source, &east, "service-0").map_or(0, |loaded| loaded.instances.len());
     until("the imported service", || count() == 2).await;
-    let nodes = source.views().borrow().live.places[&east].nodes.clone().unwrap_or_default();
-    assert_eq!(nodes.iter().map(|node| node.peer.as_deref()).collect::<Vec<_>>(), [Some("east"); 2]);
+    let nodes = source.views().borrow().live.places[&east]
+        .nodes
+        .clone()
+        .unwrap_or_default();
+    assert_eq!(
+        nodes
+            .iter()
+            .map(|node| node.peer.as_deref())
+            .collect::<Vec<_>>(),
+        [Some("east"); 2]
+    );
     double.change_other("peer:east", |world| world.deregister("service-0"));
     until("its change", || count() == 1).await;
     assert_eq!(double.tally().violations, [""; 0]);
@@ -408,14 +540,21 @@ async fn missing_peerings_are_no_failure() {
     until_same(&source, &double).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(source.status().stale, 0);
-    assert_eq!(double.asked("/v1/peerings"), 1, "asked once, until a reload");
+    assert_eq!(
+        double.asked("/v1/peerings"),
+        1,
+        "asked once, until a reload"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn coordinates_are_read_when_needed() {
     let double = start(World::generated(1, 1), DoubleRules::default());
     let at = |node: &str, x: f64| json!({"Node": node, "Coord": {"Vec": [x, 0.0], "Height": 0.0, "Adjustment": 0.0}});
-    double.set_list("/v1/coordinate/nodes", json!([at("node-0", 0.0), at("node-1", 0.5)]));
+    double.set_list(
+        "/v1/coordinate/nodes",
+        json!([at("node-0", 0.0), at("node-1", 0.5)]),
+    );
     let servers = json!([
         {"Datacenter": "dc1", "AreaID": "WAN", "Coordinates": [at("s1", 0.0)]},
         {"Datacenter": "far", "AreaID": "WAN", "Coordinates": [at("s2", 0.9)]},
@@ -425,9 +564,14 @@ async fn coordinates_are_read_when_needed() {
     let idle = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&idle, &double).await;
     drop(idle);
-    assert_eq!(double.asked("/v1/coordinate/nodes"), 0, "no query needs them");
+    assert_eq!(
+        double.asked("/v1/coordinate/nodes"),
+        0,
+        "no query needs them"
+    );
     let targets = json!({"NearestN": 1, "Datacenters": ["far"]});
-    let query = json!([{"ID": "q", "Service": {"Service": "web", "Near": "_agent", "Failover": targets}}]);
+    let query =
+        json!([{"ID": "q", "Service": {"Service": "web", "Near": "_agent", "Failover": targets}}]);
     double.set_list("/v1/query", query);
     let source = LiveConsul::start(settings(&[double.address], |_| {}), &Arc::default());
     let nearest = || {
@@ -437,9 +581,15 @@ async fn coordinates_are_read_when_needed() {
         names.into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     until("the servers' coordinates", || nearest() == ["near", "far"]).await;
-    until("the nodes' coordinates", || source.views().borrow().live.coordinates.nodes.len() == 2).await;
+    until("the nodes' coordinates", || {
+        source.views().borrow().live.coordinates.nodes.len() == 2
+    })
+    .await;
     let query = source.views().borrow().live.queries["dc1"][0].clone();
-    assert_eq!(query.failover.targets, [FailoverTarget::Datacenter("far".to_owned())]);
+    assert_eq!(
+        query.failover.targets,
+        [FailoverTarget::Datacenter("far".to_owned())]
+    );
 }
 
 /// Time from a change of one instance to the view, among 50,000 instances (20,000 in a debug build), and from there
@@ -449,10 +599,16 @@ async fn single_change_arrives_promptly() {
     const LIMIT: Duration = Duration::from_millis(200);
     const SERVICES: usize = if cfg!(debug_assertions) { 2000 } else { 5000 };
     let double = start(World::generated(SERVICES, 10), DoubleRules::default());
-    let source = LiveConsul::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
+    let source = LiveConsul::start(
+        settings(&[double.address], |api| api.rate = 4000),
+        &Arc::default(),
+    );
     until_same(&source, &double).await;
     source.asked(own(), "service-0".to_owned());
-    until("its watch", || double.waits_for("/v1/health/service/service-0")).await;
+    until("its watch", || {
+        double.waits_for("/v1/health/service/service-0")
+    })
+    .await;
     let json = dns_core::config::reader::Json::parse(b"{}").unwrap();
     let reader = dns_core::config::reader::ObjectReader::document("test", &json).unwrap();
     let config = dns_consul::config::Config::read(&reader).unwrap();
@@ -468,18 +624,37 @@ async fn single_change_arrives_promptly() {
     assert_eq!(catalog.instance_count(), 10 * SERVICES);
     let (mut arrivals, mut updates) = (Vec::new(), Vec::new());
     for round in 0..10 {
-        let status = if round % 2 == 0 { "critical" } else { "passing" };
+        let status = if round % 2 == 0 {
+            "critical"
+        } else {
+            "passing"
+        };
         let mut views = source.views();
         views.mark_unchanged();
         double.change(|world| world.set_status("service-0", 0, status));
         let begun = Instant::now();
         let worst = |view: &Arc<CatalogView>| {
-            let loaded =
-                view.live.places[&own()].service("service-0").and_then(|service| service.instances.clone());
-            loaded.and_then(|loaded| loaded.instances[0].checks.iter().map(|check| check.status).max())
+            let loaded = view.live.places[&own()]
+                .service("service-0")
+                .and_then(|service| service.instances.clone());
+            loaded.and_then(|loaded| {
+                loaded.instances[0]
+                    .checks
+                    .iter()
+                    .map(|check| check.status)
+                    .max()
+            })
         };
-        let wanted = if round % 2 == 0 { Health::Critical } else { Health::Passing };
-        let view = views.wait_for(|view| worst(view) == Some(wanted)).await.unwrap().clone();
+        let wanted = if round % 2 == 0 {
+            Health::Critical
+        } else {
+            Health::Passing
+        };
+        let view = views
+            .wait_for(|view| worst(view) == Some(wanted))
+            .await
+            .unwrap()
+            .clone();
         arrivals.push(begun.elapsed());
         let begun = Instant::now();
         // As in the resolver: the copy in use stays.
@@ -501,7 +676,11 @@ async fn single_change_arrives_promptly() {
         updates[9]
     );
     // The ratio also holds on a busy machine.
-    assert!(updates[5] * 10 < rebuild, "an update takes {:?}, a rebuild {rebuild:?}", updates[5]);
+    assert!(
+        updates[5] * 10 < rebuild,
+        "an update takes {:?}, a rebuild {rebuild:?}",
+        updates[5]
+    );
     assert!(updates[5] < LIMIT, "{:?}", updates[5]);
 }
 
@@ -515,19 +694,38 @@ fn own() -> Place {
 
 /// Returns the source's data about a service; `None` if not yet loaded.
 fn loaded(source: &LiveConsul, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
-    source.views().borrow().live.places.get(place)?.service(service)?.instances.clone()
+    source
+        .views()
+        .borrow()
+        .live
+        .places
+        .get(place)?
+        .service(service)?
+        .instances
+        .clone()
 }
 
 /// All instances of the local datacenter.
 fn instances(view: &CatalogView) -> Vec<Arc<Registered>> {
-    let services = view.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
-    let loaded = services.iter().filter_map(|(_, service)| service.instances.clone());
+    let services = view
+        .live
+        .places
+        .get(&own())
+        .and_then(|place| place.services.clone())
+        .unwrap_or_default();
+    let loaded = services
+        .iter()
+        .filter_map(|(_, service)| service.instances.clone());
     loaded.flat_map(|loaded| loaded.instances.clone()).collect()
 }
 
 /// All nodes of the local datacenter.
 fn nodes(view: &CatalogView) -> Vec<Arc<Node>> {
-    let nodes = view.live.places.get(&own()).and_then(|place| place.nodes.clone());
+    let nodes = view
+        .live
+        .places
+        .get(&own())
+        .and_then(|place| place.nodes.clone());
     nodes.map(|nodes| nodes.to_vec()).unwrap_or_default()
 }
 
@@ -549,11 +747,15 @@ async fn resolve_all(socket: tokio::net::UdpSocket) {
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_hosts_resolve_in_background() {
     let double = start(World::generated(3, 1), DoubleRules::default());
-    let resolver = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let resolver = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+        .await
+        .unwrap();
     let recursors = [resolver.local_addr().unwrap().to_string()];
     tokio::spawn(resolve_all(resolver));
     let names = HostNames::new(&recursors, Arc::default());
-    let settings = settings(&[double.address], |api| api.addresses[0].host = "agent.consul.test".to_owned());
+    let settings = settings(&[double.address], |api| {
+        api.addresses[0].host = "agent.consul.test".to_owned()
+    });
     let source = LiveConsul::start(settings, &names);
     until_same(&source, &double).await;
     assert_eq!(double.tally().violations, [""; 0]);
@@ -561,7 +763,13 @@ async fn agent_hosts_resolve_in_background() {
 
 /// A double for this world.
 fn start(world: World, rules: DoubleRules) -> Double {
-    Double::start(TcpListener::bind(free_address()).unwrap(), world, rules, None).unwrap()
+    Double::start(
+        TcpListener::bind(free_address()).unwrap(),
+        world,
+        rules,
+        None,
+    )
+    .unwrap()
 }
 
 /// Settings for agents at these addresses, with one change.
@@ -608,7 +816,13 @@ async fn until_same(source: &LiveConsul, double: &Double) {
     let begun = Instant::now();
     loop {
         let looked = Instant::now();
-        let pending = source.views().borrow().live.places.get(&own()).map_or(0, |place| place.unloaded);
+        let pending = source
+            .views()
+            .borrow()
+            .live
+            .places
+            .get(&own())
+            .map_or(0, |place| place.unloaded);
         let checked = match pending {
             0 => same(source, &double.world()),
             // A large world is compared only after the versions agree.
@@ -617,7 +831,11 @@ async fn until_same(source: &LiveConsul, double: &Double) {
         match checked {
             Ok(()) => return,
             Err(differs) if begun.elapsed() > TIMEOUT => {
-                panic!("{differs}\n{:?}\n{} faults left", source.status(), double.faults_left())
+                panic!(
+                    "{differs}\n{:?}\n{} faults left",
+                    source.status(),
+                    double.faults_left()
+                )
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(20).max(looked.elapsed() * 4)).await,
         }
@@ -637,14 +855,27 @@ fn same(source: &LiveConsul, world: &World) -> Result<(), String> {
             Some(Health::Warning) => "warning",
             _ => "passing",
         };
-        let Registered { service, node, id, address, port, tags, .. } = &**instance;
+        let Registered {
+            service,
+            node,
+            id,
+            address,
+            port,
+            tags,
+            ..
+        } = &**instance;
         format!("{service} {node} {id} {address} {port} {tags:?} {status}")
     });
     let nodes = nodes(&view);
-    let nodes = nodes.iter().map(|node| format!("{} {}", node.name, node.address));
+    let nodes = nodes
+        .iter()
+        .map(|node| format!("{} {}", node.name, node.address));
     let loaded: BTreeSet<String> = instances.chain(nodes).collect();
     let registered = world.all();
-    match (registered.difference(&loaded).next(), loaded.difference(&registered).next()) {
+    match (
+        registered.difference(&loaded).next(),
+        loaded.difference(&registered).next(),
+    ) {
         (None, None) => Ok(()),
         (missing, surplus) => Err(format!("missing {missing:?}, surplus {surplus:?}")),
     }
@@ -662,5 +893,10 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 /// Resident memory of this process in bytes.
 fn resident() -> usize {
     let text = fs::read_to_string("/proc/self/statm").unwrap();
-    text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    text.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        * 4096
 }

@@ -1,7 +1,10 @@
 //! Measures large answers of one service over TCP, without sockets (`cargo bench -p dns-consul`):
 //! the fastest of each, because other load of the machine only adds to the time.
 
-#![expect(clippy::unwrap_used, reason = "a measurement that cannot set up has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a measurement that cannot set up has failed"
+)]
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -25,7 +28,8 @@ fn main() {
     for size in [1_300, 5_000] {
         let zone = zone(size);
         for (label, qtype) in [("A", TYPE_A), ("SRV", TYPE_SRV)] {
-            let mut query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x03web\x07service\x06consul\0".to_vec();
+            let mut query =
+                b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x03web\x07service\x06consul\0".to_vec();
             query.extend_from_slice(&qtype.to_be_bytes());
             query.extend_from_slice(&1_u16.to_be_bytes());
             let mut random = fastrand::Rng::with_seed(7);
@@ -42,9 +46,15 @@ fn main() {
 
 /// Returns the reply to a query over TCP.
 fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
-    let Parsed::Query(query) = parse_by(Transport::Tcp, message) else { panic!("the message is a query") };
+    let Parsed::Query(query) = parse_by(Transport::Tcp, message) else {
+        panic!("the message is a query")
+    };
     let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let asker = Asker { client, recursion: false, serial: 1 };
+    let asker = Asker {
+        client,
+        recursion: false,
+        serial: 1,
+    };
     let draft = zone.answer(&query, &asker, random).unwrap();
     draft.finish(&query, &zone.config.dns, &HashMap::new())
 }
@@ -55,12 +65,20 @@ fn zone(size: u32) -> Zone {
     let config = Config::read(&ObjectReader::document("bench", &json).unwrap()).unwrap();
     let node = |number: u32| format!("n{number}");
     let address = |number: u32| Ipv4Addr::from_bits(0x0a00_0101 + number).to_string();
-    let nodes: Vec<_> =
-        (0..size).map(|number| json!({"node": node(number), "address": address(number)})).collect();
-    let services: Vec<_> =
-        (0..size).map(|number| json!({"node": node(number), "service": "web", "port": 8000})).collect();
+    let nodes: Vec<_> = (0..size)
+        .map(|number| json!({"node": node(number), "address": address(number)}))
+        .collect();
+    let services: Vec<_> = (0..size)
+        .map(|number| json!({"node": node(number), "service": "web", "port": 8000}))
+        .collect();
     let text = json!({"nodes": nodes, "services": services}).to_string();
-    let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).whole().unwrap();
-    let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
+    let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config)
+        .whole()
+        .unwrap();
+    let catalog = Catalog::build(
+        definitions.registrations,
+        &config,
+        config.visibility.clone(),
+    );
     Zone { config, catalog }
 }

@@ -109,11 +109,17 @@ impl Config {
             Ok(json) => json,
             Err(error) => {
                 let error = ConfigError::of_file(file, format!("is not JSON: {error}"));
-                return ParsedFiles { valid: None, errors: vec![error] };
+                return ParsedFiles {
+                    valid: None,
+                    errors: vec![error],
+                };
             }
         };
         let (errors, valid) = every_error(json, |json| Self::load(file, json));
-        ParsedFiles { valid: valid.flatten(), errors }
+        ParsedFiles {
+            valid: valid.flatten(),
+            errors,
+        }
     }
 
     /// Reads a parsed document.
@@ -149,11 +155,17 @@ impl Config {
     /// Parses the object itself and returns the paths of unknown members.
     fn read_all(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
-        let recursors = recursors
-            .map(|text| with_port(text).map_err(|problem| object.error("recursors", &problem.to_string())));
-        let datacenter = object.text("datacenter")?.unwrap_or("dc1").to_ascii_lowercase();
+        let recursors = recursors.map(|text| {
+            with_port(text).map_err(|problem| object.error("recursors", &problem.to_string()))
+        });
+        let datacenter = object
+            .text("datacenter")?
+            .unwrap_or("dc1")
+            .to_ascii_lowercase();
         if datacenter.is_empty()
-            || !datacenter.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            || !datacenter
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
         {
             return Err(object.error("datacenter", "use letters, digits, - and _"));
         }
@@ -165,7 +177,9 @@ impl Config {
             datacenter,
             datacenter_is_default: !object.has("datacenter"),
             node_name: object.text("node_name")?.unwrap_or_default().to_owned(),
-            advertise_addr: object.address("advertise_addr")?.map(|address| address.to_string()),
+            advertise_addr: object
+                .address("advertise_addr")?
+                .map(|address| address.to_string()),
             translate_wan_addrs: object.boolean("translate_wan_addrs")?.unwrap_or(false),
             recursors: recursors.collect::<Result<_, _>>()?,
             dns,
@@ -187,8 +201,12 @@ impl Config {
 
     /// Returns our domain that contains a name; of two, the longer one.
     pub fn domain_of(&self, name: &Name) -> Option<&Name> {
-        let domains = [Some(&self.domain), self.alt_domain.as_ref()].into_iter().flatten();
-        domains.filter(|domain| name.is_within(domain)).max_by_key(|domain| domain.as_wire().len())
+        let domains = [Some(&self.domain), self.alt_domain.as_ref()]
+            .into_iter()
+            .flatten();
+        domains
+            .filter(|domain| name.is_within(domain))
+            .max_by_key(|domain| domain.as_wire().len())
     }
 }
 
@@ -196,7 +214,9 @@ impl DnsConfig {
     /// Parses `dns_config` and returns the paths of unknown members.
     fn read(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let number = |reader: &ObjectReader<'_>, name| {
-            reader.number(name, 0, MAX_TTL).map(|value| value.map(|value| value as u32))
+            reader
+                .number(name, 0, MAX_TTL)
+                .map(|value| value.map(|value| value as u32))
         };
         let soa_object = object.object("soa")?;
         let soa = Soa {
@@ -205,7 +225,11 @@ impl DnsConfig {
             expire: number(&soa_object, "expire")?.unwrap_or(86400),
             min_ttl: number(&soa_object, "min_ttl")?.unwrap_or(0),
         };
-        let limit = |name| object.number(name, 0, 1 << 20).map(|value| value.map(|value| value as usize));
+        let limit = |name| {
+            object
+                .number(name, 0, 1 << 20)
+                .map(|value| value.map(|value| value as usize))
+        };
         // Without effect: every query is answered from the catalog in memory.
         object.boolean("use_cache")?;
         object.duration("cache_max_age")?;
@@ -218,12 +242,19 @@ impl DnsConfig {
             enable_truncate: object.boolean("enable_truncate")?.unwrap_or(false),
             udp_answer_limit: limit("udp_answer_limit")?.unwrap_or(3),
             a_record_limit: limit("a_record_limit")?.unwrap_or(0),
-            node_meta_txt: object.boolean("enable_additional_node_meta_txt")?.unwrap_or(true),
+            node_meta_txt: object
+                .boolean("enable_additional_node_meta_txt")?
+                .unwrap_or(true),
             disable_compression: object.boolean("disable_compression")?.unwrap_or(false),
             soa,
-            recursor_timeout: object.positive("recursor_timeout")?.unwrap_or(Duration::from_secs(2)),
+            recursor_timeout: object
+                .positive("recursor_timeout")?
+                .unwrap_or(Duration::from_secs(2)),
             random_recursors: object
-                .choice("recursor_strategy", &[("sequential", false), ("random", true)])?
+                .choice(
+                    "recursor_strategy",
+                    &[("sequential", false), ("random", true)],
+                )?
                 .unwrap_or(false),
         };
         let mut unknown = object.unknown();
@@ -238,23 +269,33 @@ impl DnsConfig {
         if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
             return *ttl;
         }
-        let prefixes = self.service_ttl.iter().filter_map(|(key, ttl)| Some((key.strip_suffix('*')?, *ttl)));
+        let prefixes = self
+            .service_ttl
+            .iter()
+            .filter_map(|(key, ttl)| Some((key.strip_suffix('*')?, *ttl)));
         let matching = prefixes.filter(|(prefix, _)| service.starts_with(prefix));
-        matching.max_by_key(|(prefix, _)| prefix.len()).map_or(0, |(_, ttl)| ttl)
+        matching
+            .max_by_key(|(prefix, _)| prefix.len())
+            .map_or(0, |(_, ttl)| ttl)
     }
 }
 
 /// Parses `sources.files`: one pattern or several.
 fn files(object: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
-    let patterns: Vec<String> =
-        sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
+    let patterns: Vec<String> = sources
+        .texts("files")?
+        .unwrap_or_default()
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
     // Parsed by `HttpApi::read`; marks the member as known.
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
-        return Err(
-            object.error("sources", &format!("{unknown} is not a source; expected \"files\" or \"http\""))
-        );
+        return Err(object.error(
+            "sources",
+            &format!("{unknown} is not a source; expected \"files\" or \"http\""),
+        ));
     }
     for pattern in &patterns {
         values::check_pattern(pattern)
@@ -269,9 +310,17 @@ fn visibility(object: &ObjectReader<'_>) -> Result<Visibility, ConfigError> {
     }
     let acl = object.object("acl")?;
     let names = |name| -> Result<Vec<String>, ConfigError> {
-        Ok(acl.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
+        Ok(acl
+            .texts(name)?
+            .unwrap_or_default()
+            .into_iter()
+            .map(str::to_owned)
+            .collect())
     };
-    Ok(Visibility { nodes: names("nodes")?, services: names("services")? })
+    Ok(Visibility {
+        nodes: names("nodes")?,
+        services: names("services")?,
+    })
 }
 
 fn default_domain() -> Name {
@@ -280,11 +329,17 @@ fn default_domain() -> Name {
 
 /// Parses a domain in any letter case, with or without the final dot; `None` if empty.
 fn domain(object: &ObjectReader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
-    let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else { return Ok(None) };
-    let name = Name::from_text(text)
-        .map_err(|reason| object.error(member, &format!("{text:?} is not a domain name: {reason}")))?;
+    let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let name = Name::from_text(text).map_err(|reason| {
+        object.error(member, &format!("{text:?} is not a domain name: {reason}"))
+    })?;
     if name.label_count() == 0 {
-        return Err(object.error(member, "the root cannot be Consul's domain; use at least one label"));
+        return Err(object.error(
+            member,
+            "the root cannot be Consul's domain; use at least one label",
+        ));
     }
     Ok(Some(name))
 }
@@ -296,8 +351,8 @@ fn service_ttl(object: &ObjectReader<'_>) -> Result<Vec<(String, u32)>, ConfigEr
         let Json::Text(text) = value else {
             return Err(object.error(key, "is not text; expected a duration such as \"5s\""));
         };
-        let duration =
-            parse_duration(text).map_err(|reason| object.error(key, &format!("{text:?} {reason}")))?;
+        let duration = parse_duration(text)
+            .map_err(|reason| object.error(key, &format!("{text:?} {reason}")))?;
         Ok((key.to_owned(), seconds(duration)))
     });
     entries.collect()
@@ -327,7 +382,10 @@ pub struct Visibility {
 impl Visibility {
     /// Returns permissions for everything.
     pub fn all() -> Self {
-        Self { nodes: vec!["*".to_owned()], services: vec!["*".to_owned()] }
+        Self {
+            nodes: vec!["*".to_owned()],
+            services: vec!["*".to_owned()],
+        }
     }
 
     pub(crate) fn node(&self, name: &str) -> bool {
@@ -342,7 +400,8 @@ impl Visibility {
 
 /// Returns whether the list contains `name` or `*`.
 fn contains(list: &[String], name: &str) -> bool {
-    list.iter().any(|listed| listed == "*" || listed.eq_ignore_ascii_case(name))
+    list.iter()
+        .any(|listed| listed == "*" || listed.eq_ignore_ascii_case(name))
 }
 
 //----------- HTTP API -------------------------------------------------------
@@ -396,16 +455,26 @@ impl HttpApi {
         }
         let object = sources.object("http")?;
         let address = |text: &str| {
-            ApiAddress::from_text(text)
-                .ok_or_else(|| object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}")))
+            ApiAddress::from_text(text).ok_or_else(|| {
+                object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}"))
+            })
         };
-        let texts = object.texts("addresses")?.unwrap_or_else(|| vec!["http://127.0.0.1:8500"]);
-        let addresses: Vec<ApiAddress> = texts.into_iter().map(address).collect::<Result<_, _>>()?;
+        let texts = object
+            .texts("addresses")?
+            .unwrap_or_else(|| vec!["http://127.0.0.1:8500"]);
+        let addresses: Vec<ApiAddress> =
+            texts.into_iter().map(address).collect::<Result<_, _>>()?;
         if addresses.is_empty() {
-            return Err(object.error("addresses", &format!("is empty; give at least one {ADDRESS_FORM}")));
+            return Err(object.error(
+                "addresses",
+                &format!("is empty; give at least one {ADDRESS_FORM}"),
+            ));
         }
         let path = |name| -> Result<Option<PathBuf>, ConfigError> {
-            Ok(object.text(name)?.filter(|path| !path.is_empty()).map(PathBuf::from))
+            Ok(object
+                .text(name)?
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from))
         };
         let identity = match (path("cert_file")?, path("key_file")?) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -414,9 +483,14 @@ impl HttpApi {
         };
         let wait = object.positive("wait")?.unwrap_or(Duration::from_secs(300));
         if wait > LONGEST_WAIT {
-            return Err(object.error("wait", "is longer than Consul accepts; the maximum is \"10m\""));
+            return Err(object.error(
+                "wait",
+                "is longer than Consul accepts; the maximum is \"10m\"",
+            ));
         }
-        let stale_after = object.positive("stale_after")?.unwrap_or(Duration::from_secs(60));
+        let stale_after = object
+            .positive("stale_after")?
+            .unwrap_or(Duration::from_secs(60));
         let settings = Self {
             addresses,
             stale_after,
@@ -444,7 +518,8 @@ impl HttpApi {
 }
 
 /// Expected form of an address, for error messages.
-const ADDRESS_FORM: &str = "address such as \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"";
+const ADDRESS_FORM: &str =
+    "address such as \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"";
 
 impl ApiAddress {
     /// Parses `http://host:port`, `https://host:port` or `host:port`; the default ports are 8500 and 8501.
@@ -463,11 +538,19 @@ impl ApiAddress {
                 host.parse::<std::net::Ipv6Addr>().ok()?;
                 (host, port.strip_prefix(':'))
             }
-            None => rest.split_once(':').map_or((rest, None), |(host, port)| (host, Some(port))),
+            None => rest
+                .split_once(':')
+                .map_or((rest, None), |(host, port)| (host, Some(port))),
         };
-        let port = port.map_or(Some(default), |port| port.parse().ok().filter(|port| *port != 0))?;
+        let port = port.map_or(Some(default), |port| {
+            port.parse().ok().filter(|port| *port != 0)
+        })?;
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
-        (!host.is_empty() && host.bytes().all(fits)).then(|| Self { tls, host: host.to_owned(), port })
+        (!host.is_empty() && host.bytes().all(fits)).then(|| Self {
+            tls,
+            host: host.to_owned(),
+            port,
+        })
     }
 
     /// Returns `host:port`, for the Host header and for connecting.
@@ -481,7 +564,12 @@ impl ApiAddress {
 
 impl fmt::Display for ApiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.authority())
+        write!(
+            f,
+            "{}://{}",
+            if self.tls { "https" } else { "http" },
+            self.authority()
+        )
     }
 }
 
@@ -560,12 +648,22 @@ mod tests {
 
     #[test]
     fn unknown_members_are_reported() {
-        let text = br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
-        let (_, warnings) =
-            Config::of_document("config.json", text).whole().expect("read").expect("an object");
-        for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {
+        let text =
+            br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
+        let (_, warnings) = Config::of_document("config.json", text)
+            .whole()
+            .expect("read")
+            .expect("an object");
+        for path in [
+            "consul.domian",
+            "consul.dns_config.node_tll",
+            "consul.dns_config.soa.ttl",
+        ] {
             let warning = format!("config.json: {path} is an unknown setting");
-            assert!(warnings.iter().any(|found| found.starts_with(&warning)), "{path}: {warnings:?}");
+            assert!(
+                warnings.iter().any(|found| found.starts_with(&warning)),
+                "{path}: {warnings:?}"
+            );
         }
         assert_eq!(warnings.len(), 3, "{warnings:?}");
     }
@@ -573,12 +671,24 @@ mod tests {
     #[test]
     fn addresses_are_read() {
         let read = |text: &str| ApiAddress::from_text(text).map(|address| address.to_string());
-        assert_eq!(read("10.0.0.1:8500").as_deref(), Some("http://10.0.0.1:8500"));
-        assert_eq!(read("https://consul.example").as_deref(), Some("https://consul.example:8501"));
+        assert_eq!(
+            read("10.0.0.1:8500").as_deref(),
+            Some("http://10.0.0.1:8500")
+        );
+        assert_eq!(
+            read("https://consul.example").as_deref(),
+            Some("https://consul.example:8501")
+        );
         assert_eq!(read("http://[::1]:80/").as_deref(), Some("http://[::1]:80"));
-        for wrong in
-            ["", "ftp://a", "http://a:0", "http://a:b", "http://[::1", "http://a/b?c", "http://[a]:1"]
-        {
+        for wrong in [
+            "",
+            "ftp://a",
+            "http://a:0",
+            "http://a:b",
+            "http://[::1",
+            "http://a/b?c",
+            "http://[a]:1",
+        ] {
             assert_eq!(read(wrong), None, "{wrong}");
         }
     }
@@ -595,7 +705,9 @@ mod tests {
             error(r#"{"http": {"addresses": ["x:y"]}}"#)
                 .contains("http.addresses: \"x:y\" is not an address")
         );
-        assert!(error(r#"{"http": {"cert_file": "a"}}"#).contains("http.cert_file: requires key_file"));
+        assert!(
+            error(r#"{"http": {"cert_file": "a"}}"#).contains("http.cert_file: requires key_file")
+        );
         assert!(error(r#"{"http": {"wait": "1h"}}"#).contains("the maximum is \"10m\""));
         assert!(error(r#"{"http": {"token": "a"}}"#).contains("the unknown key http.token"));
     }
@@ -628,7 +740,10 @@ mod keys_tests {
                 text = format!("{{{member:?}: {text}}}");
             }
             let read = Config::of_document("config.json", text.as_bytes());
-            let (_, warnings) = read.whole().unwrap_or_else(|error| panic!("{error}")).expect("an object");
+            let (_, warnings) = read
+                .whole()
+                .unwrap_or_else(|error| panic!("{error}"))
+                .expect("an object");
             assert!(warnings.is_empty(), "{}: {warnings:?}", key.path);
         }
     }

@@ -43,12 +43,28 @@ pub(crate) struct Reply<'a> {
 
 impl Reply<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let Self { query, name, flags, compress, answers, count, authority, additional, options } = *self;
+        let Self {
+            query,
+            name,
+            flags,
+            compress,
+            answers,
+            count,
+            authority,
+            additional,
+            options,
+        } = *self;
         let raw_name = query.question.raw_name;
         let owner = owner_of_answers(raw_name, compress);
-        let size = answers.size_of_addresses(count, owner.len()).unwrap_or(count * TYPICAL_RECORD);
+        let size = answers
+            .size_of_addresses(count, owner.len())
+            .unwrap_or(count * TYPICAL_RECORD);
         let out = Vec::with_capacity(size + FRAME);
-        let mut writer = Writer { out, names: HashMap::default(), compress };
+        let mut writer = Writer {
+            out,
+            names: HashMap::default(),
+            compress,
+        };
         let question = &query.message[HEADER_LEN..HEADER_LEN + query.question.wire_len()];
         writer.u16(query.id);
         writer.u16(flags | query.flags & COPIED);
@@ -63,10 +79,14 @@ impl Reply<'_> {
         writer.out.extend_from_slice(question);
         match answers {
             Answers::Records(answers) => {
-                answers[..count].iter().for_each(|record| writer.record(record, raw_name));
+                answers[..count]
+                    .iter()
+                    .for_each(|record| writer.record(record, raw_name));
             }
             Answers::V4(ttl, addresses) => writer.addresses(*ttl, &addresses[..count], raw_name),
-            Answers::Mixed(ttl, addresses) => writer.mixed_addresses(*ttl, &addresses[..count], raw_name),
+            Answers::Mixed(ttl, addresses) => {
+                writer.mixed_addresses(*ttl, &addresses[..count], raw_name)
+            }
         }
         for record in authority.iter().chain(additional.iter().copied()) {
             writer.record(record, raw_name);
@@ -84,13 +104,20 @@ impl Reply<'_> {
 pub(crate) fn owner_of_answers(question: &[u8], compress: bool) -> &[u8] {
     /// The question follows the header.
     const POINTER: [u8; 2] = [0xc0, HEADER_LEN as u8];
-    if compress && question.len() > 1 { &POINTER } else { question }
+    if compress && question.len() > 1 {
+        &POINTER
+    } else {
+        question
+    }
 }
 
 fn fixed(kind: u16, ttl: u32, length: u8) -> [u8; 10] {
-    let ([kind_high, kind_low], [class_high, class_low]) = (kind.to_be_bytes(), CLASS_IN.to_be_bytes());
+    let ([kind_high, kind_low], [class_high, class_low]) =
+        (kind.to_be_bytes(), CLASS_IN.to_be_bytes());
     let [a, b, c, d] = ttl.to_be_bytes();
-    [kind_high, kind_low, class_high, class_low, a, b, c, d, 0, length]
+    [
+        kind_high, kind_low, class_high, class_low, a, b, c, d, 0, length,
+    ]
 }
 
 /// RD and CD, which are copied from the query.
@@ -107,7 +134,12 @@ struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Appends IPv4 addresses of the question's name.
     fn addresses(&mut self, ttl: u32, addresses: &[Ipv4Addr], question: &[u8]) {
-        let record = [owner_of_answers(question, self.compress), &fixed(TYPE_A, ttl, 4), &[0; 4]].concat();
+        let record = [
+            owner_of_answers(question, self.compress),
+            &fixed(TYPE_A, ttl, 4),
+            &[0; 4],
+        ]
+        .concat();
         let start = self.out.len();
         self.out.resize(start + addresses.len() * record.len(), 0);
         let records = self.out[start..].chunks_exact_mut(record.len());
@@ -139,7 +171,9 @@ impl<'a> Writer<'a> {
     fn record(&mut self, record: &'a Record, question: &[u8]) {
         match &record.owner {
             Some(owner) => self.name(owner),
-            None => self.out.extend_from_slice(owner_of_answers(question, self.compress)),
+            None => self
+                .out
+                .extend_from_slice(owner_of_answers(question, self.compress)),
         }
         self.u16(match &record.data {
             Data::A(_) => TYPE_A,
@@ -167,8 +201,14 @@ impl<'a> Writer<'a> {
         match data {
             Data::A(address) => self.out.extend_from_slice(&address.octets()),
             Data::Aaaa(address) => self.out.extend_from_slice(&address.octets()),
-            Data::Cname(name) | Data::Ns(name) | Data::Ptr(name) | Data::Follow(name, _) => self.name(name),
-            Data::Srv { weight, port, target } => {
+            Data::Cname(name) | Data::Ns(name) | Data::Ptr(name) | Data::Follow(name, _) => {
+                self.name(name)
+            }
+            Data::Srv {
+                weight,
+                port,
+                target,
+            } => {
                 for number in [PRIORITY, *weight, *port] {
                     self.u16(number);
                 }
@@ -287,7 +327,11 @@ pub(crate) fn client_subnet<'a>(query: &Query<'a>) -> Option<ClientSubnet<'a>> {
         2 => IpAddr::V6(Ipv6Addr::from(padded::<16>(bytes)?)),
         _ => return None,
     };
-    Some(ClientSubnet { address, prefix, option })
+    Some(ClientSubnet {
+        address,
+        prefix,
+        option,
+    })
 }
 
 /// Returns the bytes padded with zeros; `None` if there are too many.

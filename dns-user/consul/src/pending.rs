@@ -60,7 +60,12 @@ impl PendingAnswer {
 
     pub(crate) fn fill(&mut self, found: Result<Found, Failure>, soa: impl FnOnce() -> Record) {
         match found {
-            Ok(Found { answers, additional, soa: with_soa, for_client }) => {
+            Ok(Found {
+                answers,
+                additional,
+                soa: with_soa,
+                for_client,
+            }) => {
                 if answers.is_empty() && with_soa {
                     self.authority.push(soa());
                 }
@@ -77,8 +82,9 @@ impl PendingAnswer {
 
     /// Returns whether the answer consists of addresses only and is valid for every client.
     pub fn is_only_addresses(&self) -> bool {
-        let is_address =
-            |record: &Record| record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_));
+        let is_address = |record: &Record| {
+            record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_))
+        };
         let are_addresses = match &self.answers {
             Answers::Records(records) => records.iter().all(is_address),
             Answers::V4(..) | Answers::Mixed(..) => true,
@@ -128,7 +134,10 @@ impl PendingAnswer {
         self.additional.retain(|_| is_new.next() == Some(true));
         let mut options = Vec::new();
         if let Some(subnet) = client_subnet(query) {
-            subnet.write(if self.for_client { subnet.prefix } else { 0 }, &mut options);
+            subnet.write(
+                if self.for_client { subnet.prefix } else { 0 },
+                &mut options,
+            );
         }
         let name = query.question.name();
         let page = Page {
@@ -167,10 +176,18 @@ impl Page<'_> {
         };
         let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
         let aliases = self.answer.answers.leading_aliases();
-        let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases } else { all };
+        let most = if is_plain {
+            config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases
+        } else {
+            all
+        };
         let count = all.min(most);
         let measured_plain = is_plain && all > most;
-        let room = if transport == Transport::Udp { size - SPARE } else { size };
+        let room = if transport == Transport::Udp {
+            size - SPARE
+        } else {
+            size
+        };
         let compress = self.compress && !measured_plain;
         let measure = |count: usize| {
             let known = self.size_of_addresses(count, compress);
@@ -206,9 +223,18 @@ impl Page<'_> {
     /// Returns the size of a reply with the first `count` addresses and no other records; `None` for answers
     /// of another kind.
     fn size_of_addresses(&self, count: usize, compress: bool) -> Option<usize> {
-        let Self { answer, query, options, .. } = self;
+        let Self {
+            answer,
+            query,
+            options,
+            ..
+        } = self;
         let owner = owner_of_answers(query.question.raw_name, compress);
-        let opt = if query.edns.is_some() { OPT_LEN + options.len() } else { 0 };
+        let opt = if query.edns.is_some() {
+            OPT_LEN + options.len()
+        } else {
+            0
+        };
         let size = HEADER_LEN + query.question.wire_len() + opt;
         Some(size + answer.answers.size_of_addresses(count, owner.len())?)
     }
@@ -216,25 +242,58 @@ impl Page<'_> {
     /// Returns the reply without additional records, which are optional; if that is still too
     /// large, without answers and with TC.
     fn without_additional(&self, count: usize, size: usize, flags: u16) -> Vec<u8> {
-        let bare = PendingAnswer { additional: Vec::new(), ..self.answer.clone() };
-        let page = Page { answer: &bare, ..*self };
+        let bare = PendingAnswer {
+            additional: Vec::new(),
+            ..self.answer.clone()
+        };
+        let page = Page {
+            answer: &bare,
+            ..*self
+        };
         let reply = page.write(count, false, true, flags);
-        if reply.len() <= size { reply } else { page.write(0, false, true, flags | TRUNCATED) }
+        if reply.len() <= size {
+            reply
+        } else {
+            page.write(0, false, true, flags | TRUNCATED)
+        }
     }
 
     /// Encodes the first `count` answers; if `synced`, with only the additional records that they lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
-        let Self { answer, query, name, compress: _, options } = *self;
-        let PendingAnswer { answers, authority, .. } = answer;
+        let Self {
+            answer,
+            query,
+            name,
+            compress: _,
+            options,
+        } = *self;
+        let PendingAnswer {
+            answers, authority, ..
+        } = answer;
         let additional: Vec<&Record> = match answers {
             Answers::Records(answers) if synced => reachable(&answers[..count], &answer.additional),
             _ => answer.additional.iter().collect(),
         };
-        let available = if answer.recursion_available { RECURSION_AVAILABLE } else { 0 };
+        let available = if answer.recursion_available {
+            RECURSION_AVAILABLE
+        } else {
+            0
+        };
         let rcode = u16::from(answer.rcode.low());
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
         let additional = &additional;
-        Reply { query, name, flags, compress, answers, count, authority, additional, options }.encode()
+        Reply {
+            query,
+            name,
+            flags,
+            compress,
+            answers,
+            count,
+            authority,
+            additional,
+            options,
+        }
+        .encode()
     }
 }
 
@@ -244,9 +303,12 @@ fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record
         answers.iter().filter_map(Record::leads_to).collect();
     // Bounds the length of a CNAME chain.
     for _ in 0..MAX_CHAIN {
-        let owned = additional
-            .iter()
-            .filter(|record| record.owner.as_ref().is_some_and(|owner| wanted.contains(owner)));
+        let owned = additional.iter().filter(|record| {
+            record
+                .owner
+                .as_ref()
+                .is_some_and(|owner| wanted.contains(owner))
+        });
         let further: Vec<&Name> = owned.filter_map(Record::leads_to).collect();
         let before = wanted.len();
         wanted.extend(further);
@@ -256,7 +318,12 @@ fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record
     }
     additional
         .iter()
-        .filter(|record| record.owner.as_ref().is_some_and(|owner| wanted.contains(owner)))
+        .filter(|record| {
+            record
+                .owner
+                .as_ref()
+                .is_some_and(|owner| wanted.contains(owner))
+        })
         .collect()
 }
 
@@ -302,7 +369,10 @@ fn largest_within(
 
 /// Returns the records, with placeholders replaced by the chains of their host names.
 fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<Record> {
-    if !records.iter().any(|record| matches!(record.data, Data::Follow(..))) {
+    if !records
+        .iter()
+        .any(|record| matches!(record.data, Data::Follow(..)))
+    {
         return records;
     }
     let mut filled = Vec::with_capacity(records.len() + MAX_CHAIN);
@@ -320,7 +390,9 @@ fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<R
 
 /// Returns the usable answers of a recursor's reply; none if it is malformed.
 pub fn chain_of(reply: &[u8]) -> Vec<Record> {
-    let Ok(message) = Message::from_vec(reply) else { return Vec::new() };
+    let Ok(message) = Message::from_vec(reply) else {
+        return Vec::new();
+    };
     let name = |name: &hickory_proto::rr::Name| Name::from_text(&name.to_ascii()).ok();
     let records = message.answers.iter().filter_map(|record| {
         let data = match &record.data {
@@ -330,7 +402,11 @@ pub fn chain_of(reply: &[u8]) -> Vec<Record> {
             RData::TXT(text) => Data::Txt(text.txt_data.concat().into()),
             _ => return None,
         };
-        Some(Record { owner: Some(name(&record.name)?), ttl: record.ttl, data })
+        Some(Record {
+            owner: Some(name(&record.name)?),
+            ttl: record.ttl,
+            data,
+        })
     });
     records.collect()
 }
@@ -352,9 +428,16 @@ mod tests {
                     measured.set(measured.get() + 1);
                     size(count)
                 });
-                let expected = (0..=most).rev().find(|&count| size(count) <= room).unwrap_or(0);
+                let expected = (0..=most)
+                    .rev()
+                    .find(|&count| size(count) <= room)
+                    .unwrap_or(0);
                 assert_eq!(found, expected.max(most.min(1)), "{most} in {room}");
-                assert!(measured.get() <= 10, "{} for {most} in {room}", measured.get());
+                assert!(
+                    measured.get() <= 10,
+                    "{} for {most} in {room}",
+                    measured.get()
+                );
             }
         }
     }

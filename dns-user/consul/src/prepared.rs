@@ -44,8 +44,13 @@ impl Zone {
             .ok_or(Failure::NoSuchName)?;
         random.shuffle(&mut found);
         self.sort_by_nearness(&query.near, client, &mut found);
-        let ttl = query.ttl.unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
-        Ok(Executed { instances: found, ttl })
+        let ttl = query
+            .ttl
+            .unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
+        Ok(Executed {
+            instances: found,
+            ttl,
+        })
     }
 
     /// Returns the first part of the data that the query needs and no source has loaded yet.
@@ -55,19 +60,28 @@ impl Zone {
             return None;
         }
         if self.catalog.lacks_queries(stored) {
-            return Some(Lack { place: Place::Datacenter(stored.into()), missing: Missing::Queries });
+            return Some(Lack {
+                place: Place::Datacenter(stored.into()),
+                missing: Missing::Queries,
+            });
         }
         let query = self.find_query(name, stored).ok()?;
         let service = query.service.to_ascii_lowercase();
         for place in self.places_of(&query, stored) {
             if self.catalog.is_pending(&place, Some(&service)) {
-                return Some(Lack { place, missing: Missing::Service(service) });
+                return Some(Lack {
+                    place,
+                    missing: Missing::Service(service),
+                });
             }
             // Mesh instances are registered under other names; in other datacenters only queried
             // services are loaded.
             let own = place == Place::Datacenter(self.config.datacenter.as_str().into());
             if query.connect && own && self.catalog.is_incomplete(&place) {
-                return Some(Lack { place, missing: Missing::Lists });
+                return Some(Lack {
+                    place,
+                    missing: Missing::Lists,
+                });
             }
             if !self.matching(&query, &place).is_empty() {
                 return None;
@@ -75,11 +89,15 @@ impl Zone {
         }
         // Without their names no other datacenter is tried.
         let Failover { nearest, targets } = &query.failover;
-        let needs_datacenters =
-            *nearest > 0 || targets.iter().any(|target| matches!(target, FailoverTarget::Datacenter(_)));
+        let needs_datacenters = *nearest > 0
+            || targets
+                .iter()
+                .any(|target| matches!(target, FailoverTarget::Datacenter(_)));
         let place = || Place::Datacenter(stored.into());
-        (needs_datacenters && self.catalog.lacks_datacenters())
-            .then(|| Lack { place: place(), missing: Missing::Lists })
+        (needs_datacenters && self.catalog.lacks_datacenters()).then(|| Lack {
+            place: place(),
+            missing: Missing::Lists,
+        })
     }
 
     /// Returns the places that a query tries in order: the datacenter that stores it, the nearest
@@ -89,8 +107,13 @@ impl Zone {
         let datacenter = |name: &str| Place::Datacenter(name.to_ascii_lowercase().into());
         let mut places = vec![datacenter(stored)];
         if *nearest > 0 {
-            places
-                .extend(self.catalog.nearest_datacenters(stored).into_iter().take(*nearest).map(datacenter));
+            places.extend(
+                self.catalog
+                    .nearest_datacenters(stored)
+                    .into_iter()
+                    .take(*nearest)
+                    .map(datacenter),
+            );
         }
         places.extend(targets.iter().map(|target| match target {
             FailoverTarget::Datacenter(name) => datacenter(name),
@@ -109,21 +132,33 @@ impl Zone {
 
     fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
         let here: Vec<&PreparedQuery> = self.catalog.queries(stored).collect();
-        if let Some(query) = here.iter().find(|query| query.id.eq_ignore_ascii_case(name)) {
+        if let Some(query) = here
+            .iter()
+            .find(|query| query.id.eq_ignore_ascii_case(name))
+        {
             // A template selected by its id has no name to fill in.
-            return if query.template.is_some() { Err(Failure::Server) } else { Ok(Cow::Borrowed(query)) };
+            return if query.template.is_some() {
+                Err(Failure::Server)
+            } else {
+                Ok(Cow::Borrowed(query))
+            };
         }
-        let named =
-            |query: &&&PreparedQuery| query.template.is_none() && query.name.eq_ignore_ascii_case(name);
+        let named = |query: &&&PreparedQuery| {
+            query.template.is_none() && query.name.eq_ignore_ascii_case(name)
+        };
         if let Some(query) = here.iter().find(named) {
             return Ok(Cow::Borrowed(query));
         }
-        let templates = here.iter().filter_map(|query| Some((*query, query.template.as_ref()?)));
+        let templates = here
+            .iter()
+            .filter_map(|query| Some((*query, query.template.as_ref()?)));
         let (query, template) = templates
             .filter(|(query, _)| name.starts_with(&query.name.to_ascii_lowercase()))
             .max_by_key(|(query, _)| query.name.len())
             .ok_or(Failure::NoSuchName)?;
-        fill_in(query, template, name).map(Cow::Owned).ok_or(Failure::Server)
+        fill_in(query, template, name)
+            .map(Cow::Owned)
+            .ok_or(Failure::Server)
     }
 
     /// Returns the instances in one place that match the query.
@@ -139,8 +174,17 @@ impl Zone {
 
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
-        let worst = if query.only_passing { CheckStatus::Passing } else { CheckStatus::Warning };
-        let ignored = |check: &str| query.ignore_check_ids.iter().any(|ignored| ignored == check);
+        let worst = if query.only_passing {
+            CheckStatus::Passing
+        } else {
+            CheckStatus::Warning
+        };
+        let ignored = |check: &str| {
+            query
+                .ignore_check_ids
+                .iter()
+                .any(|ignored| ignored == check)
+        };
         let mut checks = instance.checks.iter().chain(&node.checks);
         let healthy = checks.all(|check| check.status <= worst || ignored(&check.id));
         let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
@@ -148,9 +192,14 @@ impl Zone {
             None => instance.has_tag(tag),
         });
         let holds = |meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>| {
-            wanted.iter().all(|(key, value)| meta.get(key) == Some(value))
+            wanted
+                .iter()
+                .all(|(key, value)| meta.get(key) == Some(value))
         };
-        healthy && tagged && holds(&node.meta, &query.node_meta) && holds(&instance.meta, &query.service_meta)
+        healthy
+            && tagged
+            && holds(&node.meta, &query.node_meta)
+            && holds(&instance.meta, &query.service_meta)
     }
 
     /// Sorts by distance from the node that `near` selects, with that node first; instances at an
@@ -187,14 +236,19 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
         let expression = Regex::new(&template.regexp).ok()?;
         let captures = expression.captures(name);
         let texts = |found: regex::Captures<'_>| {
-            found.iter().map(|group| group.map_or(String::new(), |group| group.as_str().to_owned())).collect()
+            found
+                .iter()
+                .map(|group| group.map_or(String::new(), |group| group.as_str().to_owned()))
+                .collect()
         };
         captures.map_or_else(Vec::new, texts)
     };
     let fill = |text: &String| interpolate(text, &query.name, name, &groups);
     let fill_all = |texts: &[String]| texts.iter().map(fill).collect::<Vec<_>>();
     let fill_values = |meta: &BTreeMap<String, String>| {
-        meta.iter().map(|(key, value)| (key.clone(), fill(value))).collect::<BTreeMap<_, _>>()
+        meta.iter()
+            .map(|(key, value)| (key.clone(), fill(value)))
+            .collect::<BTreeMap<_, _>>()
     };
     let fill_target = |target: &FailoverTarget| match target {
         FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(fill(name)),
@@ -232,8 +286,13 @@ fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> Strin
             continue;
         };
         let group = || {
-            let number = expression.trim().strip_prefix("match(")?.strip_suffix(')')?;
-            groups.get(number.trim().parse::<usize>().ok()?).map(String::as_str)
+            let number = expression
+                .trim()
+                .strip_prefix("match(")?
+                .strip_suffix(')')?;
+            groups
+                .get(number.trim().parse::<usize>().ok()?)
+                .map(String::as_str)
         };
         filled.push_str(match expression.trim() {
             "name.full" => name,
@@ -267,7 +326,10 @@ mod tests {
     /// Returns a zone whose service `web` exists in `dc2` only, with a query that takes the nearest
     /// datacenter; `names` are the known datacenters, without coordinates.
     fn zone(names: &[&str]) -> Zone {
-        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#).whole().unwrap().unwrap();
+        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#)
+            .whole()
+            .unwrap()
+            .unwrap();
         let mut live = Live::unknown("dc1");
         for datacenter in ["dc1", "dc2"] {
             let node = Node {
@@ -276,16 +338,29 @@ mod tests {
                 address: "10.2.0.1".to_owned(),
                 ..Node::default()
             };
-            let place = live.places.entry(Place::Datacenter(datacenter.into())).or_default();
+            let place = live
+                .places
+                .entry(Place::Datacenter(datacenter.into()))
+                .or_default();
             place.nodes = Some(Arc::new(vec![Arc::new(node)]));
             let services = place.services.get_or_insert_default();
             if datacenter == "dc2" {
                 let text = |text: &str| text.to_owned();
-                let web =
-                    Instance { node: text("n"), id: text("w"), service: text("web"), ..Instance::default() };
-                let loaded = ServiceInstances { instances: vec![Arc::new(web)], ..Default::default() };
-                let web =
-                    LiveService { name: text("web"), tags: Vec::new(), instances: Some(Arc::new(loaded)) };
+                let web = Instance {
+                    node: text("n"),
+                    id: text("w"),
+                    service: text("web"),
+                    ..Instance::default()
+                };
+                let loaded = ServiceInstances {
+                    instances: vec![Arc::new(web)],
+                    ..Default::default()
+                };
+                let web = LiveService {
+                    name: text("web"),
+                    tags: Vec::new(),
+                    instances: Some(Arc::new(loaded)),
+                };
                 services.insert("web".into(), Arc::new(web));
             }
         }
@@ -293,11 +368,17 @@ mod tests {
             id: "1".to_owned(),
             name: "near".to_owned(),
             service: "web".to_owned(),
-            failover: Failover { nearest: 1, targets: Vec::new() },
+            failover: Failover {
+                nearest: 1,
+                targets: Vec::new(),
+            },
             ..PreparedQuery::default()
         };
         live.queries.insert("dc1".to_owned(), Arc::new(vec![query]));
-        let datacenter = |name: &&str| Datacenter { name: (*name).to_owned(), reachable: true };
+        let datacenter = |name: &&str| Datacenter {
+            name: (*name).to_owned(),
+            reachable: true,
+        };
         live.datacenters = names.iter().map(datacenter).collect();
         let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
         catalog.update(Some(live));
@@ -310,11 +391,28 @@ mod tests {
         let random = || fastrand::Rng::with_seed(1);
         let known = zone(&["dc1", "dc2"]);
         assert_eq!(known.lacks_for(&name, TYPE_A), None);
-        assert_eq!(known.execute("near", None, None, &mut random()).unwrap().instances.len(), 1);
+        assert_eq!(
+            known
+                .execute("near", None, None, &mut random())
+                .unwrap()
+                .instances
+                .len(),
+            1
+        );
         // The nearest one has no instance.
-        assert!(zone(&["dc3", "dc2"]).execute("near", None, None, &mut random()).is_err());
+        assert!(
+            zone(&["dc3", "dc2"])
+                .execute("near", None, None, &mut random())
+                .is_err()
+        );
         let place = Place::Datacenter("dc1".into());
-        assert_eq!(zone(&[]).lacks_for(&name, TYPE_A), Some(Lack { place, missing: Missing::Lists }));
+        assert_eq!(
+            zone(&[]).lacks_for(&name, TYPE_A),
+            Some(Lack {
+                place,
+                missing: Missing::Lists
+            })
+        );
     }
 
     #[test]
@@ -322,7 +420,10 @@ mod tests {
         let groups = ["geo-db-eu".to_owned(), "db".to_owned()];
         let fill = |text| interpolate(text, "geo-", "geo-db-eu", &groups);
         assert_eq!(fill("${name.suffix}-${match(1)}"), "db-eu-db");
-        assert_eq!(fill("${match(7)}x${name.prefix}${name.full}"), "xgeo-geo-db-eu");
+        assert_eq!(
+            fill("${match(7)}x${name.prefix}${name.full}"),
+            "xgeo-geo-db-eu"
+        );
         assert_eq!(fill("open ${match(1"), "open ${match(1");
     }
 }

@@ -58,7 +58,9 @@ pub(crate) struct Locality {
 }
 
 /// Labels that select the kind of lookup.
-pub(crate) const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
+pub(crate) const KINDS: [&str; 7] = [
+    "service", "connect", "virtual", "ingress", "node", "query", "addr",
+];
 
 impl Question {
     /// Parses a name in `domain`.
@@ -86,27 +88,51 @@ impl Question {
     /// Parses the labels before and after the kind.
     fn of_kind(kind: &str, before: &[String], after: &[String]) -> Self {
         let Some(last) = before.last() else {
-            return if after.is_empty() { Self::Empty } else { Self::Invalid };
+            return if after.is_empty() {
+                Self::Empty
+            } else {
+                Self::Invalid
+            };
         };
         let service = last.clone();
         match (kind, before, after) {
             ("addr", [hex], _) => return read_hex(hex).map_or(Self::Invalid, Self::Address),
             ("query", _, [] | [_]) => {
-                return Self::Query { name: query_name(before), datacenter: after.first().cloned() };
+                return Self::Query {
+                    name: query_name(before),
+                    datacenter: after.first().cloned(),
+                };
             }
             ("addr" | "query", ..) => return Self::Invalid,
-            ("virtual", _, [peer]) => return Self::Virtual { service, peer: Some(peer.clone()) },
+            ("virtual", _, [peer]) => {
+                return Self::Virtual {
+                    service,
+                    peer: Some(peer.clone()),
+                };
+            }
             _ => {}
         }
-        let Some(locality) = Locality::read(after) else { return Self::Invalid };
+        let Some(locality) = Locality::read(after) else {
+            return Self::Invalid;
+        };
         match kind {
-            "virtual" => Self::Virtual { service, peer: locality.peer },
-            "node" => Self::Node { name: before.join("."), locality },
+            "virtual" => Self::Virtual {
+                service,
+                peer: locality.peer,
+            },
+            "node" => Self::Node {
+                name: before.join("."),
+                locality,
+            },
             "connect" => Self::Connect { service, locality },
             "ingress" => Self::Ingress { service, locality },
             _ => {
                 let (service, tag) = service_and_tag(before, last);
-                Self::Service { service, tag, locality }
+                Self::Service {
+                    service,
+                    tag,
+                    locality,
+                }
             }
         }
     }
@@ -139,7 +165,10 @@ impl Locality {
 /// Returns the labels of a name to the left of its domain.
 pub(crate) fn labels_within(name: &Name, domain: &Name) -> Vec<String> {
     let count = name.label_count() - domain.label_count();
-    name.labels().take(count).map(|label| String::from_utf8_lossy(label).into_owned()).collect()
+    name.labels()
+        .take(count)
+        .map(|label| String::from_utf8_lossy(label).into_owned())
+        .collect()
 }
 
 /// Returns service and tag. `_service._tag` contains both, where the tag `tcp` is no filter;
@@ -148,7 +177,10 @@ fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
     {
-        return (service.to_owned(), Some(tag.to_owned()).filter(|tag| !tag.is_empty() && tag != "tcp"));
+        return (
+            service.to_owned(),
+            Some(tag.to_owned()).filter(|tag| !tag.is_empty() && tag != "tcp"),
+        );
     }
     let tag = labels[..labels.len() - 1].join(".");
     (last.to_owned(), Some(tag).filter(|tag| !tag.is_empty()))
@@ -172,8 +204,12 @@ fn read_hex(text: &str) -> Option<std::net::IpAddr> {
         return None;
     }
     match text.len() {
-        8 => u32::from_str_radix(text, 16).ok().map(|bits| std::net::Ipv4Addr::from(bits).into()),
-        32 => u128::from_str_radix(text, 16).ok().map(|bits| std::net::Ipv6Addr::from(bits).into()),
+        8 => u32::from_str_radix(text, 16)
+            .ok()
+            .map(|bits| std::net::Ipv4Addr::from(bits).into()),
+        32 => u128::from_str_radix(text, 16)
+            .ok()
+            .map(|bits| std::net::Ipv6Addr::from(bits).into()),
         _ => None,
     }
 }
@@ -189,7 +225,12 @@ mod tests {
 
     #[test]
     fn srv_names_may_leave_the_kind_out() {
-        let Question::Service { service, tag, locality } = read("_web._http.dc2.consul", TYPE_SRV) else {
+        let Question::Service {
+            service,
+            tag,
+            locality,
+        } = read("_web._http.dc2.consul", TYPE_SRV)
+        else {
             panic!("a service");
         };
         assert_eq!((service.as_str(), tag.as_deref()), ("web", Some("http")));

@@ -149,7 +149,9 @@ pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Na
 pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Option<Name> {
     let mut wire = Vec::with_capacity(64);
     for label in labels {
-        let length = u8::try_from(label.len()).ok().filter(|length| (1..=63).contains(length))?;
+        let length = u8::try_from(label.len())
+            .ok()
+            .filter(|length| (1..=63).contains(length))?;
         wire.push(length);
         wire.extend_from_slice(label.as_bytes());
     }
@@ -161,8 +163,14 @@ pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Op
 /// the key begins with `rfc1035-`.
 pub fn meta_texts(node: &Node) -> impl Iterator<Item = Box<[u8]>> {
     node.meta.iter().map(|(key, value)| {
-        let bare = key.get(..8).is_some_and(|start| start.eq_ignore_ascii_case("rfc1035-"));
-        let text = if bare { value.clone() } else { rfc1464(key, value) };
+        let bare = key
+            .get(..8)
+            .is_some_and(|start| start.eq_ignore_ascii_case("rfc1035-"));
+        let text = if bare {
+            value.clone()
+        } else {
+            rfc1464(key, value)
+        };
         text.into_bytes().into()
     })
 }
@@ -239,19 +247,26 @@ impl Answers {
         let record = |ttl, address| Record::address(owner.cloned(), ttl, address);
         match self {
             Self::Records(records) => records,
-            Self::V4(ttl, addresses) => {
-                addresses.into_iter().map(|address| record(ttl, address.into())).collect()
-            }
-            Self::Mixed(ttl, addresses) => {
-                addresses.into_iter().map(|address| record(ttl, address)).collect()
-            }
+            Self::V4(ttl, addresses) => addresses
+                .into_iter()
+                .map(|address| record(ttl, address.into()))
+                .collect(),
+            Self::Mixed(ttl, addresses) => addresses
+                .into_iter()
+                .map(|address| record(ttl, address))
+                .collect(),
         }
     }
 
     /// Returns the number of aliases before the first final record.
     pub(crate) fn leading_aliases(&self) -> usize {
-        let Self::Records(records) = self else { return 0 };
-        records.iter().take_while(|record| matches!(record.data, Data::Cname(_))).count()
+        let Self::Records(records) = self else {
+            return 0;
+        };
+        records
+            .iter()
+            .take_while(|record| matches!(record.data, Data::Cname(_)))
+            .count()
     }
 
     /// Returns the encoded size of the first `count` addresses with an owner of `owner` bytes; `None` for
@@ -261,9 +276,10 @@ impl Answers {
         let v6 = match self {
             Self::Records(_) => return None,
             Self::V4(..) => 0,
-            Self::Mixed(_, addresses) => {
-                addresses[..count].iter().filter(|address| address.is_ipv6()).count()
-            }
+            Self::Mixed(_, addresses) => addresses[..count]
+                .iter()
+                .filter(|address| address.is_ipv6())
+                .count(),
         };
         Some(count * v4 + v6 * (size_of::<Ipv6Addr>() - size_of::<Ipv4Addr>()))
     }

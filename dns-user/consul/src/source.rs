@@ -48,7 +48,10 @@ pub struct CatalogView {
 impl CatalogView {
     /// Returns the snapshot before a live Consul has answered: every name may exist.
     pub fn unknown(config: &Config) -> Self {
-        Self { live: Live::unknown(&config.datacenter), ..Self::default() }
+        Self {
+            live: Live::unknown(&config.datacenter),
+            ..Self::default()
+        }
     }
 
     /// Returns whether the local datacenter is loaded completely.

@@ -1,7 +1,10 @@
 //! Replays the cases against the pure crate. The scenario supplies the recursors' replies;
 //! the server's tests replay names outside our domains.
 
-#[allow(dead_code, reason = "the other test that uses these modules needs more of them")]
+#[allow(
+    dead_code,
+    reason = "the other test that uses these modules needs more of them"
+)]
 mod support;
 
 use std::{
@@ -59,19 +62,31 @@ fn every_case_is_answered_as_expected() {
             if let Some(repeat) = &case.repeat
                 && different.len() < repeat.distinct_min
             {
-                faults.push(format!("{}[{number}]: {} different answers", scenario.name, different.len()));
+                faults.push(format!(
+                    "{}[{number}]: {} different answers",
+                    scenario.name,
+                    different.len()
+                ));
             }
         }
     }
     println!("{replayed} cases replayed, {elsewhere} are the server's");
-    assert!(faults.is_empty(), "{} of {replayed} cases differ:\n{}", faults.len(), faults.join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} of {replayed} cases differ:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
 }
 
 /// Configuration and catalog of a scenario.
 fn zone_of(scenario: &Scenario) -> Zone {
     let mut object = scenario.config.clone();
     // In the cases these are names of entries in `upstreams`.
-    object.as_object_mut().expect("an object").remove("recursors");
+    object
+        .as_object_mut()
+        .expect("an object")
+        .remove("recursors");
     let json = Json::parse(object.to_string().as_bytes()).expect("JSON");
     let config = Config::read(&ObjectReader::document(&scenario.name, &json).expect("an object"))
         .expect("a configuration");
@@ -80,12 +95,31 @@ fn zone_of(scenario: &Scenario) -> Zone {
 }
 
 /// Returns the reply to a case; `None` if the name is outside Consul's domains and answered by the server.
-fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand::Rng) -> Option<Vec<u8>> {
+fn reply_to(
+    scenario: &Scenario,
+    zone: &Zone,
+    case: &Case,
+    random: &mut fastrand::Rng,
+) -> Option<Vec<u8>> {
     let bytes = query_of(case, 4711);
-    let transport = if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp };
+    let transport = if case.transport == "tcp" {
+        Transport::Tcp
+    } else {
+        Transport::Udp
+    };
     // The cases hold Consul's replies.
-    let settings = ReplySettings { echo_client_opt: true, ..ReplySettings::default() };
-    let Parsed::Query(query) = parse_from(&bytes, RequestInfo { client: None, transport }, &settings) else {
+    let settings = ReplySettings {
+        echo_client_opt: true,
+        ..ReplySettings::default()
+    };
+    let Parsed::Query(query) = parse_from(
+        &bytes,
+        RequestInfo {
+            client: None,
+            transport,
+        },
+        &settings,
+    ) else {
         panic!("a query")
     };
     let asker = Asker {
@@ -114,10 +148,16 @@ fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand
 fn recursors_reply(scenario: &Scenario, host: &str) -> Vec<u8> {
     let rules = scenario.upstreams.values().next().expect("a recursor");
     let fits = |rule: &&support::scenario::Rule| {
-        (rule.q == "*" || rule.q.eq_ignore_ascii_case(host)) && (rule.kind == "*" || rule.kind == "A")
+        (rule.q == "*" || rule.q.eq_ignore_ascii_case(host))
+            && (rule.kind == "*" || rule.kind == "A")
     };
     let mut message = Message::new(1, MessageType::Response, OpCode::Query);
-    for record in rules.iter().find(fits).into_iter().flat_map(|rule| &rule.answers) {
+    for record in rules
+        .iter()
+        .find(fits)
+        .into_iter()
+        .flat_map(|rule| &rule.answers)
+    {
         let text = |member: &str| record[member].as_str().unwrap_or_default();
         let name = |text: &str| Name::from_ascii(text).expect("a name");
         let data = match text("type") {
@@ -125,9 +165,14 @@ fn recursors_reply(scenario: &Scenario, host: &str) -> Vec<u8> {
             "AAAA" => RData::AAAA(text("data").parse().expect("an address")),
             "CNAME" => RData::CNAME(hickory_proto::rr::rdata::CNAME(name(text("data")))),
             "TXT" => {
-                let strings =
-                    record["data"].as_array().into_iter().flatten().filter_map(|string| string.as_str());
-                RData::TXT(hickory_proto::rr::rdata::TXT::new(strings.map(str::to_owned).collect()))
+                let strings = record["data"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|string| string.as_str());
+                RData::TXT(hickory_proto::rr::rdata::TXT::new(
+                    strings.map(str::to_owned).collect(),
+                ))
             }
             other => panic!("{other}: add this type"),
         };

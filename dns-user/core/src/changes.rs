@@ -134,7 +134,10 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     let mut add = |target: &Target| match target {
         Target::Address(_) => {}
         Target::Name(name) => facets.extend(facet_of(instances, name)),
-        Target::Placeholder { filter: PlaceholderFilter::Number(number), .. } => {
+        Target::Placeholder {
+            filter: PlaceholderFilter::Number(number),
+            ..
+        } => {
             facets.push(Value::Number(instances.num_id.dictionary.text(*number).as_bytes()).into());
         }
         Target::Placeholder { base, .. } => {
@@ -164,7 +167,12 @@ fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
         Question::Anywhere(None) => return Some(Facet::ANY),
         Question::Within(domain, criteria) => (domain, criteria),
     };
-    let Criteria { id, filter, group, place } = &criteria;
+    let Criteria {
+        id,
+        filter,
+        group,
+        place,
+    } = &criteria;
     let value = match (id, &filter.num_ids[..], group, place) {
         (Some(id), ..) => Value::Id(id),
         (None, [number], ..) => Value::Number(number),
@@ -173,7 +181,13 @@ fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
             None,
             _,
             None,
-            Some([Pattern::Exact(group), Pattern::Exact(network), Pattern::Exact(deployment)]),
+            Some(
+                [
+                    Pattern::Exact(group),
+                    Pattern::Exact(network),
+                    Pattern::Exact(deployment),
+                ],
+            ),
         ) => Value::Place([group, network, deployment]),
         (None, _, None, Some([Pattern::Exact(group), ..])) => Value::InstanceGroup(group),
         (None, _, None, Some([.., Pattern::Exact(deployment)])) => Value::Deployment(deployment),
@@ -185,8 +199,12 @@ fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
 
 fn facets_of_row(instances: &InstanceIndex, row: Row) -> impl Iterator<Item = Facet> {
     let instance = instances.instance(row);
-    let [group, network, deployment] =
-        [instance.instance_group, instance.network, instance.deployment].map(str::as_bytes);
+    let [group, network, deployment] = [
+        instance.instance_group,
+        instance.network,
+        instance.deployment,
+    ]
+    .map(str::as_bytes);
     let values = [
         Value::Id(instance.id.as_bytes()),
         Value::Agent(instance.agent_id.as_bytes()),
@@ -198,7 +216,8 @@ fn facets_of_row(instances: &InstanceIndex, row: Row) -> impl Iterator<Item = Fa
         Value::Domain(instance.domain),
     ];
     let groups = instances.groups_of(row).iter();
-    let groups = groups.map(move |&group| Value::Group(instances.groups.text(group).as_bytes()).into());
+    let groups =
+        groups.map(move |&group| Value::Group(instances.groups.text(group).as_bytes()).into());
     values.map(Facet::from).into_iter().chain(groups)
 }
 
@@ -228,13 +247,17 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
     let mut names: HashSet<Name> = HashSet::new();
     for (snapshot, rows) in [(old, &removed), (new, &added)] {
         for &row in rows {
-            changes.facets.extend(facets_of_row(snapshot.instance_index(), row));
+            changes
+                .facets
+                .extend(facets_of_row(snapshot.instance_index(), row));
             names.extend(listing::names_of_row(snapshot, row));
             // Only the first row of an instance in a group lists names there.
             let id = snapshot.instance_index().id.text(row);
             let rows = after.id.rows_with(id.as_bytes());
             names.extend(rows.iter().flat_map(|&row| listing::names_of_row(new, row)));
-            let aliases = snapshot.aliases().names_of_row(snapshot.instance_index(), row);
+            let aliases = snapshot
+                .aliases()
+                .names_of_row(snapshot.instance_index(), row);
             changes.renewed.extend(aliases);
         }
     }
@@ -248,7 +271,11 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
     }
     names.extend(changes.renewed.iter().cloned());
     // They are listed even while they have no answer.
-    let is_concerned = |name: &Name| facets(new, name).iter().any(|&facet| changes.concern(facet));
+    let is_concerned = |name: &Name| {
+        facets(new, name)
+            .iter()
+            .any(|&facet| changes.concern(facet))
+    };
     names.extend(new.aliases().fixed().filter(is_concerned));
     if !changes.zones.is_empty() || have_other_parents(old, new, &removed, &added) {
         changes.facets.insert(Value::Parents.into());
@@ -262,8 +289,16 @@ fn have_other_parents(old: &Snapshot, new: &Snapshot, removed: &[Row], added: &[
     let (before, after) = (old.instance_index(), new.instance_index());
     let is_known = |row: Row, here: &InstanceIndex, there: &InstanceIndex| {
         let [names @ .., domain] = here.whole_place_texts(row).map(str::as_bytes);
-        let place = there.domains.find(domain).and_then(|domain| there.places.named(names, domain));
-        let has_group = |&group: &Symbol| there.groups.find(here.groups.text(group).as_bytes()).is_some();
+        let place = there
+            .domains
+            .find(domain)
+            .and_then(|domain| there.places.named(names, domain));
+        let has_group = |&group: &Symbol| {
+            there
+                .groups
+                .find(here.groups.text(group).as_bytes())
+                .is_some()
+        };
         place.is_some() && here.groups_of(row).iter().all(has_group)
     };
     (before.agent_id.dictionary.len() == 0) != (after.agent_id.dictionary.len() == 0)
@@ -292,7 +327,10 @@ const LONGEST_RUN: usize = 64;
 fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
     let most = 256.max(old.len().max(new.len()) / 8);
     if let Some((removed, added)) = new.edits_since(old) {
-        let rows = Rows { removed: removed.to_vec(), added: added.to_vec() };
+        let rows = Rows {
+            removed: removed.to_vec(),
+            added: added.to_vec(),
+        };
         return (removed.len() + added.len() <= most).then_some(rows);
     }
     let comparison = Comparison::new(old, new);
@@ -305,10 +343,14 @@ fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
         }
         // The shortest step after which the rows are the same again.
         let step = (1..=LONGEST_RUN).find_map(|run| {
-            [(run, run), (0, run), (run, 0)].into_iter().find(|(of_old, of_new)| {
-                let (next_old, next_new) = (at_old + of_old, at_new + of_new);
-                next_old < old.len() && next_new < new.len() && comparison.are_same_rows(next_old, next_new)
-            })
+            [(run, run), (0, run), (run, 0)]
+                .into_iter()
+                .find(|(of_old, of_new)| {
+                    let (next_old, next_new) = (at_old + of_old, at_new + of_new);
+                    next_old < old.len()
+                        && next_new < new.len()
+                        && comparison.are_same_rows(next_old, next_new)
+                })
         });
         let (of_old, of_new) = step.unwrap_or((1, 1));
         rows.removed.extend(at_old as Row..(at_old + of_old) as Row);
@@ -383,7 +425,12 @@ impl<'i> Comparison<'i> {
         ]
         .map(|(old, new)| Translation::new(old, new));
         let translated = |number| {
-            let Place { instance_group, network, deployment, domain } = old.places.get(number);
+            let Place {
+                instance_group,
+                network,
+                deployment,
+                domain,
+            } = old.places.get(number);
             new.places.number_of(&Place {
                 instance_group: instance_groups.0[instance_group as usize],
                 network: networks.0[network as usize],
@@ -391,13 +438,27 @@ impl<'i> Comparison<'i> {
                 domain: domains.0[domain as usize],
             })
         };
-        let places = (0..old.places.len() as PlaceNumber).map(translated).collect();
+        let places = (0..old.places.len() as PlaceNumber)
+            .map(translated)
+            .collect();
         let groups = Translation::new(&old.groups, &new.groups);
-        Self { old, new, columns, places, groups }
+        Self {
+            old,
+            new,
+            columns,
+            places,
+            groups,
+        }
     }
 
     fn are_same_rows(&self, at_old: usize, at_new: usize) -> bool {
-        let Self { old, new, columns: [id, num_id, az, az_id, network_id, agent_id], places, groups } = self;
+        let Self {
+            old,
+            new,
+            columns: [id, num_id, az, az_id, network_id, agent_id],
+            places,
+            groups,
+        } = self;
         let (old_groups, new_groups) = (old.groups_of(at_old as Row), new.groups_of(at_new as Row));
         id.is_same(old.id.values[at_old], new.id.values[at_new])
             && old.addresses[at_old] == new.addresses[at_new]
@@ -409,6 +470,9 @@ impl<'i> Comparison<'i> {
             && az_id.is_same(old.az_id.values[at_old], new.az_id.values[at_new])
             && network_id.is_same(old.network_id.values[at_old], new.network_id.values[at_new])
             && old_groups.len() == new_groups.len()
-            && old_groups.iter().zip(new_groups).all(|(&old, &new)| groups.is_same(old, new))
+            && old_groups
+                .iter()
+                .zip(new_groups)
+                .all(|(&old, &new)| groups.is_same(old, new))
     }
 }

@@ -108,7 +108,11 @@ impl fmt::Display for LinkAddress {
         }
         match &self.group {
             AddressGroup::Id(id) => write!(out, ".q-g{id}")?,
-            AddressGroup::Names { instance_group, network, deployment } => {
+            AddressGroup::Names {
+                instance_group,
+                network,
+                deployment,
+            } => {
                 write!(out, ".{instance_group}.{network}.{deployment}")?;
             }
         }
@@ -118,10 +122,19 @@ impl fmt::Display for LinkAddress {
 
 impl fmt::Display for Criteria {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { zones, indexes, numbers, networks, status, synchronous } = self;
+        let Self {
+            zones,
+            indexes,
+            numbers,
+            networks,
+            status,
+            synchronous,
+        } = self;
         let numbered = [('i', indexes), ('m', numbers), ('n', networks)]
             .into_iter()
-            .flat_map(|(letter, values)| values.iter().map(move |value| format!("{letter}{value}")));
+            .flat_map(|(letter, values)| {
+                values.iter().map(move |value| format!("{letter}{value}"))
+            });
         let mut parts: Vec<String> = zones.iter().map(|zone| format!("a{zone}")).collect();
         parts.extend(numbered);
         parts.push(format!("s{}", status.digit()));
@@ -155,11 +168,15 @@ pub enum NotCanonical {
 /// Returns the form of a name that directors use in domain names: lower case, `_` replaced by `-`,
 /// other characters outside `[a-z0-9-]` dropped.
 pub fn canonical(name: &str) -> Result<String, NotCanonical> {
-    let kept = name.chars().filter_map(|letter| match letter.to_ascii_lowercase() {
-        '_' => Some('-'),
-        letter if letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-' => Some(letter),
-        _ => None,
-    });
+    let kept = name
+        .chars()
+        .filter_map(|letter| match letter.to_ascii_lowercase() {
+            '_' => Some('-'),
+            letter if letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-' => {
+                Some(letter)
+            }
+            _ => None,
+        });
     let kept: String = kept.collect();
     if kept.is_empty() {
         return Err(NotCanonical::Empty);

@@ -21,7 +21,13 @@ pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         .chain(short_instances(snapshot));
     // An alias takes precedence over any other meaning of its name.
     let others = others.filter(|name| !snapshot.aliases().covers(name));
-    snapshot.aliases().exact.keys().cloned().chain(aliases_below(snapshot)).chain(others)
+    snapshot
+        .aliases()
+        .exact
+        .keys()
+        .cloned()
+        .chain(aliases_below(snapshot))
+        .chain(others)
 }
 
 /// Returns the names that are listed because of a row, aliases of placeholders excepted.
@@ -39,15 +45,25 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
         for &group in instances.groups_of(row) {
             let group = format!("q-g{}", instances.groups.text(group));
             let Some(group) = plain(&group) else { continue };
-            names.extend(labels.iter().filter_map(|&label| domain.with_labels([label?, group])));
+            names.extend(
+                labels
+                    .iter()
+                    .filter_map(|&label| domain.with_labels([label?, group])),
+            );
         }
     }
     for (parent, targets) in &snapshot.aliases().below {
         let selects = |target: &FileTarget| {
-            let FileTarget::Label(rest) = target else { return false };
-            let Some(name) = id.and_then(|id| rest.with_labels([id])) else { return false };
+            let FileTarget::Label(rest) = target else {
+                return false;
+            };
+            let Some(name) = id.and_then(|id| rest.with_labels([id])) else {
+                return false;
+            };
             match Question::read(&name, &instances.domain_names) {
-                Ok(question @ Question::Within(..)) => select(instances, &question, None).rows.contains(&row),
+                Ok(question @ Question::Within(..)) => {
+                    select(instances, &question, None).rows.contains(&row)
+                }
                 _ => false,
             }
         };
@@ -61,34 +77,42 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
 /// Returns the names below aliases `_.x`, with the instance ids found by their targets `_.y`.
 fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
-    snapshot.aliases().below.iter().flat_map(move |(parent, targets)| {
-        let mut ids: Vec<_> = targets
-            .iter()
-            .filter_map(|target| match target {
-                FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
-                _ => None,
+    snapshot
+        .aliases()
+        .below
+        .iter()
+        .flat_map(move |(parent, targets)| {
+            let mut ids: Vec<_> = targets
+                .iter()
+                .filter_map(|target| match target {
+                    FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
+                    _ => None,
+                })
+                .flat_map(|all| match Question::read(&all, &instances.domain_names) {
+                    Ok(question @ Question::Within(..)) => select(instances, &question, None).rows,
+                    _ => Vec::new(),
+                })
+                .map(|row| instances.id.values[row as usize])
+                .collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids.into_iter().filter_map(move |id| {
+                let name = parent.with_labels([plain(instances.id.dictionary.text(id))?])?;
+                (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
             })
-            .flat_map(|all| match Question::read(&all, &instances.domain_names) {
-                Ok(question @ Question::Within(..)) => select(instances, &question, None).rows,
-                _ => Vec::new(),
-            })
-            .map(|row| instances.id.values[row as usize])
-            .collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids.into_iter().filter_map(move |id| {
-            let name = parent.with_labels([plain(instances.id.dictionary.text(id))?])?;
-            (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
         })
-    })
 }
 
 /// Returns `q-s0.q-g<id>.<domain>` for each group.
 fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
     instances.groups.iter().flat_map(move |(group, text)| {
-        let mut domains: Vec<_> =
-            instances.by_group.rows(group).iter().map(|&row| instances.place_of(row).domain).collect();
+        let mut domains: Vec<_> = instances
+            .by_group
+            .rows(group)
+            .iter()
+            .map(|&row| instances.place_of(row).domain)
+            .collect();
         domains.sort_unstable();
         domains.dedup();
         let label = format!("q-g{text}");
@@ -110,7 +134,8 @@ fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
     let place = move |row| slice::from_ref(&instances.row_places[row as usize]);
     distinct(snapshot, place).filter_map(move |(id, place)| {
-        let label = plain(instances.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
+        let label =
+            plain(instances.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
         long(snapshot, label, place)
     })
 }
@@ -122,7 +147,10 @@ fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let (mut number_label, mut group_label) = (String::new(), String::new());
     distinct(snapshot, move |row| instances.groups_of(row)).flat_map(move |(id, group)| {
         let rows = instances.id.rows(id);
-        let row = rows.iter().copied().find(|&row| instances.groups_of(row).contains(&group));
+        let row = rows
+            .iter()
+            .copied()
+            .find(|&row| instances.groups_of(row).contains(&group));
         let names = row.map_or([None, None], |row| {
             let number = set(&mut number_label, ["q-m", instances.num_id.text(row), "s0"]);
             let number = plain(number).filter(|_| is_first_with_number(instances, row, group));
@@ -163,8 +191,13 @@ fn distinct<'a>(
 ) -> impl Iterator<Item = (u32, u32)> + 'a {
     let instances = snapshot.instance_index();
     (0..instances.id.dictionary.len() as u32).flat_map(move |id| {
-        let mut values: SmallVec<[u32; 8]> =
-            instances.id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
+        let mut values: SmallVec<[u32; 8]> = instances
+            .id
+            .rows(id)
+            .iter()
+            .flat_map(|&row| values(row))
+            .copied()
+            .collect();
         values.sort_unstable();
         values.dedup();
         values.into_iter().map(move |value| (id, value))
@@ -184,7 +217,10 @@ fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
         plain(instances.places.networks.text(place.network))?,
         plain(instances.places.deployments.text(place.deployment))?,
     ];
-    instances.domain_names.name(place.domain)?.with_labels(labels)
+    instances
+        .domain_names
+        .name(place.domain)?
+        .with_labels(labels)
 }
 
 /// Returns the text as a label that a query can contain. Strings with capitals, dots or an invalid

@@ -309,12 +309,22 @@ mod tests {
     #[test]
     fn oversized_labels_are_refused() {
         let name = Name::from_text("b.c").unwrap();
-        assert_eq!(name.with_labels([&b"X"[..], b"a"]), Name::from_text("x.a.b.c").ok());
+        assert_eq!(
+            name.with_labels([&b"X"[..], b"a"]),
+            Name::from_text("x.a.b.c").ok()
+        );
         assert_eq!(name.with_labels([&[b'a'; 64][..]]), None);
         assert_eq!(name.with_labels([&b""[..]]), None);
-        let longest = name.with_labels([[b'a'; 61]; 4].each_ref().map(|label| &label[..])).unwrap();
+        let longest = name
+            .with_labels([[b'a'; 61]; 4].each_ref().map(|label| &label[..]))
+            .unwrap();
         assert_eq!(longest.as_wire().len(), 253);
-        assert_eq!(longest.with_labels([&b"a"[..]]).map(|name| name.as_wire().len()), Some(255));
+        assert_eq!(
+            longest
+                .with_labels([&b"a"[..]])
+                .map(|name| name.as_wire().len()),
+            Some(255)
+        );
         assert_eq!(longest.with_labels([&b"aa"[..]]), None);
     }
 
@@ -322,7 +332,10 @@ mod tests {
     fn malformed_wire_names_are_refused() {
         assert_eq!(Name::from_wire(b"\x05abc"), Err(NameError::Truncated));
         assert_eq!(Name::from_wire(b"\xc0\x0c"), Err(NameError::Compressed));
-        assert_eq!(Name::from_wire(&[b"\x01a".repeat(200), vec![0]].concat()), Err(NameError::LongName));
+        assert_eq!(
+            Name::from_wire(&[b"\x01a".repeat(200), vec![0]].concat()),
+            Err(NameError::LongName)
+        );
     }
 }
 
@@ -339,10 +352,16 @@ mod reverse_tests {
 
     #[test]
     fn only_reverse_names_are_addresses() {
-        assert_eq!(address("5.0.1.10.in-addr.arpa").as_deref(), Some("10.1.0.5"));
+        assert_eq!(
+            address("5.0.1.10.in-addr.arpa").as_deref(),
+            Some("10.1.0.5")
+        );
         let six = "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.3.0.0.0.0.0.0.0.0.0.0.0.0.1.d.f.ip6.arpa";
         assert_eq!(address(six).as_deref(), Some("fd10:0:0:3::16"));
-        assert_eq!(address_of(b"\x011\x011\x011\x011\x07IN-addr\x04ARPA\0"), Some([1, 1, 1, 1].into()));
+        assert_eq!(
+            address_of(b"\x011\x011\x011\x011\x07IN-addr\x04ARPA\0"),
+            Some([1, 1, 1, 1].into())
+        );
         for other in [
             "in-addr.arpa",
             "arpa",

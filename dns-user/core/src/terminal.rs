@@ -17,20 +17,26 @@ pub fn is_active(character: char) -> bool {
 
 /// Escapes all active characters, so the text stays on one line.
 pub fn line(text: &str) -> Cow<'_, str> {
-    escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
+    escape(text, is_active, |out, character| {
+        write!(out, "{}", character.escape_default())
+    })
 }
 
 /// Escapes all active characters except line feeds and tabs.
 pub fn lines(text: &str) -> Cow<'_, str> {
     let is_active = |character| is_active(character) && character != '\n' && character != '\t';
-    escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
+    escape(text, is_active, |out, character| {
+        write!(out, "{}", character.escape_default())
+    })
 }
 
 /// Escapes active characters in JSON without changing its value.
 pub fn json(text: &str) -> Cow<'_, str> {
     let is_active = |character| is_active(character) && !matches!(character, '\n' | '\r' | '\t');
     // All of them are in the Basic Multilingual Plane, so four digits suffice.
-    escape(text, is_active, |out, character| write!(out, "\\u{:04x}", u32::from(character)))
+    escape(text, is_active, |out, character| {
+        write!(out, "\\u{:04x}", u32::from(character))
+    })
 }
 
 fn escape(
@@ -59,7 +65,10 @@ mod tests {
 
     #[test]
     fn active_characters_are_escaped() {
-        assert_eq!(line("a\u{1b}[2J\n\u{9b}2J\u{202e}b\u{7f}é"), "a\\u{1b}[2J\\n\\u{9b}2J\\u{202e}b\\u{7f}é");
+        assert_eq!(
+            line("a\u{1b}[2J\n\u{9b}2J\u{202e}b\u{7f}é"),
+            "a\\u{1b}[2J\\n\\u{9b}2J\\u{202e}b\\u{7f}é"
+        );
         assert_eq!(lines("a\tb\nc\r\u{85}"), "a\tb\nc\\r\\u{85}");
         assert!(matches!(line("plain text, ünïcödé"), Cow::Borrowed(_)));
     }
@@ -69,6 +78,9 @@ mod tests {
         let text = serde_json::to_string("a\u{1b}\u{9b}\u{2066}é").unwrap();
         let escaped = json(&text);
         assert!(!escaped.chars().any(is_active), "{escaped}");
-        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), "a\u{1b}\u{9b}\u{2066}é");
+        assert_eq!(
+            serde_json::from_str::<String>(&escaped).unwrap(),
+            "a\u{1b}\u{9b}\u{2066}é"
+        );
     }
 }

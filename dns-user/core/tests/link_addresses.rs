@@ -5,12 +5,23 @@ use serde_json::Value;
 
 /// Returns the numbers in the list `member`.
 fn numbers(case: &Value, member: &str) -> Vec<u64> {
-    case[member].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+    case[member]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_u64)
+        .collect()
 }
 
 /// Returns the strings in the list `member`.
 fn texts(case: &Value, member: &str) -> Vec<String> {
-    case[member].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    case[member]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Builds the link address of a case.
@@ -42,7 +53,11 @@ fn address(case: &Value) -> LinkAddress {
         },
         other => panic!("neither short nor long: {other:?}"),
     };
-    let address = LinkAddress { group, first, domain: text("domain").unwrap_or("bosh").to_owned() };
+    let address = LinkAddress {
+        group,
+        first,
+        domain: text("domain").unwrap_or("bosh").to_owned(),
+    };
     match text("certificate") {
         None => address,
         Some("plain") => address.san(false),
@@ -56,6 +71,11 @@ fn names_match_the_director() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("link_addresses.json")).unwrap();
     assert!(!cases.is_empty());
     for case in cases {
-        assert_eq!(Some(address(&case).to_string().as_str()), case["name"].as_str(), "{}", case["why"]);
+        assert_eq!(
+            Some(address(&case).to_string().as_str()),
+            case["name"].as_str(),
+            "{}",
+            case["why"]
+        );
     }
 }

@@ -57,7 +57,14 @@ fn file(version: usize) -> Vec<u8> {
         let version = if number == INSTANCES / 2 { version } else { 0 };
         format!("10.{version}.{}.{}", number >> 8, number & 255)
     };
-    let pair = |number| format!(r#"["{}","{}.{}"]"#, address(number), id(number), place(number));
+    let pair = |number| {
+        format!(
+            r#"["{}","{}.{}"]"#,
+            address(number),
+            id(number),
+            place(number)
+        )
+    };
     let row = |number: usize| {
         let place = place(number);
         let parts: Vec<&str> = place.split('.').collect();
@@ -73,7 +80,8 @@ fn file(version: usize) -> Vec<u8> {
             id(number),
         )
     };
-    let list = |item: &dyn Fn(usize) -> String| (0..INSTANCES).map(item).collect::<Vec<_>>().join(",");
+    let list =
+        |item: &dyn Fn(usize) -> String| (0..INSTANCES).map(item).collect::<Vec<_>>().join(",");
     let keys = RECORD_KEYS.map(|key| format!("\"{key}\"")).join(",");
     let (pairs, rows) = (list(&pair), list(&row));
     format!(
@@ -108,14 +116,32 @@ fn snapshot_and_reload_take_little_memory() {
         let (records, _) = snapshot.records().next(&next).unwrap();
         let newer = Snapshot::build(records, &files).0;
         most = most.max(Counting::most_since(before));
-        assert_eq!(newer.instance(INSTANCES as u32 / 2).unwrap().ip.unwrap().to_string(), {
-            format!("10.{version}.{}.{}", (INSTANCES / 2) >> 8, (INSTANCES / 2) & 255)
-        });
+        assert_eq!(
+            newer
+                .instance(INSTANCES as u32 / 2)
+                .unwrap()
+                .ip
+                .unwrap()
+                .to_string(),
+            {
+                format!(
+                    "10.{version}.{}.{}",
+                    (INSTANCES / 2) >> 8,
+                    (INSTANCES / 2) & 255
+                )
+            }
+        );
         snapshot = newer;
     }
     println!("{most} to read one");
     // Lists of addresses, pairs and the outline; the rest is shared.
-    assert!(most <= complete / 4, "{most} bytes for one row, {complete} for all");
+    assert!(
+        most <= complete / 4,
+        "{most} bytes for one row, {complete} for all"
+    );
     let after = USED.load(Ordering::Relaxed) - begun;
-    assert!(after <= kept + kept / 50, "{after} bytes after 20 reloads, {kept} before");
+    assert!(
+        after <= kept + kept / 50,
+        "{after} bytes after 20 reloads, {kept} before"
+    );
 }

@@ -4,7 +4,10 @@
 //! The plain scan works on strings, walks every row for every name and shares no code with the
 //! library.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot build its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot build its input has failed"
+)]
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -63,10 +66,12 @@ struct States(u64);
 
 impl Health for States {
     fn state(&self, ip: IpAddr, group: Option<&str>) -> HealthState {
-        let IpAddr::V4(ip) = ip else { return HealthState::Unchecked };
+        let IpAddr::V4(ip) = ip else {
+            return HealthState::Unchecked;
+        };
         let group: u64 = group.map_or(7, |group| group.bytes().map(u64::from).sum());
-        let mixed =
-            (u64::from(ip.to_bits()) ^ (self.0 << 7) ^ (group << 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (u64::from(ip.to_bits()) ^ (self.0 << 7) ^ (group << 3))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         match mixed >> 61 {
             0..=2 => HealthState::Running,
             3 | 4 => HealthState::Failing,
@@ -137,7 +142,8 @@ impl World {
                 (alias.clone(), list.collect())
             })
             .collect();
-        let records = json!({"record_infos": rows, "record_keys": keys, "aliases": aliases}).to_string();
+        let records =
+            json!({"record_infos": rows, "record_keys": keys, "aliases": aliases}).to_string();
         let (records, warnings) = Records::parse(records.as_bytes()).unwrap();
         assert!(warnings.is_empty(), "{warnings:?}");
         let files = serde_json::to_vec(&self.files).unwrap();
@@ -173,17 +179,23 @@ impl World {
                 for row in &members {
                     let expanded = match definition.placeholder {
                         "uuid" => {
-                            let number =
-                                row.num_id.as_ref().map_or(String::new(), |number| format!("m{number}"));
-                            Some((row.id.clone(), format!("q-{number}{health}{first}.{rest}"), None))
+                            let number = row
+                                .num_id
+                                .as_ref()
+                                .map_or(String::new(), |number| format!("m{number}"));
+                            Some((
+                                row.id.clone(),
+                                format!("q-{number}{health}{first}.{rest}"),
+                                None,
+                            ))
                         }
                         "index" => {
                             let index = row.index.to_string();
                             Some((index.clone(), plain.clone(), Some(("index", index))))
                         }
-                        "az" | "availability_zone" => {
-                            row.az.map(|az| (az.to_owned(), plain.clone(), Some(("az", az.to_owned()))))
-                        }
+                        "az" | "availability_zone" => row
+                            .az
+                            .map(|az| (az.to_owned(), plain.clone(), Some(("az", az.to_owned())))),
                         "network" => {
                             let network = row.network.to_owned();
                             Some((network.clone(), plain.clone(), Some(("network", network))))
@@ -198,7 +210,8 @@ impl World {
                         }
                     }
                 }
-                if !["uuid", "index", "az", "availability_zone", "network"].contains(&definition.placeholder)
+                if !["uuid", "index", "az", "availability_zone", "network"]
+                    .contains(&definition.placeholder)
                 {
                     let targets = all.entry(alias.to_lowercase()).or_default();
                     if !targets.contains(&(plain.clone(), None)) {
@@ -212,7 +225,10 @@ impl World {
             for target in targets {
                 self.flatten(target, alias.starts_with("_."), &mut flat);
             }
-            all.insert(alias.to_lowercase(), flat.into_iter().map(|target| (target, None)).collect());
+            all.insert(
+                alias.to_lowercase(),
+                flat.into_iter().map(|target| (target, None)).collect(),
+            );
         }
         all
     }
@@ -221,12 +237,14 @@ impl World {
     /// followed, regardless of the target.
     fn flatten(&self, target: &str, below: bool, flat: &mut Vec<String>) {
         let target = target.to_lowercase();
-        let exact =
-            self.files.iter().find(|(alias, _)| alias.to_lowercase() == target && !target.starts_with("_."));
+        let exact = self
+            .files
+            .iter()
+            .find(|(alias, _)| alias.to_lowercase() == target && !target.starts_with("_."));
         match exact {
-            Some((_, targets)) if !below => {
-                targets.iter().for_each(|target| self.flatten(target, false, flat))
-            }
+            Some((_, targets)) if !below => targets
+                .iter()
+                .for_each(|target| self.flatten(target, false, flat)),
             _ => flat.push(match target.strip_prefix("*.") {
                 Some(rest) => format!("q-s0.{rest}"),
                 None => target,
@@ -238,14 +256,24 @@ impl World {
     fn ask(&self, name: &str) -> Option<Plain> {
         let name = name.to_lowercase();
         let aliases = self.aliases();
-        let zones = aliases.keys().map(|alias| alias.strip_prefix("_.").unwrap_or(alias).to_owned());
-        let domains = self.rows.iter().map(|row| row.domain.trim_end_matches('.').to_lowercase());
+        let zones = aliases
+            .keys()
+            .map(|alias| alias.strip_prefix("_.").unwrap_or(alias).to_owned());
+        let domains = self
+            .rows
+            .iter()
+            .map(|row| row.domain.trim_end_matches('.').to_lowercase());
         let ours = |zone: &str| zone == "." || name == zone || name.ends_with(&format!(".{zone}"));
-        if !zones.chain(domains).chain([String::from("bosh-agent-id")]).any(|zone| ours(&zone)) {
+        if !zones
+            .chain(domains)
+            .chain([String::from("bosh-agent-id")])
+            .any(|zone| ours(&zone))
+        {
             return None;
         }
-        let below =
-            name.split_once('.').and_then(|(label, rest)| Some((label, aliases.get(&format!("_.{rest}"))?)));
+        let below = name
+            .split_once('.')
+            .and_then(|(label, rest)| Some((label, aliases.get(&format!("_.{rest}"))?)));
         // Each with its result for another label: a target that is malformed for every label is
         // skipped.
         let put = |target: &String, label: &str| match target.strip_prefix("_.") {
@@ -259,7 +287,9 @@ impl World {
                 .collect(),
             (_, Some((label, targets))) => targets
                 .iter()
-                .map(|(target, narrowed)| (put(target, label), Some(put(target, "x")), narrowed.clone()))
+                .map(|(target, narrowed)| {
+                    (put(target, label), Some(put(target, "x")), narrowed.clone())
+                })
                 .collect(),
             _ => vec![(name.clone(), None, None)],
         };
@@ -276,7 +306,13 @@ impl World {
                 plain.existence = Existence::Found;
                 continue;
             }
-            let dotted = |name: String| if name.ends_with('.') { name } else { format!("{name}.") };
+            let dotted = |name: String| {
+                if name.ends_with('.') {
+                    name
+                } else {
+                    format!("{name}.")
+                }
+            };
             if other.is_some_and(|other| self.scan(&dotted(other)).is_none()) {
                 continue;
             }
@@ -303,7 +339,9 @@ impl World {
             }
             let state = |row: usize| States(self.salt).state(self.rows[row].ip, group.as_deref());
             if strategy != "0" || rows.len() > 1 {
-                plain.checked.extend(rows.iter().map(|&row| self.rows[row].ip));
+                plain
+                    .checked
+                    .extend(rows.iter().map(|&row| self.rows[row].ip));
                 plain.synchronous |= wait && !rows.is_empty();
             }
             let smart = strategy == "0";
@@ -321,7 +359,9 @@ impl World {
         }
         kept.sort_unstable();
         kept.dedup();
-        plain.addresses.extend(kept.into_iter().map(|row| self.rows[row].ip));
+        plain
+            .addresses
+            .extend(kept.into_iter().map(|row| self.rows[row].ip));
         plain.addresses.sort();
         plain.checked.sort();
         plain.checked.dedup();
@@ -332,26 +372,43 @@ impl World {
     /// with a final dot; `None`: malformed.
     fn scan(&self, name: &str) -> Option<(Vec<usize>, String, bool, Option<String>)> {
         let by = |wanted: &dyn Fn(&Row) -> bool| -> Vec<usize> {
-            (0..self.rows.len()).filter(|&row| wanted(&self.rows[row])).collect()
+            (0..self.rows.len())
+                .filter(|&row| wanted(&self.rows[row]))
+                .collect()
         };
         let (first, rest) = name.split_once('.').unwrap();
         let smart = String::from("0");
         if rest == "bosh-agent-id." {
             return Some((by(&|row| row.agent == first), smart, false, None));
         }
-        let dotted =
-            |domain: &str| if domain.ends_with('.') { domain.to_owned() } else { format!("{domain}.") };
-        let fits = |domain: &str| domain == "." || name == domain || name.ends_with(&format!(".{domain}"));
-        let domains = self.rows.iter().map(|row| dotted(row.domain)).filter(|domain| fits(domain));
+        let dotted = |domain: &str| {
+            if domain.ends_with('.') {
+                domain.to_owned()
+            } else {
+                format!("{domain}.")
+            }
+        };
+        let fits =
+            |domain: &str| domain == "." || name == domain || name.ends_with(&format!(".{domain}"));
+        let domains = self
+            .rows
+            .iter()
+            .map(|row| dotted(row.domain))
+            .filter(|domain| fits(domain));
         let Some(domain) = domains.max_by_key(String::len) else {
             return Some((by(&|row| row.id == first), smart, false, None));
         };
-        let middle: Vec<&str> = rest.strip_suffix(&format!(".{domain}")).unwrap_or(rest).split('.').collect();
+        let middle: Vec<&str> = rest
+            .strip_suffix(&format!(".{domain}"))
+            .unwrap_or(rest)
+            .split('.')
+            .collect();
         if middle.len() != 1 && middle.len() != 3 {
             return None;
         }
         let group = middle[0].strip_prefix("q-g");
-        let group = group.filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()));
+        let group =
+            group.filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()));
         let mut pairs: Vec<(char, String)> = Vec::new();
         if let Some(filter) = first.strip_prefix("q-") {
             let mut letter = ' ';
@@ -374,7 +431,10 @@ impl World {
                 return None;
             }
         }
-        let glob = |pattern: &str, text: &str| match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
+        let glob = |pattern: &str, text: &str| match (
+            pattern.strip_prefix('*'),
+            pattern.strip_suffix('*'),
+        ) {
             (Some(""), _) => true,
             (Some(ending), _) => text.ends_with(ending),
             (_, Some(beginning)) => text.starts_with(beginning),
@@ -382,7 +442,10 @@ impl World {
             _ => pattern == text && !pattern.contains('*'),
         };
         let among = |letter: char, value: Option<&str>| {
-            let mut wanted = pairs.iter().filter(|(other, _)| *other == letter).peekable();
+            let mut wanted = pairs
+                .iter()
+                .filter(|(other, _)| *other == letter)
+                .peekable();
             wanted.peek().is_none() || wanted.any(|(_, wanted)| Some(wanted.as_str()) == value)
         };
         let rows = by(&|row| {
@@ -398,24 +461,41 @@ impl World {
                 && among('n', row.network_id)
                 && among('i', Some(&row.index.to_string()))
         });
-        let first_of =
-            |letter| pairs.iter().find(|(other, _)| *other == letter).map(|(_, value)| value.clone());
+        let first_of = |letter| {
+            pairs
+                .iter()
+                .find(|(other, _)| *other == letter)
+                .map(|(_, value)| value.clone())
+        };
         let strategy = first_of('s').filter(|number| ["1", "3", "4"].contains(&number.as_str()));
         let wait = first_of('y').as_deref() == Some("1");
-        Some((rows, strategy.unwrap_or(smart), wait, group.map(str::to_owned)))
+        Some((
+            rows,
+            strategy.unwrap_or(smart),
+            wait,
+            group.map(str::to_owned),
+        ))
     }
 }
 
 /// Instance ids, including some that no query can contain.
 const IDS: [&str; 8] = ["i0", "i1", "i2", "i3", "q-s0", "Cap", "bosh", "my"];
 /// Domains: nested, multi-label, with capitals, with a final dot.
-const DOMAINS: [&str; 6] = ["bosh", "inner.bosh", "my.custom.tld", "Upper.Dom", "other.", "xbosh"];
+const DOMAINS: [&str; 6] = [
+    "bosh",
+    "inner.bosh",
+    "my.custom.tld",
+    "Upper.Dom",
+    "other.",
+    "xbosh",
+];
 const GROUPS: [&str; 4] = ["1", "2", "01", "3"];
 /// First and middle labels: ids, filters, groups, patterns and malformed ones.
 const LABELS: [&str; 40] = [
     "i0", "i1", "i3", "cap", "bosh", "nobody", "q-s0", "q-s1", "q-s3y1", "q-s4", "q-i1", "q-a1a2",
-    "q-m1m2m3", "q-n1i0", "q-", "q-x", "q-a1-i00", "q-y1", "q-g1", "q-g2", "q-g01", "q-g9", "q-g", "x",
-    "web", "db", "webby", "*", "w*", "*b", "*e*", "n1", "n2", "d1", "d*", "z1", "0", "_", "5", "a7",
+    "q-m1m2m3", "q-n1i0", "q-", "q-x", "q-a1-i00", "q-y1", "q-g1", "q-g2", "q-g01", "q-g9", "q-g",
+    "x", "web", "db", "webby", "*", "w*", "*b", "*e*", "n1", "n2", "d1", "d*", "z1", "0", "_", "5",
+    "a7",
 ];
 /// Suffixes of the generated names.
 const ENDINGS: [&str; 18] = [
@@ -439,7 +519,9 @@ const ENDINGS: [&str; 18] = [
     "under.blob",
 ];
 
-fn optional<T: Clone + std::fmt::Debug + 'static>(values: Vec<T>) -> impl Strategy<Value = Option<T>> {
+fn optional<T: Clone + std::fmt::Debug + 'static>(
+    values: Vec<T>,
+) -> impl Strategy<Value = Option<T>> {
     prop_oneof![3 => select(values).prop_map(Some), 1 => Just(None)]
 }
 
@@ -456,7 +538,8 @@ fn row() -> impl Strategy<Value = Row> {
         select(vec!["n1", "n2"]),
         optional(vec!["1", "2"]),
         select(vec!["d1", "d2", "Dep"]),
-        (0u32..200).prop_map(|number| IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number))),
+        (0u32..200)
+            .prop_map(|number| IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number))),
         select(DOMAINS.to_vec()),
         0..4u8,
         0..4i64,
@@ -483,13 +566,15 @@ fn row() -> impl Strategy<Value = Row> {
 }
 
 fn name() -> impl Strategy<Value = String> {
-    (prop::collection::vec(select(LABELS.to_vec()), 0..5), select(ENDINGS.to_vec())).prop_map(
-        |(labels, ending)| {
+    (
+        prop::collection::vec(select(LABELS.to_vec()), 0..5),
+        select(ENDINGS.to_vec()),
+    )
+        .prop_map(|(labels, ending)| {
             let mut labels = labels;
             labels.push(ending);
             labels.join(".")
-        },
-    )
+        })
 }
 
 fn target() -> impl Strategy<Value = String> {
@@ -505,17 +590,26 @@ fn definitions() -> impl Strategy<Value = Vec<Definition>> {
     let definition = (
         select(GROUPS.to_vec()),
         select(vec!["bosh", "inner.bosh", "my.custom.tld"]),
-        select(vec!["uuid", "index", "az", "availability_zone", "network", "", "other"]),
+        select(vec![
+            "uuid",
+            "index",
+            "az",
+            "availability_zone",
+            "network",
+            "",
+            "other",
+        ]),
         select(vec!["", "smart", "unhealthy", "healthy", "all", "bogus"]),
         select(vec!["", "synchronous", "asynchronous"]),
     );
-    let definition = definition.prop_map(|(group_id, root, placeholder, filter, first)| Definition {
-        group_id,
-        root,
-        placeholder,
-        filter,
-        first,
-    });
+    let definition =
+        definition.prop_map(|(group_id, root, placeholder, filter, first)| Definition {
+            group_id,
+            root,
+            placeholder,
+            filter,
+            first,
+        });
     prop::collection::vec(definition, 1..4)
 }
 
@@ -525,11 +619,22 @@ fn world() -> impl Strategy<Value = World> {
         prop::collection::vec(target(), 0..4),
         prop::collection::vec(target(), 0..4),
     );
-    let records = (definitions(), definitions(), definitions(), definitions(), definitions(), definitions());
+    let records = (
+        definitions(),
+        definitions(),
+        definitions(),
+        definitions(),
+        definitions(),
+        definitions(),
+    );
     let rows = prop::collection::vec(row(), 0..40);
     (rows, files, records, any::<u64>()).prop_map(|(rows, files, records, salt)| {
         // Aliases only refer to later ones, so there are no loops.
-        let one = files.0.into_iter().filter(|target| !target.ends_with("one.alias")).collect();
+        let one = files
+            .0
+            .into_iter()
+            .filter(|target| !target.ends_with("one.alias"))
+            .collect();
         let two = files
             .1
             .into_iter()
@@ -548,7 +653,12 @@ fn world() -> impl Strategy<Value = World> {
             (String::from("All.blob"), records.4),
             (String::from("_.under.blob"), records.5),
         ];
-        World { rows, files: files.into(), records: records.into(), salt }
+        World {
+            rows,
+            files: files.into(),
+            records: records.into(),
+            salt,
+        }
     })
 }
 
@@ -587,7 +697,12 @@ impl Edit {
                 let row = rows.remove(from % count);
                 rows.insert(to % count, row);
             }
-            Self::Replace(at, row) => rows[at % count] = Row { domain: rows[at % count].domain, ..row },
+            Self::Replace(at, row) => {
+                rows[at % count] = Row {
+                    domain: rows[at % count].domain,
+                    ..row
+                }
+            }
             Self::Address(at, ip) => rows[at % count].ip = ip,
             Self::Group(at, group) => rows[at % count].group_ids.push(group.to_owned()),
         }

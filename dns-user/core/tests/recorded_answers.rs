@@ -4,7 +4,10 @@
 //! The recordings are in `tests/conformance`, or in the folder given by `BOSH_DNS_CONFORMANCE`,
 //! which contains `scenarios` or is that folder.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its cases has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its cases has failed"
+)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,17 +35,26 @@ fn snapshot(folder: &Path) -> Snapshot {
     if let Ok(entries) = std::fs::read_dir(folder.join("aliases")) {
         for entry in entries {
             let path = entry.unwrap().path();
-            if path.extension().is_some_and(|extension| extension == "json") {
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
                 files.insert(path.display().to_string(), std::fs::read(&path).unwrap());
             }
         }
     }
-    let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+    let files = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
     let (aliases, _) = AliasFiles::parse(files).expect("the recorded alias files are good");
     let records = match Records::parse(&std::fs::read(folder.join("records.json")).unwrap()) {
         Ok((records, _)) => records,
         Err(error) => {
-            assert!(folder.display().to_string().contains("02g"), "{}: {error}", folder.display());
+            assert!(
+                folder.display().to_string().contains("02g"),
+                "{}: {error}",
+                folder.display()
+            );
             Records::default()
         }
     };
@@ -51,7 +63,10 @@ fn snapshot(folder: &Path) -> Snapshot {
 
 /// Returns RCODE and sorted addresses of a resolution, as the server would reply.
 fn reply(resolution: Option<Resolution>, qtype: &str) -> (&'static str, Vec<String>) {
-    let Some(Resolution { existence, v4, v6, .. }) = resolution else {
+    let Some(Resolution {
+        existence, v4, v6, ..
+    }) = resolution
+    else {
         return ("REFUSED", Vec::new());
     };
     let has_data = ["A", "AAAA", "ANY"].contains(&qtype);
@@ -61,8 +76,14 @@ fn reply(resolution: Option<Resolution>, qtype: &str) -> (&'static str, Vec<Stri
         Existence::Malformed if has_data => "FORMERR",
         Existence::Malformed => "NOERROR",
     };
-    let v4 = v4.into_iter().map(IpAddr::V4).filter(|_| ["A", "ANY"].contains(&qtype));
-    let v6 = v6.into_iter().map(IpAddr::V6).filter(|_| ["AAAA", "ANY"].contains(&qtype));
+    let v4 = v4
+        .into_iter()
+        .map(IpAddr::V4)
+        .filter(|_| ["A", "ANY"].contains(&qtype));
+    let v6 = v6
+        .into_iter()
+        .map(IpAddr::V6)
+        .filter(|_| ["AAAA", "ANY"].contains(&qtype));
     let mut addresses: Vec<String> = v4.chain(v6).map(|address| address.to_string()).collect();
     addresses.sort();
     (rcode, addresses)
@@ -81,7 +102,8 @@ fn is_expected(expected: &Value, folder: &Path, (rcode, addresses): &(&str, Vec<
     // IPv6 addresses are compared as addresses: the recordings may use another spelling.
     let text = |answer: &Value| {
         let text = answer[3].as_str().unwrap();
-        text.parse::<IpAddr>().map_or(text.to_owned(), |address| address.to_string())
+        text.parse::<IpAddr>()
+            .map_or(text.to_owned(), |address| address.to_string())
     };
     let mut listed: Vec<String> = listed.iter().map(text).collect();
     listed.sort();
@@ -91,8 +113,10 @@ fn is_expected(expected: &Value, folder: &Path, (rcode, addresses): &(&str, Vec<
 #[test]
 fn names_resolve_as_recorded() {
     let (mut asked, mut quirks, mut wrong) = (0, Vec::new(), Vec::new());
-    let mut folders: Vec<PathBuf> =
-        std::fs::read_dir(scenarios()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(scenarios())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     folders.sort();
     for folder in folders {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
@@ -100,13 +124,19 @@ fn names_resolve_as_recorded() {
             continue;
         }
         let snapshot = snapshot(&folder);
-        for line in std::fs::read_to_string(folder.join("cases.jsonl")).unwrap().lines() {
+        for line in std::fs::read_to_string(folder.join("cases.jsonl"))
+            .unwrap()
+            .lines()
+        {
             let case: Value = serde_json::from_str(line).unwrap();
             let query = &case["q"];
             let (Some(text), Some(qtype)) = (query["name"].as_str(), query["type"].as_str()) else {
                 continue;
             };
-            if query["opcode"].as_u64().unwrap_or(0) != 0 || text.starts_with("upcheck.") || qtype == "DS" {
+            if query["opcode"].as_u64().unwrap_or(0) != 0
+                || text.starts_with("upcheck.")
+                || qtype == "DS"
+            {
                 continue;
             }
             let expected: Vec<&Value> = match case["expect_any"].as_array() {
@@ -119,19 +149,44 @@ fn names_resolve_as_recorded() {
             {
                 continue;
             }
-            let got = reply(resolve(&snapshot, &AllRunning, &Name::from_text(text).unwrap()), qtype);
+            let got = reply(
+                resolve(&snapshot, &AllRunning, &Name::from_text(text).unwrap()),
+                qtype,
+            );
             asked += 1;
-            if !expected.iter().any(|expected| is_expected(expected, &folder, &got)) {
-                let line = format!("{}: {text} {qtype}: {got:?}, recorded {:?}", case["id"], expected);
-                if case["quirk"].is_null() { wrong.push(line) } else { quirks.push(line) }
+            if !expected
+                .iter()
+                .any(|expected| is_expected(expected, &folder, &got))
+            {
+                let line = format!(
+                    "{}: {text} {qtype}: {got:?}, recorded {:?}",
+                    case["id"], expected
+                );
+                if case["quirk"].is_null() {
+                    wrong.push(line)
+                } else {
+                    quirks.push(line)
+                }
             }
         }
     }
-    println!("{asked} names, {} answered otherwise where the reference has a quirk", quirks.len());
+    println!(
+        "{asked} names, {} answered otherwise where the reference has a quirk",
+        quirks.len()
+    );
     for line in &quirks {
         println!("  {}", &line[..line.len().min(160)]);
     }
-    let least = if std::env::var_os("BOSH_DNS_CONFORMANCE").is_some() { 1 } else { 400 };
+    let least = if std::env::var_os("BOSH_DNS_CONFORMANCE").is_some() {
+        1
+    } else {
+        400
+    };
     assert!(asked >= least, "only {asked} cases found");
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }

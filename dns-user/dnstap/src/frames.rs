@@ -60,7 +60,9 @@ pub(super) fn open(socket: &mut (impl Read + Write)) -> io::Result<()> {
     socket.write_all(&control(Control::Ready))?;
     let fields = expect(socket, Control::Accept)?;
     if !accepts(&fields) {
-        return Err(io::Error::other("the reader accepts other content than dnstap"));
+        return Err(io::Error::other(
+            "the reader accepts other content than dnstap",
+        ));
     }
     socket.write_all(&control(Control::Start))
 }
@@ -73,10 +75,16 @@ pub(super) fn close(socket: &mut (impl Read + Write)) -> io::Result<()> {
 
 /// Reads a control frame of this type and returns its fields.
 fn expect(socket: &mut impl Read, kind: Control) -> io::Result<Vec<u8>> {
-    let no_frame = || io::Error::other(format!("the reader sent something else than a frame {kind:?}"));
+    let no_frame = || {
+        io::Error::other(format!(
+            "the reader sent something else than a frame {kind:?}"
+        ))
+    };
     let mut word = || {
         let mut bytes = [0; 4];
-        socket.read_exact(&mut bytes).map(|()| u32::from_be_bytes(bytes))
+        socket
+            .read_exact(&mut bytes)
+            .map(|()| u32::from_be_bytes(bytes))
     };
     let (escape, length) = (word()?, word()?);
     if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word()? != kind as u32 {
@@ -95,7 +103,9 @@ fn accepts(mut fields: &[u8]) -> bool {
     while let Some((header, rest)) = fields.split_first_chunk::<8>() {
         let [a, b, c, d, e, f, g, h] = *header;
         let length = u32::from_be_bytes([e, f, g, h]) as usize;
-        let Some((content, after)) = rest.split_at_checked(length) else { return false };
+        let Some((content, after)) = rest.split_at_checked(length) else {
+            return false;
+        };
         if u32::from_be_bytes([a, b, c, d]) == FIELD_CONTENT_TYPE && content == CONTENT_TYPE {
             return true;
         }
@@ -166,7 +176,17 @@ pub(super) enum MessageType {
 
 /// Returns the wanted messages of an exchange, the query first.
 pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterator<Item = Message> {
-    let Queued { parties, protocol, from, to, query, reply, query_time, reply_time, extra: _ } = exchange;
+    let Queued {
+        parties,
+        protocol,
+        from,
+        to,
+        query,
+        reply,
+        query_time,
+        reply_time,
+        extra: _,
+    } = exchange;
     let (query_type, wants_query, reply_type, wants_reply) = match parties {
         Parties::ClientAndServer => (
             MessageType::ClientQuery,
@@ -181,7 +201,9 @@ pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterato
             wanted.forwarder_response,
         ),
     };
-    let is_v4 = from.or(to).is_some_and(|address| address.ip().to_canonical().is_ipv4());
+    let is_v4 = from
+        .or(to)
+        .is_some_and(|address| address.ip().to_canonical().is_ipv4());
     let common = Message {
         kind: query_type as i32,
         socket_family: Some(if is_v4 { 1 } else { 2 }),
@@ -205,7 +227,10 @@ pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterato
         response_message: Some(reply),
         ..common.clone()
     });
-    let query = wants_query.then_some(Message { query_message: Some(query), ..common });
+    let query = wants_query.then_some(Message {
+        query_message: Some(query),
+        ..common
+    });
     query.into_iter().chain(response)
 }
 
@@ -245,7 +270,10 @@ mod tests {
     }
 
     fn open_with(input: &[u8]) -> (io::Result<()>, Vec<u8>) {
-        let mut peer = Peer { input, output: Vec::new() };
+        let mut peer = Peer {
+            input,
+            output: Vec::new(),
+        };
         (open(&mut peer), peer.output)
     }
 
@@ -253,8 +281,14 @@ mod tests {
     fn handshake_follows_protocol() {
         let (opened, sent) = open_with(&control(Control::Accept));
         opened.unwrap();
-        assert_eq!(sent, [control(Control::Ready), control(Control::Start)].concat());
-        assert_eq!(sent[..20], *b"\0\0\0\0\0\0\0\x22\0\0\0\x04\0\0\0\x01\0\0\0\x16");
+        assert_eq!(
+            sent,
+            [control(Control::Ready), control(Control::Start)].concat()
+        );
+        assert_eq!(
+            sent[..20],
+            *b"\0\0\0\0\0\0\0\x22\0\0\0\x04\0\0\0\x01\0\0\0\x16"
+        );
         // A reader that accepts anything names nothing.
         open_with(b"\0\0\0\0\0\0\0\x04\0\0\0\x01").0.unwrap();
     }

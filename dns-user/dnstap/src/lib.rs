@@ -176,19 +176,38 @@ impl Dnstap {
         let writer = writer::Writer::new(config, version, exchanges, Arc::clone(&shared));
         // Without the writer, the queue fills and losses are counted.
         let writer = threads::spawn("dnstap", OnPanic::Continue, move || writer.run())?;
-        let DnstapConfig { messages, sample, interface_sample, .. } = *config;
-        Ok(Self { queue, messages, sample, interface_sample, shared, writer })
+        let DnstapConfig {
+            messages,
+            sample,
+            interface_sample,
+            ..
+        } = *config;
+        Ok(Self {
+            queue,
+            messages,
+            sample,
+            interface_sample,
+            shared,
+            writer,
+        })
     }
 
     /// Returns the sampling rate of queries at interfaces, one in this many; 0 for none.
     pub fn interface_sample(&self) -> u32 {
-        if self.messages.client_query || self.messages.client_response { self.interface_sample } else { 0 }
+        if self.messages.client_query || self.messages.client_response {
+            self.interface_sample
+        } else {
+            0
+        }
     }
 
     /// Logs a client's query that the server has answered.
     pub fn client(&self, exchange: &Exchange<'_>, answered_by: &str) {
         if (self.messages.client_query || self.messages.client_response) && self.samples() {
-            let extra = format!("path=userspace answered_by={answered_by}{}", self.sample_note());
+            let extra = format!(
+                "path=userspace answered_by={answered_by}{}",
+                self.sample_note()
+            );
             self.queue(Parties::ClientAndServer, exchange, extra);
         }
     }
@@ -206,7 +225,9 @@ impl Dnstap {
 
     /// Counts sampled queries of interfaces that were lost on the way here.
     pub fn lost_at_interfaces(&self, number: u32) {
-        self.shared.lost_at_interfaces.fetch_add(number.into(), Ordering::Relaxed);
+        self.shared
+            .lost_at_interfaces
+            .fetch_add(number.into(), Ordering::Relaxed);
     }
 
     /// Logs a query to a recursor.
@@ -223,11 +244,23 @@ impl Dnstap {
     }
 
     fn sample_note(&self) -> String {
-        if self.sample > 1 { format!(" sample=1/{}", self.sample) } else { String::new() }
+        if self.sample > 1 {
+            format!(" sample=1/{}", self.sample)
+        } else {
+            String::new()
+        }
     }
 
     fn queue(&self, parties: Parties, exchange: &Exchange<'_>, extra: String) {
-        let Exchange { protocol, from, to, query, reply, age, took } = *exchange;
+        let Exchange {
+            protocol,
+            from,
+            to,
+            query,
+            reply,
+            age,
+            took,
+        } = *exchange;
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let reply_time = now.saturating_sub(age);
         let queued = Queued {
@@ -242,7 +275,8 @@ impl Dnstap {
             extra,
         };
         let (bytes, messages) = (queued.bytes(), queued.messages(self.messages));
-        let is_full = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES;
+        let is_full =
+            self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES;
         if is_full || self.queue.try_send(Box::new(queued)).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.shared.lost.fetch_add(messages, Ordering::Relaxed);
@@ -266,13 +300,22 @@ impl Dnstap {
 }
 
 fn metrics(shared: &Shared) -> Vec<MetricFamily> {
-    let Shared { queued_bytes: _, stopping: _, is_open, written, lost, lost_at_interfaces } = shared;
+    let Shared {
+        queued_bytes: _,
+        stopping: _,
+        is_open,
+        written,
+        lost,
+        lost_at_interfaces,
+    } = shared;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let is_open = f64::from(u8::from(is_open.load(Ordering::Relaxed)));
     vec![
         families::DNSTAP_MESSAGES_TOTAL.of::<String>([([], count(written))]),
-        families::DNSTAP_LOST_TOTAL
-            .of([(["queue"], count(lost)), (["interface"], count(lost_at_interfaces))]),
+        families::DNSTAP_LOST_TOTAL.of([
+            (["queue"], count(lost)),
+            (["interface"], count(lost_at_interfaces)),
+        ]),
         families::DNSTAP_UP.of::<String>([([], is_open)]),
     ]
 }

@@ -62,10 +62,25 @@ impl Writer {
         queue: Receiver<Box<Queued>>,
         shared: Arc<Shared>,
     ) -> Self {
-        let host = || nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned();
+        let host = || {
+            nix::unistd::gethostname()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        };
         let identity = config.identity.clone().unwrap_or_else(host).into_bytes();
-        let version = config.version.clone().unwrap_or_else(|| version.to_owned()).into_bytes();
-        Self { config: config.clone(), identity, version, queue, shared }
+        let version = config
+            .version
+            .clone()
+            .unwrap_or_else(|| version.to_owned())
+            .into_bytes();
+        Self {
+            config: config.clone(),
+            identity,
+            version,
+            queue,
+            shared,
+        }
     }
 
     /// Opens the output, again after each failure, until the server stops.
@@ -115,7 +130,9 @@ impl Writer {
         let stream = match &self.config.output {
             DnstapOutput::File(path) => return open_file(path),
             DnstapOutput::Socket(path) => Stream::Unix(UnixStream::connect(path)?),
-            DnstapOutput::Tcp(address) => Stream::Tcp(TcpStream::connect_timeout(address, TIMEOUT)?),
+            DnstapOutput::Tcp(address) => {
+                Stream::Tcp(TcpStream::connect_timeout(address, TIMEOUT)?)
+            }
         };
         stream.set_timeouts(TIMEOUT)?;
         let mut stream = stream;
@@ -163,7 +180,9 @@ impl Writer {
 
     /// Appends the frames of an exchange, and returns their number.
     fn encode(&self, mut exchange: Queued, batch: &mut Vec<u8>) -> u64 {
-        self.shared.queued_bytes.fetch_sub(exchange.bytes(), Ordering::Relaxed);
+        self.shared
+            .queued_bytes
+            .fetch_sub(exchange.bytes(), Ordering::Relaxed);
         let extra = Some(std::mem::take(&mut exchange.extra).into_bytes());
         let mut number = 0;
         for message in frames::messages(exchange, self.config.messages) {
@@ -204,7 +223,8 @@ impl Writer {
 
     /// Returns whether the file was moved or deleted, for example by logrotate.
     fn is_moved(&self, stream: &Stream) -> bool {
-        let (Stream::File { inode, .. }, DnstapOutput::File(path)) = (stream, &self.config.output) else {
+        let (Stream::File { inode, .. }, DnstapOutput::File(path)) = (stream, &self.config.output)
+        else {
             return false;
         };
         fs::metadata(path).map_or(true, |now| now.ino() != *inode)
@@ -229,14 +249,22 @@ fn open_file(path: &Path) -> io::Result<Stream> {
         fs::rename(path, old)?;
     }
     // Readable by the group at most: queries tell what clients do.
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o640).open(path)?;
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o640)
+        .open(path)?;
     file.write_all(&frames::control(Control::Start))?;
     let inode = file.metadata()?.ino();
     Ok(Stream::File { file, inode })
 }
 
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
 }
 
 impl Stream {
@@ -247,7 +275,11 @@ impl Stream {
             Self::Tcp(socket) => socket.as_raw_fd(),
             Self::File { .. } => return false,
         };
-        recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK) == Ok(0)
+        recv(
+            socket,
+            &mut [0],
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK,
+        ) == Ok(0)
     }
 
     fn set_timeouts(&self, limit: Duration) -> io::Result<()> {

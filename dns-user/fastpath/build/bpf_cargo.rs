@@ -14,7 +14,9 @@ pub(crate) fn bpf_cargo(
     settings: &str,
 ) -> Result<Command, String> {
     let mut command = Command::new(cargo);
-    command.current_dir(folder).args([subcommand, "--release", "--target", "bpfel-unknown-none"]);
+    command
+        .current_dir(folder)
+        .args([subcommand, "--release", "--target", "bpfel-unknown-none"]);
     // Settings of the outer cargo or clippy must not leak into the inner build.
     for (key, _) in env::vars_os() {
         let key_text = key.to_string_lossy();
@@ -25,8 +27,9 @@ pub(crate) fn bpf_cargo(
         }
     }
     for line in settings.lines().filter(|line| !line.is_empty()) {
-        let (key, value) =
-            line.split_once('=').ok_or_else(|| format!(".toolchain/env: bad line {line:?}"))?;
+        let (key, value) = line
+            .split_once('=')
+            .ok_or_else(|| format!(".toolchain/env: bad line {line:?}"))?;
         match key {
             "ARGS" => drop(command.args(value.split_whitespace())),
             "PATH_FIRST" => {

@@ -15,12 +15,19 @@ mod bpf_cargo;
 
 /// Builds the BPF crate in `folder` from a build script; returns the folder of its objects. Cargo
 /// runs the script again when the crate, one of `inputs` (below `root`) or the toolchain changes.
-#[allow(dead_code, reason = "xtask's test of the object calls only `run_cargo`")]
+#[allow(
+    dead_code,
+    reason = "xtask's test of the object calls only `run_cargo`"
+)]
 pub(crate) fn build(root: &Path, folder: &Path, inputs: &[&str]) -> Result<PathBuf, String> {
     let toolchain = root.join(".toolchain/env");
     let of_crate = ["src", ".cargo", "Cargo.toml", "Cargo.lock"].map(|input| folder.join(input));
     let others = inputs.iter().map(|input| root.join(input));
-    for input in of_crate.into_iter().chain(others).chain([toolchain.clone()]) {
+    for input in of_crate
+        .into_iter()
+        .chain(others)
+        .chain([toolchain.clone()])
+    {
         println!("cargo::rerun-if-changed={}", input.display());
     }
     let settings = fs::read_to_string(toolchain).map_err(
@@ -36,9 +43,14 @@ pub(crate) fn run_cargo(folder: &Path, settings: &str, target: &Path) -> Result<
     let mut cargo = bpf_cargo("cargo", "build", folder, settings)?;
     cargo.arg("--target-dir").arg(target);
     let shown = folder.display();
-    let output = cargo.output().map_err(|error| format!("cannot run cargo in {shown}: {error}"))?;
+    let output = cargo
+        .output()
+        .map_err(|error| format!("cannot run cargo in {shown}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("building {shown} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
+        return Err(format!(
+            "building {shown} failed:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        ));
     }
     Ok(target.join("bpfel-unknown-none/release"))
 }

@@ -15,8 +15,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type,
-    bpf_map_info, bpf_prog_info,
+    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info,
+    bpf_link_type, bpf_map_info, bpf_prog_info,
 };
 
 use super::map::Shape;
@@ -29,9 +29,18 @@ fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c
     // SAFETY: the attributes outlive the call and their size is passed along; the callers in
     // this file keep the memory behind their pointers alive.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut attributes, size_of::<bpf_attr>())
+        libc::syscall(
+            libc::SYS_bpf,
+            command as libc::c_long,
+            &raw mut attributes,
+            size_of::<bpf_attr>(),
+        )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 /// Like [`call`], for commands that return a new file descriptor.
@@ -62,7 +71,11 @@ pub(super) enum LinkKind {
 ///
 /// Fails with EBUSY if another XDP program is attached, and with EINVAL if the kernel does not know
 /// this kind of link or the driver refuses it.
-pub(super) fn link_create(program: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<OwnedFd> {
+pub(super) fn link_create(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    kind: LinkKind,
+) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match kind {
         LinkKind::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
         LinkKind::XdpGeneric => (bpf_attach_type::BPF_XDP, XDP_FLAGS_SKB_MODE),
@@ -88,7 +101,10 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
 
 /// Detaches the program, even if other processes hold the link (`BPF_LINK_DETACH`, kernel 5.9).
 pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    call(bpf_cmd::BPF_LINK_DETACH, |attributes| attributes.link_detach.link_fd = number(link)).map(drop)
+    call(bpf_cmd::BPF_LINK_DETACH, |attributes| {
+        attributes.link_detach.link_fd = number(link)
+    })
+    .map(drop)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +122,17 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     // SAFETY: both members consist of integers, for which any bytes are valid.
     let (of_xdp, of_tcx) = unsafe { (info.__bindgen_anon_1.xdp, info.__bindgen_anon_1.tcx) };
     match info.type_ {
-        XDP => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_xdp.ifindex }),
-        TCX => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_tcx.ifindex }),
-        other => Err(io::Error::other(format!("a BPF link of type {other}, neither XDP nor tcx"))),
+        XDP => Ok(LinkInfo {
+            program_id: info.prog_id,
+            ifindex: of_xdp.ifindex,
+        }),
+        TCX => Ok(LinkInfo {
+            program_id: info.prog_id,
+            ifindex: of_tcx.ifindex,
+        }),
+        other => Err(io::Error::other(format!(
+            "a BPF link of type {other}, neither XDP nor tcx"
+        ))),
     }
 }
 
@@ -121,11 +145,20 @@ pub(super) struct ProgramInfo {
 }
 
 pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
-    let bpf_prog_info { id, name, created_by_uid, .. } = object_info(program)?;
+    let bpf_prog_info {
+        id,
+        name,
+        created_by_uid,
+        ..
+    } = object_info(program)?;
     let name = CStr::from_bytes_until_nul(&name.map(|byte| byte as u8))
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
-    Ok(ProgramInfo { id, name, uid: created_by_uid })
+    Ok(ProgramInfo {
+        id,
+        name,
+        uid: created_by_uid,
+    })
 }
 
 /// Reads the id of a map from `struct bpf_map_info`.
@@ -135,8 +168,15 @@ pub(super) fn map_id(map: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Returns the value size and the number of elements of a map, from `struct bpf_map_info`.
 pub(super) fn map_shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
-    let bpf_map_info { value_size, max_entries, .. } = object_info(map)?;
-    Ok(Shape { value_size, elements: max_entries })
+    let bpf_map_info {
+        value_size,
+        max_entries,
+        ..
+    } = object_info(map)?;
+    Ok(Shape {
+        value_size,
+        elements: max_entries,
+    })
 }
 
 /// Opens a program by its id; needs CAP_SYS_ADMIN.
@@ -193,5 +233,9 @@ pub(super) fn rcu_grace_period() -> io::Result<()> {
     const GLOBAL: libc::c_long = 1;
     // SAFETY: membarrier takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }

@@ -29,8 +29,8 @@ use nix::{
 };
 use parking_lot::Mutex;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::sync::watch;
@@ -92,7 +92,10 @@ impl AttacherConnection {
         standby.set_read_timeout(Some(timeout)).map_err(failed)?;
         match receive_descriptors(standby) {
             Ok(descriptors) => {
-                let stream = descriptors.into_iter().next().ok_or_else(FastPathError::ended)?;
+                let stream = descriptors
+                    .into_iter()
+                    .next()
+                    .ok_or_else(FastPathError::ended)?;
                 Ok(Self(stream.into()))
             }
             Err(error) if is_nothing_yet(&error) => Err(FastPathError::NoAttacher(
@@ -104,10 +107,14 @@ impl AttacherConnection {
 
     /// Detaches what an earlier server at these addresses left.
     pub fn detach_earlier(self, listen: &[SocketAddr]) -> Result<(), FastPathError> {
-        let ReceivedMaps { stream, mut lines, .. } = self.request_maps(listen)?;
+        let ReceivedMaps {
+            stream, mut lines, ..
+        } = self.request_maps(listen)?;
         let failed = |error| FastPathError::io("asking the attacher to detach", error);
         send(&stream, &ServerMessage::Stop { detach: true }).map_err(failed)?;
-        stream.set_read_timeout(Some(STOP_TIMEOUT)).map_err(failed)?;
+        stream
+            .set_read_timeout(Some(STOP_TIMEOUT))
+            .map_err(failed)?;
         // Its last message is followed by the end of the connection.
         while lines.next::<AttacherMessage>(&stream).is_ok() {}
         Ok(())
@@ -115,21 +122,37 @@ impl AttacherConnection {
 
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;
-        let failed =
-            |error: io::Error| FastPathError::NoAttacher(format!("the attacher has sent no maps: {error}"));
-        stream.set_read_timeout(Some(LOAD_TIMEOUT)).map_err(failed)?;
-        send(&stream, &Request { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
+        let failed = |error: io::Error| {
+            FastPathError::NoAttacher(format!("the attacher has sent no maps: {error}"))
+        };
+        stream
+            .set_read_timeout(Some(LOAD_TIMEOUT))
+            .map_err(failed)?;
+        send(
+            &stream,
+            &Request {
+                layout: LAYOUT_VERSION,
+                listen: listen.to_vec(),
+            },
+        )
+        .map_err(failed)?;
         let descriptors = receive_descriptors(&stream).map_err(failed)?;
         let mut lines = Lines::default();
         let (shapes, earlier, limits) = match lines.next(&stream).map_err(failed)? {
-            Response::Maps { shapes, earlier, limits } => (shapes, earlier, limits),
+            Response::Maps {
+                shapes,
+                earlier,
+                limits,
+            } => (shapes, earlier, limits),
             Response::Refused(why) => return Err(refused(&why)),
         };
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
             .ok_or_else(|| refused(&"it sent different maps than announced"))?
             .into_iter();
         let received: Vec<SizedMap> = maps.by_ref().take(SHARED_MAPS).collect();
-        let received = received.try_into().map_err(|_| refused(&"it sent too few maps"))?;
+        let received = received
+            .try_into()
+            .map_err(|_| refused(&"it sent too few maps"))?;
         let earlier = match (maps.next(), maps.next()) {
             (Some(names), Some(entries)) => Some(names_in(
                 (names.fd.as_fd(), names.shape),
@@ -143,7 +166,12 @@ impl AttacherConnection {
             _ => None,
         };
         let memory = Memory::of(received, limits)?;
-        Ok(ReceivedMaps { stream, lines, memory, earlier })
+        Ok(ReceivedMaps {
+            stream,
+            lines,
+            memory,
+            earlier,
+        })
     }
 }
 
@@ -205,13 +233,25 @@ impl ReceivedMaps {
     /// Splits off the memory, the names learned by a predecessor, the connection, and the wait for grace
     /// periods.
     pub(crate) fn split(self) -> io::Result<(Memory, Option<Vec<Name>>, Pending, GraceWait)> {
-        let Self { stream, lines, memory, earlier } = self;
+        let Self {
+            stream,
+            lines,
+            memory,
+            earlier,
+        } = self;
         stream.set_write_timeout(Some(ROUND))?;
         let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
         let (grace, over) = channel();
         let (ready, _) = watch::channel(false);
-        let pending = Pending { messenger: messenger.clone(), stream, lines, grace, ready };
-        let wait = move || messenger.send(&ServerMessage::Grace).is_ok() && over.recv().unwrap_or(false);
+        let pending = Pending {
+            messenger: messenger.clone(),
+            stream,
+            lines,
+            grace,
+            ready,
+        };
+        let wait =
+            move || messenger.send(&ServerMessage::Grace).is_ok() && over.recv().unwrap_or(false);
         Ok((memory, earlier, pending, Box::new(wait)))
     }
 }
@@ -231,14 +271,25 @@ impl Pending {
         let end = Arc::new(Mutex::new(None));
         let ready = self.ready.subscribe();
         let (is_lost, lost) = watch::channel(false);
-        let listener = Listener { connection: self, attached: attached.clone(), end: end.clone() };
+        let listener = Listener {
+            connection: self,
+            attached: attached.clone(),
+            end: end.clone(),
+        };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
                 tracing::warn!(%problem, "connection to the attacher lost: new interfaces are answered from userspace");
             }
             is_lost.send_replace(true);
         })?;
-        Ok(Session { messenger, attached, ready, lost, end, thread })
+        Ok(Session {
+            messenger,
+            attached,
+            ready,
+            lost,
+            end,
+            thread,
+        })
     }
 }
 
@@ -258,20 +309,33 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
         // If the attacher is gone, the next connection sends the addresses.
-        let _ = self.messenger.send(&ServerMessage::Listen(endpoints.to_vec()));
+        let _ = self
+            .messenger
+            .send(&ServerMessage::Listen(endpoints.to_vec()));
     }
 
     /// Reports the queries that reached the server's sockets; returns whether the attacher takes reports.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) -> bool {
-        self.messenger.send(&ServerMessage::Arrived(arrivals)).is_ok()
+        self.messenger
+            .send(&ServerMessage::Arrived(arrivals))
+            .is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { messenger, attached: _, ready: _, lost: _, end, thread } = self;
+        let Self {
+            messenger,
+            attached: _,
+            ready: _,
+            lost: _,
+            end,
+            thread,
+        } = self;
         *end.lock() = Some(Instant::now() + STOP_TIMEOUT);
         // Without an attacher nothing changes.
-        let _ = messenger.send(&ServerMessage::Stop { detach: on_stop == OnStop::Detach });
+        let _ = messenger.send(&ServerMessage::Stop {
+            detach: on_stop == OnStop::Detach,
+        });
         if thread.join().is_err() {
             tracing::error!("the thread that reads from the attacher panicked");
         }
@@ -388,13 +452,24 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
 }
 
 /// Sends the byte that carries the descriptors, at most [`MOST_DESCRIPTORS`].
-pub(super) fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send_descriptors(
+    stream: &UnixStream,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors for one message",
+        ));
     }
-    sendmsg(stream, &[IoSlice::new(b"\n")], &mut control, SendFlags::NOSIGNAL)?;
+    sendmsg(
+        stream,
+        &[IoSlice::new(b"\n")],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     Ok(())
 }
 
@@ -403,7 +478,12 @@ pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -465,7 +545,10 @@ impl Lines {
         let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') else {
             return match self.pending.len() {
                 0..=LONGEST_LINE => Ok(None),
-                _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end")),
+                _ => Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a line without end",
+                )),
             };
         };
         let line: Vec<u8> = self.pending.drain(..=end).collect();
@@ -486,7 +569,10 @@ impl Lines {
 
 /// Returns whether an error only means that no data has arrived yet.
 pub(super) fn is_nothing_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
 }
 
 #[cfg(test)]
@@ -502,7 +588,11 @@ mod tests {
         file.write_all(b"shared").unwrap();
         send_descriptors(&one, &[file.as_fd()]).unwrap();
         send(&one, &ServerMessage::Stop { detach: true }).unwrap();
-        send(&one, &ServerMessage::Listen(vec!["127.0.0.1:53".parse().unwrap()])).unwrap();
+        send(
+            &one,
+            &ServerMessage::Listen(vec!["127.0.0.1:53".parse().unwrap()]),
+        )
+        .unwrap();
         drop(one);
         let mut descriptors = receive_descriptors(&other).unwrap();
         assert_eq!(descriptors.len(), 1);
@@ -512,9 +602,17 @@ mod tests {
         received.read_to_string(&mut text).unwrap();
         assert_eq!(text, "shared");
         let mut lines = Lines::default();
-        assert!(matches!(lines.next(&other).unwrap(), ServerMessage::Stop { detach: true }));
-        assert!(matches!(lines.next(&other).unwrap(), ServerMessage::Listen(listen) if listen.len() == 1));
-        assert_eq!(lines.next::<ServerMessage>(&other).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(matches!(
+            lines.next(&other).unwrap(),
+            ServerMessage::Stop { detach: true }
+        ));
+        assert!(
+            matches!(lines.next(&other).unwrap(), ServerMessage::Listen(listen) if listen.len() == 1)
+        );
+        assert_eq!(
+            lines.next::<ServerMessage>(&other).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
         assert_eq!(peer(&other).unwrap(), nix::unistd::geteuid().as_raw());
     }
 
@@ -529,7 +627,8 @@ mod tests {
     #[test]
     fn a_line_without_end_is_refused() {
         let (mut one, other) = UnixStream::pair().unwrap();
-        let writer = std::thread::spawn(move || one.write_all(&vec![b' '; 2 * LONGEST_LINE]).is_err());
+        let writer =
+            std::thread::spawn(move || one.write_all(&vec![b' '; 2 * LONGEST_LINE]).is_err());
         let error = Lines::default().next::<ServerMessage>(&other).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         drop(other);

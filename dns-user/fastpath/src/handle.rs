@@ -50,7 +50,10 @@ struct Inner {
     /// Whether programs of an earlier process may still give its forwarded answers.
     has_previous_programs: watch::Sender<bool>,
     /// Requests to renew answers; the receiving end until it is taken.
-    renewals: (mpsc::Sender<AnswerQuestion>, Mutex<Option<mpsc::Receiver<AnswerQuestion>>>),
+    renewals: (
+        mpsc::Sender<AnswerQuestion>,
+        Mutex<Option<mpsc::Receiver<AnswerQuestion>>>,
+    ),
 }
 
 impl Default for Inner {
@@ -79,12 +82,19 @@ struct Member {
 impl FastPathHandle {
     /// Makes this fast path the current one. Its predecessor keeps receiving changes until [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
-        let member = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
+        let member = Member {
+            publisher: fast_path.publisher(),
+            fast_path: Arc::downgrade(fast_path),
+        };
         let before = self.0.members.load().first().cloned();
         self.set_members([Some(member), before].into_iter().flatten().collect());
-        fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
+        fast_path
+            .publisher()
+            .keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
         let _newest_last = self.0.beginning.lock();
-        fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
+        fast_path
+            .publisher()
+            .begin_answers(self.answer_generation(), &self.0.renewals.0);
         // The attacher ended the earlier answers before it sent the maps.
         self.0.has_previous_programs.send_replace(false);
     }
@@ -102,7 +112,12 @@ impl FastPathHandle {
     /// Waits until no program of an earlier process gives forwarded answers.
     pub async fn earlier_answers_ended(&self) {
         // Fails only if the sender is gone, and the handle owns it.
-        let _ = self.0.has_previous_programs.subscribe().wait_for(|has_programs| !has_programs).await;
+        let _ = self
+            .0
+            .has_previous_programs
+            .subscribe()
+            .wait_for(|has_programs| !has_programs)
+            .await;
     }
 
     /// Drops the predecessor of the current fast path.
@@ -113,16 +128,27 @@ impl FastPathHandle {
 
     /// Drops every fast path: each call does nothing, and userspace answers.
     pub fn clear(&self) {
-        let none = Member { publisher: Publisher::off(), fast_path: Weak::new() };
+        let none = Member {
+            publisher: Publisher::off(),
+            fast_path: Weak::new(),
+        };
         self.set_members(vec![none]);
     }
 
     /// Replaces the fast paths; the counters of removed ones are kept.
     fn set_members(&self, members: Vec<Member>) {
         let mut ended = self.0.ended.lock();
-        let is_kept = |gone: &Member| members.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));
+        let is_kept = |gone: &Member| {
+            members
+                .iter()
+                .any(|member| member.fast_path.ptr_eq(&gone.fast_path))
+        };
         let before = self.0.members.load_full();
-        for gone in before.iter().filter(|gone| !is_kept(gone)).filter_map(|gone| gone.fast_path.upgrade()) {
+        for gone in before
+            .iter()
+            .filter(|gone| !is_kept(gone))
+            .filter_map(|gone| gone.fast_path.upgrade())
+        {
             *ended = std::mem::take(&mut *ended).join(gone.counters()).ended();
         }
         self.0.members.store(Arc::new(members));
@@ -133,8 +159,10 @@ impl FastPathHandle {
     pub fn counters(&self) -> Counters {
         let ended = self.0.ended.lock();
         let members = self.0.members.load();
-        let counters =
-            members.iter().filter_map(|member| member.fast_path.upgrade()).map(|one| one.counters());
+        let counters = members
+            .iter()
+            .filter_map(|member| member.fast_path.upgrade())
+            .map(|one| one.counters());
         counters.fold(ended.clone(), Counters::join)
     }
 
@@ -260,7 +288,8 @@ impl FastPathHandle {
 
     /// Returns the number of queries that interfaces have passed to userspace; `None` without a fast path.
     pub fn passed_to_userspace(&self) -> Option<u64> {
-        self.get().map(|fast_path| fast_path.counters.passed_to_userspace())
+        self.get()
+            .map(|fast_path| fast_path.counters.passed_to_userspace())
     }
 
     /// Returns when an interface last answered for a name, in ns of `CLOCK_MONOTONIC_COARSE`; `None` if it is not
@@ -296,22 +325,37 @@ impl FastPathHandle {
 
     /// Describes whether interfaces answer, and the reason if none does.
     pub fn in_words(&self) -> String {
-        let Some(fast_path) = self.get() else { return "off".to_owned() };
-        let InterfacesStatus { interfaces, unserved, .. } = fast_path.status().interfaces;
+        let Some(fast_path) = self.get() else {
+            return "off".to_owned();
+        };
+        let InterfacesStatus {
+            interfaces,
+            unserved,
+            ..
+        } = fast_path.status().interfaces;
         match unserved {
             _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
             Some(why) => format!("on no interface: {why}"),
-            None => "on no interface yet: each is served once enough queries have arrived on it".to_owned(),
+            None => "on no interface yet: each is served once enough queries have arrived on it"
+                .to_owned(),
         }
     }
 
     /// Calls `read` with the current publisher; `None` without one.
     #[inline]
     fn current<T>(&self, read: impl FnOnce(&Publisher) -> T) -> Option<T> {
-        self.0.members.load().first().map(|member| read(&member.publisher))
+        self.0
+            .members
+            .load()
+            .first()
+            .map(|member| read(&member.publisher))
     }
 
     fn for_each(&self, change: impl Fn(&Publisher)) {
-        self.0.members.load().iter().for_each(|member| change(&member.publisher));
+        self.0
+            .members
+            .load()
+            .iter()
+            .for_each(|member| change(&member.publisher));
     }
 }

@@ -172,7 +172,9 @@ impl FastPathError {
 
     /// The attacher that this server started has ended for good.
     pub fn ended() -> Self {
-        Self::Failed("the attacher has ended; restart the server to attach programs again".to_owned())
+        Self::Failed(
+            "the attacher has ended; restart the server to attach programs again".to_owned(),
+        )
     }
 }
 
@@ -245,8 +247,16 @@ impl FastPath {
             return Err(FastPathError::no_endpoints());
         }
         let asking = |error| FastPathError::io("asking the attacher", error);
-        let (memory, earlier, pending, wait) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
-        let Memory { names, answers, control, counters, tap, limits } = memory;
+        let (memory, earlier, pending, wait) =
+            attacher.request_maps(endpoints)?.split().map_err(asking)?;
+        let Memory {
+            names,
+            answers,
+            control,
+            counters,
+            tap,
+            limits,
+        } = memory;
         if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
             tracing::info!(names, "taking over the predecessor's learned names");
         }
@@ -286,15 +296,22 @@ impl FastPath {
     }
 
     pub(crate) fn publisher(&self) -> Publisher {
-        self.running(|running| running.publisher.publisher.clone()).unwrap_or_else(Publisher::off)
+        self.running(|running| running.publisher.publisher.clone())
+            .unwrap_or_else(Publisher::off)
     }
 
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have
     /// been processed.
     pub async fn ready(&self) {
-        let waits =
-            self.running(|running| (running.publisher.installs.clone(), running.session.ready.clone()));
-        let Some((mut installs, mut ready)) = waits else { return };
+        let waits = self.running(|running| {
+            (
+                running.publisher.installs.clone(),
+                running.session.ready.clone(),
+            )
+        });
+        let Some((mut installs, mut ready)) = waits else {
+            return;
+        };
         // An error means that the thread has ended, so there is nothing left to wait for.
         let _ = installs.wait_for(|&installs| installs > 0).await;
         let _ = ready.wait_for(|ready| *ready).await;
@@ -346,7 +363,12 @@ impl FastPath {
                 )
             })
             .unwrap_or_default();
-        let AttacherStatus { interfaces, programs, ready: _, pinned_at } = attached;
+        let AttacherStatus {
+            interfaces,
+            programs,
+            ready: _,
+            pinned_at,
+        } = attached;
         FastPathStatus {
             interfaces,
             programs,
@@ -378,7 +400,11 @@ impl FastPath {
         self.running(|running| {
             // Without an attacher no probe is evaluated.
             let is_followed = running.session.report(arrivals);
-            let until = if is_followed { kernel_monotonic_ns().saturating_add(REPORT_HOLDS_NS) } else { 0 };
+            let until = if is_followed {
+                kernel_monotonic_ns().saturating_add(REPORT_HOLDS_NS)
+            } else {
+                0
+            };
             self.control.probe_until(until);
         });
     }
@@ -403,7 +429,9 @@ impl FastPath {
 
     fn end(&self, of_answers: OnStop) {
         let running = self.running.write().take();
-        let Some(Running { publisher, session }) = running else { return };
+        let Some(Running { publisher, session }) = running else {
+            return;
+        };
         // The server stops answering soon.
         self.control.probe_until(0);
         session.stop(self.on_stop);
@@ -446,35 +474,58 @@ pub struct Detached {
 /// caller's network namespace.
 pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
     let main = *endpoints.first().ok_or_else(FastPathError::no_endpoints)?;
-    let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
+    let pins = Pins::at(&config.bpffs, main)
+        .map_err(|error| FastPathError::io("finding the pins", error))?;
     let (mut detached_links, mut detached_filters) = (0, 0);
     // Its pins belong to xdp.attach_user, which may detach any link itself.
-    let attacher =
-        config.attach_user.as_deref().and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
+    let attacher = config
+        .attach_user
+        .as_deref()
+        .and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
     for link in pins.pinned_links(attacher.map(|user| user.uid)) {
         attachment::drop_predecessor(link);
         detached_links += 1;
     }
-    let folder_state = pins.remove().map_err(|error| FastPathError::io("removing the pins", error))?;
-    let mut netlink = Socket::requests().map_err(|error| FastPathError::io("asking netlink", error))?;
-    let links = netlink.links().map_err(|error| FastPathError::io("listing the interfaces", error))?;
+    let folder_state = pins
+        .remove()
+        .map_err(|error| FastPathError::io("removing the pins", error))?;
+    let mut netlink =
+        Socket::requests().map_err(|error| FastPathError::io("asking netlink", error))?;
+    let links = netlink
+        .links()
+        .map_err(|error| FastPathError::io("listing the interfaces", error))?;
     let filters = Filters::of(main);
     for link in links {
         let removed = filters
             .remove(link.ifindex, &mut netlink)
-            .map_err(|error| FastPathError::io(&format!("removing the filter of {}", link.name), error))?;
+            .map_err(|error| {
+                FastPathError::io(&format!("removing the filter of {}", link.name), error)
+            })?;
         detached_filters += usize::from(removed);
     }
     let folder = pins.folder.clone();
-    Ok(Detached { links: detached_links, filters: detached_filters, folder, folder_state })
+    Ok(Detached {
+        links: detached_links,
+        filters: detached_filters,
+        folder,
+        folder_state,
+    })
 }
 
 /// Returns the packet filter's objection, in the calling thread's network namespace, to answering
 /// queries of `client` for `endpoint` on an interface; `None` without one.
-pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -> io::Result<Option<String>> {
+pub fn filter_objection(
+    interface: &str,
+    client: IpAddr,
+    endpoint: SocketAddr,
+) -> io::Result<Option<String>> {
     let links = Socket::requests()?.links()?;
-    let link = links.iter().find(|link| link.name == interface).ok_or(io::ErrorKind::NotFound)?;
-    let objection = PacketFilter::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
+    let link = links
+        .iter()
+        .find(|link| link.name == interface)
+        .ok_or(io::ErrorKind::NotFound)?;
+    let objection =
+        PacketFilter::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
     Ok(objection.map(|objection| objection.to_string()))
 }
 

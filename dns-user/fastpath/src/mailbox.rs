@@ -30,7 +30,13 @@ pub(super) struct Ended;
 pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
     let (messages, received) = mpsc::channel();
     let (wake, woken) = notifications()?;
-    Ok((Sender { messages, wake }, Receiver { messages: received, woken }))
+    Ok((
+        Sender { messages, wake },
+        Receiver {
+            messages: received,
+            woken,
+        },
+    ))
 }
 
 impl<T> Sender<T> {
@@ -90,7 +96,10 @@ impl Notifier {
 impl Notifications {
     pub(super) fn clear(&self) {
         let mut bytes = [0; 64];
-        while (&self.0).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}
+        while (&self.0)
+            .read(&mut bytes)
+            .is_ok_and(|read| read == bytes.len())
+        {}
     }
 }
 
@@ -108,7 +117,12 @@ mod tests {
 
     /// Returns whether poll(2) reports the descriptor as readable.
     fn is_readable(receiver: &impl AsFd) -> bool {
-        poll(&mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() > 0
+        poll(
+            &mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)],
+            PollTimeout::ZERO,
+        )
+        .unwrap()
+            > 0
     }
 
     #[test]
@@ -126,7 +140,10 @@ mod tests {
         sender.send(3).unwrap();
         drop(sender);
         assert!(is_readable(&receiver));
-        assert_eq!([receiver.take(), receiver.take()], [Ok(Some(3)), Err(Ended)]);
+        assert_eq!(
+            [receiver.take(), receiver.take()],
+            [Ok(Some(3)), Err(Ended)]
+        );
     }
 
     #[test]

@@ -42,7 +42,8 @@ fn map_empty(
     what: [&'static str; 2],
 ) -> Result<Arc<IndexMemory>, FastPathError> {
     let memory = map_new_entries(memory.fd.as_fd(), memory.shape).map_err(mapping(what[1]))?;
-    let index = map_index(index.fd.as_fd(), index.shape, Arc::new(memory)).map_err(mapping(what[0]))?;
+    let index =
+        map_index(index.fd.as_fd(), index.shape, Arc::new(memory)).map_err(mapping(what[0]))?;
     Ok(Arc::new(index))
 }
 
@@ -55,7 +56,15 @@ pub(super) struct SizedMap {
 impl Memory {
     /// Maps the server's maps, which are in the protocol's order (`Response::Maps`).
     pub(super) fn of(maps: [SizedMap; SHARED_MAPS], limits: Limits) -> Result<Self, FastPathError> {
-        let [names, entries, answer_names, answer_entries, control, counters, tap] = maps;
+        let [
+            names,
+            entries,
+            answer_names,
+            answer_entries,
+            control,
+            counters,
+            tap,
+        ] = maps;
         Ok(Self {
             names: map_empty(&names, &entries, [object::NAMES, object::ENTRIES])?,
             answers: map_empty(
@@ -63,9 +72,12 @@ impl Memory {
                 &answer_entries,
                 [object::ANSWER_NAMES, object::ANSWER_ENTRIES],
             )?,
-            control: Arc::new(ControlPage::map(control.fd.as_fd()).map_err(mapping(object::CONTROL))?),
+            control: Arc::new(
+                ControlPage::map(control.fd.as_fd()).map_err(mapping(object::CONTROL))?,
+            ),
             counters: Arc::new(
-                CounterPages::map(counters.fd.as_fd(), counters.shape).map_err(mapping(object::COUNTERS))?,
+                CounterPages::map(counters.fd.as_fd(), counters.shape)
+                    .map_err(mapping(object::COUNTERS))?,
             ),
             tap: Ring::map(tap.fd, tap.shape.elements).map_err(mapping(object::TAP))?,
             limits,
@@ -85,5 +97,9 @@ pub(super) fn names_in(
 ) -> io::Result<Vec<Name>> {
     let memory = Arc::new(map_entries(entries, entries_shape)?);
     let index = map_index(names, names_shape, memory.clone())?;
-    Ok(index.locations().take(limit).filter_map(|location| read_name(&memory, location)).collect())
+    Ok(index
+        .locations()
+        .take(limit)
+        .filter_map(|location| read_name(&memory, location))
+        .collect())
 }

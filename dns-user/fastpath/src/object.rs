@@ -77,17 +77,25 @@ impl Object {
     pub(super) fn load(config: &XdpConfig) -> Result<(Ebpf, Self), FastPathError> {
         let max_names = config.max_names;
         let replies = if config.other_types { MAX_REPLIES } else { 0 };
-        let limits = Limits { answers: config.cache_entries as usize, replies, ..limits(max_names) };
+        let limits = Limits {
+            answers: config.cache_entries as usize,
+            replies,
+            ..limits(max_names)
+        };
         let chunks = chunks(max_names);
         let answer_chunks = answer_chunks(config);
-        let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
+        let cpus = possible_cpus()
+            .map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
         let names = u32::try_from(limits.max_names + limits.negative).unwrap_or(u32::MAX);
         // Every entry takes at least one cell.
         let elements = index::elements(names.min(chunks * CHUNK_CELLS));
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::NAMES, elements)
             .map_max_entries(object::ENTRIES, chunks)
-            .map_max_entries(object::ANSWER_NAMES, index::elements(config.cache_entries + replies as u32))
+            .map_max_entries(
+                object::ANSWER_NAMES,
+                index::elements(config.cache_entries + replies as u32),
+            )
             .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(observe::MESSAGES_MAP, observe::MESSAGES_SIZE)
@@ -114,21 +122,34 @@ impl Object {
         let tap = map(object::TAP)?;
         let [.., (_, scope), (_, counters)] = &kept_maps;
         let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
-        let scope =
-            ScopePage::map(scope.as_fd(), wait_for_runs).map_err(|error| mapped(object::SCOPE, error))?;
+        let scope = ScopePage::map(scope.as_fd(), wait_for_runs)
+            .map_err(|error| mapped(object::SCOPE, error))?;
         let counters = bpf::map_shape(counters.as_fd())
             .and_then(|shape| CounterPages::map(counters.as_fd(), shape))
             .map_err(|error| mapped(object::COUNTERS, error))?;
         let messages = Messages::of(&mut ebpf);
         let (scope, counters) = (Arc::new(scope), Arc::new(counters));
-        Ok((ebpf, Self { kept_maps, tap, scope, counters, messages, limits }))
+        Ok((
+            ebpf,
+            Self {
+                kept_maps,
+                tap,
+                scope,
+                counters,
+                messages,
+                limits,
+            },
+        ))
     }
 }
 
 /// Returns whether one run of a program may interrupt another on the same CPU: on kernels with
 /// PREEMPT_RT, which name it in their version (`uname -v`).
 fn is_preemptible() -> bool {
-    rustix::system::uname().version().to_string_lossy().contains("PREEMPT_RT")
+    rustix::system::uname()
+        .version()
+        .to_string_lossy()
+        .contains("PREEMPT_RT")
 }
 
 /// Waits until every program run that began before the call has ended.
@@ -151,18 +172,36 @@ fn limits(max_names: u32) -> Limits {
 }
 
 fn chunks(max_names: u32) -> u32 {
-    let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
-    const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };
+    let bytes = (max_names as usize)
+        .saturating_mul(BYTES_PER_NAME)
+        .clamp(MIN_ARENA, MAX_ARENA);
+    const {
+        assert!(
+            MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize
+                <= MAX_CELLS as usize
+        )
+    };
     const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
 
 /// Returns the number of chunks of the store of whole answers: at least one, because no map is empty.
 fn answer_chunks(config: &XdpConfig) -> u32 {
-    let replies = if config.other_types { REPLY_BYTES as u64 } else { 0 };
-    let bytes = replies + if config.cache_entries == 0 { 0 } else { config.cache_bytes };
+    let replies = if config.other_types {
+        REPLY_BYTES as u64
+    } else {
+        0
+    };
+    let bytes = replies
+        + if config.cache_entries == 0 {
+            0
+        } else {
+            config.cache_bytes
+        };
     let usable = u64::from(CHUNK_CELLS) * CELL_SIZE as u64;
-    u32::try_from(bytes.div_ceil(usable)).unwrap_or(u32::MAX).clamp(1, MAX_CELLS / CHUNK_CELLS)
+    u32::try_from(bytes.div_ceil(usable))
+        .unwrap_or(u32::MAX)
+        .clamp(1, MAX_CELLS / CHUNK_CELLS)
 }
 
 /// Returns the number of possible CPUs: each CPU uses the element with its own number for its counters.
@@ -182,7 +221,11 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
 fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.map(name) {
         Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,
-        _ => return Err(FastPathError::Failed(format!("the embedded BPF object has no {name}"))),
+        _ => {
+            return Err(FastPathError::Failed(format!(
+                "the embedded BPF object has no {name}"
+            )));
+        }
     };
     let fd = data.fd().as_fd().try_clone_to_owned();
     fd.map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
@@ -208,7 +251,10 @@ fn load_error(error: aya::EbpfError) -> FastPathError {
 /// Formats an error with its causes in one line.
 fn reason(error: &(dyn std::error::Error + 'static)) -> String {
     let text = with_causes(error);
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
     lines.join(" / ")
 }
 
@@ -228,11 +274,23 @@ mod tests {
     fn sizes_follow_max_names_within_bounds() {
         assert_eq!(
             limits(65_536),
-            Limits { max_names: 65_536, max_precomputed: 49_152, negative: 4096, answers: 0, replies: 0 }
+            Limits {
+                max_names: 65_536,
+                max_precomputed: 49_152,
+                negative: 4096,
+                answers: 0,
+                replies: 0
+            }
         );
         assert_eq!(
             limits(0),
-            Limits { max_names: 1, max_precomputed: 1, negative: MIN_NEGATIVE, answers: 0, replies: 0 }
+            Limits {
+                max_names: 1,
+                max_precomputed: 1,
+                negative: MIN_NEGATIVE,
+                answers: 0,
+                replies: 0
+            }
         );
         assert_eq!(chunks(65_536), 9);
         assert_eq!(chunks(1), 2);

@@ -32,7 +32,10 @@ const WINDOW: Duration = Duration::from_millis(100);
 
 /// An item delivered by the tap.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "events are handed on one by one, never stored in numbers")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "events are handed on one by one, never stored in numbers"
+)]
 pub enum TapItem {
     /// A sampled query, and the time since the program saw it.
     Event(TapEvent, Duration),
@@ -53,14 +56,18 @@ impl TapReader {
     pub(crate) fn new(ring: Ring, control: Arc<ControlPage>) -> io::Result<Self> {
         // SAFETY: the ring buffer owns its descriptor, which stays open and unchanged as long as
         // the buffer lives, and the buffer lives inside the `AsyncFd`.
-        let ring =
-            unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(io::Error::other)?;
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
+            .map_err(io::Error::other)?;
         Ok(Self { ring, control })
     }
 
     /// Passes events to `publish` for as long as `wanted` has a sender. `wanted` is the number of
     /// queries per sample: 1 for all of them, 0 for none.
-    pub async fn feed(mut self, mut wanted: watch::Receiver<u32>, mut publish: impl FnMut(TapItem)) {
+    pub async fn feed(
+        mut self,
+        mut wanted: watch::Receiver<u32>,
+        mut publish: impl FnMut(TapItem),
+    ) {
         // Events older than this belong to an earlier session that ended with a full buffer.
         let mut session_start = 0;
         let mut before = 0;
@@ -89,7 +96,10 @@ impl TapReader {
     }
 
     async fn readable(&self) -> io::Result<()> {
-        self.ring.readable().await.map(|mut guard| guard.clear_ready())
+        self.ring
+            .readable()
+            .await
+            .map(|mut guard| guard.clear_ready())
     }
 
     /// Forwards the buffered events not older than `session_start` (ns of the kernel's monotonic
@@ -161,9 +171,17 @@ impl Ring {
             )));
         }
         let reader = MmapOptions::new().len(page).map_raw(map.as_raw_fd())?;
-        let written =
-            MmapOptions::new().offset(page as u64).len(page + 2 * size).map_raw_read_only(map.as_raw_fd())?;
-        Ok(Self { map, reader, written, page, size })
+        let written = MmapOptions::new()
+            .offset(page as u64)
+            .len(page + 2 * size)
+            .map_raw_read_only(map.as_raw_fd())?;
+        Ok(Self {
+            map,
+            reader,
+            written,
+            page,
+            size,
+        })
     }
 
     /// Takes the next record, truncated to the length of `record`, and returns the number of bytes
@@ -186,7 +204,9 @@ impl Ring {
             // The record is contiguous after its header, inside the data or its second mapping; the
             // kernel does not write there until the record is released.
             for (index, part) in record[..taken].chunks_mut(8).enumerate() {
-                let word = self.written.load(start + HEADER / 8 + index, Ordering::Relaxed);
+                let word = self
+                    .written
+                    .load(start + HEADER / 8 + index, Ordering::Relaxed);
                 part.copy_from_slice(&word.to_ne_bytes()[..part.len()]);
             }
             let next = at + (HEADER + length).next_multiple_of(8) as u64;
@@ -212,7 +232,8 @@ impl AsRawFd for Ring {
 
 fn page_size() -> io::Result<usize> {
     let size = sysconf(SysconfVar::PAGE_SIZE)?;
-    size.and_then(|size| usize::try_from(size).ok()).ok_or_else(|| io::Error::other("no page size"))
+    size.and_then(|size| usize::try_from(size).ok())
+        .ok_or_else(|| io::Error::other("no page size"))
 }
 
 /// Size of the messages' map in bytes: the programs write at most one message per second and CPU. A
@@ -244,7 +265,10 @@ impl Messages {
     pub(crate) fn of(ebpf: &mut Ebpf) -> Option<Self> {
         let logger = EbpfLogger::init_with_logger(ebpf, Handover).ok()?;
         let readable = logger.as_fd().try_clone_to_owned().ok()?;
-        Some(Self { logger: Arc::new(Mutex::new(logger)), readable })
+        Some(Self {
+            logger: Arc::new(Mutex::new(logger)),
+            readable,
+        })
     }
 
     /// Returns a handle that keeps the map open. Programs loaded later refer to the map by its

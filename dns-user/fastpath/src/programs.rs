@@ -112,7 +112,10 @@ pub(super) struct ProgramStatuses {
 
 impl ProgramStatuses {
     pub(super) fn new(changed: Notifier) -> Self {
-        Self { programs: Arc::default(), changed }
+        Self {
+            programs: Arc::default(),
+            changed,
+        }
     }
 
     pub(super) fn all(&self) -> Vec<ProgramStatus> {
@@ -166,7 +169,13 @@ impl Programs {
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel()?;
-        let mut loader = Loader { ebpf, _messages: messages, statuses, answer: None, keeps_answers };
+        let mut loader = Loader {
+            ebpf,
+            _messages: messages,
+            statuses,
+            answer: None,
+            keeps_answers,
+        };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
             for program in ordered {
@@ -180,16 +189,24 @@ impl Programs {
                 memory::forget_start();
             }
         })?;
-        Ok(Self { ordered: BTreeMap::new(), orders, results: Some(results) })
+        Ok(Self {
+            ordered: BTreeMap::new(),
+            orders,
+            results: Some(results),
+        })
     }
 
     /// Requests a program unless it was requested before.
     pub(crate) fn order(&mut self, program: Program) {
-        let Self { ordered, orders, .. } = self;
-        ordered.entry(program).or_insert_with(|| match orders.send(program) {
-            Ok(()) => Ordered::Loading,
-            Err(_) => Ordered::Problem(LoadProblem::ended()),
-        });
+        let Self {
+            ordered, orders, ..
+        } = self;
+        ordered
+            .entry(program)
+            .or_insert_with(|| match orders.send(program) {
+                Ok(()) => Ordered::Loading,
+                Err(_) => Ordered::Problem(LoadProblem::ended()),
+            });
     }
 
     /// Returns a program, requesting it if necessary.
@@ -220,15 +237,23 @@ impl Programs {
         let Some(results) = &self.results else { return };
         loop {
             match results.take() {
-                Ok(Some((program, Ok(loaded)))) => self.ordered.insert(program, Ordered::Loaded(loaded)),
-                Ok(Some((program, Err(problem)))) => self.ordered.insert(program, Ordered::Problem(problem)),
+                Ok(Some((program, Ok(loaded)))) => {
+                    self.ordered.insert(program, Ordered::Loaded(loaded))
+                }
+                Ok(Some((program, Err(problem)))) => {
+                    self.ordered.insert(program, Ordered::Problem(problem))
+                }
                 Ok(None) => return,
                 Err(Ended) => break,
             };
         }
         // The thread panicked, which was logged with its location.
         self.results = None;
-        for ordered in self.ordered.values_mut().filter(|ordered| matches!(ordered, Ordered::Loading)) {
+        for ordered in self
+            .ordered
+            .values_mut()
+            .filter(|ordered| matches!(ordered, Ordered::Loading))
+        {
             *ordered = Ordered::Problem(LoadProblem::ended());
         }
     }
@@ -264,39 +289,67 @@ impl LoadProblem {
 
     fn of(name: &str, error: &ProgramError) -> Self {
         let (code, verifier) = match error {
-            ProgramError::LoadError { io_error, verifier_log } => {
-                (io_error.raw_os_error(), last_lines(&verifier_log.to_string()))
-            }
+            ProgramError::LoadError {
+                io_error,
+                verifier_log,
+            } => (
+                io_error.raw_os_error(),
+                last_lines(&verifier_log.to_string()),
+            ),
             ProgramError::SyscallError(call) => (call.io_error.raw_os_error(), Vec::new()),
             ProgramError::IOError(error) => (error.raw_os_error(), Vec::new()),
             _ => (None, Vec::new()),
         };
         let complaint = complaint(&verifier);
-        let kernel =
-            code.map_or_else(|| error.to_string(), |code| io::Error::from_raw_os_error(code).to_string());
+        let kernel = code.map_or_else(
+            || error.to_string(),
+            |code| io::Error::from_raw_os_error(code).to_string(),
+        );
         let why = match (code, complaint) {
-            (_, Some(complaint)) => format!("the kernel rejected program {name}: {kernel}: {complaint}"),
+            (_, Some(complaint)) => {
+                format!("the kernel rejected program {name}: {kernel}: {complaint}")
+            }
             (Some(libc::EPERM | libc::EACCES), None) => format!(
                 "loading program {name} is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({kernel})"
             ),
             (_, None) => format!("program {name} cannot be loaded: {kernel}"),
         };
-        let may_come =
-            matches!(code, Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE));
-        let state = if may_come { ProgramState::Failed } else { ProgramState::Refused };
-        Self { state, why, verifier }
+        let may_come = matches!(
+            code,
+            Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE)
+        );
+        let state = if may_come {
+            ProgramState::Failed
+        } else {
+            ProgramState::Refused
+        };
+        Self {
+            state,
+            why,
+            verifier,
+        }
     }
 }
 
 fn last_lines(log: &str) -> Vec<String> {
-    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(VERIFIER_LINES)..].iter().map(|&line| line.to_owned()).collect()
+    let lines: Vec<&str> = log
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(VERIFIER_LINES)..]
+        .iter()
+        .map(|&line| line.to_owned())
+        .collect()
 }
 
 /// Returns the line with the verifier's complaint: the last one that is not part of its statistics.
 fn complaint(lines: &[String]) -> Option<&String> {
     const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
-    lines.iter().rev().find(|line| !STATISTICS.iter().any(|start| line.starts_with(start)))
+    lines
+        .iter()
+        .rev()
+        .find(|line| !STATISTICS.iter().any(|start| line.starts_with(start)))
 }
 
 //----------- Loader ----------------------------------------------------------
@@ -337,11 +390,11 @@ impl Loader {
 
     /// Loads the program that answers at tc, once.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
-        if let Some(done) = self
-            .answer
-            .clone()
-            .filter(|done| done.as_ref().err().is_none_or(|problem| problem.state == ProgramState::Refused))
-        {
+        if let Some(done) = self.answer.clone().filter(|done| {
+            done.as_ref()
+                .err()
+                .is_none_or(|problem| problem.state == ProgramState::Refused)
+        }) {
             return done;
         }
         let done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
@@ -359,7 +412,10 @@ impl Loader {
             ),
             verifier: Vec::new(),
         };
-        let map = self.ebpf.map_mut(map).ok_or_else(|| problem(&"its map is missing"))?;
+        let map = self
+            .ebpf
+            .map_mut(map)
+            .ok_or_else(|| problem(&"its map is missing"))?;
         ProgramArray::try_from(map)
             .and_then(|mut programs| programs.set(0, &program, 0))
             .map_err(|error| problem(&error))
@@ -398,23 +454,42 @@ impl Loader {
                     "the kernel has loaded a program"
                 );
                 let status = status(ProgramState::Loaded, Some(load_ms));
-                self.statuses.note(ProgramStatus { instructions, ..status });
+                self.statuses.note(ProgramStatus {
+                    instructions,
+                    ..status
+                });
                 Ok(program)
             }
             Err(error) => {
                 let problem = LoadProblem::of(name, &error);
-                let LoadProblem { state, why, verifier } = problem.clone();
+                let LoadProblem {
+                    state,
+                    why,
+                    verifier,
+                } = problem.clone();
                 let last_lines = verifier.join(" / ");
-                tracing::warn!(program = name, milliseconds = load_ms, verifier = last_lines, "{why}");
+                tracing::warn!(
+                    program = name,
+                    milliseconds = load_ms,
+                    verifier = last_lines,
+                    "{why}"
+                );
                 let status = status(state, Some(load_ms));
-                self.statuses.note(ProgramStatus { why: Some(why), verifier, ..status });
+                self.statuses.note(ProgramStatus {
+                    why: Some(why),
+                    verifier,
+                    ..status
+                });
                 Err(problem)
             }
         }
     }
 
     /// Loads a program, which runs the verifier; returns a duplicate of its descriptor.
-    fn try_load(&mut self, name: &'static str) -> Result<(ProgramFd, Option<ProgramInfo>), ProgramError> {
+    fn try_load(
+        &mut self,
+        name: &'static str,
+    ) -> Result<(ProgramFd, Option<ProgramInfo>), ProgramError> {
         let missing = || ProgramError::IOError(io::Error::from_raw_os_error(libc::ENOENT));
         let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
         let own = |fd: &ProgramFd| fd.try_clone().map_err(ProgramError::IOError);
@@ -442,7 +517,10 @@ mod tests {
                    stack depth 400+0\nprocessed 1000001 insns (limit 1000000) max_states_per_insn 40\n\n";
         let lines = last_lines(log);
         assert_eq!(lines.len(), 4);
-        assert_eq!(complaint(&lines), Some(&"BPF program is too large. Processed 1000001 insn".to_owned()));
+        assert_eq!(
+            complaint(&lines),
+            Some(&"BPF program is too large. Processed 1000001 insn".to_owned())
+        );
         assert_eq!(last_lines(&"line\n".repeat(100)).len(), VERIFIER_LINES);
         assert_eq!(complaint(&last_lines("")), None);
     }

@@ -95,19 +95,34 @@ pub(super) async fn check(
 impl Connection {
     /// Connects and performs the handshake.
     async fn open(address: SocketAddr, tls: &TlsMaterial) -> Result<Self, CheckError> {
-        let tcp = TcpStream::connect(address).await.map_err(CheckError::Connect)?;
+        let tcp = TcpStream::connect(address)
+            .await
+            .map_err(CheckError::Connect)?;
         // Delaying a single small request gains nothing.
         let _ = tcp.set_nodelay(true);
         let name = ServerName::try_from(HEALTH_NAME).expect("the constant is a DNS name");
         let allowance = Allowance::new(Cell::new(MAX_RECEIVED));
-        let limited = ReadLimit { inner: tcp, allowance: allowance.clone() };
+        let limited = ReadLimit {
+            inner: tcp,
+            allowance: allowance.clone(),
+        };
         let connector = TlsConnector::from(Arc::clone(&tls.client));
-        let stream = connector.connect(name, limited).await.map_err(CheckError::Tls)?;
-        let (sender, connection) =
-            http1::Builder::new().max_buf_size(16 << 10).handshake(TokioIo::new(stream)).await?;
+        let stream = connector
+            .connect(name, limited)
+            .await
+            .map_err(CheckError::Tls)?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(16 << 10)
+            .handshake(TokioIo::new(stream))
+            .await?;
         // Errors are reported by the request that they concern.
         let driver = tokio::task::spawn_local(async move { _ = connection.await }).abort_handle();
-        Ok(Self { sender, driver, allowance, generation: tls.generation })
+        Ok(Self {
+            sender,
+            driver,
+            allowance,
+            generation: tls.generation,
+        })
     }
 
     async fn ask(&mut self, address: SocketAddr) -> Result<InstanceHealth, CheckError> {
@@ -115,7 +130,8 @@ impl Connection {
         self.sender.ready().await?;
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = Uri::from_static("/health");
-        let host = header::HeaderValue::try_from(address.to_string()).expect("addresses are visible ASCII");
+        let host = header::HeaderValue::try_from(address.to_string())
+            .expect("addresses are visible ASCII");
         request.headers_mut().insert(header::HOST, host);
         let response = self.sender.send_request(request).await?;
         let status = response.status();
@@ -133,7 +149,9 @@ impl Connection {
 async fn read(mut incoming: Incoming) -> Result<Vec<u8>, CheckError> {
     let mut body = Vec::new();
     while let Some(frame) = incoming.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
         if body.len() + data.len() > MAX_REPORT {
             return Err(CheckError::TooLong);
         }
@@ -166,13 +184,18 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadLimit<T> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.allowance.get() == 0 {
-            let excess =
-                io::Error::new(io::ErrorKind::InvalidData, "sent a longer reply than a health server needs");
+            let excess = io::Error::new(
+                io::ErrorKind::InvalidData,
+                "sent a longer reply than a health server needs",
+            );
             return Poll::Ready(Err(excess));
         }
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.inner).poll_read(context, buffer);
-        let left = self.allowance.get().saturating_sub(buffer.filled().len() - before);
+        let left = self
+            .allowance
+            .get()
+            .saturating_sub(buffer.filled().len() - before);
         self.allowance.set(left);
         outcome
     }
@@ -245,7 +268,10 @@ pub(super) fn parse(body: &[u8]) -> anyhow::Result<InstanceHealth> {
             }
         }
     }
-    let groups = groups.into_iter().map(|(group, state)| (group.into_boxed_str(), state)).collect();
+    let groups = groups
+        .into_iter()
+        .map(|(group, state)| (group.into_boxed_str(), state))
+        .collect();
     Ok(InstanceHealth { state, groups })
 }
 
@@ -285,8 +311,17 @@ mod report_tests {
             state(r#"{"STATE":"failing","more":{"x":1},"group_state":{}}"#),
             Some(HealthState::Failing)
         );
-        assert_eq!(state(r#"{"state":"unchecked"}"#), Some(HealthState::Unchecked));
-        for odd in ["{}", r#"{"state":null}"#, r#"{"state":"Running"}"#, r#"{"state":"unknown"}"#, "null"] {
+        assert_eq!(
+            state(r#"{"state":"unchecked"}"#),
+            Some(HealthState::Unchecked)
+        );
+        for odd in [
+            "{}",
+            r#"{"state":null}"#,
+            r#"{"state":"Running"}"#,
+            r#"{"state":"unknown"}"#,
+            "null",
+        ] {
             assert_eq!(state(odd), Some(HealthState::Unknown), "{odd}");
         }
         for broken in [
@@ -304,25 +339,52 @@ mod report_tests {
 
     #[test]
     fn groups_are_read() {
-        let health = parse(br#"{"state":"running","group_state":{"2":"odd","1":"failing"}}"#).unwrap();
-        let groups: Vec<_> = health.groups.iter().map(|(group, state)| (&**group, *state)).collect();
-        assert_eq!(groups, [("1", HealthState::Failing), ("2", HealthState::Unknown)]);
+        let health =
+            parse(br#"{"state":"running","group_state":{"2":"odd","1":"failing"}}"#).unwrap();
+        let groups: Vec<_> = health
+            .groups
+            .iter()
+            .map(|(group, state)| (&**group, *state))
+            .collect();
+        assert_eq!(
+            groups,
+            [("1", HealthState::Failing), ("2", HealthState::Unknown)]
+        );
     }
 
     #[test]
     fn too_many_groups_are_refused() {
         let report = |groups: usize| {
-            let groups: Vec<_> = (0..groups).map(|group| format!(r#""{group}":"failing""#)).collect();
-            parse(format!(r#"{{"state":"running","group_state":{{{}}}}}"#, groups.join(",")).as_bytes())
+            let groups: Vec<_> = (0..groups)
+                .map(|group| format!(r#""{group}":"failing""#))
+                .collect();
+            parse(
+                format!(
+                    r#"{{"state":"running","group_state":{{{}}}}}"#,
+                    groups.join(",")
+                )
+                .as_bytes(),
+            )
         };
         assert_eq!(report(MAX_GROUPS).unwrap().groups.len(), MAX_GROUPS);
-        assert!(report(MAX_GROUPS + 1).unwrap_err().to_string().contains("more than 1024 groups"));
+        assert!(
+            report(MAX_GROUPS + 1)
+                .unwrap_err()
+                .to_string()
+                .contains("more than 1024 groups")
+        );
     }
 
     #[test]
     fn report_without_groups_omits_field() {
-        let mut report = Report { state: "running", group_state: BTreeMap::new() };
-        assert_eq!(serde_json::to_string(&report).unwrap(), r#"{"state":"running"}"#);
+        let mut report = Report {
+            state: "running",
+            group_state: BTreeMap::new(),
+        };
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"state":"running"}"#
+        );
         report.group_state.insert("1".to_owned(), "failing");
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(text, r#"{"state":"running","group_state":{"1":"failing"}}"#);

@@ -12,7 +12,9 @@ fn main() -> ExitCode {
             server::run(Path::new(file), LogFormat::default())
         }
         _ => {
-            eprintln!("usage: bosh-dns-xdp-health FILE\n\nFILE is the health server's configuration, JSON.");
+            eprintln!(
+                "usage: bosh-dns-xdp-health FILE\n\nFILE is the health server's configuration, JSON."
+            );
             ExitCode::from(2)
         }
     }

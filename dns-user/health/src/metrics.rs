@@ -15,7 +15,9 @@ use prometheus::{Histogram, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use super::{check::CheckError, states::HealthStates};
 
 /// Histogram bounds of the duration of a check, in seconds.
-const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+const DURATIONS: [f64; 12] = [
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
+];
 
 /// Metrics of the watcher; cheap to clone.
 #[derive(Clone, Debug)]
@@ -60,7 +62,14 @@ impl HealthMetrics {
 
     /// Registers all families of the watcher.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Self { checks, seconds, in_flight, tracked_names, instances, blind } = self;
+        let Self {
+            checks,
+            seconds,
+            in_flight,
+            tracked_names,
+            instances,
+            blind,
+        } = self;
         registry.register(Box::new(checks.clone()))?;
         registry.register(Box::new(seconds.clone()))?;
         registry.register(Box::new(in_flight.clone()))?;
@@ -71,7 +80,10 @@ impl HealthMetrics {
 
     /// Returns the number of completed checks, regardless of their result.
     pub fn checks(&self) -> u64 {
-        CheckResult::LABELS.iter().map(|label| self.checks.with_label_values(&[*label]).get()).sum()
+        CheckResult::LABELS
+            .iter()
+            .map(|label| self.checks.with_label_values(&[*label]).get())
+            .sum()
     }
 
     pub(super) fn observe(&self, result: CheckResult, took: Duration) {
@@ -80,16 +92,29 @@ impl HealthMetrics {
     }
 
     pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
-        for (state, count) in ["running", "failing", "unknown", "unchecked"].iter().zip(states.counts()) {
-            self.instances.with_label_values(&[*state]).set(count as i64);
+        for (state, count) in ["running", "failing", "unknown", "unchecked"]
+            .iter()
+            .zip(states.counts())
+        {
+            self.instances
+                .with_label_values(&[*state])
+                .set(count as i64);
         }
     }
 }
 
 impl CheckResult {
     /// Labels in the order of the variants.
-    const LABELS: [&str; 8] =
-        ["running", "failing", "other", "unreachable", "tls", "status", "malformed", "timeout"];
+    const LABELS: [&str; 8] = [
+        "running",
+        "failing",
+        "other",
+        "unreachable",
+        "tls",
+        "status",
+        "malformed",
+        "timeout",
+    ];
 
     pub(super) fn of(state: HealthState) -> Self {
         match state {
@@ -141,19 +166,32 @@ impl CheckFailures {
 
     /// Returns why no instance can be checked with these certificates; `None` while some can, or
     /// none is checked.
-    pub(super) fn why_no_check_can_work(&self, tls: &TlsMaterial, now: SystemTime) -> Option<String> {
+    pub(super) fn why_no_check_can_work(
+        &self,
+        tls: &TlsMaterial,
+        now: SystemTime,
+    ) -> Option<String> {
         if let Some(why) = tls.certificate.invalid_at(now) {
             return Some(format!(
                 "the health client's own certificate {why}: instances refuse it; rotate health.certificate_file"
             ));
         }
-        if tls.authorities.iter().all(|authority| authority.invalid_at(now).is_some()) {
+        if tls
+            .authorities
+            .iter()
+            .all(|authority| authority.invalid_at(now).is_some())
+        {
             return Some(
-                "no CA of health.ca_file is valid now: no instance is trusted; renew the file".to_owned(),
+                "no CA of health.ca_file is valid now: no instance is trusted; renew the file"
+                    .to_owned(),
             );
         }
         let latest = self.0.lock();
-        let refused = latest.last.values().filter(|result| **result == CheckResult::Tls).count();
+        let refused = latest
+            .last
+            .values()
+            .filter(|result| **result == CheckResult::Tls)
+            .count();
         (latest.all_failed() && refused > 0).then(|| {
             format!(
                 "none of {} checked instances can be reached, {refused} because of TLS ({}): compare \
@@ -181,7 +219,10 @@ impl Latest {
     /// Returns whether instances are checked and none answered its latest check.
     fn all_failed(&self) -> bool {
         let is_failure = |result: &CheckResult| {
-            matches!(result, CheckResult::Tls | CheckResult::Unreachable | CheckResult::Timeout)
+            matches!(
+                result,
+                CheckResult::Tls | CheckResult::Unreachable | CheckResult::Timeout
+            )
         };
         !self.last.is_empty() && self.last.values().all(is_failure)
     }
@@ -198,7 +239,12 @@ mod tests {
         assert_eq!(failures.why_none_answers(), None);
         failures.record(first, CheckResult::Unreachable);
         failures.record(second, CheckResult::Timeout);
-        assert!(failures.why_none_answers().unwrap().contains("none of 2 checked instances"));
+        assert!(
+            failures
+                .why_none_answers()
+                .unwrap()
+                .contains("none of 2 checked instances")
+        );
         failures.record(first, CheckResult::Failing);
         assert_eq!(failures.why_none_answers(), None);
         failures.forget(first);

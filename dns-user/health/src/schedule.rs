@@ -133,16 +133,31 @@ impl Schedule {
 
     /// Adds an instance. If `urgent`, a query waits for it, and its pending first check becomes urgent as well.
     pub(super) fn add(&mut self, ip: IpAddr, urgent: bool) {
-        let (phase, waits) = (self.next_phase, if urgent { Waits::Urgent } else { Waits::First });
+        let (phase, waits) = (
+            self.next_phase,
+            if urgent { Waits::Urgent } else { Waits::First },
+        );
         match self.targets.get_mut(&ip) {
             None => {
-                self.targets.insert(ip, Target { phase, waits, answered: false });
+                self.targets.insert(
+                    ip,
+                    Target {
+                        phase,
+                        waits,
+                        answered: false,
+                    },
+                );
                 self.next_phase = self.next_phase.wrapping_add(GOLDEN);
             }
             Some(target) if urgent && target.waits == Waits::First => target.waits = Waits::Urgent,
             Some(_) => return,
         }
-        if urgent { &mut self.urgent } else { &mut self.first }.push_back(ip);
+        if urgent {
+            &mut self.urgent
+        } else {
+            &mut self.first
+        }
+        .push_back(ip);
     }
 
     /// Removes the instance. Returns the ticket of its running check, which the caller must still end.
@@ -191,14 +206,24 @@ impl Schedule {
             return None;
         }
         self.newest_next = !self.newest_next;
-        if let Some(ip) = Self::pop(&mut self.urgent, &self.targets, Waits::Urgent, !self.newest_next) {
+        if let Some(ip) = Self::pop(
+            &mut self.urgent,
+            &self.targets,
+            Waits::Urgent,
+            !self.newest_next,
+        ) {
             return Some(ip);
         }
         if let Some(&(at, ip)) = self.due.first().filter(|(at, _)| *at <= now) {
             self.due.remove(&(at, ip));
             return Some(ip);
         }
-        Self::pop(&mut self.first, &self.targets, Waits::First, !self.newest_next)
+        Self::pop(
+            &mut self.first,
+            &self.targets,
+            Waits::First,
+            !self.newest_next,
+        )
     }
 
     /// Takes the first (or, with `newest`, the last) instance still waiting in `queue`. The caller
@@ -210,7 +235,11 @@ impl Schedule {
         waits: Waits,
         newest: bool,
     ) -> Option<IpAddr> {
-        while let Some(ip) = if newest { queue.pop_back() } else { queue.pop_front() } {
+        while let Some(ip) = if newest {
+            queue.pop_back()
+        } else {
+            queue.pop_front()
+        } {
             if targets.get(&ip).is_some_and(|target| target.waits == waits) {
                 return Some(ip);
             }
@@ -221,7 +250,9 @@ impl Schedule {
     /// Moves a check that exceeded its patience to the slow lane; `false` if that is full, in which
     /// case the check must be ended as cut off.
     pub(super) fn slow_down(&mut self, ticket: Ticket) -> bool {
-        let Some((ip, _)) = self.running.get(&ticket) else { return false };
+        let Some((ip, _)) = self.running.get(&ticket) else {
+            return false;
+        };
         let room = self.has_slow_room(self.targets.get(ip).is_some_and(|target| target.answered));
         match self.running.get_mut(&ticket) {
             Some((_, lane @ Lane::Fast)) if room => {
@@ -236,18 +267,25 @@ impl Schedule {
 
     /// Ends a check and schedules the next one.
     pub(super) fn end(&mut self, ticket: Ticket, ending: Ending, now: Instant) {
-        let Some((ip, lane)) = self.running.remove(&ticket) else { return };
+        let Some((ip, lane)) = self.running.remove(&ticket) else {
+            return;
+        };
         self.running_slow -= usize::from(lane == Lane::Slow);
-        let Some(target) = self.targets.get_mut(&ip) else { return };
+        let Some(target) = self.targets.get_mut(&ip) else {
+            return;
+        };
         if target.waits != Waits::Running(ticket) {
             return;
         }
         let at = match ending {
             // Some time after the previous check, so that the second check does not immediately
             // follow the first.
-            Ending::Answered | Ending::Silent => {
-                next_moment(self.epoch, self.interval, target.phase, now + self.interval / 4)
-            }
+            Ending::Answered | Ending::Silent => next_moment(
+                self.epoch,
+                self.interval,
+                target.phase,
+                now + self.interval / 4,
+            ),
             Ending::CutOff => now,
         };
         target.answered = ending == Ending::Answered;
@@ -263,7 +301,11 @@ impl Schedule {
     /// Returns the time of the next call of [`Self::start`], unless a check ends earlier.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
-        let fast = self.due.first().filter(|_| has_fast_room).map(|(at, _)| *at);
+        let fast = self
+            .due
+            .first()
+            .filter(|_| has_fast_room)
+            .map(|(at, _)| *at);
         let slow = self.silent.first().filter(|_| self.has_slow_room(false));
         let slow = slow.map(|(at, _)| self.next_slow.max(*at));
         fast.into_iter().chain(slow).min()
@@ -303,7 +345,16 @@ mod tests {
     fn schedule(fast: usize, slow: usize) -> (Schedule, Instant) {
         let epoch = Instant::now();
         (
-            Schedule::new(Duration::from_secs(10), Lanes { fast, slow, pace: Duration::ZERO }, epoch, 12345),
+            Schedule::new(
+                Duration::from_secs(10),
+                Lanes {
+                    fast,
+                    slow,
+                    pace: Duration::ZERO,
+                },
+                epoch,
+                12345,
+            ),
             epoch,
         )
     }
@@ -333,11 +384,19 @@ mod tests {
             starts.retain(|at| *at >= epoch + Duration::from_secs(20));
             let window = Duration::from_millis(500);
             let most = (0..starts.len())
-                .map(|i| starts[i..].iter().take_while(|at| **at < starts[i] + window).count())
+                .map(|i| {
+                    starts[i..]
+                        .iter()
+                        .take_while(|at| **at < starts[i] + window)
+                        .count()
+                })
                 .max()
                 .unwrap();
             assert_eq!(starts.len() as u32, left * 2);
-            assert!(most as u32 <= (left / 10).max(2), "{most} of {left} within a twentieth");
+            assert!(
+                most as u32 <= (left / 10).max(2),
+                "{most} of {left} within a twentieth"
+            );
         }
     }
 
@@ -348,14 +407,20 @@ mod tests {
         schedule.add(ip(1), false);
         let (ticket, first, lane) = schedule.start(epoch).unwrap();
         assert_eq!((first, lane), (ip(1), Lane::Fast));
-        assert!(schedule.start(epoch + Duration::from_secs(99)).is_none(), "one check at a time");
+        assert!(
+            schedule.start(epoch + Duration::from_secs(99)).is_none(),
+            "one check at a time"
+        );
         schedule.end(ticket, Ending::Answered, epoch);
         let mut last = epoch;
         for round in 0..5 {
             let next = schedule.next_wake().unwrap();
             let gap = next - last;
             if round == 0 {
-                assert!(gap >= Duration::from_millis(2500) && gap <= Duration::from_millis(12500), "{gap:?}");
+                assert!(
+                    gap >= Duration::from_millis(2500) && gap <= Duration::from_millis(12500),
+                    "{gap:?}"
+                );
             } else {
                 assert_eq!(gap, Duration::from_secs(10));
             }
@@ -423,7 +488,10 @@ mod tests {
         schedule.end(ticket, Ending::Answered, now);
         (0..20).for_each(|n| schedule.add(ip(n), false));
         let tickets: Vec<_> = std::iter::from_fn(|| schedule.start(now)).collect();
-        let slow = tickets.iter().filter(|(ticket, _, _)| schedule.slow_down(*ticket)).count();
+        let slow = tickets
+            .iter()
+            .filter(|(ticket, _, _)| schedule.slow_down(*ticket))
+            .count();
         assert_eq!((tickets.len(), slow), (20, 6));
         let next = schedule.next_wake().unwrap();
         let (ticket, again, _) = schedule.start(next).unwrap();
@@ -450,7 +518,11 @@ mod tests {
     fn slow_lane_entries_are_spaced() {
         let epoch = Instant::now();
         let pace = Duration::from_millis(10);
-        let lanes = Lanes { fast: 100, slow: 100, pace };
+        let lanes = Lanes {
+            fast: 100,
+            slow: 100,
+            pace,
+        };
         let mut schedule = Schedule::new(Duration::from_secs(10), lanes, epoch, 0);
         (0..50).for_each(|n| schedule.add(ip(n), false));
         while let Some((ticket, _, lane)) = schedule.start(epoch) {
@@ -462,7 +534,11 @@ mod tests {
         }
         let mut now = epoch;
         for round in 0..50 {
-            assert_eq!(schedule.start(now).map(|started| started.2), Some(Lane::Slow), "{round}");
+            assert_eq!(
+                schedule.start(now).map(|started| started.2),
+                Some(Lane::Slow),
+                "{round}"
+            );
             assert!(schedule.start(now).is_none());
             if round < 49 {
                 assert_eq!(schedule.next_wake(), Some(now + pace));
@@ -483,6 +559,10 @@ mod tests {
         assert_eq!(schedule.in_flight(), 1);
         schedule.end(new, Ending::Answered, now);
         assert!(schedule.next_wake().is_some() && schedule.silent.is_empty());
-        assert!(schedule.remove(ip(1)).is_none() && !schedule.holds(ip(1)) && schedule.next_wake().is_none());
+        assert!(
+            schedule.remove(ip(1)).is_none()
+                && !schedule.holds(ip(1))
+                && schedule.next_wake().is_none()
+        );
     }
 }

@@ -95,7 +95,10 @@ impl HealthService {
             interval: config.check_interval.max(SHORTEST_INTERVAL),
             timeout: request_timeout.max(SHORTEST_INTERVAL),
         };
-        Ok(Self { checks: Arc::new(checks), watch: Mutex::new(Watch::Waiting(commands)) })
+        Ok(Self {
+            checks: Arc::new(checks),
+            watch: Mutex::new(Watch::Waiting(commands)),
+        })
     }
 
     /// Returns the states of the instances.
@@ -130,7 +133,11 @@ impl HealthService {
         };
         let no_thread = |error| anyhow!("health: cannot start a thread: {error}");
         let Budget { lanes, kept } = Budget::of(raise_file_limit(), self.checks.timeout);
-        let watcher = Watcher { checks: self.checks.clone(), lanes, kept };
+        let watcher = Watcher {
+            checks: self.checks.clone(),
+            lanes,
+            kept,
+        };
         self.checks.heartbeat.beat();
         let (stop, stopped) = oneshot::channel();
         let checks = self.checks.clone();
@@ -144,9 +151,16 @@ impl HealthService {
             priority::lower("the health checks");
             let local = tokio::task::LocalSet::new();
             local.spawn_local(checks.tls.clone().watch(move |tls| {
-                let Checks { states, metrics, failures, .. } = &*checks;
+                let Checks {
+                    states,
+                    metrics,
+                    failures,
+                    ..
+                } = &*checks;
                 metrics.count_instances(states);
-                let is_blind = failures.why_no_check_can_work(&tls.current(), SystemTime::now()).is_some();
+                let is_blind = failures
+                    .why_no_check_can_work(&tls.current(), SystemTime::now())
+                    .is_some();
                 metrics.blind.set(i64::from(is_blind));
             }));
             local.block_on(&runtime, watcher.run(commands, stopped));
@@ -168,7 +182,9 @@ impl HealthService {
     /// Returns why no instance can be checked if the certificates are the cause; `None` while some
     /// can be checked.
     pub fn why_no_check_can_work(&self) -> Option<String> {
-        self.checks.failures.why_no_check_can_work(&self.checks.tls.current(), SystemTime::now())
+        self.checks
+            .failures
+            .why_no_check_can_work(&self.checks.tls.current(), SystemTime::now())
     }
 
     /// Returns that no instance answers its checks; `None` while one does, or none is checked.
@@ -183,11 +199,22 @@ impl HealthService {
         let (tls, limit) = (self.checks.tls.current(), self.checks.timeout);
         // A check needs a `LocalSet`, and so a single-threaded runtime.
         let asked = tokio::task::spawn_blocking(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .ok()?;
             let asking = async { tokio::time::timeout(limit, check(address, &tls, None)).await };
-            tokio::task::LocalSet::new().block_on(&runtime, asking).ok()?.0.ok()
+            tokio::task::LocalSet::new()
+                .block_on(&runtime, asking)
+                .ok()?
+                .0
+                .ok()
         });
-        asked.await.ok().flatten().unwrap_or_else(InstanceHealth::unknown)
+        asked
+            .await
+            .ok()
+            .flatten()
+            .unwrap_or_else(InstanceHealth::unknown)
     }
 
     /// Stops the watcher's thread and waits for it to end. The states are kept.
@@ -226,8 +253,15 @@ impl Budget {
         let fast = (share / 4).clamp(4, FAST_LANE);
         let slow = (share / 4).clamp(4, SLOW_LANE);
         // If all instances are silent, checks start twice as fast as they end, so the lane is full.
-        let lanes = Lanes { fast, slow, pace: timeout / 2 / slow as u32 };
-        Self { lanes, kept: (share / 2).min(KEPT) }
+        let lanes = Lanes {
+            fast,
+            slow,
+            pace: timeout / 2 / slow as u32,
+        };
+        Self {
+            lanes,
+            kept: (share / 2).min(KEPT),
+        }
     }
 }
 
@@ -238,9 +272,15 @@ mod tests {
     #[test]
     fn checks_respect_file_limit() {
         for files in [64, 256, 1024, 2048, 65_536, 1 << 20] {
-            let Budget { lanes: Lanes { fast, slow, .. }, kept } = Budget::of(files, Duration::from_secs(1));
+            let Budget {
+                lanes: Lanes { fast, slow, .. },
+                kept,
+            } = Budget::of(files, Duration::from_secs(1));
             let most = (fast + slow + kept) as u64;
-            assert!(most <= files / 4 && fast > 0 && slow > 0, "{files} files: {fast} + {slow} + {kept}");
+            assert!(
+                most <= files / 4 && fast > 0 && slow > 0,
+                "{files} files: {fast} + {slow} + {kept}"
+            );
         }
     }
 }

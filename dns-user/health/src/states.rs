@@ -53,13 +53,22 @@ pub struct InstanceHealth {
 impl InstanceHealth {
     /// Returns the state of an instance without a usable answer.
     pub fn unknown() -> Self {
-        Self { state: HealthState::Unknown, groups: Box::default() }
+        Self {
+            state: HealthState::Unknown,
+            groups: Box::default(),
+        }
     }
 
     /// Drops groups whose state equals the instance's, because they follow it anyway.
     fn condensed(self) -> Self {
         let Self { state, groups } = self;
-        Self { state, groups: groups.into_iter().filter(|(_, of_group)| *of_group != state).collect() }
+        Self {
+            state,
+            groups: groups
+                .into_iter()
+                .filter(|(_, of_group)| *of_group != state)
+                .collect(),
+        }
     }
 }
 
@@ -121,13 +130,18 @@ impl HealthStates {
 
     /// Returns the parts in which these instances are.
     pub fn set_of(&self, instances: &[IpAddr]) -> InstanceSet {
-        InstanceSet(instances.iter().fold(0, |set, ip| set | 1 << self.part(*ip)))
+        InstanceSet(
+            instances
+                .iter()
+                .fold(0, |set, ip| set | 1 << self.part(*ip)),
+        )
     }
 
     /// Returns whether an instance of the set may have changed after the first `changes` changes. Writes
     /// nothing, so any number of CPUs may ask.
     pub fn has_changed(&self, set: InstanceSet, changes: u64) -> bool {
-        set.parts().any(|part| self.changed[part].load(Ordering::Acquire) > changes)
+        set.parts()
+            .any(|part| self.changed[part].load(Ordering::Acquire) > changes)
     }
 
     /// Returns whether the instance has been checked since tracking began.
@@ -178,7 +192,12 @@ impl Health for HealthStates {
             return HealthState::Unchecked;
         };
         group
-            .and_then(|wanted| health.groups.binary_search_by(|(id, _)| (**id).cmp(wanted)).ok())
+            .and_then(|wanted| {
+                health
+                    .groups
+                    .binary_search_by(|(id, _)| (**id).cmp(wanted))
+                    .ok()
+            })
             .map_or(health.state, |place| health.groups[place].1)
     }
 }
@@ -207,16 +226,24 @@ mod tests {
     #[test]
     fn changes_concern_few_instances() {
         let states = HealthStates::default();
-        let ips: Vec<IpAddr> = (0..=255).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        let ips: Vec<IpAddr> = (0..=255)
+            .map(|last| IpAddr::from([10, 0, 0, last]))
+            .collect();
         let sets: Vec<InstanceSet> = ips.iter().map(|ip| states.set_of(&[*ip])).collect();
         assert!(states.set(ips[0], InstanceHealth::unknown()));
         let after = states.changes();
-        let changed = sets.iter().filter(|set| states.has_changed(**set, after - 1)).count();
+        let changed = sets
+            .iter()
+            .filter(|set| states.has_changed(**set, after - 1))
+            .count();
         assert!(states.has_changed(sets[0], after - 1) && !states.has_changed(sets[0], after));
         // One of 64 on average.
         assert!(changed < ips.len() / 4, "{changed}");
         assert!(states.has_changed(states.set_of(&ips), after - 1));
-        assert!(!states.has_changed(InstanceSet::default(), 0), "a name without checks");
+        assert!(
+            !states.has_changed(InstanceSet::default(), 0),
+            "a name without checks"
+        );
         assert!(!states.set(ips[0], InstanceHealth::unknown()));
         assert_eq!(states.changes(), after, "nothing has changed");
         assert!(states.remove(ips[0]) && states.has_changed(sets[0], after));

@@ -88,7 +88,9 @@ impl Watcher {
         mut commands: mpsc::UnboundedReceiver<WatcherCommand>,
         mut stop: oneshot::Receiver<()>,
     ) {
-        let Checks { interval, tracker, .. } = &*self.checks;
+        let Checks {
+            interval, tracker, ..
+        } = &*self.checks;
         let schedule = Schedule::new(*interval, self.lanes, Instant::now(), fastrand::u32(..));
         let expire_every = tracker.expire_interval();
         let work = Rc::new(Work {
@@ -140,15 +142,23 @@ impl Work {
     fn start_checks(self: &Rc<Self>) {
         let now = Instant::now();
         loop {
-            let Some((ticket, ip, lane)) = self.schedule.borrow_mut().start(now) else { return };
-            let running = Running { work: self.clone(), ticket, ending: Ending::Silent };
+            let Some((ticket, ip, lane)) = self.schedule.borrow_mut().start(now) else {
+                return;
+            };
+            let running = Running {
+                work: self.clone(),
+                ticket,
+                ending: Ending::Silent,
+            };
             let task = tokio::task::spawn_local(running.check(ip, lane));
             self.tasks.borrow_mut().insert(ticket, task.abort_handle());
         }
     }
 
     fn handle_command(&self, command: WatcherCommand, records: &mut Option<Arc<Snapshot>>) {
-        let Checks { tracker, fast_path, .. } = &*self.watcher.checks;
+        let Checks {
+            tracker, fast_path, ..
+        } = &*self.watcher.checks;
         match command {
             WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             WatcherCommand::Dropped { names, instances } => {
@@ -166,8 +176,11 @@ impl Work {
             WatcherCommand::Decide(new) => {
                 // Newly needed instances first, then those no longer needed, so that an instance
                 // that moves between names is not lost.
-                let before: Vec<_> =
-                    tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
+                let before: Vec<_> = tracker
+                    .all()
+                    .iter()
+                    .flat_map(|tracked| tracker.decide(tracked, &new))
+                    .collect();
                 tracker.release(&before);
                 *records = Some(new);
             }
@@ -186,8 +199,12 @@ impl Work {
 
     /// Updates the gauges of running checks and tracked names.
     fn count(&self) {
-        let Checks { tracker, metrics, .. } = &*self.watcher.checks;
-        metrics.in_flight.set(self.schedule.borrow().in_flight() as i64);
+        let Checks {
+            tracker, metrics, ..
+        } = &*self.watcher.checks;
+        metrics
+            .in_flight
+            .set(self.schedule.borrow().in_flight() as i64);
         metrics.tracked_names.set(tracker.name_count() as i64);
     }
 }
@@ -205,7 +222,16 @@ impl Running {
     /// Runs the check and publishes its result.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
-        let Checks { port, timeout, tls, tracker, fast_path, metrics, failures, .. } = &*work.watcher.checks;
+        let Checks {
+            port,
+            timeout,
+            tls,
+            tracker,
+            fast_path,
+            metrics,
+            failures,
+            ..
+        } = &*work.watcher.checks;
         let started = Instant::now();
         let kept = work.connections.borrow_mut().remove(&ip);
         let tls = tls.current();
@@ -222,7 +248,11 @@ impl Running {
             }
             Some((Err(error), connection)) => {
                 let quick = started.elapsed() < FAST_TIMEOUT;
-                self.ending = if quick { Ending::Answered } else { Ending::Silent };
+                self.ending = if quick {
+                    Ending::Answered
+                } else {
+                    Ending::Silent
+                };
                 self.keep(ip, connection);
                 log_failure(ip, &error);
                 if let CheckError::Tls(error) = &error {
@@ -285,7 +315,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.work.tasks.borrow_mut().remove(&self.ticket);
-        self.work.schedule.borrow_mut().end(self.ticket, self.ending, Instant::now());
+        self.work
+            .schedule
+            .borrow_mut()
+            .end(self.ticket, self.ending, Instant::now());
         self.work.room.notify_one();
     }
 }
@@ -316,7 +349,10 @@ pub(super) struct Heartbeat {
 impl Heartbeat {
     /// Starts with a heartbeat.
     pub(super) fn new() -> Self {
-        Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
+        Self {
+            epoch: Instant::now(),
+            last_ms: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn beat(&self) {
@@ -324,7 +360,10 @@ impl Heartbeat {
     }
 
     pub(super) fn silent_for(&self) -> Duration {
-        Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
+        Duration::from_millis(
+            self.elapsed_ms()
+                .saturating_sub(self.last_ms.load(Ordering::Relaxed)),
+        )
     }
 
     fn elapsed_ms(&self) -> u64 {

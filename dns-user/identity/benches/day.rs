@@ -56,12 +56,16 @@ fn main() -> Result<()> {
 
     let used = cpu()?;
     for number in 0..count {
-        let container: Container = serde_json::from_value(json!({"guid": format!("container-{number:05}")}))?;
+        let container: Container =
+            serde_json::from_value(json!({"guid": format!("container-{number:05}")}))?;
         // A key generated on this thread would not count as the pool's.
         rotator.pool.wait(1, KEY_LIMIT);
         rotator.create(container, now)?;
     }
-    println!("{count} identities, {kind:?}: {:.2?} of CPU to create", cpu()? - used);
+    println!(
+        "{count} identities, {kind:?}: {:.2?} of CPU to create",
+        cpu()? - used
+    );
 
     let (used, keys, begun) = (cpu()?, rotator.pool.used(), Instant::now());
     let wanted = u64::try_from(count)? * u64::from(CYCLES);
@@ -93,13 +97,19 @@ fn main() -> Result<()> {
             break;
         }
     }
-    for (kind, name) in [(KeyType::Rsa2048, "RSA-2048"), (KeyType::Rsa3072, "RSA-3072")] {
+    for (kind, name) in [
+        (KeyType::Rsa2048, "RSA-2048"),
+        (KeyType::Rsa3072, "RSA-3072"),
+    ] {
         const KEYS: u32 = 20;
         let used = cpu()?;
         for _ in 0..KEYS {
             PrivateKey::generate(kind)?;
         }
-        println!("one {name} key: {:.2?} of CPU, mean of {KEYS}", (cpu()? - used) / KEYS);
+        println!(
+            "one {name} key: {:.2?} of CPU, mean of {KEYS}",
+            (cpu()? - used) / KEYS
+        );
     }
     Ok(())
 }
@@ -109,10 +119,18 @@ fn write_authority(folder: &std::path::Path) -> Result<CaFiles> {
     let key = rcgen::KeyPair::generate()?;
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(rcgen::DnType::CommonName, "bench CA");
+    params.key_usages = vec![
+        rcgen::KeyUsagePurpose::KeyCertSign,
+        rcgen::KeyUsagePurpose::CrlSign,
+    ];
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, "bench CA");
     let certificate = params.self_signed(&key).context("CA")?;
-    let files = CaFiles { certificate: folder.join("ca.crt"), key: folder.join("ca.key") };
+    let files = CaFiles {
+        certificate: folder.join("ca.crt"),
+        key: folder.join("ca.key"),
+    };
     fs::write(&files.certificate, certificate.pem())?;
     fs::write(&files.key, key.serialize_pem())?;
     Ok(files)

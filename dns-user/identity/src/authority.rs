@@ -88,7 +88,9 @@ pub enum Fault {
          some verifiers refuse them; create the CA with subjectKeyIdentifier=hash"
     )]
     NoKeyIdentifier(usize),
-    #[error("certificate {0} lacks keyCertSign in KeyUsage; create the CA with keyUsage=keyCertSign,cRLSign")]
+    #[error(
+        "certificate {0} lacks keyCertSign in KeyUsage; create the CA with keyUsage=keyCertSign,cRLSign"
+    )]
     NoCertSign(usize),
     #[error(
         "certificate {0} limits ExtendedKeyUsage, so peers refuse client or server certificates; omit the \
@@ -127,7 +129,12 @@ impl Fingerprint {
     /// Returns the fingerprint of a certificate in DER.
     pub fn of(der: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, der);
-        Self(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+        Self(
+            hash.as_ref()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        )
     }
 
     /// Returns whether the text has the form of a fingerprint; one that was deserialised may not.
@@ -159,7 +166,9 @@ impl Authority {
         };
         let first = &parsed[0];
         if key.as_ref().is_some_and(|key| !certifies(first, key)) {
-            faults.push(Fault::KeyMismatch(first.tbs_certificate().subject().to_string()));
+            faults.push(Fault::KeyMismatch(
+                first.tbs_certificate().subject().to_string(),
+            ));
         }
         let subject = first.tbs_certificate().subject().to_der();
         let (Some(key), Some(key_id), Ok(subject), true) =
@@ -175,7 +184,9 @@ impl Authority {
             fingerprint: Fingerprint::of(&ders[0]),
             chain: ders.clone(),
         };
-        authority.try_out(now).map_err(|problem| vec![Fault::Refused(problem)])?;
+        authority
+            .try_out(now)
+            .map_err(|problem| vec![Fault::Refused(problem)])?;
         Ok(authority)
     }
 
@@ -185,7 +196,9 @@ impl Authority {
         let key = PrivateKey::generate(KeyType::P256).map_err(|error| text(&error))?;
         let profile = Profile::new("trial", &[], [], []).map_err(|error| text(&error))?;
         let hour = Validity::starting(now, Duration::from_secs(3600));
-        let issued = self.issue(&profile, key.public_key_info(), hour).map_err(|error| text(&error))?;
+        let issued = self
+            .issue(&profile, key.public_key_info(), hour)
+            .map_err(|error| text(&error))?;
         let mut chain = certificates(issued.pem.as_bytes()).map_err(|error| text(&error))?;
         let leaf = chain.remove(0);
         let mut roots = RootCertStore::empty();
@@ -198,7 +211,10 @@ impl Authority {
             .build()
             .map_err(|error| text(&error))?;
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds(now)));
-        verifier.verify_client_cert(&leaf, &chain, now).map(|_| ()).map_err(|error| text(&error))
+        verifier
+            .verify_client_cert(&leaf, &chain, now)
+            .map(|_| ())
+            .map_err(|error| text(&error))
     }
 
     /// Issues a certificate that ends with the CA at the latest. It may start before the CA, which no
@@ -209,17 +225,30 @@ impl Authority {
         public_key_info: &[u8],
         wanted: Validity,
     ) -> Result<Issued, KeyError> {
-        let validity = Validity { not_after: wanted.not_after.min(self.validity.not_after), ..wanted };
-        let issuer = Issuer { key: &self.key, subject: &self.subject, key_id: &self.key_id };
+        let validity = Validity {
+            not_after: wanted.not_after.min(self.validity.not_after),
+            ..wanted
+        };
+        let issuer = Issuer {
+            key: &self.key,
+            subject: &self.subject,
+            key_id: &self.key_id,
+        };
         let leaf = certificate::issue(issuer, profile, public_key_info, validity)?;
         let mut text = encode("CERTIFICATE", &leaf).to_string();
         text.push_str(&self.chain_pem());
-        Ok(Issued { pem: text, validity })
+        Ok(Issued {
+            pem: text,
+            validity,
+        })
     }
 
     /// Returns the CA's certificates, PEM.
     pub fn chain_pem(&self) -> String {
-        self.chain.iter().map(|der| encode("CERTIFICATE", der).to_string()).collect()
+        self.chain
+            .iter()
+            .map(|der| encode("CERTIFICATE", der).to_string())
+            .collect()
     }
 
     /// Returns whether the CA can still issue at `now`.
@@ -245,7 +274,11 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> 
     for (number, read) in CertificateDer::pem_slice_iter(text).enumerate() {
         ders.push(read.map_err(|error| Fault::Damaged(number + 1, explain(&error).to_owned()))?);
     }
-    if ders.is_empty() { Err(Fault::NoCertificate) } else { Ok(ders) }
+    if ders.is_empty() {
+        Err(Fault::NoCertificate)
+    } else {
+        Ok(ders)
+    }
 }
 
 /// Explains a defect of PEM; the library's own text lists the bytes of the line as numbers.
@@ -262,7 +295,9 @@ fn explain(error: &pem::Error) -> &'static str {
 pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) -> String {
     let mut held = HashSet::new();
     let first = ders.into_iter().filter(|der| held.insert(der.clone()));
-    first.map(|der| encode("CERTIFICATE", &der).to_string()).collect()
+    first
+        .map(|der| encode("CERTIFICATE", &der).to_string())
+        .collect()
 }
 
 /// Parses certificates in DER.
@@ -275,7 +310,9 @@ pub fn parse_all(ders: &[CertificateDer<'static>]) -> Result<Vec<Certificate>, F
 }
 
 /// Parses the certificates of a PEM text, at least one; returns each in DER and parsed.
-pub(crate) fn parse_chain(text: &[u8]) -> Result<(Vec<CertificateDer<'static>>, Vec<Certificate>), Fault> {
+pub(crate) fn parse_chain(
+    text: &[u8],
+) -> Result<(Vec<CertificateDer<'static>>, Vec<Certificate>), Fault> {
     let ders = certificates(text)?;
     let parsed = parse_all(&ders)?;
     Ok((ders, parsed))
@@ -300,7 +337,8 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
         if key_identifier(certificate).is_none() {
             faults.push(Fault::NoKeyIdentifier(number));
         }
-        if !matches!(stated.get_extension::<KeyUsage>(), Ok(Some((_, usage))) if usage.key_cert_sign()) {
+        if !matches!(stated.get_extension::<KeyUsage>(), Ok(Some((_, usage))) if usage.key_cert_sign())
+        {
             faults.push(Fault::NoCertSign(number));
         }
         match stated.get_extension::<ExtendedKeyUsage>() {
@@ -309,7 +347,8 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
             _ => faults.push(Fault::ExtendedKeyUsage(number)),
         }
         faults.extend(
-            unknown_critical(certificate).map(|oid| Fault::CriticalExtension(number, oid.to_string())),
+            unknown_critical(certificate)
+                .map(|oid| Fault::CriticalExtension(number, oid.to_string())),
         );
         let validity = validity(certificate);
         match validity.standing(now) {
@@ -317,7 +356,10 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
             Standing::NotYet => faults.push(Fault::NotYetValid(number, date(validity.not_before))),
             Standing::Valid => {}
         }
-        if chain.get(number).is_some_and(|above| above.tbs_certificate().subject() != stated.issuer()) {
+        if chain
+            .get(number)
+            .is_some_and(|above| above.tbs_certificate().subject() != stated.issuer())
+        {
             faults.push(Fault::Order(number, number + 1));
         }
     }
@@ -335,21 +377,33 @@ fn unknown_critical(certificate: &Certificate) -> impl Iterator<Item = ObjectIde
         ID_CE_CRL_DISTRIBUTION_POINTS,
         ID_CE_EXT_KEY_USAGE,
     ];
-    let extensions = certificate.tbs_certificate().extensions().into_iter().flatten();
+    let extensions = certificate
+        .tbs_certificate()
+        .extensions()
+        .into_iter()
+        .flatten();
     let critical = extensions.filter(|extension| extension.critical);
-    critical.map(|extension| extension.extn_id).filter(|oid| !KNOWN.contains(oid))
+    critical
+        .map(|extension| extension.extn_id)
+        .filter(|oid| !KNOWN.contains(oid))
 }
 
 /// Returns whether `certificate` contains the public key of `key`.
 pub fn certifies(certificate: &Certificate, key: &PrivateKey) -> bool {
-    let certified = certificate.tbs_certificate().subject_public_key_info().to_der();
+    let certified = certificate
+        .tbs_certificate()
+        .subject_public_key_info()
+        .to_der();
     certified.is_ok_and(|info| info == key.public_key_info())
 }
 
 /// Returns the validity stated in a certificate.
 pub fn validity(certificate: &Certificate) -> Validity {
     let stated = certificate.tbs_certificate().validity();
-    Validity { not_before: stated.not_before.to_system_time(), not_after: stated.not_after.to_system_time() }
+    Validity {
+        not_before: stated.not_before.to_system_time(),
+        not_after: stated.not_after.to_system_time(),
+    }
 }
 
 /// Formats a time as `2026-11-24 23:10:00 UTC`.
@@ -360,8 +414,11 @@ pub fn date(at: SystemTime) -> String {
 }
 
 fn key_identifier(certificate: &Certificate) -> Option<Vec<u8>> {
-    let (_, identifier) =
-        certificate.tbs_certificate().get_extension::<SubjectKeyIdentifier>().ok().flatten()?;
+    let (_, identifier) = certificate
+        .tbs_certificate()
+        .get_extension::<SubjectKeyIdentifier>()
+        .ok()
+        .flatten()?;
     Some(identifier.0.into_bytes().into_vec()).filter(|identifier| !identifier.is_empty())
 }
 
@@ -394,7 +451,9 @@ impl CaFiles {
     /// Loads and checks the CA; the error lists every fault with its file.
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
         let read = |path: &Path| {
-            let failed = |error: io::Error| CaError::of(path, format!("{error}; choose a readable PEM file"));
+            let failed = |error: io::Error| {
+                CaError::of(path, format!("{error}; choose a readable PEM file"))
+            };
             bounded::read(path).map(Zeroizing::new).map_err(failed)
         };
         let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);

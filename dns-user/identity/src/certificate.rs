@@ -37,19 +37,30 @@ impl Validity {
     /// Returns a validity that starts at `now`, truncated to seconds, and lasts `length`.
     pub fn starting(now: SystemTime, length: Duration) -> Self {
         let not_before = moment(seconds(now));
-        Self { not_before, not_after: not_before + length }
+        Self {
+            not_before,
+            not_after: not_before + length,
+        }
     }
 
     /// Returns a validity that lasts `length` from `now` and starts `backdate` earlier, so that peers
     /// with slow clocks accept it.
     pub fn backdated(now: SystemTime, length: Duration, backdate: Duration) -> Self {
-        let Self { not_before, not_after } = Self::starting(now, length);
-        Self { not_before: not_before.checked_sub(backdate).unwrap_or(not_before), not_after }
+        let Self {
+            not_before,
+            not_after,
+        } = Self::starting(now, length);
+        Self {
+            not_before: not_before.checked_sub(backdate).unwrap_or(not_before),
+            not_after,
+        }
     }
 
     /// Returns the length; zero if the end precedes the start.
     pub fn length(&self) -> Duration {
-        self.not_after.duration_since(self.not_before).unwrap_or_default()
+        self.not_after
+            .duration_since(self.not_before)
+            .unwrap_or_default()
     }
 
     /// Compares the validity with a time: the only definition of "valid" in this crate.
@@ -75,7 +86,10 @@ pub enum Standing {
 
 /// Returns the seconds since 1970; earlier times count as 1970.
 pub(crate) fn seconds(moment: SystemTime) -> u64 {
-    moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+    moment
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 /// Returns the time at a number of seconds since 1970, capped at the year 9999.
@@ -92,11 +106,16 @@ pub(crate) mod unix {
 
     use super::{moment, seconds};
 
-    pub(crate) fn serialize<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        at: &SystemTime,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(seconds(*at))
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<SystemTime, D::Error> {
         u64::deserialize(deserializer).map(moment)
     }
 }
@@ -122,7 +141,9 @@ pub(crate) fn issue(
     let to_sign = construct_der(|writer| {
         writer.write_sequence(|writer| {
             // Version 3.
-            writer.next().write_tagged(Tag::context(0), |writer| writer.write_u8(2));
+            writer
+                .next()
+                .write_tagged(Tag::context(0), |writer| writer.write_u8(2));
             writer.next().write_bigint_bytes(&serial, true);
             write_algorithm(writer.next(), issuer.key);
             writer.next().write_der(issuer.subject);
@@ -132,7 +153,9 @@ pub(crate) fn issue(
             });
             write_subject(writer.next(), profile);
             writer.next().write_der(public_key_info);
-            writer.next().write_tagged(Tag::context(3), |writer| write_extensions(writer, issuer, profile));
+            writer.next().write_tagged(Tag::context(3), |writer| {
+                write_extensions(writer, issuer, profile)
+            });
         });
     });
     sign(to_sign, issuer.key)
@@ -144,10 +167,14 @@ pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, K
         writer.write_sequence(|writer| {
             writer.next().write_u8(0);
             writer.next().write_sequence(|writer| {
-                writer.next().write_set(|writer| write_attribute(writer.next(), COMMON_NAME, common_name));
+                writer
+                    .next()
+                    .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, common_name));
             });
             writer.next().write_der(key.public_key_info());
-            writer.next().write_tagged_implicit(Tag::context(0), |writer| writer.write_set(|_| {}));
+            writer
+                .next()
+                .write_tagged_implicit(Tag::context(0), |writer| writer.write_set(|_| {}));
         });
     });
     sign(info, key)
@@ -188,7 +215,9 @@ fn sign(to_sign: Vec<u8>, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
         writer.write_sequence(|writer| {
             writer.next().write_der(&to_sign);
             write_algorithm(writer.next(), key);
-            writer.next().write_bitvec_bytes(&signature, signature.len() * 8);
+            writer
+                .next()
+                .write_bitvec_bytes(&signature, signature.len() * 8);
         });
     }))
 }
@@ -208,7 +237,10 @@ fn write_time(writer: DERWriter<'_>, at: SystemTime) {
     let at = OffsetDateTime::from(moment(seconds(at)));
     let (year, month, day) = at.to_calendar_date();
     let (hour, minute, second) = at.to_hms();
-    let rest = format!("{:02}{day:02}{hour:02}{minute:02}{second:02}Z", u8::from(month));
+    let rest = format!(
+        "{:02}{day:02}{hour:02}{minute:02}{second:02}Z",
+        u8::from(month)
+    );
     let (tag, text) = match year {
         ..2050 => (TAG_UTCTIME, format!("{:02}{rest}", year % 100)),
         _ => (TAG_GENERALIZEDTIME, format!("{year:04}{rest}")),
@@ -227,9 +259,9 @@ fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
             });
         }
         if !profile.common_name.is_empty() {
-            writer
-                .next()
-                .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, &profile.common_name));
+            writer.next().write_set(|writer| {
+                write_attribute(writer.next(), COMMON_NAME, &profile.common_name)
+            });
         }
     });
 }
@@ -276,19 +308,29 @@ fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile
                     IpAddr::V4(address) => address.octets().to_vec(),
                     IpAddr::V6(address) => address.octets().to_vec(),
                 };
-                writer.next().write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
+                writer
+                    .next()
+                    .write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
             }
         });
     });
     // Identifiers of RFC 5280, section 4.2.1.
     let has_subject = !profile.common_name.is_empty() || !profile.organizational_units.is_empty();
-    let extensions =
-        [(15, true, key_usage), (37, false, extended), (35, false, authority), (17, !has_subject, names)];
+    let extensions = [
+        (15, true, key_usage),
+        (37, false, extended),
+        (35, false, authority),
+        (17, !has_subject, names),
+    ];
     let has_names = !profile.dns_names.is_empty() || !profile.addresses.is_empty();
     writer.write_sequence(|writer| {
-        for (number, is_critical, value) in extensions.into_iter().filter(|it| it.0 != 17 || has_names) {
+        for (number, is_critical, value) in
+            extensions.into_iter().filter(|it| it.0 != 17 || has_names)
+        {
             writer.next().write_sequence(|writer| {
-                writer.next().write_oid(&ObjectIdentifier::from_slice(&[2, 5, 29, number]));
+                writer
+                    .next()
+                    .write_oid(&ObjectIdentifier::from_slice(&[2, 5, 29, number]));
                 if is_critical {
                     writer.next().write_bool(true);
                 }
@@ -317,7 +359,10 @@ mod tests {
             let accepted = verify_request(&changed);
             // Some encodings outside the signed part are equivalent, but never with another key.
             assert!(accepted.is_none() || !signed.contains(&at), "byte {at}");
-            assert!(accepted.is_none_or(|accepted| accepted == read), "byte {at}");
+            assert!(
+                accepted.is_none_or(|accepted| accepted == read),
+                "byte {at}"
+            );
         }
         assert_eq!(verify_request(&request[1..]), None);
     }

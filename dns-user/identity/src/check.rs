@@ -39,11 +39,13 @@ pub struct Findings {
 
 impl Findings {
     fn error(&mut self, path: &Path, problem: impl ToString) {
-        self.errors.push(format!("{}: {}", path.display(), problem.to_string()));
+        self.errors
+            .push(format!("{}: {}", path.display(), problem.to_string()));
     }
 
     fn warning(&mut self, path: &Path, problem: impl ToString) {
-        self.warnings.push(format!("{}: {}", path.display(), problem.to_string()));
+        self.warnings
+            .push(format!("{}: {}", path.display(), problem.to_string()));
     }
 }
 
@@ -52,11 +54,14 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     match files.load(now) {
         Ok(authority) => {
-            if let Some(caution) = authority.caution(now, std::time::Duration::from_secs(24 * 3600)) {
+            if let Some(caution) = authority.caution(now, std::time::Duration::from_secs(24 * 3600))
+            {
                 found.warning(&files.certificate, caution);
             }
         }
-        Err(error) => found.errors.extend(error.to_string().lines().map(str::to_owned)),
+        Err(error) => found
+            .errors
+            .extend(error.to_string().lines().map(str::to_owned)),
     }
     found
 }
@@ -66,7 +71,9 @@ pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     let parse = || anyhow::Ok(parse_chain(&fs::read(path)?)?);
     match parse() {
-        Ok((_, parsed)) => inspect(&parsed, now).iter().for_each(|fault| found.error(path, fault)),
+        Ok((_, parsed)) => inspect(&parsed, now)
+            .iter()
+            .for_each(|fault| found.error(path, fault)),
         Err(error) => found.error(path, error),
     }
     found
@@ -77,8 +84,10 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     let data = path.join("..data");
     if !data.is_dir() {
-        found
-            .error(&data, "no certificate and key found; create the identity, or wait for its first renewal");
+        found.error(
+            &data,
+            "no certificate and key found; create the identity, or wait for its first renewal",
+        );
         return found;
     }
     pair(path, "instance", now, &mut found);
@@ -115,10 +124,15 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
 }
 
 fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
-    let (crt, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
+    let (crt, key) = (
+        folder.join(format!("{name}.crt")),
+        folder.join(format!("{name}.key")),
+    );
     let pair = match read_pair(folder, name) {
         Ok(pair) => pair,
-        Err(error) => return found.error(&crt, format!("{error}; the next renewal replaces the pair")),
+        Err(error) => {
+            return found.error(&crt, format!("{error}; the next renewal replaces the pair"));
+        }
     };
     let parsed = match parse_chain(pair.certificate.as_bytes()) {
         Ok((_, parsed)) => parsed,
@@ -129,7 +143,10 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         Ok(held) if !certifies(&parsed[0], &held) => {
             found.error(
                 &key,
-                format!("does not match the key of {}; destroy and recreate the identity", crt.display()),
+                format!(
+                    "does not match the key of {}; destroy and recreate the identity",
+                    crt.display()
+                ),
             );
         }
         Ok(_) => {}
@@ -139,20 +156,34 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     match valid.standing(now) {
         Standing::Expired => {
             let ended = date(valid.not_after);
-            found.error(&crt, format!("expired at {ended}; see `status` for the failed renewal"));
+            found.error(
+                &crt,
+                format!("expired at {ended}; see `status` for the failed renewal"),
+            );
         }
         Standing::NotYet => {
-            found.error(&crt, format!("valid only from {}; check the clock", date(valid.not_before)));
+            found.error(
+                &crt,
+                format!(
+                    "valid only from {}; check the clock",
+                    date(valid.not_before)
+                ),
+            );
         }
         Standing::Valid if valid.not_before + window.end < now => {
             let ends = date(valid.not_after);
-            found.warning(&crt, format!("past its renewal window, expires at {ends}; see `status`"));
+            found.warning(
+                &crt,
+                format!("past its renewal window, expires at {ends}; see `status`"),
+            );
         }
         Standing::Valid => {}
     }
     if parsed.len() < 2 {
-        found
-            .error(&crt, "the CA's certificate does not follow the leaf; the next renewal replaces the pair");
+        found.error(
+            &crt,
+            "the CA's certificate does not follow the leaf; the next renewal replaces the pair",
+        );
     }
     if let Ok(facts) = fs::metadata(&key) {
         use std::os::unix::fs::PermissionsExt;
@@ -160,14 +191,20 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         if mode & 0o077 != 0 {
             found.error(
                 &key,
-                format!("mode {mode:03o} lets others read the key; destroy and recreate the identity"),
+                format!(
+                    "mode {mode:03o} lets others read the key; destroy and recreate the identity"
+                ),
             );
         }
     }
 }
 
 /// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
-pub(crate) fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+pub(crate) fn names(
+    certificate: &Path,
+    records: &Path,
+    aliases: &[PathBuf],
+) -> anyhow::Result<Vec<String>> {
     let path = || certificate.display().to_string();
     let (_, parsed) = parse_chain(&fs::read(certificate).with_context(path)?).with_context(path)?;
     let (names, addresses) = subject_names(&parsed[0]);
@@ -178,10 +215,15 @@ pub(crate) fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> 
 /// Reads a fleet's records and aliases.
 pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Snapshot> {
     let read = |path: &Path| bounded::read(path).with_context(|| path.display().to_string());
-    let (parsed, _) = Records::parse(&read(records)?).with_context(|| records.display().to_string())?;
-    let files = aliases.iter().map(|path| Ok((path.display().to_string(), read(path)?)));
+    let (parsed, _) =
+        Records::parse(&read(records)?).with_context(|| records.display().to_string())?;
+    let files = aliases
+        .iter()
+        .map(|path| Ok((path.display().to_string(), read(path)?)));
     let files = files.collect::<anyhow::Result<Vec<(String, Vec<u8>)>>>()?;
-    let files = files.iter().map(|(path, text)| (path.as_str(), text.as_slice()));
+    let files = files
+        .iter()
+        .map(|(path, text)| (path.as_str(), text.as_slice()));
     let (aliases, _) = AliasFiles::parse(files)?;
     Ok(Snapshot::build(parsed, &aliases).0)
 }
@@ -191,7 +233,8 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
     let certificate = certificate.tbs_certificate();
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
     names.extend(
-        first_common_name(certificate.subject()).filter(|name| name.contains('.') && !name.contains(' ')),
+        first_common_name(certificate.subject())
+            .filter(|name| name.contains('.') && !name.contains(' ')),
     );
     if let Ok(Some((_, alternative))) = certificate.get_extension::<SubjectAltName>() {
         for name in alternative.0 {
@@ -218,32 +261,44 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
 /// Returns the names and addresses that are not in the fleet, each with the remedy. Names outside the fleet's
 /// domains are ignored. A wildcard resolves if `q-s0` in its place does.
 pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<String> {
-    let mut missing: Vec<String> = names.iter().filter_map(|name| resolve_name(snapshot, name)).collect();
+    let mut missing: Vec<String> = names
+        .iter()
+        .filter_map(|name| resolve_name(snapshot, name))
+        .collect();
     if !addresses.is_empty() {
-        let known: BTreeSet<IpAddr> = snapshot.instances().filter_map(|instance| instance.ip).collect();
-        let unknown = addresses.iter().filter(|address| !address.is_loopback() && !known.contains(address));
-        missing.extend(
-            unknown.map(|address| {
-                format!("{address}: no instance has this address; reissue with the current one")
-            }),
-        );
+        let known: BTreeSet<IpAddr> = snapshot
+            .instances()
+            .filter_map(|instance| instance.ip)
+            .collect();
+        let unknown = addresses
+            .iter()
+            .filter(|address| !address.is_loopback() && !known.contains(address));
+        missing.extend(unknown.map(|address| {
+            format!("{address}: no instance has this address; reissue with the current one")
+        }));
     }
     missing
 }
 
 /// Returns why a name does not resolve; `None` if it does, or is outside the fleet's domains.
 fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
-    let malformed = || Some(format!("{text}: not a valid query of a fleet's domain; correct it"));
+    let malformed = || {
+        Some(format!(
+            "{text}: not a valid query of a fleet's domain; correct it"
+        ))
+    };
     let asked = match text.strip_prefix("*.") {
         Some(rest) => format!("q-s0.{rest}"),
         None => text.to_owned(),
     };
-    let Ok(name) = Name::from_text(&asked) else { return malformed() };
+    let Ok(name) = Name::from_text(&asked) else {
+        return malformed();
+    };
     match resolve(snapshot, &AllRunning, &name)?.existence {
         Existence::Found => None,
-        Existence::NoSuchName => {
-            Some(format!("{text}: no instance has this name; deploy the group or correct the name"))
-        }
+        Existence::NoSuchName => Some(format!(
+            "{text}: no instance has this name; deploy the group or correct the name"
+        )),
         Existence::Malformed => malformed(),
     }
 }

@@ -39,14 +39,20 @@ impl Descriptions {
     /// Creates a watcher of `folder`, without reading it.
     pub fn new(folder: PathBuf) -> Self {
         let (applied, problems) = (BTreeMap::new(), BTreeMap::new());
-        Self { folder, applied, problems, guard: RemovalGuard::default() }
+        Self {
+            folder,
+            applied,
+            problems,
+            guard: RemovalGuard::default(),
+        }
     }
 
     /// Returns the files and folders without an identity.
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
-        self.problems
-            .iter()
-            .map(|(path, (message, _))| Problem { path: path.clone(), message: message.clone() })
+        self.problems.iter().map(|(path, (message, _))| Problem {
+            path: path.clone(),
+            message: message.clone(),
+        })
     }
 
     /// Confirms that up to `number` identities may be removed at once.
@@ -69,11 +75,19 @@ impl Descriptions {
         let mut present = BTreeSet::new();
         for path in files {
             let Some(guid) = guid_of(&path) else {
-                self.report(path, "the name is not GUID.json; rename the file".to_owned(), now);
+                self.report(
+                    path,
+                    "the name is not GUID.json; rename the file".to_owned(),
+                    now,
+                );
                 continue;
             };
             present.insert(guid.clone());
-            if self.problems.get(&path).is_some_and(|(_, at)| now < *at + RETRY && *at <= now) {
+            if self
+                .problems
+                .get(&path)
+                .is_some_and(|(_, at)| now < *at + RETRY && *at <= now)
+            {
                 continue;
             }
             match self.apply(&path, guid, rotator, now) {
@@ -87,7 +101,8 @@ impl Descriptions {
                 }
             }
         }
-        self.problems.retain(|path, _| *path == folder || path.exists());
+        self.problems
+            .retain(|path, _| *path == folder || path.exists());
         let known = rotator.guids();
         let missing: Vec<&Guid> = known.difference(&present).collect();
         if let Err(held) = self.guard.check(known.len(), missing.len(), now) {
@@ -118,7 +133,9 @@ impl Descriptions {
         }
         let container = read(path, &guid).map_err(|error| (error.to_string(), None))?;
         if applied.is_none_or(|(before, _)| *before != container) {
-            rotator.create(container.clone(), now).map_err(|error| (error.to_string(), Some(error)))?;
+            rotator
+                .create(container.clone(), now)
+                .map_err(|error| (error.to_string(), Some(error)))?;
         }
         self.applied.insert(guid, (container, stamp));
         Ok(())
@@ -138,7 +155,9 @@ impl Descriptions {
 /// Returns whether every later change of the file changes its stamp: time stamps have a resolution of
 /// up to 10 ms.
 fn is_settled(stamp: &FileStamp) -> bool {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(now.as_secs()).is_ok_and(|now| stamp.changed.0 + 1 < now)
 }
 
@@ -165,15 +184,22 @@ fn guid_of(path: &Path) -> Option<Guid> {
 pub fn read(path: &Path, guid: &Guid) -> anyhow::Result<Container> {
     let container = read_any(path)?;
     let own = &container.guid;
-    ensure!(own == guid, "its guid is {own}, but the file is named after {guid}; rename it");
+    ensure!(
+        own == guid,
+        "its guid is {own}, but the file is named after {guid}; rename it"
+    );
     Ok(container)
 }
 
 /// Reads the description of any instance.
 pub fn read_any(path: &Path) -> anyhow::Result<Container> {
     let is_long = fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > LONGEST);
-    ensure!(!is_long, "it is larger than 1 MiB; a description has a few hundred bytes");
-    serde_json::from_slice(&bounded::read(path)?).map_err(|error| anyhow!("{error}; correct the description"))
+    ensure!(
+        !is_long,
+        "it is larger than 1 MiB; a description has a few hundred bytes"
+    );
+    serde_json::from_slice(&bounded::read(path)?)
+        .map_err(|error| anyhow!("{error}; correct the description"))
 }
 
 /// Time after which a removal that was not confirmed takes effect.
@@ -194,7 +220,12 @@ pub(crate) struct RemovalGuard {
 impl RemovalGuard {
     /// Returns whether `missing` of `known` entries may be removed at `now`: at most max(10, 10 %),
     /// a confirmed number, or all that have been missing for ten minutes. The error says how to confirm.
-    pub(crate) fn check(&mut self, known: usize, missing: usize, now: SystemTime) -> Result<(), String> {
+    pub(crate) fn check(
+        &mut self,
+        known: usize,
+        missing: usize,
+        now: SystemTime,
+    ) -> Result<(), String> {
         if missing <= FEW.max(known / 10) {
             self.since = None;
             return Ok(());
@@ -232,7 +263,10 @@ mod tests {
         let file = fs::File::create(folder.path().join("b.json")).unwrap();
         file.set_len(LONGEST + 1).unwrap();
         let error = read_any(&folder.path().join("b.json")).unwrap_err();
-        assert!(error.to_string().starts_with("it is larger than 1 MiB"), "{error}");
+        assert!(
+            error.to_string().starts_with("it is larger than 1 MiB"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -242,9 +276,16 @@ mod tests {
         assert_eq!(guard.check(50, 10, start), Ok(()));
         assert_eq!(guard.check(1000, 100, start), Ok(()));
         assert!(guard.check(50, 11, start).is_err());
-        assert!(guard.check(50, 50, start + HOLD - Duration::from_secs(1)).is_err());
+        assert!(
+            guard
+                .check(50, 50, start + HOLD - Duration::from_secs(1))
+                .is_err()
+        );
         assert_eq!(guard.check(50, 50, start + HOLD), Ok(()));
-        assert!(guard.check(50, 50, start + HOLD).is_err(), "the next removal waits again");
+        assert!(
+            guard.check(50, 50, start + HOLD).is_err(),
+            "the next removal waits again"
+        );
         // The entries return.
         assert_eq!(guard.check(50, 0, start + HOLD), Ok(()));
         assert!(guard.check(50, 50, start + 2 * HOLD).is_err());

@@ -78,7 +78,9 @@ pub struct FolderError {
 
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space or enlarge the file system",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free space or enlarge the file system"
+        }
         io::ErrorKind::ReadOnlyFilesystem => "mount the file system writable",
         io::ErrorKind::PermissionDenied => "give the rotator's user write permission",
         io::ErrorKind::NotFound => "create the folder above it",
@@ -100,12 +102,16 @@ impl Pair {
     pub fn is_matching(&self) -> bool {
         let chain = parse_chain(self.certificate.as_bytes()).ok();
         let key = PrivateKey::from_pem(self.key.as_bytes()).ok();
-        chain.zip(key).is_some_and(|((_, parsed), key)| certifies(&parsed[0], &key))
+        chain
+            .zip(key)
+            .is_some_and(|((_, parsed), key)| certifies(&parsed[0], &key))
     }
 
     /// Returns certificate chain and key in one text, for `instance.pem`.
     pub fn joined(&self) -> Zeroizing<String> {
-        let mut text = Zeroizing::new(String::with_capacity(self.certificate.len() + self.key.len()));
+        let mut text = Zeroizing::new(String::with_capacity(
+            self.certificate.len() + self.key.len(),
+        ));
         text.push_str(&self.certificate);
         text.push_str(&self.key);
         text
@@ -143,7 +149,10 @@ impl IdentityFolder {
             .map_err(failed(&self.path))?;
         for entry in entries {
             // Errors name the path that readers know: the generation's own name differs at every attempt.
-            let (path, known) = (generation.path().join(entry.name), self.path.join(entry.name));
+            let (path, known) = (
+                generation.path().join(entry.name),
+                self.path.join(entry.name),
+            );
             write(&path, entry, owner).map_err(failed(&known))?;
         }
         sync(generation.path()).map_err(failed(&self.path))?;
@@ -166,12 +175,19 @@ impl IdentityFolder {
 
     /// Renames the links that an interrupted change did not reach, so that watchers learn of it.
     pub fn complete_change(&self) -> Result<(), FolderError> {
-        let changed =
-            |path: &Path| fs::symlink_metadata(path).ok().map(|facts| (facts.ctime(), facts.ctime_nsec()));
-        let (Some(generation), Some(switched)) = (self.current(), changed(&self.path.join(DATA))) else {
+        let changed = |path: &Path| {
+            fs::symlink_metadata(path)
+                .ok()
+                .map(|facts| (facts.ctime(), facts.ctime_nsec()))
+        };
+        let (Some(generation), Some(switched)) = (self.current(), changed(&self.path.join(DATA)))
+        else {
             return Ok(());
         };
-        let failed = |cause| FolderError { path: generation.clone(), cause };
+        let failed = |cause| FolderError {
+            path: generation.clone(),
+            cause,
+        };
         let mut names = Vec::new();
         for entry in fs::read_dir(&generation).map_err(failed)? {
             names.extend(entry.map_err(failed)?.file_name().into_string());
@@ -186,21 +202,48 @@ impl IdentityFolder {
     }
 
     /// Replaces the files of a single pair and its trust bundle.
-    pub fn replace_pair(&self, pair: &Pair, bundle: &str, owner: Option<Owner>) -> Result<(), FolderError> {
+    pub fn replace_pair(
+        &self,
+        pair: &Pair,
+        bundle: &str,
+        owner: Option<Owner>,
+    ) -> Result<(), FolderError> {
         let joined = pair.joined();
         let entries = [
-            Entry { name: "instance.crt", contents: pair.certificate.as_bytes(), secret: false },
-            Entry { name: "instance.key", contents: pair.key.as_bytes(), secret: true },
-            Entry { name: "instance.pem", contents: joined.as_bytes(), secret: true },
-            Entry { name: "ca.crt", contents: bundle.as_bytes(), secret: false },
+            Entry {
+                name: "instance.crt",
+                contents: pair.certificate.as_bytes(),
+                secret: false,
+            },
+            Entry {
+                name: "instance.key",
+                contents: pair.key.as_bytes(),
+                secret: true,
+            },
+            Entry {
+                name: "instance.pem",
+                contents: joined.as_bytes(),
+                secret: true,
+            },
+            Entry {
+                name: "ca.crt",
+                contents: bundle.as_bytes(),
+                secret: false,
+            },
         ];
         self.replace(&entries, owner)
     }
 
     /// Makes `name` a symlink to `target`, by a rename.
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
-        let (next, path) = (self.path.join(format!("..{name}.next")), self.path.join(name));
-        let failed = |cause| FolderError { path: path.clone(), cause };
+        let (next, path) = (
+            self.path.join(format!("..{name}.next")),
+            self.path.join(name),
+        );
+        let failed = |cause| FolderError {
+            path: path.clone(),
+            cause,
+        };
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -211,7 +254,10 @@ impl IdentityFolder {
 
     /// Removes leftovers of earlier changes: everything except the current generation.
     fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
-        let failed = |cause| FolderError { path: self.path.clone(), cause };
+        let failed = |cause| FolderError {
+            path: self.path.clone(),
+            cause,
+        };
         for entry in fs::read_dir(&self.path).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -224,10 +270,13 @@ impl IdentityFolder {
 
     /// Removes top-level links to files that the generation no longer has.
     fn remove_stale_links(&self, entries: &[Entry<'_>]) {
-        let Ok(listed) = fs::read_dir(&self.path) else { return };
+        let Ok(listed) = fs::read_dir(&self.path) else {
+            return;
+        };
         for path in listed.flatten().map(|entry| entry.path()) {
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            let ours = fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(name));
+            let ours =
+                fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(name));
             if ours && !entries.iter().any(|entry| entry.name == name) {
                 // A leftover link dangles; the next change removes it.
                 let _ = fs::remove_file(&path);
@@ -237,7 +286,10 @@ impl IdentityFolder {
 
     /// Removes the folder. A kill in between leaves a hidden folder for the next sweep.
     pub fn destroy(self) -> Result<(), FolderError> {
-        let failed = |cause| FolderError { path: self.path.clone(), cause };
+        let failed = |cause| FolderError {
+            path: self.path.clone(),
+            cause,
+        };
         if !fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
             // Nothing of ours is there.
             return Ok(());
@@ -269,7 +321,9 @@ fn is_unfinished(folder: &Path) -> io::Result<bool> {
     let mut generations = 0;
     for entry in fs::read_dir(folder)? {
         match entry?.file_name().to_string_lossy() {
-            name if name.starts_with(GENERATION) || name == format!("..{DATA}.next") => generations += 1,
+            name if name.starts_with(GENERATION) || name == format!("..{DATA}.next") => {
+                generations += 1
+            }
             _ => return Ok(false),
         }
     }
@@ -298,14 +352,33 @@ fn signal_watchers(generation: &Path) {
         let facts = fs::metadata(path)?;
         let next = path.with_file_name("..next");
         let _ = fs::remove_file(&next);
-        let (mode, owner) = (facts.mode() & 0o777, Owner { uid: facts.uid(), gid: facts.gid() });
+        let (mode, owner) = (
+            facts.mode() & 0o777,
+            Owner {
+                uid: facts.uid(),
+                gid: facts.gid(),
+            },
+        );
         let contents = Zeroizing::new(fs::read(path)?);
-        create(&next, &contents, mode, Some(owner).filter(|owner| owner.uid != 0 || owner.gid != 0))?;
+        create(
+            &next,
+            &contents,
+            mode,
+            Some(owner).filter(|owner| owner.uid != 0 || owner.gid != 0),
+        )?;
         fs::rename(&next, path)
     };
-    for path in fs::read_dir(generation).into_iter().flatten().flatten().map(|entry| entry.path()) {
+    for path in fs::read_dir(generation)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+    {
         if let Err(error) = copy(&path) {
-            tracing::debug!("{}: watchers of the file itself are not signalled: {error}", path.display());
+            tracing::debug!(
+                "{}: watchers of the file itself are not signalled: {error}",
+                path.display()
+            );
             let _ = fs::remove_file(path.with_file_name("..next"));
         }
     }
@@ -324,7 +397,9 @@ pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
         };
         match read() {
             // There were two changes since the link was read, so the generation is gone.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() => {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() =>
+            {
                 tried += 1;
             }
             other => return other,
@@ -339,7 +414,11 @@ fn write(path: &Path, entry: &Entry<'_>, owner: Option<Owner>) -> io::Result<()>
 }
 
 fn create(path: &Path, contents: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<File> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)?;
     if let Some(Owner { uid, gid }) = owner {
         fchown(&file, Some(uid), Some(gid))?;
     }

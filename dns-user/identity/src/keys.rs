@@ -13,8 +13,8 @@ use aws_lc_rs::{
     rand::SystemRandom,
     rsa,
     signature::{
-        self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _,
-        RSA_PKCS1_SHA256,
+        self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair,
+        KeyPair as _, RSA_PKCS1_SHA256,
     },
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -54,7 +54,9 @@ enum Pair {
 pub enum KeyError {
     #[error("the cryptographic library failed")]
     Library,
-    #[error("no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
+    #[error(
+        "no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form"
+    )]
     NoPem,
     #[error("the private key is encrypted; decrypt it with `openssl pkey`")]
     Encrypted,
@@ -104,10 +106,14 @@ impl PrivateKey {
             if let Ok(pair) = read(&ECDSA_P256_SHA256_ASN1_SIGNING) {
                 return Ok(Pair::P256(pair));
             }
-            read(&ECDSA_P384_SHA384_ASN1_SIGNING).map(Pair::P384).map_err(|_| KeyError::Unsupported)
+            read(&ECDSA_P384_SHA384_ASN1_SIGNING)
+                .map(Pair::P384)
+                .map_err(|_| KeyError::Unsupported)
         };
         let pair = match label {
-            "RSA PRIVATE KEY" => Pair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?),
+            "RSA PRIVATE KEY" => {
+                Pair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?)
+            }
             "EC PRIVATE KEY" => ecdsa(true)?,
             _ => match rsa::KeyPair::from_pkcs8(&der) {
                 Ok(pair) => Pair::Rsa(pair),
@@ -123,7 +129,10 @@ impl PrivateKey {
             Pair::P256(pair) | Pair::P384(pair) => pair.public_key().as_der()?,
         };
         let public_key_info = public_key_info.as_ref().to_vec();
-        Ok(Self { pair, public_key_info })
+        Ok(Self {
+            pair,
+            public_key_info,
+        })
     }
 
     /// Returns the `SubjectPublicKeyInfo` (RFC 5280), DER.
@@ -140,7 +149,9 @@ impl PrivateKey {
                 pair.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature)?;
                 Ok(signature)
             }
-            Pair::P256(pair) | Pair::P384(pair) => Ok(pair.sign(&random, message)?.as_ref().to_vec()),
+            Pair::P256(pair) | Pair::P384(pair) => {
+                Ok(pair.sign(&random, message)?.as_ref().to_vec())
+            }
         }
     }
 
@@ -150,7 +161,10 @@ impl PrivateKey {
         match self.pair {
             Pair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
             Pair::P256(_) => (ObjectIdentifier::from_slice(ECDSA_WITH_SHA256), false),
-            Pair::P384(_) => (ObjectIdentifier::from_slice(&[1, 2, 840, 10045, 4, 3, 3]), false),
+            Pair::P384(_) => (
+                ObjectIdentifier::from_slice(&[1, 2, 840, 10045, 4, 3, 3]),
+                false,
+            ),
         }
     }
 
@@ -162,7 +176,9 @@ impl PrivateKey {
                 let pkcs1 = pkcs1_of(pkcs8.as_ref())?;
                 Ok(pem("RSA PRIVATE KEY", &pkcs1))
             }
-            Pair::P256(pair) | Pair::P384(pair) => Ok(pem("PRIVATE KEY", pair.to_pkcs8v1()?.as_ref())),
+            Pair::P256(pair) | Pair::P384(pair) => {
+                Ok(pem("PRIVATE KEY", pair.to_pkcs8v1()?.as_ref()))
+            }
         }
     }
 }
@@ -181,7 +197,9 @@ pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u
         "1.2.840.10045.4.3.3" => &signature::ECDSA_P384_SHA384_ASN1,
         _ => return false,
     };
-    signature::UnparsedPublicKey::new(algorithm, key).verify(message, signature).is_ok()
+    signature::UnparsedPublicKey::new(algorithm, key)
+        .verify(message, signature)
+        .is_ok()
 }
 
 fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
@@ -221,7 +239,9 @@ fn pkcs1_of(pkcs8: &[u8]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
 /// Encodes DER as PEM. The text is allocated once, so that no copy of a secret stays behind.
 pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
     let base64 = Zeroizing::new(STANDARD.encode(der));
-    let mut text = Zeroizing::new(String::with_capacity(base64.len() * 65 / 64 + 2 * label.len() + 40));
+    let mut text = Zeroizing::new(String::with_capacity(
+        base64.len() * 65 / 64 + 2 * label.len() + 40,
+    ));
     let mut push = |part: &str| text.push_str(part);
     for part in ["-----BEGIN ", label, "-----\n"] {
         push(part);
@@ -294,9 +314,15 @@ impl KeyPool {
 
     /// Starts filling a pool with this priority.
     pub fn start_with(kind: KeyType, size: usize, priority: Priority) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { size, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            size,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let of_thread = shared.clone();
-        thread::Builder::new().name("key-pool".to_owned()).spawn(move || of_thread.fill(kind, priority))?;
+        thread::Builder::new()
+            .name("key-pool".to_owned())
+            .spawn(move || of_thread.fill(kind, priority))?;
         Ok(Self { kind, shared })
     }
 
@@ -353,7 +379,11 @@ impl KeyPool {
     pub fn wait(&self, count: usize, timeout: Duration) -> bool {
         let mut state = self.shared.state.lock();
         let missing = |state: &mut PoolState| state.ready.len() < count;
-        !self.shared.changed.wait_while_for(&mut state, missing, timeout).timed_out()
+        !self
+            .shared
+            .changed
+            .wait_while_for(&mut state, missing, timeout)
+            .timed_out()
     }
 }
 
@@ -406,7 +436,8 @@ impl Shared {
             }
             if let Some(pause) = pause {
                 let mut state = self.state.lock();
-                self.changed.wait_while_for(&mut state, |state| !state.stopped, pause);
+                self.changed
+                    .wait_while_for(&mut state, |state| !state.stopped, pause);
                 window = Window::begin();
             }
         }
@@ -421,12 +452,18 @@ struct Window {
 
 impl Window {
     fn begin() -> Self {
-        Self { begun: Instant::now(), used: thread_time() }
+        Self {
+            begun: Instant::now(),
+            used: thread_time(),
+        }
     }
 
     /// Returns the pause that is due if other threads needed the core; a long window is reset.
     fn pause(&mut self) -> Option<Duration> {
-        let (passed, used) = (self.begun.elapsed(), thread_time().saturating_sub(self.used));
+        let (passed, used) = (
+            self.begun.elapsed(),
+            thread_time().saturating_sub(self.used),
+        );
         if passed > used + used / 4 {
             return Some((used * PAUSE_FACTOR).min(LONGEST_PAUSE));
         }
@@ -449,7 +486,11 @@ fn be_idle() -> std::io::Result<()> {
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     // SAFETY: 0 is the calling thread; the pointer is valid for the call.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
-    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]
@@ -472,17 +513,25 @@ mod tests {
 
     #[test]
     fn unusable_keys_are_explained() {
-        let block =
-            |label: &str, body: &str| format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n");
+        let block = |label: &str, body: &str| {
+            format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")
+        };
         for (text, error) in [
             (String::new(), KeyError::NoPem),
             (block("CERTIFICATE", "AAAA"), KeyError::NoPem),
             (block("ENCRYPTED PRIVATE KEY", "AAAA"), KeyError::Encrypted),
-            (block("RSA PRIVATE KEY", "Proc-Type: 4,ENCRYPTED\n\nAAAA"), KeyError::Encrypted),
+            (
+                block("RSA PRIVATE KEY", "Proc-Type: 4,ENCRYPTED\n\nAAAA"),
+                KeyError::Encrypted,
+            ),
             (block("PRIVATE KEY", "!"), KeyError::Damaged),
             (block("PRIVATE KEY", "AAAA"), KeyError::Unsupported),
         ] {
-            assert_eq!(PrivateKey::from_pem(text.as_bytes()).unwrap_err(), error, "{text}");
+            assert_eq!(
+                PrivateKey::from_pem(text.as_bytes()).unwrap_err(),
+                error,
+                "{text}"
+            );
         }
     }
 

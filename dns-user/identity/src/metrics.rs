@@ -72,7 +72,9 @@ pub(crate) struct PairState {
 /// Returns the families of pairs; each pair has all of them from the start.
 pub(crate) fn of_pairs(pairs: &[PairState]) -> Vec<MetricFamily> {
     let gauge = |family: Family<Gauge, 1>, value: fn(&PairState) -> u64| {
-        family.of(pairs.iter().map(|pair| ([pair.guid.as_str()], value(pair) as f64)))
+        family.of(pairs
+            .iter()
+            .map(|pair| ([pair.guid.as_str()], value(pair) as f64)))
     };
     let failing = pairs.iter().filter(|pair| pair.failing).count();
     vec![
@@ -84,7 +86,15 @@ pub(crate) fn of_pairs(pairs: &[PairState]) -> Vec<MetricFamily> {
 }
 
 pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
-    let RotatorStatus { authority, pool_ready, pool_size, renewals, failures, identities, problems } = status;
+    let RotatorStatus {
+        authority,
+        pool_ready,
+        pool_size,
+        renewals,
+        failures,
+        identities,
+        problems,
+    } = status;
     let pairs = identities.iter().map(|identity| PairState {
         guid: identity.guid.to_string(),
         not_after: identity.not_after,
@@ -100,7 +110,9 @@ pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
         CA_EXPIRY.is(timestamp(authority.not_after)),
         CA_FILES_USABLE.is(f64::from(authority.problem.is_none())),
         RENEWALS.is(*renewals),
-        FAILURES.of(failures.iter().map(|(reason, count)| ([reason.as_str()], *count))),
+        FAILURES.of(failures
+            .iter()
+            .map(|(reason, count)| ([reason.as_str()], *count))),
     ]);
     families
 }

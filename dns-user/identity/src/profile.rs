@@ -26,10 +26,18 @@ pub struct Container {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ous: Vec<String>,
     /// Address inside the platform; preferred for the address SAN.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "address"
+    )]
     pub internal_ip: Option<IpAddr>,
     /// Address of the cell; used if the container has no internal one.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "address"
+    )]
     pub external_ip: Option<IpAddr>,
     /// Names for container-to-container traffic; if present, a second pair carries them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,7 +55,10 @@ pub struct Container {
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
     text.filter(|text| !text.is_empty())
-        .map(|text| text.parse().map_err(|_| D::Error::custom(format!("{text:?} is not an IP address"))))
+        .map(|text| {
+            text.parse()
+                .map_err(|_| D::Error::custom(format!("{text:?} is not an IP address")))
+        })
         .transpose()
 }
 
@@ -124,7 +135,12 @@ impl Container {
         if self.stopped {
             return Some(Profile::unnamed(&self.ous));
         }
-        Some(Profile::new(self.guid.as_str(), &self.ous, routes.iter().map(String::as_str), []))
+        Some(Profile::new(
+            self.guid.as_str(),
+            &self.ous,
+            routes.iter().map(String::as_str),
+            [],
+        ))
     }
 }
 
@@ -163,7 +179,10 @@ impl Profile {
     fn unnamed(organizational_units: &[String]) -> anyhow::Result<Self> {
         let mut units: Vec<String> = Vec::new();
         for unit in organizational_units {
-            ensure!(!unit.is_empty(), "an organizational unit is empty; remove it from `ous`");
+            ensure!(
+                !unit.is_empty(),
+                "an organizational unit is empty; remove it from `ous`"
+            );
             ensure!(
                 unit.chars().count() <= MAX_UNIT && !unit.chars().any(char::is_control),
                 "organizational unit {unit:?} is not usable; use at most 64 characters (RFC 5280), none of them a \
@@ -174,7 +193,12 @@ impl Profile {
             }
         }
         let (dns_names, addresses) = (Vec::new(), Vec::new());
-        Ok(Self { common_name: String::new(), organizational_units: units, dns_names, addresses })
+        Ok(Self {
+            common_name: String::new(),
+            organizational_units: units,
+            dns_names,
+            addresses,
+        })
     }
 }
 
@@ -183,7 +207,9 @@ pub fn is_dns_name(name: &str) -> bool {
     let name = name.strip_prefix("*.").unwrap_or(name);
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     };
     name.len() <= 253 && name.split('.').all(is_label)
 }
@@ -198,17 +224,36 @@ mod tests {
 
     #[test]
     fn internal_address_is_preferred() {
-        let both = container(r#"{"guid":"g","internal_ip":"10.0.0.1","external_ip":"192.0.2.1"}"#).unwrap();
-        assert_eq!(both.identity().unwrap().addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        let both = container(r#"{"guid":"g","internal_ip":"10.0.0.1","external_ip":"192.0.2.1"}"#)
+            .unwrap();
+        assert_eq!(
+            both.identity().unwrap().addresses,
+            ["10.0.0.1".parse::<IpAddr>().unwrap()]
+        );
         let external = container(r#"{"guid":"g","external_ip":"2001:db8::1"}"#).unwrap();
-        assert_eq!(external.identity().unwrap().addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            external.identity().unwrap().addresses,
+            ["2001:db8::1".parse::<IpAddr>().unwrap()]
+        );
     }
 
     #[test]
     fn unsafe_guids_are_refused() {
         let long = "x".repeat(65);
         let label = "x".repeat(64);
-        for bad in ["", "..", ".hidden", "a/b", "a b", "é", "a..b", "a.", "*.a", &label, long.as_str()] {
+        for bad in [
+            "",
+            "..",
+            ".hidden",
+            "a/b",
+            "a b",
+            "é",
+            "a..b",
+            "a.",
+            "*.a",
+            &label,
+            long.as_str(),
+        ] {
             let text = serde_json::json!({ "guid": bad }).to_string();
             let error = container(&text).unwrap_err().to_string();
             assert!(error.contains("is not usable"), "{bad}: {error}");
@@ -219,14 +264,23 @@ mod tests {
     fn routes_must_be_names() {
         let bad = container(r#"{"guid":"g","internal_routes":["a b.apps.internal"]}"#).unwrap();
         let error = bad.container_to_container().unwrap().unwrap_err();
-        assert!(error.to_string().starts_with("\"a b.apps.internal\" is not a DNS name"));
+        assert!(
+            error
+                .to_string()
+                .starts_with("\"a b.apps.internal\" is not a DNS name")
+        );
     }
 
     #[test]
     fn empty_address_counts_as_none() {
         let read = container(r#"{"guid":"g","internal_ip":"","external_ip":"192.0.2.1"}"#).unwrap();
-        assert_eq!(read.identity().unwrap().addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
-        let error = container(r#"{"guid":"g","internal_ip":"10.0.0"}"#).unwrap_err().to_string();
+        assert_eq!(
+            read.identity().unwrap().addresses,
+            ["192.0.2.1".parse::<IpAddr>().unwrap()]
+        );
+        let error = container(r#"{"guid":"g","internal_ip":"10.0.0"}"#)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("\"10.0.0\" is not an IP address"), "{error}");
     }
 
@@ -239,16 +293,27 @@ mod tests {
         let (long, fits) = ("x".repeat(65), "é".repeat(64));
         for bad in [long.as_str(), "app:a\0", "app:a\nspace:b"] {
             let error = with(&[bad]).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("organizational unit {bad:?} is not usable")), "{error}");
+            assert!(
+                error.starts_with(&format!("organizational unit {bad:?} is not usable")),
+                "{error}"
+            );
         }
-        assert_eq!(with(&["app:a", &fits, "app:a"]).unwrap().organizational_units, ["app:a", &fits]);
+        assert_eq!(
+            with(&["app:a", &fits, "app:a"])
+                .unwrap()
+                .organizational_units,
+            ["app:a", &fits]
+        );
     }
 
     #[test]
     fn stopped_container_has_no_name() {
         let text = r#"{"guid":"g","ous":["app:a"],"internal_ip":"10.0.0.1","internal_routes":["r.x"],"stopped":true}"#;
         let stopped = container(text).unwrap();
-        for profile in [stopped.identity().unwrap(), stopped.container_to_container().unwrap().unwrap()] {
+        for profile in [
+            stopped.identity().unwrap(),
+            stopped.container_to_container().unwrap().unwrap(),
+        ] {
             assert_eq!(profile.common_name, "");
             assert_eq!(profile.organizational_units, ["app:a"]);
             assert!(profile.dns_names.is_empty() && profile.addresses.is_empty());

@@ -88,7 +88,11 @@ pub struct LeafOptions {
 /// Parses a validity such as `24h`.
 pub(crate) fn parse_validity(text: &str) -> Result<Duration, &'static str> {
     let validity = parse_time(text)?;
-    if validity < SHORTEST_VALIDITY { Err("the minimum is 1h") } else { Ok(validity) }
+    if validity < SHORTEST_VALIDITY {
+        Err("the minimum is 1h")
+    } else {
+        Ok(validity)
+    }
 }
 
 /// Parses a time such as `5m`.
@@ -114,18 +118,44 @@ enum Event {
 
 /// Runs a rotator until SIGTERM or SIGINT.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let RunOptions { ca, folder, containers, control, leaf, pool, also_trust, keep_old_ca, envoy, metrics } =
-        options;
-    let LeafOptions { validity, backdate, key_type } = leaf;
+    let RunOptions {
+        ca,
+        folder,
+        containers,
+        control,
+        leaf,
+        pool,
+        also_trust,
+        keep_old_ca,
+        envoy,
+        metrics,
+    } = options;
+    let LeafOptions {
+        validity,
+        backdate,
+        key_type,
+    } = leaf;
     let now = SystemTime::now();
     make_folders(&folder).with_context(|| folder.display().to_string())?;
-    let _lock = lock(&folder).with_context(|| folder.display().to_string())?.with_context(|| {
-        format!("{}: another rotator uses this folder; stop it or choose another one", folder.display())
-    })?;
+    let _lock = lock(&folder)
+        .with_context(|| folder.display().to_string())?
+        .with_context(|| {
+            format!(
+                "{}: another rotator uses this folder; stop it or choose another one",
+                folder.display()
+            )
+        })?;
     // Bound before this program's threads start, because the umask changes meanwhile.
     let control = control.as_deref().map(bind_control).transpose()?;
     let pool = KeyPool::start(key_type, pool).context("key pool")?;
-    let settings = RotatorSettings { folder, validity, backdate, envoy, also_trust, keep_old_ca };
+    let settings = RotatorSettings {
+        folder,
+        validity,
+        backdate,
+        envoy,
+        also_trust,
+        keep_old_ca,
+    };
     let rotator = Rotator::open(settings, ca, pool, now)?;
     let (events, inbox) = mpsc::channel();
     let key_ready = events.clone();
@@ -149,7 +179,12 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let mut watcher = notify::recommended_watcher(notified)?;
         watcher
             .watch(containers, RecursiveMode::NonRecursive)
-            .with_context(|| format!("{}: create the folder of descriptions", containers.display()))?;
+            .with_context(|| {
+                format!(
+                    "{}: create the folder of descriptions",
+                    containers.display()
+                )
+            })?;
         _watcher = Some(watcher);
     }
     if let Some(listener) = control {
@@ -158,7 +193,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
     if let Some(address) = metrics {
         let events = events.clone();
-        let status = move || match tokio::task::block_in_place(|| execute(&events, Command::Status)) {
+        let status = move || match tokio::task::block_in_place(|| execute(&events, Command::Status))
+        {
             Reply::Status(status) => metrics::of_rotator(&status),
             Reply::Done | Reply::Error(_) => Vec::new(),
         };
@@ -179,11 +215,19 @@ fn execute(events: &mpsc::Sender<Event>, command: Command) -> Reply {
     let (reply, answer) = mpsc::channel();
     let sent = events.send(Event::Command(command, reply));
     let stopped = || Reply::Error("the rotator is stopping".to_owned());
-    if sent.is_err() { stopped() } else { answer.recv().unwrap_or_else(|_| stopped()) }
+    if sent.is_err() {
+        stopped()
+    } else {
+        answer.recv().unwrap_or_else(|_| stopped())
+    }
 }
 
 /// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a second.
-fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mpsc::Receiver<Event>) {
+fn work(
+    mut rotator: Rotator,
+    mut descriptions: Option<Descriptions>,
+    inbox: &mpsc::Receiver<Event>,
+) {
     let mut rescan_at = Instant::now();
     loop {
         if let Some(descriptions) = &mut descriptions
@@ -201,11 +245,14 @@ fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mp
         let mut pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
         // Everything that has arrived is handled before the next step.
         for _ in 0..EVENTS_A_STEP {
-            let Ok(event) = inbox.recv_timeout(pause) else { break };
+            let Ok(event) = inbox.recv_timeout(pause) else {
+                break;
+            };
             match event {
                 Event::Command(command, reply) => {
                     // A client that has disconnected needs no reply.
-                    let _ = reply.send(handle_command(&mut rotator, command, descriptions.as_mut()));
+                    let _ =
+                        reply.send(handle_command(&mut rotator, command, descriptions.as_mut()));
                 }
                 Event::Rescan => rescan_at = Instant::now(),
                 Event::Key => {}
@@ -216,12 +263,18 @@ fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mp
     }
 }
 
-fn handle_command(rotator: &mut Rotator, command: Command, files: Option<&mut Descriptions>) -> Reply {
+fn handle_command(
+    rotator: &mut Rotator,
+    command: Command,
+    files: Option<&mut Descriptions>,
+) -> Reply {
     let now = SystemTime::now();
     let done = match (command, files) {
         (Command::Status, files) => {
             let mut status = rotator.status(now);
-            status.problems.extend(files.into_iter().flat_map(|files| files.problems()));
+            status
+                .problems
+                .extend(files.into_iter().flat_map(|files| files.problems()));
             return Reply::Status(Box::new(status));
         }
         (Command::ConfirmRemovals { number }, Some(files)) => {
@@ -229,10 +282,13 @@ fn handle_command(rotator: &mut Rotator, command: Command, files: Option<&mut De
             return Reply::Done;
         }
         (Command::ConfirmRemovals { .. }, None) => {
-            return Reply::Error("identities are managed by commands; nothing is to be confirmed".to_owned());
+            return Reply::Error(
+                "identities are managed by commands; nothing is to be confirmed".to_owned(),
+            );
         }
         (_, Some(_)) => {
-            let problem = "identities are managed by the files of --containers; change the file there";
+            let problem =
+                "identities are managed by the files of --containers; change the file there";
             return Reply::Error(problem.to_owned());
         }
         (Command::Create { container }, None) => rotator.create(container, now),
@@ -299,8 +355,15 @@ pub fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         bail!("{place}: another rotator serves this socket; stop it or choose another path");
     }
-    unix_socket::bind(path, Access { user: None, group: None }, &[])
-        .map_err(|error| anyhow!("{place}: {error}"))
+    unix_socket::bind(
+        path,
+        Access {
+            user: None,
+            group: None,
+        },
+        &[],
+    )
+    .map_err(|error| anyhow!("{place}: {error}"))
 }
 
 /// Serves commands until the process ends; `execute` runs each.
@@ -326,7 +389,10 @@ pub fn serve_control(
             }
         }
     };
-    thread::Builder::new().name("control".to_owned()).spawn(accept).map(|_| ())
+    thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(accept)
+        .map(|_| ())
 }
 
 fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result<()> {
@@ -360,8 +426,9 @@ pub fn send_command(path: &Path, command: &Command) -> anyhow::Result<Reply> {
         BufReader::new(stream).read_line(&mut line)?;
         Ok(line)
     };
-    let line = exchange()
-        .map_err(|error: io::Error| anyhow!("{place}: {error}; is `bosh-dns-identity run` running?"))?;
+    let line = exchange().map_err(|error: io::Error| {
+        anyhow!("{place}: {error}; is `bosh-dns-identity run` running?")
+    })?;
     serde_json::from_str(&line).map_err(|error| anyhow!("{place}: cannot parse the reply: {error}"))
 }
 

@@ -88,7 +88,9 @@ impl Purpose {
         match name {
             "alternative_name" => Ok(Self::AlternativeName),
             "common_name" => Ok(Self::CommonName),
-            other => bail!("{other:?} is not a valid consumer; alternative_name and common_name are"),
+            other => {
+                bail!("{other:?} is not a valid consumer; alternative_name and common_name are")
+            }
         }
     }
 }
@@ -101,20 +103,43 @@ impl Link {
                 Ok(address.clone())
             }
             Self::Manual(address) => Err(not_a_name(address)),
-            Self::Group { instance_group, network, deployment, domain, ids } => {
+            Self::Group {
+                instance_group,
+                network,
+                deployment,
+                domain,
+                ids,
+            } => {
                 let label = |what, name: &String| {
                     canonical(name).map_err(|cause| anyhow!("{what} {name:?}: {cause}; rename it"))
                 };
                 let instance_group = label("instance group", instance_group)?;
-                let (network, deployment) = (label("network", network)?, label("deployment", deployment)?);
+                let (network, deployment) =
+                    (label("network", network)?, label("deployment", deployment)?);
                 let group = match ids {
                     Some(ids) => AddressGroup::Id(ids.group.to_string()),
-                    None => AddressGroup::Names { instance_group, network, deployment },
+                    None => AddressGroup::Names {
+                        instance_group,
+                        network,
+                        deployment,
+                    },
                 };
                 let networks = ids.iter().map(|ids| ids.network).collect();
-                let query = FirstLabel::Query(Criteria { networks, ..Criteria::default() });
-                let first = if wildcard { FirstLabel::Wildcard } else { query };
-                Ok(LinkAddress { group, first, domain: domain.clone() }.to_string())
+                let query = FirstLabel::Query(Criteria {
+                    networks,
+                    ..Criteria::default()
+                });
+                let first = if wildcard {
+                    FirstLabel::Wildcard
+                } else {
+                    query
+                };
+                Ok(LinkAddress {
+                    group,
+                    first,
+                    domain: domain.clone(),
+                }
+                .to_string())
             }
         }
     }
@@ -123,11 +148,19 @@ impl Link {
 impl Names {
     /// Returns the names of a variable of type `certificate`, including the links that it consumes.
     pub fn of(options: &Options, consumed: &[Consumed]) -> anyhow::Result<Self> {
-        let mut names = Self { common_name: options.common_name.clone(), ..Self::default() };
+        let mut names = Self {
+            common_name: options.common_name.clone(),
+            ..Self::default()
+        };
         for name in &options.alternative_names {
             names.add(name)?;
         }
-        for Consumed { purpose, link, wildcard } in consumed {
+        for Consumed {
+            purpose,
+            link,
+            wildcard,
+        } in consumed
+        {
             let name = link.name(*wildcard)?;
             match purpose {
                 Purpose::AlternativeName => names.add(&name)?,
@@ -138,7 +171,9 @@ impl Names {
         }
         match names.common_name {
             Some(name) if name.chars().count() > MAX_COMMON_NAME => {
-                bail!("common name {name:?} is longer than 64 characters (X.520); use alternative_name")
+                bail!(
+                    "common name {name:?} is longer than 64 characters (X.520); use alternative_name"
+                )
             }
             _ => Ok(names),
         }
@@ -191,28 +226,40 @@ pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> anyhow::Res
     let manifest: Value = serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))?;
     let mut all = Vec::new();
     for variable in list(&manifest["variables"]) {
-        let name = variable["name"].as_str().unwrap_or("(without a name)").to_owned();
+        let name = variable["name"]
+            .as_str()
+            .unwrap_or("(without a name)")
+            .to_owned();
         let failed = |problem: anyhow::Error| anyhow!("variable {name}: {problem}");
         let consumes = variable["consumes"].as_object();
         let kind = variable["type"].as_str().unwrap_or_default();
         if kind != "certificate" {
             if consumes.is_some() {
-                let problem =
-                    anyhow!("variable of type {kind:?} cannot consume links; only type certificate can");
+                let problem = anyhow!(
+                    "variable of type {kind:?} cannot consume links; only type certificate can"
+                );
                 return Err(failed(problem));
             }
             continue;
         }
         let options = match &variable["options"] {
             Value::Null => Options::default(),
-            options => serde_json::from_value(options.clone()).map_err(|error| failed(error.into()))?,
+            options => {
+                serde_json::from_value(options.clone()).map_err(|error| failed(error.into()))?
+            }
         };
         let consumed = consumes.into_iter().flatten().map(|(consumer, link)| {
             let purpose = Purpose::parse(consumer)?;
             let wildcard = link["properties"]["wildcard"].as_bool().unwrap_or(false);
-            Ok(Consumed { purpose, link: consumed_link(&manifest, link, domain, find_ids)?, wildcard })
+            Ok(Consumed {
+                purpose,
+                link: consumed_link(&manifest, link, domain, find_ids)?,
+                wildcard,
+            })
         });
-        let consumed = consumed.collect::<anyhow::Result<Vec<_>>>().map_err(failed)?;
+        let consumed = consumed
+            .collect::<anyhow::Result<Vec<_>>>()
+            .map_err(failed)?;
         let names = Names::of(&options, &consumed).map_err(failed)?;
         all.push(Variable { name, names });
     }
@@ -229,12 +276,30 @@ fn consumed_link(
     if let Some(address) = consumer["address"].as_str() {
         return Ok(Link::Manual(address.to_owned()));
     }
-    let from = consumer["from"].as_str().context("a consumer needs `from` or `address`")?;
+    let from = consumer["from"]
+        .as_str()
+        .context("a consumer needs `from` or `address`")?;
     let provider = provider(manifest, from)?;
-    let is_short = provider.uses_link_group || manifest["features"]["use_short_dns_addresses"] == true;
-    let ids = if is_short { Some(find_ids(from, &provider)?) } else { None };
-    let Provider { instance_group, network, deployment, uses_link_group: _ } = provider;
-    Ok(Link::Group { instance_group, network, deployment, domain: domain.to_owned(), ids })
+    let is_short =
+        provider.uses_link_group || manifest["features"]["use_short_dns_addresses"] == true;
+    let ids = if is_short {
+        Some(find_ids(from, &provider)?)
+    } else {
+        None
+    };
+    let Provider {
+        instance_group,
+        network,
+        deployment,
+        uses_link_group: _,
+    } = provider;
+    Ok(Link::Group {
+        instance_group,
+        network,
+        deployment,
+        domain: domain.to_owned(),
+        ids,
+    })
 }
 
 fn provider(manifest: &Value, link: &str) -> anyhow::Result<Provider> {
@@ -245,16 +310,25 @@ fn provider(manifest: &Value, link: &str) -> anyhow::Result<Provider> {
     })?;
     let networks = list(&group["networks"]);
     let default_of = |kind: &str| {
-        networks.iter().find(|network| list(&network["default"]).iter().any(|default| default == kind))
+        networks.iter().find(|network| {
+            list(&network["default"])
+                .iter()
+                .any(|default| default == kind)
+        })
     };
-    let network = default_of("addressable").or_else(|| default_of("dns")).or(networks.first());
+    let network = default_of("addressable")
+        .or_else(|| default_of("dns"))
+        .or(networks.first());
     let text = |value: Option<&Value>, part| {
         let text = value.and_then(Value::as_str).map(str::to_owned);
         text.with_context(|| format!("{part} of the provider of {link:?} has no name"))
     };
     Ok(Provider {
         instance_group: text(group.get("name"), "the instance group")?,
-        network: text(network.and_then(|network| network.get("name")), "the network")?,
+        network: text(
+            network.and_then(|network| network.get("name")),
+            "the network",
+        )?,
         deployment: text(manifest.get("name"), "the deployment")?,
         uses_link_group: manifest["features"]["use_link_dns_names"] == true,
     })
@@ -263,15 +337,22 @@ fn provider(manifest: &Value, link: &str) -> anyhow::Result<Provider> {
 /// Returns whether a job provides a link of this name: the alias in `as`, or the link's own name without one.
 fn provides(job: &Value, name: &str) -> bool {
     let stated = job["provides"].as_object();
-    let renamed = stated.into_iter().flatten().any(|(own, provide)| match provide["as"].as_str() {
-        Some(alias) => alias == name,
-        None => own == name && provide.is_object(),
-    });
-    let custom = list(&job["custom_provider_definitions"]).iter().any(|definition| {
-        let own = definition["name"].as_str();
-        own == Some(name)
-            && stated.and_then(|stated| stated.get(name)).is_none_or(|provide| provide["as"].is_null())
-    });
+    let renamed = stated
+        .into_iter()
+        .flatten()
+        .any(|(own, provide)| match provide["as"].as_str() {
+            Some(alias) => alias == name,
+            None => own == name && provide.is_object(),
+        });
+    let custom = list(&job["custom_provider_definitions"])
+        .iter()
+        .any(|definition| {
+            let own = definition["name"].as_str();
+            own == Some(name)
+                && stated
+                    .and_then(|stated| stated.get(name))
+                    .is_none_or(|provide| provide["as"].is_null())
+        });
     renamed || custom
 }
 
@@ -325,17 +406,29 @@ variables:
                 (link, provider.instance_group.as_str()),
                 ("my-custom-app-server-address", "server_ig")
             );
-            Ok(Ids { network: 3, group: if provider.uses_link_group { 9 } else { 7 } })
+            Ok(Ids {
+                network: 3,
+                group: if provider.uses_link_group { 9 } else { 7 },
+            })
         };
-        for (feature, name) in
-            [("use_short_dns_addresses", "q-n3s0.q-g7.bosh"), ("use_link_dns_names", "q-n3s0.q-g9.bosh")]
-        {
+        for (feature, name) in [
+            ("use_short_dns_addresses", "q-n3s0.q-g7.bosh"),
+            ("use_link_dns_names", "q-n3s0.q-g9.bosh"),
+        ] {
             let manifest = MANIFEST.replace("wildcard: true", "wildcard: false");
             let text = format!("features: {{ {feature}: true }}\n{manifest}");
             let variables = variables(&text, "bosh", &find_ids).unwrap();
-            assert_eq!(variables[1].names.dns, ["custom-record.appservers.cf.local", name]);
-            let error = super::variables(&text, "bosh", &no_ids).unwrap_err().to_string();
-            assert_eq!(error, "variable app_server_cert: my-custom-app-server-address: use --records");
+            assert_eq!(
+                variables[1].names.dns,
+                ["custom-record.appservers.cf.local", name]
+            );
+            let error = super::variables(&text, "bosh", &no_ids)
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                error,
+                "variable app_server_cert: my-custom-app-server-address: use --records"
+            );
         }
     }
 
@@ -344,20 +437,49 @@ variables:
         let variables = variables(MANIFEST, "bosh", &no_ids).unwrap();
         let names = &variables[1].names;
         assert_eq!(names.common_name.as_deref(), Some("Application Server"));
-        assert_eq!(names.dns, ["custom-record.appservers.cf.local", "*.server-ig.default.app-service.bosh"]);
-        assert_eq!(names.addresses, ["172.158.20.255".parse::<IpAddr>().unwrap()]);
-        assert_eq!(variables[2].names.common_name.as_deref(), Some("db.example.org"));
+        assert_eq!(
+            names.dns,
+            [
+                "custom-record.appservers.cf.local",
+                "*.server-ig.default.app-service.bosh"
+            ]
+        );
+        assert_eq!(
+            names.addresses,
+            ["172.158.20.255".parse::<IpAddr>().unwrap()]
+        );
+        assert_eq!(
+            variables[2].names.common_name.as_deref(),
+            Some("db.example.org")
+        );
     }
 
     #[test]
     fn wrong_consumers_are_explained() {
         for (from, to, expected) in [
-            ("    common_name: { from", "    address: { from", "is not a valid consumer"),
-            ("from: my-custom-app-server-address }", "from: nothing }", "no job provides \"nothing\""),
-            ("name: manual\n  type: certificate", "name: manual\n  type: ssh", "only type certificate"),
+            (
+                "    common_name: { from",
+                "    address: { from",
+                "is not a valid consumer",
+            ),
+            (
+                "from: my-custom-app-server-address }",
+                "from: nothing }",
+                "no job provides \"nothing\"",
+            ),
+            (
+                "name: manual\n  type: certificate",
+                "name: manual\n  type: ssh",
+                "only type certificate",
+            ),
         ] {
-            let error = variables(&MANIFEST.replace(from, to), "bosh", &no_ids).unwrap_err().to_string();
-            assert!(error.starts_with("variable ") && error.contains(expected), "{error}");
+            let error = variables(&MANIFEST.replace(from, to), "bosh", &no_ids)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with("variable ") && error.contains(expected),
+                "{error}"
+            );
         }
     }
 }

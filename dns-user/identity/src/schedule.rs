@@ -48,7 +48,15 @@ impl Schedule {
     /// Creates the schedule of a pair with this validity; `None` if there is no pair yet.
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
         let (requested, failure, hold) = (None, None, None);
-        Self { share, validity, lead: Duration::ZERO, requested, failure, hasty: 0, hold }
+        Self {
+            share,
+            validity,
+            lead: Duration::ZERO,
+            requested,
+            failure,
+            hasty: 0,
+            hold,
+        }
     }
 
     /// Returns the end of the renewal window: a healthy pair is renewed before.
@@ -62,23 +70,30 @@ impl Schedule {
         let due = self.due_by_validity(now);
         let retry = self.failure.as_ref().map(|failure| failure.retry_at);
         // A time later than any delay dates from before the clock was set back.
-        let waits = retry.into_iter().chain(self.hold).filter(|at| *at <= now + LONGEST_DELAY);
+        let waits = retry
+            .into_iter()
+            .chain(self.hold)
+            .filter(|at| *at <= now + LONGEST_DELAY);
         waits.fold(due, SystemTime::max)
     }
 
     fn due_by_validity(&self, now: SystemTime) -> SystemTime {
-        let Some(validity) = self.validity else { return now };
+        let Some(validity) = self.validity else {
+            return now;
+        };
         // The clock was set back: peers with a correct clock reject the pair.
         if validity.standing(now + self.lead + CLOCK_TOLERANCE) == Standing::NotYet {
             return now;
         }
         let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
-        self.requested.map_or(renewal, |requested| requested.min(renewal))
+        self.requested
+            .map_or(renewal, |requested| requested.min(renewal))
     }
 
     /// Returns whether the pair is valid and its renewal window lasts at least `time` longer.
     pub fn can_wait(&self, now: SystemTime, time: Duration) -> bool {
-        self.validity.is_some_and(|validity| validity.standing(now) == Standing::Valid)
+        self.validity
+            .is_some_and(|validity| validity.standing(now) == Standing::Valid)
             && self.deadline().is_some_and(|end| now + time < end)
     }
 
@@ -108,15 +123,24 @@ impl Schedule {
     /// Records a failed attempt; returns whether the failure is new and must be reported.
     pub fn failed(&mut self, now: SystemTime, message: String) -> bool {
         let before = self.failure.take();
-        let attempts = before.as_ref().map_or(0, |failure| failure.attempts).saturating_add(1);
+        let attempts = before
+            .as_ref()
+            .map_or(0, |failure| failure.attempts)
+            .saturating_add(1);
         let is_new = before.is_none_or(|before| before.message != message);
-        self.failure = Some(Failure { attempts, message, retry_at: now + delay(attempts) });
+        self.failure = Some(Failure {
+            attempts,
+            message,
+            retry_at: now + delay(attempts),
+        });
         is_new
     }
 }
 
 fn delay(attempts: u32) -> Duration {
-    FIRST_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(LONGEST_DELAY)
+    FIRST_DELAY
+        .saturating_mul(1 << (attempts - 1).min(16))
+        .min(LONGEST_DELAY)
 }
 
 //----------- RenewalWindow ---------------------------------------------------
@@ -142,7 +166,10 @@ impl RenewalWindow {
         } else {
             (validity / 4, validity / 12)
         };
-        Self { start: validity - early, end: validity - late }
+        Self {
+            start: validity - early,
+            end: validity - late,
+        }
     }
 
     /// Returns the offset at which an identity is renewed: the start of the window plus the
@@ -183,7 +210,10 @@ mod tests {
     }
 
     fn day() -> Schedule {
-        Schedule::new(Share::of("g1"), Some(Validity::starting(start(), 24 * HOUR)))
+        Schedule::new(
+            Share::of("g1"),
+            Some(Validity::starting(start(), 24 * HOUR)),
+        )
     }
 
     #[test]
@@ -192,7 +222,10 @@ mod tests {
         let end = start() + 24 * HOUR - Duration::from_secs(1200);
         assert!(due >= start() + 23 * HOUR && due < end);
         assert!(day().can_wait(due, Duration::ZERO) && !day().can_wait(end, Duration::ZERO));
-        assert!(!day().can_wait(start() - HOUR, Duration::ZERO), "not valid yet");
+        assert!(
+            !day().can_wait(start() - HOUR, Duration::ZERO),
+            "not valid yet"
+        );
     }
 
     #[test]
@@ -225,7 +258,11 @@ mod tests {
         assert!(day().due(slightly) > start(), "a small step renews nothing");
         let mut failing = day();
         failing.failed(start() + 100 * HOUR, "full".to_owned());
-        assert_eq!(failing.due(earlier), earlier, "an old retry does not delay it");
+        assert_eq!(
+            failing.due(earlier),
+            earlier,
+            "an old retry does not delay it"
+        );
     }
 
     #[test]
@@ -287,12 +324,20 @@ mod tests {
             let tenth = (moment - window.start).as_secs_f64() / length.as_secs_f64() * 10.0;
             tenths[tenth as usize] += 1;
         }
-        assert!(tenths.iter().all(|&count| (60..=140).contains(&count)), "{tenths:?}");
+        assert!(
+            tenths.iter().all(|&count| (60..=140).contains(&count)),
+            "{tenths:?}"
+        );
     }
 
     #[test]
     fn moment_survives_restart() {
         // A literal, because a change of the hash would move every renewal at an upgrade.
-        assert_eq!(Share::of("").of_length(Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
+        assert_eq!(
+            Share::of("")
+                .of_length(Duration::from_secs(1 << 20))
+                .as_secs(),
+            0xe3b0_c442 >> 12
+        );
     }
 }

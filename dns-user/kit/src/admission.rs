@@ -98,9 +98,17 @@ pub struct LimitedClient {
 impl Admission {
     /// Creates a limit of `limit` waiting queries.
     pub fn new(limit: usize) -> Arc<Self> {
-        let held = InFlight { by_client: HashMap::default(), limited: Vec::new() };
+        let held = InFlight {
+            by_client: HashMap::default(),
+            limited: Vec::new(),
+        };
         let (held, total) = (Mutex::new(held), AtomicUsize::new(0));
-        Arc::new(Self { limit, held, total, refused: AtomicU64::new(0) })
+        Arc::new(Self {
+            limit,
+            held,
+            total,
+            refused: AtomicU64::new(0),
+        })
     }
 
     /// Returns a slot for a query of the client at `address`; `None` if the client holds as many as are free.
@@ -117,11 +125,15 @@ impl Admission {
             }
         }
         self.total.fetch_add(1, Ordering::Relaxed);
-        Some(Permit { admission: Arc::clone(self), client })
+        Some(Permit {
+            admission: Arc::clone(self),
+            client,
+        })
     }
 
     fn free(&self) -> usize {
-        self.limit.saturating_sub(self.total.load(Ordering::Relaxed))
+        self.limit
+            .saturating_sub(self.total.load(Ordering::Relaxed))
     }
 
     fn refuse(&self, held: &mut InFlight, client: Client) {
@@ -153,14 +165,23 @@ impl Admission {
     /// Returns the number of waiting queries, the limit, and the refusals so far.
     pub fn status(&self) -> AdmissionStatus {
         let held = self.held.lock();
-        let recent = held.limited.iter().filter(|refusals| refusals.last.elapsed() < LIMITED_FOR);
+        let recent = held
+            .limited
+            .iter()
+            .filter(|refusals| refusals.last.elapsed() < LIMITED_FOR);
         let mut limited: Vec<LimitedClient> = recent
-            .map(|&Refusals { client, count, last }| LimitedClient {
-                client,
-                waiting: held.by_client.get(&client).copied().unwrap_or(0),
-                refused: count,
-                seconds_ago: last.elapsed().as_secs_f64(),
-            })
+            .map(
+                |&Refusals {
+                     client,
+                     count,
+                     last,
+                 }| LimitedClient {
+                    client,
+                    waiting: held.by_client.get(&client).copied().unwrap_or(0),
+                    refused: count,
+                    seconds_ago: last.elapsed().as_secs_f64(),
+                },
+            )
             .collect();
         limited.sort_by_key(|client| std::cmp::Reverse(client.refused));
         AdmissionStatus {
@@ -182,20 +203,31 @@ impl InFlight {
     /// Records a refusal, in place of the client whose last refusal is the oldest.
     fn refused(&mut self, client: Client) {
         let now = Instant::now();
-        let known = self.limited.iter().position(|refusals| refusals.client == client);
+        let known = self
+            .limited
+            .iter()
+            .position(|refusals| refusals.client == client);
         let position = known.unwrap_or_else(|| {
             let oldest = (0..self.limited.len()).min_by_key(|&at| self.limited[at].last);
             match oldest.filter(|_| self.limited.len() >= MAX_LIMITED) {
                 Some(oldest) => oldest,
                 None => {
-                    self.limited.push(Refusals { client, count: 0, last: now });
+                    self.limited.push(Refusals {
+                        client,
+                        count: 0,
+                        last: now,
+                    });
                     self.limited.len() - 1
                 }
             }
         });
         let before = &mut self.limited[position];
         let continues = before.client == client && now.duration_since(before.last) < LIMITED_FOR;
-        *before = Refusals { client, count: if continues { before.count + 1 } else { 1 }, last: now };
+        *before = Refusals {
+            client,
+            count: if continues { before.count + 1 } else { 1 },
+            last: now,
+        };
         // In a flood, the next refusal is probably for the same client.
         self.limited.swap(0, position);
     }
@@ -248,9 +280,18 @@ mod tests {
         let status = admission.status();
         assert_eq!((status.waiting, status.clients, status.refused), (75, 2, 3));
         assert_eq!(status.heaviest, Some(([192, 0, 2, 1].into(), 50)));
-        let limited: Vec<_> =
-            status.limited.iter().map(|one| (one.client, one.waiting, one.refused)).collect();
-        assert_eq!(limited, [([192, 0, 2, 1].into(), 50, 2), ([192, 0, 2, 2].into(), 25, 1)]);
+        let limited: Vec<_> = status
+            .limited
+            .iter()
+            .map(|one| (one.client, one.waiting, one.refused))
+            .collect();
+        assert_eq!(
+            limited,
+            [
+                ([192, 0, 2, 1].into(), 50, 2),
+                ([192, 0, 2, 2].into(), 25, 1)
+            ]
+        );
         drop((first, second));
         assert!(admission.status().waiting == 0 && admission.held.lock().by_client.is_empty());
     }
@@ -265,7 +306,10 @@ mod tests {
         }
         let limited = admission.status().limited;
         assert_eq!(limited.len(), MAX_LIMITED);
-        assert_eq!((limited[0].client, limited[0].refused), ([192, 0, 2, 255].into(), 200));
+        assert_eq!(
+            (limited[0].client, limited[0].refused),
+            ([192, 0, 2, 255].into(), 200)
+        );
     }
 
     #[test]
@@ -277,9 +321,10 @@ mod tests {
         first.truncate(20);
         let (mut ones, mut others) = (first.len(), second.len());
         let mut all: Vec<Permit> = first.into_iter().chain(second).collect();
-        while let (one, other) =
-            (admission.admit(Some([192, 0, 2, 1].into())), admission.admit(Some([192, 0, 2, 2].into())))
-            && (one.is_some() || other.is_some())
+        while let (one, other) = (
+            admission.admit(Some([192, 0, 2, 1].into())),
+            admission.admit(Some([192, 0, 2, 2].into())),
+        ) && (one.is_some() || other.is_some())
         {
             ones += usize::from(one.is_some());
             others += usize::from(other.is_some());

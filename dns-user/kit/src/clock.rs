@@ -41,7 +41,8 @@ pub struct BootInstant(Duration);
 impl BootInstant {
     /// Returns the current time of the clock.
     pub fn now() -> Self {
-        let time = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every Linux kernel since 2.6.39 has it");
+        let time =
+            clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every Linux kernel since 2.6.39 has it");
         Self(time.into())
     }
 
@@ -107,16 +108,24 @@ struct Clocks {
 
 impl Clocks {
     fn now() -> Self {
-        let read =
-            |clock| clock_gettime(clock).expect("every Linux kernel since 2.6.39 has both clocks").into();
-        Self { boot: read(ClockId::CLOCK_BOOTTIME), monotonic: read(ClockId::CLOCK_MONOTONIC) }
+        let read = |clock| {
+            clock_gettime(clock)
+                .expect("every Linux kernel since 2.6.39 has both clocks")
+                .into()
+        };
+        Self {
+            boot: read(ClockId::CLOCK_BOOTTIME),
+            monotonic: read(ClockId::CLOCK_MONOTONIC),
+        }
     }
 
     /// Returns the standstill between `self` and `now`, if any.
     fn standstill(self, now: Self) -> Option<Standstill> {
         let passed = now.boot.saturating_sub(self.boot);
         let suspended = passed.saturating_sub(now.monotonic.saturating_sub(self.monotonic));
-        let length = passed.checked_sub(INTERVAL).filter(|length| *length >= TOLERANCE)?;
+        let length = passed
+            .checked_sub(INTERVAL)
+            .filter(|length| *length >= TOLERANCE)?;
         Some(Standstill { length, suspended })
     }
 }
@@ -173,7 +182,10 @@ mod tests {
     }
 
     fn at(boot: u64, monotonic: u64) -> Clocks {
-        Clocks { boot: Duration::from_secs(boot), monotonic: Duration::from_secs(monotonic) }
+        Clocks {
+            boot: Duration::from_secs(boot),
+            monotonic: Duration::from_secs(monotonic),
+        }
     }
 
     #[test]
@@ -181,9 +193,15 @@ mod tests {
         let start = at(100, 50);
         assert_eq!(start.standstill(at(101, 51)), None);
         assert_eq!(start.standstill(at(102, 52)), None);
-        let stopped = Standstill { length: Duration::from_secs(12), suspended: Duration::ZERO };
+        let stopped = Standstill {
+            length: Duration::from_secs(12),
+            suspended: Duration::ZERO,
+        };
         assert_eq!(start.standstill(at(113, 63)), Some(stopped));
-        let slept = Standstill { length: Duration::from_secs(3600), suspended: Duration::from_secs(3600) };
+        let slept = Standstill {
+            length: Duration::from_secs(3600),
+            suspended: Duration::from_secs(3600),
+        };
         assert_eq!(start.standstill(at(3701, 51)), Some(slept));
     }
 }

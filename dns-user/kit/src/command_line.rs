@@ -39,9 +39,8 @@ impl Man {
     /// Prints the main page, or writes a page for each command.
     pub fn run(self, command: clap::Command) -> anyhow::Result<()> {
         match self.folder {
-            Some(folder) => {
-                clap_mangen::generate_to(command, &folder).with_context(|| folder.display().to_string())
-            }
+            Some(folder) => clap_mangen::generate_to(command, &folder)
+                .with_context(|| folder.display().to_string()),
             None => {
                 let mut page = Vec::new();
                 clap_mangen::Man::new(command).render(&mut page)?;
@@ -77,7 +76,10 @@ impl Completions {
 
 /// Writes to standard output; a closed pipe is not an error.
 pub fn print(bytes: &[u8]) -> io::Result<()> {
-    match io::stdout().write_all(bytes).and_then(|()| io::stdout().flush()) {
+    match io::stdout()
+        .write_all(bytes)
+        .and_then(|()| io::stdout().flush())
+    {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
@@ -86,7 +88,8 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
 /// Prints as [`print()`] does; returns the exit code of a failure with its message on standard error.
 pub fn print_or_fail(program: &str, text: &str) -> Result<(), ExitCode> {
     let context = "cannot write to standard output";
-    print(text.as_bytes()).map_err(|error| failed(program, &anyhow::Error::new(error).context(context)))
+    print(text.as_bytes())
+        .map_err(|error| failed(program, &anyhow::Error::new(error).context(context)))
 }
 
 /// Parses the arguments of this process. Prints help and errors, and exits after that.
@@ -119,9 +122,10 @@ pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
 
 /// Waits for SIGTERM or SIGINT.
 pub async fn until_ended() {
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
         // Without handlers, the default action of the signals ends the process.
         return future::pending().await;
     };
@@ -138,7 +142,8 @@ mod tests {
     #[test]
     fn bash_completes_every_word() -> anyhow::Result<()> {
         let look = clap::Command::new("look-up").arg(clap::arg!(--"all-names" "List all"));
-        let command = clap::Command::new("a-b-tool").subcommand(look.subcommand(clap::Command::new("deep")));
+        let command =
+            clap::Command::new("a-b-tool").subcommand(look.subcommand(clap::Command::new("deep")));
         let script = Completions { shell: Shell::Bash }.text(command);
         for (words, expected) in [
             (&["a-b-tool", "lo"][..], "look-up"),
@@ -146,30 +151,49 @@ mod tests {
             (&["a-b-tool", "look-up", "de"], "deep"),
             (&["a-b-tool", "look-up", "deep", "--he"], "--help"),
         ] {
-            let [.., before, last] = words else { anyhow::bail!("two words are needed") };
+            let [.., before, last] = words else {
+                anyhow::bail!("two words are needed")
+            };
             let call = format!(
                 "{script}\nCOMP_WORDS=({}); COMP_CWORD={}; _a__b__tool a-b-tool '{last}' '{before}'\n\
                  echo \"${{COMPREPLY[@]}}\"",
                 words.join(" "),
                 words.len() - 1
             );
-            let output = std::process::Command::new("bash").args(["-c", &call]).output()?;
-            assert_eq!(String::from_utf8(output.stdout)?.trim(), expected, "{words:?}");
+            let output = std::process::Command::new("bash")
+                .args(["-c", &call])
+                .output()?;
+            assert_eq!(
+                String::from_utf8(output.stdout)?.trim(),
+                expected,
+                "{words:?}"
+            );
         }
         Ok(())
     }
 
     #[test]
     fn pages_cover_all_commands() -> anyhow::Result<()> {
-        let command = || clap::Command::new("tool").subcommand(clap::Command::new("look").about("Look"));
+        let command =
+            || clap::Command::new("tool").subcommand(clap::Command::new("look").about("Look"));
         let folder = tempfile::tempdir()?;
-        Man { folder: Some(folder.path().to_owned()) }.run(command())?;
+        Man {
+            folder: Some(folder.path().to_owned()),
+        }
+        .run(command())?;
         for page in ["tool.1", "tool-look.1"] {
             assert!(folder.path().join(page).exists(), "{page}");
         }
         let missing = folder.path().join("missing");
-        let error = Man { folder: Some(missing.clone()) }.run(command()).expect_err("no such folder");
-        assert!(format!("{error:#}").starts_with(&missing.display().to_string()), "{error:#}");
+        let error = Man {
+            folder: Some(missing.clone()),
+        }
+        .run(command())
+        .expect_err("no such folder");
+        assert!(
+            format!("{error:#}").starts_with(&missing.display().to_string()),
+            "{error:#}"
+        );
         Ok(())
     }
 }

@@ -31,12 +31,17 @@ impl OwnConnections {
     pub fn enter(&self, local: SocketAddr) -> impl Drop + use<> {
         let key = (local.ip().to_canonical(), local.port());
         self.0.lock().insert(key);
-        OwnConnection { all: self.clone(), key }
+        OwnConnection {
+            all: self.clone(),
+            key,
+        }
     }
 
     /// Returns whether a client is the server itself.
     fn contains(&self, client: SocketAddr) -> bool {
-        self.0.lock().contains(&(client.ip().to_canonical(), client.port()))
+        self.0
+            .lock()
+            .contains(&(client.ip().to_canonical(), client.port()))
     }
 }
 
@@ -89,7 +94,13 @@ impl Connections {
     /// Creates an empty set. A client may have a quarter of `limit`.
     pub fn new(limit: usize, own: OwnConnections) -> Arc<Self> {
         let limit_per_client = limit.div_ceil(4);
-        let new = Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() };
+        let new = Self {
+            limit,
+            limit_per_client,
+            own,
+            since: Instant::now(),
+            table: Mutex::default(),
+        };
         Arc::new(new)
     }
 
@@ -102,11 +113,22 @@ impl Connections {
             called_off: Notify::new(),
         });
         let mut table = self.table.lock();
-        let called_off = if entry.own { 0 } else { self.make_room(&mut table, entry.client) };
+        let called_off = if entry.own {
+            0
+        } else {
+            self.make_room(&mut table, entry.client)
+        };
         let number = table.next;
         table.next += 1;
         table.open.insert(number, Arc::clone(&entry));
-        (Place { connections: Arc::clone(self), number, entry }, called_off)
+        (
+            Place {
+                connections: Arc::clone(self),
+                number,
+                entry,
+            },
+            called_off,
+        )
     }
 
     /// Closes the idlest of all connections, for lack of descriptors.
@@ -123,7 +145,10 @@ impl Connections {
         for entry in table.open.values().filter(|entry| !entry.own) {
             *counts.entry(entry.client).or_default() += 1;
         }
-        if counts.get(&client).is_some_and(|&count| count >= self.limit_per_client) {
+        if counts
+            .get(&client)
+            .is_some_and(|&count| count >= self.limit_per_client)
+        {
             return table.call_off_idlest(|entry| entry.client == client);
         }
         let total: usize = counts.values().sum();
@@ -143,10 +168,15 @@ impl Connections {
 impl Table {
     /// Closes the idlest connection matching `eligible`; returns how many, one or none.
     fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> usize {
-        let candidates = self.open.iter().filter(|(_, entry)| !entry.own && eligible(entry));
-        let idlest =
-            candidates.min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
-        let Some(number) = idlest.map(|(&number, _)| number) else { return 0 };
+        let candidates = self
+            .open
+            .iter()
+            .filter(|(_, entry)| !entry.own && eligible(entry));
+        let idlest = candidates
+            .min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
+        let Some(number) = idlest.map(|(&number, _)| number) else {
+            return 0;
+        };
         if let Some(entry) = self.open.remove(&number) {
             entry.called_off.notify_one();
         }
@@ -165,7 +195,9 @@ pub struct Place {
 impl Place {
     /// Records that a query arrived.
     pub fn touch(&self) {
-        self.entry.active.store(self.connections.now(), Ordering::Relaxed);
+        self.entry
+            .active
+            .store(self.connections.now(), Ordering::Relaxed);
     }
 
     /// Completes when the connection must close.
@@ -206,11 +238,15 @@ impl Peer {
     /// looked up by user.
     pub fn of(client: SocketAddr, server: Option<SocketAddr>) -> Self {
         let network = match client.ip().to_canonical() {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+            }
             address => address,
         };
         let is_local = client.ip().to_canonical().is_loopback();
-        let user = server.filter(|_| is_local).and_then(|server| uid_of(client, server).ok());
+        let user = server
+            .filter(|_| is_local)
+            .and_then(|server| uid_of(client, server).ok());
         user.map_or(Self::Network(network), Self::User)
     }
 }
@@ -235,8 +271,15 @@ fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     let mut reply = [0; 512];
     let length = socket.read(&mut reply)?;
     let reply = &reply[..length];
-    let field = |at: usize| reply.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-    let kind = reply.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let field = |at: usize| {
+        reply
+            .get(at..at + 4)
+            .and_then(|bytes| bytes.try_into().ok())
+    };
+    let kind = reply
+        .get(4..6)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u16::from_ne_bytes);
     match (kind, field(HEADER + UID)) {
         (Some(SOCK_DIAG_BY_FAMILY), Some(uid)) => Ok(u32::from_ne_bytes(uid)),
         _ => Err(io::ErrorKind::NotFound.into()),
@@ -245,7 +288,11 @@ fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
 
 /// Builds an `inet_diag_req_v2` for exactly this socket, with its `nlmsghdr`.
 fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
-    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    let family = if local.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    } as u8;
     let mut message = Vec::with_capacity(72);
     message.extend_from_slice(&72u32.to_ne_bytes());
     message.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -286,7 +333,9 @@ mod tests {
 
     /// Returns which of these connections were ordered to close. Each order can be read only once.
     fn called_off(places: &[Place]) -> Vec<usize> {
-        (0..places.len()).filter(|&at| places[at].called_off().now_or_never().is_some()).collect()
+        (0..places.len())
+            .filter(|&at| places[at].called_off().now_or_never().is_some())
+            .collect()
     }
 
     #[test]
@@ -294,11 +343,17 @@ mod tests {
         let connections = Connections::new(8, OwnConnections::default());
         let enter = |last, port| connections.enter(client(last, port)).0;
         // The share of a client is two connections.
-        let mut places: Vec<Place> = (0..8).map(|number| enter(number / 2, number.into())).collect();
+        let mut places: Vec<Place> = (0..8)
+            .map(|number| enter(number / 2, number.into()))
+            .collect();
         assert_eq!(called_off(&places), [] as [usize; 0]);
         places[0].entry.active.store(9, Ordering::Relaxed);
         places.push(enter(0, 8));
-        assert_eq!(called_off(&places), [1], "of the same client, not the one that asked last");
+        assert_eq!(
+            called_off(&places),
+            [1],
+            "of the same client, not the one that asked last"
+        );
         places.push(enter(7, 9));
         let gone = called_off(&places);
         assert!(gone.len() == 1 && gone != [9], "{gone:?}");
@@ -312,7 +367,9 @@ mod tests {
         let connections = Connections::new(1, own.clone());
         let guard = own.enter(client(1, 1));
         let ours = connections.enter(client(1, 1)).0;
-        let theirs: Vec<Place> = (2..5).map(|port| connections.enter(client(1, port)).0).collect();
+        let theirs: Vec<Place> = (2..5)
+            .map(|port| connections.enter(client(1, port)).0)
+            .collect();
         assert_eq!(called_off(&[ours]), [] as [usize; 0]);
         assert_eq!(called_off(&theirs), [0, 1]);
         drop(guard);
@@ -322,11 +379,16 @@ mod tests {
     #[test]
     fn local_peer_has_a_user() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
             let server = listener.local_addr().unwrap();
             let _client = TcpStream::connect(server).unwrap();
             let (_stream, client) = listener.accept().unwrap();
-            assert_eq!(Peer::of(client, Some(server)), Peer::User(nix::unistd::getuid().as_raw()));
+            assert_eq!(
+                Peer::of(client, Some(server)),
+                Peer::User(nix::unistd::getuid().as_raw())
+            );
         }
         let unused = SocketAddr::from(([127, 0, 0, 1], 1));
         assert_eq!(Peer::of(unused, Some(unused)), Peer::Network(unused.ip()));

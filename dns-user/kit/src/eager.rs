@@ -27,14 +27,19 @@ type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Polls `future` once on the calling thread. If it is pending, its first wake-up makes it a task
 /// of `runtime`, except within [`resume_woken`].
 pub fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
-    let task = EagerTask { state: Mutex::new(TaskState::Polled), runtime: runtime.clone() };
+    let task = EagerTask {
+        state: Mutex::new(TaskState::Polled),
+        runtime: runtime.clone(),
+    };
     Arc::new(task).poll(Box::pin(future));
 }
 
 /// Runs `wake`, then polls on this thread the eager tasks that it has woken, and tasks that they wake
 /// in turn. For tasks of the runtime, while they hold no lock.
 pub fn resume_woken<T>(wake: impl FnOnce() -> T) -> T {
-    let Some(_scope) = Scope::open() else { return wake() };
+    let Some(_scope) = Scope::open() else {
+        return wake();
+    };
     let result = wake();
     while let Some((task, future)) = next_woken() {
         task.poll(future);
@@ -59,7 +64,11 @@ struct Scope;
 impl Scope {
     /// Returns `None` if there is one on this thread already, which then polls the tasks.
     fn open() -> Option<Self> {
-        if IS_OPEN.replace(true) { None } else { Some(Self) }
+        if IS_OPEN.replace(true) {
+            None
+        } else {
+            Some(Self)
+        }
     }
 }
 
@@ -149,7 +158,10 @@ mod tests {
     async fn spawn_elsewhere(future: impl Future<Output = ()> + Send + 'static) {
         let runtime = Handle::current();
         let thread = std::thread::spawn(move || poll_then_spawn(&runtime, future));
-        tokio::task::spawn_blocking(|| thread.join()).await.unwrap().unwrap();
+        tokio::task::spawn_blocking(|| thread.join())
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     #[tokio::test]
@@ -185,7 +197,11 @@ mod tests {
             let mut woken = false;
             std::future::poll_fn(|context| {
                 context.waker().wake_by_ref();
-                if mem::replace(&mut woken, true) { Poll::Ready(()) } else { Poll::Pending }
+                if mem::replace(&mut woken, true) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
             })
             .await;
             let _ = sender.send(9);
@@ -237,7 +253,8 @@ mod tests {
     async fn foreign_thread_timeout_fires() {
         let (sender, receiver) = oneshot::channel();
         spawn_elsewhere(async {
-            let never = tokio::time::timeout(Duration::from_millis(20), std::future::pending::<()>());
+            let never =
+                tokio::time::timeout(Duration::from_millis(20), std::future::pending::<()>());
             let _ = sender.send(never.await.is_err());
         })
         .await;
@@ -270,7 +287,10 @@ mod tests {
         let ([first, second], mut sum) = waits_twice();
         assert_eq!(resume_woken(|| first.send(1)), Ok(()));
         second.send(2).unwrap();
-        assert!(sum.try_recv().is_err(), "a task, because it is woken elsewhere");
+        assert!(
+            sum.try_recv().is_err(),
+            "a task, because it is woken elsewhere"
+        );
         assert_eq!(sum.await, Ok(3));
     }
 

@@ -55,9 +55,16 @@ impl HttpClient {
     /// Creates a client that verifies servers according to `tls` and keeps at most `idle` unused connections
     /// per server.
     pub fn new(tls: ClientConfig, idle: usize) -> Self {
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
-        Self { client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(idle).build(connector) }
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .build();
+        Self {
+            client: Client::builder(TokioExecutor::new())
+                .pool_max_idle_per_host(idle)
+                .build(connector),
+        }
     }
 
     /// Sends a request to its absolute URL and reads the response, whatever its status.
@@ -67,10 +74,16 @@ impl HttpClient {
         limits: Limits,
     ) -> Result<Response<Bytes>, ClientError> {
         let exchange = async {
-            let response = self.client.request(request).await.map_err(|error| failed(&error))?;
+            let response = self
+                .client
+                .request(request)
+                .await
+                .map_err(|error| failed(&error))?;
             collect(response, limits.body).await
         };
-        timeout(limits.time, exchange).await.unwrap_or(Err(ClientError::Timeout(limits.time)))
+        timeout(limits.time, exchange)
+            .await
+            .unwrap_or(Err(ClientError::Timeout(limits.time)))
     }
 }
 
@@ -81,7 +94,9 @@ pub async fn exchange(
     limits: Limits,
 ) -> Result<Response<Bytes>, ClientError> {
     let exchange = async { collect(send(stream, request).await?, limits.body).await };
-    timeout(limits.time, exchange).await.unwrap_or(Err(ClientError::Timeout(limits.time)))
+    timeout(limits.time, exchange)
+        .await
+        .unwrap_or(Err(ClientError::Timeout(limits.time)))
 }
 
 /// Sends a request over `stream`, which carries no further one; the response's body is unread. The
@@ -90,15 +105,22 @@ pub async fn send(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
 ) -> Result<Response<Incoming>, ClientError> {
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| failed(&error))?;
     // Errors are reported by the request.
     tokio::spawn(connection);
-    sender.send_request(request).await.map_err(|error| failed(&error))
+    sender
+        .send_request(request)
+        .await
+        .map_err(|error| failed(&error))
 }
 
 /// Reads a response whose body has at most `limit` bytes.
-pub async fn collect(response: Response<Incoming>, limit: usize) -> Result<Response<Bytes>, ClientError> {
+pub async fn collect(
+    response: Response<Incoming>,
+    limit: usize,
+) -> Result<Response<Bytes>, ClientError> {
     let (head, body) = response.into_parts();
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),
@@ -123,10 +145,16 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { time: Duration::from_secs(20), body: 10 };
+    const LIMITS: Limits = Limits {
+        time: Duration::from_secs(20),
+        body: 10,
+    };
 
     fn request(url: &str) -> Request<Full<Bytes>> {
-        Request::get(url).header("host", "x").body(Full::default()).unwrap()
+        Request::get(url)
+            .header("host", "x")
+            .body(Full::default())
+            .unwrap()
     }
 
     /// Reads a request, then sends `response` and closes the connection, or hangs if it is empty.
@@ -144,7 +172,9 @@ mod tests {
         let server = tokio::spawn(respond(theirs, response));
         let result = exchange(ours, request("/"), limits).await;
         server.abort();
-        result.map(Response::into_body).map_err(|error| error.to_string())
+        result
+            .map(Response::into_body)
+            .map_err(|error| error.to_string())
     }
 
     #[tokio::test]
@@ -152,12 +182,26 @@ mod tests {
         let whole = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblob";
         assert_eq!(exchanged(whole, LIMITS).await.unwrap(), "blob");
         let long = "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world";
-        assert_eq!(exchanged(long, LIMITS).await.unwrap_err(), "the response is longer than 10 bytes");
+        assert_eq!(
+            exchanged(long, LIMITS).await.unwrap_err(),
+            "the response is longer than 10 bytes"
+        );
         let short = "HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nblob";
-        assert!(exchanged(short, LIMITS).await.unwrap_err().contains("cut short"));
+        assert!(
+            exchanged(short, LIMITS)
+                .await
+                .unwrap_err()
+                .contains("cut short")
+        );
         assert!(exchanged("no http\r\n\r\n", LIMITS).await.is_err());
-        let hurried = Limits { time: Duration::from_millis(200), ..LIMITS };
-        assert_eq!(exchanged("", hurried).await.unwrap_err(), "not finished within 200ms");
+        let hurried = Limits {
+            time: Duration::from_millis(200),
+            ..LIMITS
+        };
+        assert_eq!(
+            exchanged("", hurried).await.unwrap_err(),
+            "not finished within 200ms"
+        );
     }
 
     #[tokio::test]
@@ -166,7 +210,11 @@ mod tests {
         let url = format!("http://{}/path", listener.local_addr().unwrap());
         let server = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
-            respond(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await;
+            respond(
+                stream,
+                "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+            )
+            .await;
         });
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider)
@@ -174,7 +222,10 @@ mod tests {
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
-        let response = HttpClient::new(tls, 0).send(request(&url), LIMITS).await.unwrap();
+        let response = HttpClient::new(tls, 0)
+            .send(request(&url), LIMITS)
+            .await
+            .unwrap();
         assert_eq!(response.status(), 404);
         server.await.unwrap();
     }

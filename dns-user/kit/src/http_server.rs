@@ -127,7 +127,12 @@ type Routes = dyn Fn(&Client) -> Router + Send + Sync;
 impl Server {
     /// Creates a server with the default limits.
     pub fn new(name: &'static str, listener: Listener) -> Self {
-        Self { name, listener, limits: Limits::default(), replaced: None }
+        Self {
+            name,
+            listener,
+            limits: Limits::default(),
+            replaced: None,
+        }
     }
 
     /// Uses other limits than the default ones.
@@ -137,7 +142,10 @@ impl Server {
 
     /// Counts connections that are closed in favour of another.
     pub fn count_replaced(self, replaced: IntCounter) -> Self {
-        Self { replaced: Some(replaced), ..self }
+        Self {
+            replaced: Some(replaced),
+            ..self
+        }
     }
 
     /// Returns the address of a TCP server, including a port chosen by the kernel.
@@ -155,10 +163,19 @@ impl Server {
         routes: impl Fn(&Client) -> Router + Send + Sync + 'static,
         stop: impl Future<Output = ()>,
     ) {
-        let Self { name, listener, limits, replaced } = self;
+        let Self {
+            name,
+            listener,
+            limits,
+            replaced,
+        } = self;
         let (stopping, _) = watch::channel(false);
-        let context =
-            Arc::new(Context { name, limits, routes: Box::new(routes), responses: Responses::default() });
+        let context = Arc::new(Context {
+            name,
+            limits,
+            routes: Box::new(routes),
+            responses: Responses::default(),
+        });
         let connections = Arc::new(Mutex::new(Connections::default()));
         let mut tasks = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
@@ -219,7 +236,11 @@ impl Listener {
         let (stream, config) = match self {
             Self::Control(socket) => {
                 let (stream, user) = socket.accept().await?;
-                let client = Client { peer: Peer::User(user.as_raw()), address: None, certificate: None };
+                let client = Client {
+                    peer: Peer::User(user.as_raw()),
+                    address: None,
+                    certificate: None,
+                };
                 return Ok((Socket::Control(stream), client));
             }
             Self::Plain(socket) => (socket.accept().await?, None),
@@ -233,7 +254,14 @@ impl Listener {
             Some(config) => Socket::Tls(stream, config),
             None => Socket::Plain(stream),
         };
-        Ok((socket, Client { peer, address: Some(address), certificate: None }))
+        Ok((
+            socket,
+            Client {
+                peer,
+                address: Some(address),
+                certificate: None,
+            },
+        ))
     }
 }
 
@@ -270,8 +298,9 @@ impl Context {
                     Ok(Ok(stream)) => {
                         place.established();
                         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                        client.certificate =
-                            chain.first().map(|certificate| certificate.clone().into_owned());
+                        client.certificate = chain
+                            .first()
+                            .map(|certificate| certificate.clone().into_owned());
                         return self.requests(stream, client, close, stopping).await;
                     }
                     Ok(Err(error)) => error.to_string(),
@@ -296,16 +325,26 @@ impl Context {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (router, peer) = (TowerToHyperService::new((self.routes)(&client)), client.peer);
+        let (router, peer) = (
+            TowerToHyperService::new((self.routes)(&client)),
+            client.peer,
+        );
         let service = service_fn(move |request| {
             let (response, close) = (router.call(request), close.clone());
-            async move { response.await.map(|response| self.responses.count(response, peer, close)) }
+            async move {
+                response
+                    .await
+                    .map(|response| self.responses.count(response, peer, close))
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.idle)
             .max_buf_size(self.limits.head)
-            .serve_connection(TokioIo::new(StallLimit::new(stream, self.limits.unread)), service);
+            .serve_connection(
+                TokioIo::new(StallLimit::new(stream, self.limits.unread)),
+                service,
+            );
         let mut connection = std::pin::pin!(connection);
         // An error means that the server is gone.
         let stopped = async { _ = stopping.wait_for(|stopping| *stopping).await };
@@ -348,12 +387,15 @@ impl Connections {
             return None;
         }
         let most = |(_, connections): &(&Peer, &Vec<Connection>)| {
-            (connections.len(), Reverse(connections.first().map(|connection| connection.number)))
+            (
+                connections.len(),
+                Reverse(connections.first().map(|connection| connection.number)),
+            )
         };
         let (peer, connections) = self.peers.iter().max_by_key(most)?;
-        let unfinished = connections
-            .iter()
-            .position(|connection| !connection.established && connection.since.elapsed() >= HANDSHAKE_GRACE);
+        let unfinished = connections.iter().position(|connection| {
+            !connection.established && connection.since.elapsed() >= HANDSHAKE_GRACE
+        });
         let (peer, number) = (*peer, connections.get(unfinished.unwrap_or(0))?.number);
         self.remove(peer, number)?.close.notify_one();
         Some(peer)
@@ -361,7 +403,9 @@ impl Connections {
 
     fn remove(&mut self, peer: Peer, number: u64) -> Option<Connection> {
         let connections = self.peers.get_mut(&peer)?;
-        let position = connections.binary_search_by_key(&number, |connection| connection.number).ok()?;
+        let position = connections
+            .binary_search_by_key(&number, |connection| connection.number)
+            .ok()?;
         let removed = connections.remove(position);
         if connections.is_empty() {
             self.peers.remove(&peer);
@@ -385,17 +429,30 @@ impl Place {
         let mut table = connections.lock();
         let number = table.next;
         (table.next, table.count) = (number + 1, table.count + 1);
-        let connection =
-            Connection { number, since: Instant::now(), established: false, close: close.clone() };
+        let connection = Connection {
+            number,
+            since: Instant::now(),
+            established: false,
+            close: close.clone(),
+        };
         table.peers.entry(peer).or_default().push(connection);
-        (Self { connections: connections.clone(), peer, number }, close)
+        (
+            Self {
+                connections: connections.clone(),
+                peer,
+                number,
+            },
+            close,
+        )
     }
 
     /// Records that the handshake has finished.
     fn established(&self) {
         let mut table = self.connections.lock();
         let connections = table.peers.get_mut(&self.peer).into_iter().flatten();
-        if let Some(connection) = connections.into_iter().find(|connection| connection.number == self.number)
+        if let Some(connection) = connections
+            .into_iter()
+            .find(|connection| connection.number == self.number)
         {
             connection.established = true;
         }

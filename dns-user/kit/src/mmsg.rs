@@ -77,8 +77,16 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
     /// Receives as many queued datagrams as fit and returns their number, at least one. `flags` are
     /// passed to `recvmmsg` and determine whether it waits for the first one.
     pub fn receive(&mut self, socket: RawFd, flags: libc::c_int) -> io::Result<usize> {
-        for (at, room) in self.rooms.chunks_exact_mut(SIZE).enumerate().take(self.used) {
-            self.slices[at] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: SIZE };
+        for (at, room) in self
+            .rooms
+            .chunks_exact_mut(SIZE)
+            .enumerate()
+            .take(self.used)
+        {
+            self.slices[at] = libc::iovec {
+                iov_base: room.as_mut_ptr().cast(),
+                iov_len: SIZE,
+            };
             let header = &mut self.headers[at].msg_hdr;
             header.msg_iov = &raw mut self.slices[at];
             header.msg_iovlen = 1;
@@ -97,7 +105,13 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
         // whose content never moves, with the length of that element. The boxes are private and borrowed
         // exclusively, so nothing else uses them in the meantime.
         let count = unsafe {
-            libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
+            libc::recvmmsg(
+                socket,
+                self.headers.as_mut_ptr(),
+                COUNT as libc::c_uint,
+                flags,
+                ptr::null_mut(),
+            )
         };
         // After an error the kernel may have written to any header.
         self.used = usize::try_from(count).unwrap_or(COUNT);
@@ -108,11 +122,19 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
     pub fn datagrams(&self, count: usize) -> impl Iterator<Item = Datagram<'_>> {
         let rooms = self.rooms.chunks_exact(SIZE).zip(self.headers.iter());
         let about = self.peers.iter().zip(self.controls.iter());
-        rooms.zip(about).take(count).map(|((room, header), (peer, control))| {
-            // The kernel never returns a length above the buffer's.
-            let length = (header.msg_len as usize).min(SIZE);
-            Datagram { bytes: &room[..length], peer, control, control_len: header.msg_hdr.msg_controllen }
-        })
+        rooms
+            .zip(about)
+            .take(count)
+            .map(|((room, header), (peer, control))| {
+                // The kernel never returns a length above the buffer's.
+                let length = (header.msg_len as usize).min(SIZE);
+                Datagram {
+                    bytes: &room[..length],
+                    peer,
+                    control,
+                    control_len: header.msg_hdr.msg_controllen,
+                }
+            })
     }
 
     /// Returns a header for the reply to the datagram at `at`, without the reply itself: the
@@ -139,7 +161,8 @@ pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
         let rest = &mut messages[sent..];
         // SAFETY: the headers of `rest` are a slice of that length, and the caller guarantees
         // everything that they point to.
-        let count = unsafe { libc::sendmmsg(socket, rest.as_mut_ptr(), rest.len() as libc::c_uint, 0) };
+        let count =
+            unsafe { libc::sendmmsg(socket, rest.as_mut_ptr(), rest.len() as libc::c_uint, 0) };
         match usize::try_from(count) {
             Ok(count @ 1..) => sent += count,
             _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
@@ -197,13 +220,15 @@ impl ControlMessages {
         let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
         let (ifindex, address) = match (header.cmsg_level, header.cmsg_type) {
             // struct in_pktinfo: interface, local address, destination.
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                (data.first_chunk()?, IpAddr::from(*data.get(8..)?.first_chunk::<4>()?))
-            }
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => (
+                data.first_chunk()?,
+                IpAddr::from(*data.get(8..)?.first_chunk::<4>()?),
+            ),
             // struct in6_pktinfo: destination, interface.
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                (data.get(16..)?.first_chunk()?, IpAddr::from(*data.first_chunk::<16>()?).to_canonical())
-            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => (
+                data.get(16..)?.first_chunk()?,
+                IpAddr::from(*data.first_chunk::<16>()?).to_canonical(),
+            ),
             _ => return None,
         };
         Some((u32::from_ne_bytes(*ifindex), address)).filter(|&(ifindex, _)| ifindex != 0)

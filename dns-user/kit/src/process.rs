@@ -8,7 +8,8 @@ pub mod limits {
     /// every checked instance occupies a descriptor.
     pub fn raise_file_limit() -> u64 {
         match getrlimit(Resource::RLIMIT_NOFILE) {
-            Ok((soft, hard)) if soft < hard => match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+            Ok((soft, hard)) if soft < hard => match setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+            {
                 Ok(()) => hard,
                 Err(_) => soft,
             },
@@ -51,15 +52,24 @@ pub mod memory {
     }
 
     /// Unmaps the segments of the program, which is the first object, that were never written to.
-    unsafe extern "C" fn unmap_program(object: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+    unsafe extern "C" fn unmap_program(
+        object: *mut libc::dl_phdr_info,
+        _: usize,
+        _: *mut c_void,
+    ) -> c_int {
         // SAFETY: the C library passes a valid object with this many headers.
         let (base, segments) = unsafe {
             let object = &*object;
-            (object.dlpi_addr, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()))
+            (
+                object.dlpi_addr,
+                std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()),
+            )
         };
         // SAFETY: a plain system call.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let Ok(page) = usize::try_from(page) else { return 1 };
+        let Ok(page) = usize::try_from(page) else {
+            return 1;
+        };
         for segment in segments {
             if segment.p_type != libc::PT_LOAD || segment.p_flags & libc::PF_W != 0 {
                 continue;

@@ -28,8 +28,9 @@ pub fn enter(work: Work) -> io::Result<()> {
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture);
-    let program: BpfProgram =
-        filter.and_then(|filter| filter.try_into()).map_err(|error| io::Error::other(error.to_string()))?;
+    let program: BpfProgram = filter
+        .and_then(|filter| filter.try_into())
+        .map_err(|error| io::Error::other(error.to_string()))?;
     seccompiler::apply_filter(&program).map_err(|error| io::Error::other(error.to_string()))
 }
 
@@ -90,7 +91,11 @@ mod tests {
             enter(work).unwrap();
             // SAFETY: with these arguments none of the tested calls has an effect.
             let result = unsafe { libc::syscall(call, -1, 0, 0, 0, 0, 0) };
-            if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 }
+            if result < 0 {
+                io::Error::last_os_error().raw_os_error().unwrap_or(0)
+            } else {
+                0
+            }
         };
         std::thread::spawn(inside).join().unwrap()
     }

@@ -60,10 +60,17 @@ mod tests {
     fn name_does_not_decide_fate() {
         for fate in [OnPanic::EndProcess, OnPanic::Continue] {
             for name in ["tokio-rt-worker", "dns-udp-0", "publisher"] {
-                assert_eq!(spawn(name, fate, on_panic).unwrap().join().unwrap(), fate, "{name}");
+                assert_eq!(
+                    spawn(name, fate, on_panic).unwrap().join().unwrap(),
+                    fate,
+                    "{name}"
+                );
             }
         }
-        let plain = thread::Builder::new().name("tokio-rt-worker".into()).spawn(on_panic).unwrap();
+        let plain = thread::Builder::new()
+            .name("tokio-rt-worker".into())
+            .spawn(on_panic)
+            .unwrap();
         assert_eq!(plain.join().unwrap(), OnPanic::EndProcess);
     }
 

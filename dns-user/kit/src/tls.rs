@@ -97,7 +97,10 @@ impl TlsError {
 
     /// Builds the error of a file that should contain `wanted`.
     fn in_file(path: &Path, wanted: &str, problem: impl Display) -> Self {
-        Self::unusable(path, format_args!("{problem}; a PEM file with {wanted} is needed"))
+        Self::unusable(
+            path,
+            format_args!("{problem}; a PEM file with {wanted} is needed"),
+        )
     }
 }
 
@@ -116,7 +119,11 @@ impl RotatingTls {
             server_name,
             files: files.clone(),
             current: ArcSwap::from_pointee(material),
-            attempt: Mutex::new(Attempt { seen, error: None, warned: None }),
+            attempt: Mutex::new(Attempt {
+                seen,
+                error: None,
+                warned: None,
+            }),
             failures: AtomicU64::new(0),
         });
         tls.warn_of_expiry(SystemTime::now());
@@ -143,7 +150,9 @@ impl RotatingTls {
     pub fn polling_client_config(self: &Arc<Self>) -> ClientConfig {
         let mut config = ClientConfig::clone(&self.client_config());
         let verifier = ServerVerifier::polling(self.clone());
-        config.dangerous().set_certificate_verifier(Arc::new(verifier));
+        config
+            .dangerous()
+            .set_certificate_verifier(Arc::new(verifier));
         config.client_auth_cert_resolver = Arc::new(PolledIdentity(self.clone()));
         config
     }
@@ -159,10 +168,14 @@ impl RotatingTls {
         let purpose = self.purpose;
         if let Some(why) = self.current.load().certificate.invalid_at(now) {
             let file = self.files.certificate.display();
-            return Some(format!("{purpose}: {file} {why}: the other side refuses it; renew it"));
+            return Some(format!(
+                "{purpose}: {file} {why}: the other side refuses it; renew it"
+            ));
         }
         let error = self.last_error()?;
-        Some(format!("{purpose}: the new files cannot be used, the last good ones stay in use: {error}"))
+        Some(format!(
+            "{purpose}: the new files cannot be used, the last good ones stay in use: {error}"
+        ))
     }
 
     /// Returns the number of failed loads since the start.
@@ -252,7 +265,11 @@ impl RotatingTls {
                     "certificate expires soon; rotate it"
                 ),
                 Err(_) => {
-                    tracing::error!(purpose = self.purpose, subject, "certificate expired; rotate it")
+                    tracing::error!(
+                        purpose = self.purpose,
+                        subject,
+                        "certificate expired; rotate it"
+                    )
                 }
             }
         }
@@ -260,28 +277,39 @@ impl RotatingTls {
 }
 
 impl TlsMaterial {
-    fn load(server_name: AcceptedName, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
-        let TlsFiles { certificate, private_key, ca } = files;
+    fn load(
+        server_name: AcceptedName,
+        files: &TlsFiles,
+        generation: u64,
+    ) -> Result<Self, TlsError> {
+        let TlsFiles {
+            certificate,
+            private_key,
+            ca,
+        } = files;
         let chain = read_certificates(certificate, "a certificate (and its chain)")?;
         let key = PrivateKeyDer::from_pem_file(private_key)
             .map_err(|error| TlsError::in_file(private_key, "a private key", error))?;
         let bundle = read_certificates(ca, "one or several CA certificates")?;
 
-        let facts =
-            CertificateFacts::parse(&chain[0]).map_err(|error| TlsError::unusable(certificate, error))?;
-        let authorities: Vec<_> =
-            bundle.iter().filter_map(|authority| CertificateFacts::parse(authority).ok()).collect();
+        let facts = CertificateFacts::parse(&chain[0])
+            .map_err(|error| TlsError::unusable(certificate, error))?;
+        let authorities: Vec<_> = bundle
+            .iter()
+            .filter_map(|authority| CertificateFacts::parse(authority).ok())
+            .collect();
         let roots = Arc::new(trusted(ca, bundle)?);
 
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let identity = CertifiedKey::from_der(chain, key, &provider).map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => TlsError(format!(
-                "{} does not match the certificate {}; install a matching key and certificate",
-                private_key.display(),
-                certificate.display()
-            )),
-            other => TlsError::unusable(private_key, other),
-        })?;
+        let identity =
+            CertifiedKey::from_der(chain, key, &provider).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => TlsError(format!(
+                    "{} does not match the certificate {}; install a matching key and certificate",
+                    private_key.display(),
+                    certificate.display()
+                )),
+                other => TlsError::unusable(private_key, other),
+            })?;
         let unusable = |error| TlsError::unusable(certificate, error);
         let identity = Arc::new(identity);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
@@ -291,7 +319,9 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
             .with_client_cert_verifier(clients)
-            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
+            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
+                identity.clone(),
+            )));
         // Resuming a session skips the client's certificate, so one that has expired or whose CA
         // was replaced would still be accepted.
         server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
@@ -300,8 +330,13 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(ServerVerifier::fixed(server_name, roots.clone())))
-            .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
+            .with_custom_certificate_verifier(Arc::new(ServerVerifier::fixed(
+                server_name,
+                roots.clone(),
+            )))
+            .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
+                identity.clone(),
+            )));
         // The session store is keyed by name, which all servers share: one instance's ticket would
         // be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();
@@ -327,7 +362,10 @@ impl TlsMaterial {
 
     /// Returns when the first warning about a CA of the bundle begins.
     pub fn authorities_warn_from(&self) -> Option<SystemTime> {
-        self.authorities.iter().map(CertificateFacts::warns_from).min()
+        self.authorities
+            .iter()
+            .map(CertificateFacts::warns_from)
+            .min()
     }
 
     /// Returns the earliest expiry of the CAs in the bundle.
@@ -337,7 +375,10 @@ impl TlsMaterial {
 }
 
 /// Reads all certificates of a PEM file, at least one.
-fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn read_certificates(
+    path: &Path,
+    wanted: &'static str,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<_, _>>)
         .map_err(|error| TlsError::in_file(path, wanted, error))?;
@@ -352,7 +393,10 @@ fn trusted(path: &Path, bundle: Vec<CertificateDer<'static>>) -> Result<RootCert
     let mut roots = RootCertStore::empty();
     let (_, ignored) = roots.add_parsable_certificates(bundle);
     if roots.is_empty() {
-        return Err(TlsError::unusable(path, "none of its certificates can serve as a CA"));
+        return Err(TlsError::unusable(
+            path,
+            "none of its certificates can serve as a CA",
+        ));
     }
     if ignored > 0 {
         tracing::warn!(file = %path.display(), ignored, "unusable CA certificates skipped");

@@ -22,7 +22,9 @@ use nix::{
     errno::Errno,
     fcntl::{AtFlags, OFlag, openat, renameat},
     sys::{
-        socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind as bind_to, listen, socket},
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind as bind_to, listen, socket,
+        },
         stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat},
     },
     unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, getgrouplist, setfsgid, unlinkat},
@@ -47,12 +49,25 @@ pub struct Access {
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {
     let Access { user, group } = access;
     let (folder, name) = match (path.parent(), path.file_name()) {
-        (Some(folder), Some(name)) => {
-            (if folder.as_os_str().is_empty() { Path::new(".") } else { folder }, name)
+        (Some(folder), Some(name)) => (
+            if folder.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                folder
+            },
+            name,
+        ),
+        _ => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "is not a valid socket path",
+            ));
         }
-        _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not a valid socket path")),
     };
-    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)?;
     let folder = open_folder(folder, trusted)?;
     match fstatat(&folder, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) if kind(&found) != SFlag::S_IFSOCK => {
@@ -75,10 +90,17 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
         // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux
         // 2.6).
-        fchmod(&listener, Mode::from_bits_truncate(if group.is_some() { 0o660 } else { 0o600 }))?;
+        fchmod(
+            &listener,
+            Mode::from_bits_truncate(if group.is_some() { 0o660 } else { 0o600 }),
+        )?;
         bind_in(&folder, &part, &listener, group)?;
-        let bound =
-            openat(&folder, &*part, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
+        let bound = openat(
+            &folder,
+            &*part,
+            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
         let found = fstat(&bound)?;
         if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
             return Err(io::Error::other("was replaced by another file immediately"));
@@ -103,7 +125,12 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
 }
 
 /// Binds in an open folder; the socket file is created with `group`.
-fn bind_in(folder: &OwnedFd, name: &OsStr, listener: &OwnedFd, group: Option<Gid>) -> io::Result<()> {
+fn bind_in(
+    folder: &OwnedFd,
+    name: &OsStr,
+    listener: &OwnedFd,
+    group: Option<Gid>,
+) -> io::Result<()> {
     let mut path = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
     path.push(name);
     // Also checks the length.
@@ -122,7 +149,10 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
     let opened = File::open(folder)?;
     let found = fstat(opened.as_fd())?;
     if kind(&found) != SFlag::S_IFDIR {
-        return Err(io::Error::new(io::ErrorKind::NotADirectory, "its parent is not a folder"));
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "its parent is not a folder",
+        ));
     }
     let owner = Uid::from_raw(found.st_uid);
     let is_ours = owner.is_root() || owner == Uid::effective() || trusted.contains(&owner);
@@ -166,7 +196,10 @@ impl ControlSocket {
     /// Starts listening. Must be called inside a tokio runtime.
     pub fn listen(self) -> io::Result<ControlListener> {
         let Self { listener, access } = self;
-        Ok(ControlListener { listener: tokio::net::UnixListener::from_std(listener)?, access })
+        Ok(ControlListener {
+            listener: tokio::net::UnixListener::from_std(listener)?,
+            access,
+        })
     }
 }
 
@@ -207,7 +240,9 @@ impl Access {
         if user.is_root() || user == Uid::effective() || Some(user) == self.user {
             return true;
         }
-        let Some(wanted) = self.group else { return false };
+        let Some(wanted) = self.group else {
+            return false;
+        };
         // SO_PEERCRED reports only the primary group; the others are in the user database.
         wanted == group || supplementary(user).contains(&wanted)
     }
@@ -215,8 +250,12 @@ impl Access {
 
 /// Returns the groups of a user; empty if the user is unknown.
 fn supplementary(user: Uid) -> Vec<Gid> {
-    let Ok(Some(user)) = User::from_uid(user) else { return Vec::new() };
-    let Ok(name) = CString::new(user.name) else { return Vec::new() };
+    let Ok(Some(user)) = User::from_uid(user) else {
+        return Vec::new();
+    };
+    let Ok(name) = CString::new(user.name) else {
+        return Vec::new();
+    };
     getgrouplist(&name, user.gid).unwrap_or_default()
 }
 
@@ -232,7 +271,10 @@ mod tests {
 
     use super::*;
 
-    const ALONE: Access = Access { user: None, group: None };
+    const ALONE: Access = Access {
+        user: None,
+        group: None,
+    };
 
     #[test]
     fn stale_socket_is_replaced() {
@@ -241,9 +283,19 @@ mod tests {
         drop(bind(&path, ALONE, &[]).unwrap());
         let _second = bind(&path, ALONE, &[]).unwrap();
         UnixStream::connect(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+            0o600
+        );
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o022, 0);
+        assert_eq!(
+            fs::metadata(path.parent().unwrap())
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o022,
+            0
+        );
     }
 
     #[test]
@@ -282,28 +334,50 @@ mod tests {
         fs::create_dir(&theirs).unwrap();
         std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).unwrap();
         // Path of the temporary socket, for the PID of this process.
-        symlink(&precious, theirs.join(format!("x.sock.{}", std::process::id()))).unwrap();
-        let access = Access { user: None, group: Some(Gid::from_raw(65534)) };
+        symlink(
+            &precious,
+            theirs.join(format!("x.sock.{}", std::process::id())),
+        )
+        .unwrap();
+        let access = Access {
+            user: None,
+            group: Some(Gid::from_raw(65534)),
+        };
         let error = bind(&theirs.join("x.sock"), access, &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         // Even with a trusted owner, the other file stays unchanged.
         bind(&theirs.join("x.sock"), access, &[Uid::from_raw(65534)]).unwrap();
         let found = fs::metadata(&precious).unwrap();
-        assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (0, 0, 0o644));
+        assert_eq!(
+            (found.uid(), found.gid(), found.mode() & 0o7777),
+            (0, 0, 0o644)
+        );
         let socket = fs::metadata(theirs.join("x.sock")).unwrap();
-        assert_eq!((socket.uid(), socket.gid(), socket.mode() & 0o7777), (0, 65534, 0o660));
+        assert_eq!(
+            (socket.uid(), socket.gid(), socket.mode() & 0o7777),
+            (0, 65534, 0o660)
+        );
     }
 
     #[test]
     fn root_owner_and_group_are_admitted() {
         let (user, group) = (Uid::from_raw(4_000_001), Gid::from_raw(4_000_002));
         let (stranger, elsewhere) = (Uid::from_raw(4_000_003), Gid::from_raw(4_000_004));
-        let access = Access { user: Some(user), group: Some(group) };
+        let access = Access {
+            user: Some(user),
+            group: Some(group),
+        };
         assert!(access.admits(Uid::from_raw(0), elsewhere));
         assert!(access.admits(Uid::effective(), elsewhere));
         assert!(access.admits(user, elsewhere));
         assert!(access.admits(stranger, group));
         assert!(!access.admits(stranger, elsewhere));
-        assert!(!Access { user: Some(user), group: None }.admits(stranger, group));
+        assert!(
+            !Access {
+                user: Some(user),
+                group: None
+            }
+            .admits(stranger, group)
+        );
     }
 }

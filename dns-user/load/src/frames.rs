@@ -39,9 +39,8 @@ impl Route {
         let own = own_address(interface)
             .with_context(|| format!("{interface:?} is no interface with an Ethernet address"))?;
         let theirs = match next_hop {
-            Some(text) => {
-                parse_address(text).with_context(|| format!("--mac: {text:?} is no hardware address"))?
-            }
+            Some(text) => parse_address(text)
+                .with_context(|| format!("--mac: {text:?} is no hardware address"))?,
             None => {
                 let table = fs::read_to_string(ARP).context(ARP)?;
                 of_table(&table, interface, *server.ip()).with_context(|| {
@@ -52,13 +51,19 @@ impl Route {
                 })?
             }
         };
-        Ok(Self { hardware: [theirs, own], source, server })
+        Ok(Self {
+            hardware: [theirs, own],
+            source,
+            server,
+        })
     }
 }
 
 /// Returns the hardware address of an interface of this machine.
 fn own_address(interface: &str) -> Option<[u8; 6]> {
-    let mut all = nix::ifaddrs::getifaddrs().ok()?.filter(|found| found.interface_name == interface);
+    let mut all = nix::ifaddrs::getifaddrs()
+        .ok()?
+        .filter(|found| found.interface_name == interface);
     all.find_map(|found| found.address?.as_link_addr()?.addr())
 }
 
@@ -66,16 +71,23 @@ fn own_address(interface: &str) -> Option<[u8; 6]> {
 fn of_table(table: &str, interface: &str, address: Ipv4Addr) -> Option<[u8; 6]> {
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();
-        let [ip, _, _, hardware, _, device] = columns[..] else { return None };
+        let [ip, _, _, hardware, _, device] = columns[..] else {
+            return None;
+        };
         let found = ip.parse() == Ok(address) && device == interface;
         // An unanswered request leaves zeros.
-        found.then(|| parse_address(hardware)).flatten().filter(|hardware| *hardware != [0; 6])
+        found
+            .then(|| parse_address(hardware))
+            .flatten()
+            .filter(|hardware| *hardware != [0; 6])
     })
 }
 
 fn parse_address(text: &str) -> Option<[u8; 6]> {
-    let bytes: Vec<u8> =
-        text.split(':').map(|part| u8::from_str_radix(part, 16).ok()).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok())
+        .collect::<Option<_>>()?;
     bytes.try_into().ok()
 }
 
@@ -85,7 +97,12 @@ pub(crate) fn frames(queries: &[Query], route: &Route, edns: Option<u16>) -> Res
     for (number, query) in queries.iter().enumerate() {
         let number = number as u16;
         let source = SocketAddrV4::new(route.source, FIRST_PORT + number % PORTS);
-        let frame = frame(route.hardware, source, route.server, &query.message(number, edns));
+        let frame = frame(
+            route.hardware,
+            source,
+            route.server,
+            &query.message(number, edns),
+        );
         if frame.len() > MAX_FRAME_LEN {
             bail!("{query}: too long; the generator sends frames of at most {MAX_FRAME_LEN} bytes");
         }
@@ -107,8 +124,15 @@ fn frame(hardware: [[u8; 6]; 2], from: SocketAddrV4, to: SocketAddrV4, message: 
     frame.extend([from.ip().octets(), to.ip().octets()].concat());
     let sum = !folded(sum_of(&frame[IP..]));
     frame[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
-    frame
-        .extend([from.port().to_be_bytes(), to.port().to_be_bytes(), udp_len.to_be_bytes(), [0, 0]].concat());
+    frame.extend(
+        [
+            from.port().to_be_bytes(),
+            to.port().to_be_bytes(),
+            udp_len.to_be_bytes(),
+            [0, 0],
+        ]
+        .concat(),
+    );
     frame.extend_from_slice(message);
     // The pseudo-header has both addresses, the protocol and the length.
     let total = sum_of(&frame[IP + 12..UDP]) + 17 + u32::from(udp_len) + sum_of(&frame[UDP..]);
@@ -123,7 +147,10 @@ fn frame(hardware: [[u8; 6]; 2], from: SocketAddrV4, to: SocketAddrV4, message: 
 
 /// Sums 16-bit words (RFC 1071).
 fn sum_of(bytes: &[u8]) -> u32 {
-    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
+    bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
+        .sum()
 }
 
 fn folded(sum: u32) -> u16 {
@@ -180,14 +207,22 @@ fn parse(text: &str) -> Result<Vec<Query>> {
         let query = parse_line(line).with_context(|| format!("line {}: {line:?}", number + 1))?;
         queries.push(query);
     }
-    ensure!(!queries.is_empty(), "no query; expected lines such as \"q-s0.q-g1.bosh. A\"");
+    ensure!(
+        !queries.is_empty(),
+        "no query; expected lines such as \"q-s0.q-g1.bosh. A\""
+    );
     Ok(queries)
 }
 
 fn parse_line(line: &str) -> Result<Query> {
-    let (name, record_type) = line.split_once(char::is_whitespace).context("no type after the name")?;
+    let (name, record_type) = line
+        .split_once(char::is_whitespace)
+        .context("no type after the name")?;
     let name = Name::from_text(name).map_err(|problem| anyhow::anyhow!("no name: {problem}"))?;
-    Ok(Query { name, record_type: parse_type(record_type)? })
+    Ok(Query {
+        name,
+        record_type: parse_type(record_type)?,
+    })
 }
 
 fn parse_type(text: &str) -> Result<RecordType> {
@@ -195,7 +230,8 @@ fn parse_type(text: &str) -> Result<RecordType> {
     if let Some(Ok(number)) = text.strip_prefix("TYPE").map(str::parse::<u16>) {
         return Ok(number.into());
     }
-    text.parse().map_err(|_| anyhow::anyhow!("{text:?} is no type"))
+    text.parse()
+        .map_err(|_| anyhow::anyhow!("{text:?} is no type"))
 }
 
 /// Returns queries for the names of records.json, each name with all types.
@@ -204,10 +240,18 @@ pub(crate) fn of_records(path: &Path, types: &[String], most: Option<usize>) -> 
     let bytes = fs::read(path).with_context(|| file.to_string())?;
     let (records, _unusable_rows) = Records::parse(&bytes).with_context(|| file.to_string())?;
     let (snapshot, _unusable_aliases) = Snapshot::build(records, &AliasFiles::default());
-    let types = types.iter().map(|text| parse_type(text)).collect::<Result<Vec<_>>>()?;
+    let types = types
+        .iter()
+        .map(|text| parse_type(text))
+        .collect::<Result<Vec<_>>>()?;
     let names = published_names(&snapshot).take(most.unwrap_or(usize::MAX));
     let queries: Vec<Query> = names
-        .flat_map(|name| types.iter().map(move |&record_type| Query { name: name.clone(), record_type }))
+        .flat_map(|name| {
+            types.iter().map(move |&record_type| Query {
+                name: name.clone(),
+                record_type,
+            })
+        })
         .collect();
     ensure!(!queries.is_empty(), "{file}: no names");
     Ok(queries)
@@ -219,8 +263,10 @@ mod tests {
 
     #[test]
     fn frames_have_valid_checksums() {
-        let (from, to) =
-            (SocketAddrV4::new([10, 9, 0, 1].into(), 2048), SocketAddrV4::new([10, 9, 0, 2].into(), 53));
+        let (from, to) = (
+            SocketAddrV4::new([10, 9, 0, 1].into(), 2048),
+            SocketAddrV4::new([10, 9, 0, 2].into(), 53),
+        );
         for message in [&b"\x12\x34\x01"[..], b"even", b""] {
             let frame = frame([[1; 6], [2; 6]], from, to, message);
             assert_eq!(frame.len(), 42 + message.len());
@@ -237,7 +283,10 @@ mod tests {
              10.9.0.3         0x1         0x0         00:00:00:00:00:00     *        c0\n";
         let find = |interface, last| of_table(table, interface, Ipv4Addr::new(10, 9, 0, last));
         assert_eq!(find("c0", 2), Some([2, 0, 0, 0, 0, 10]));
-        assert_eq!((find("c1", 2), find("c0", 3), find("c0", 4)), (None, None, None));
+        assert_eq!(
+            (find("c1", 2), find("c0", 3), find("c0", 4)),
+            (None, None, None)
+        );
         assert_eq!(parse_address("02:00:00"), None);
     }
 
@@ -252,9 +301,12 @@ mod tests {
             message,
             b"\x12\x34\x01\0\0\x01\0\0\0\0\0\x01\x01a\x04bosh\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\0\0\0\0"
         );
-        for (text, expected) in
-            [("", "no query"), ("a.bosh.\n", "line 1"), ("a. A\na..b A", "line 2"), ("a. X9", "line 1")]
-        {
+        for (text, expected) in [
+            ("", "no query"),
+            ("a.bosh.\n", "line 1"),
+            ("a. A\na..b A", "line 2"),
+            ("a. X9", "line 1"),
+        ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(expected), "{text:?}: {error}");
         }

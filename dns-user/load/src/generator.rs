@@ -73,27 +73,50 @@ impl Generator {
             .map_max_entries("FRAMES", u32::try_from(frames.len())?)
             .load(bench_programs::GENERATOR)
             .context("cannot load the programs; run as root")?;
-        let mut map: Array<&mut MapData, FrameWords> =
-            object.map_mut("FRAMES").context("no map FRAMES")?.try_into()?;
+        let mut map: Array<&mut MapData, FrameWords> = object
+            .map_mut("FRAMES")
+            .context("no map FRAMES")?
+            .try_into()?;
         for (number, bytes) in (0..).zip(frames) {
             let mut padded = [0; MAX_FRAME_LEN];
-            padded.get_mut(..bytes.len()).context("a frame that is too long")?.copy_from_slice(bytes);
-            let frame = Frame { len: bytes.len() as u64, bytes: zerocopy::transmute!(padded) };
+            padded
+                .get_mut(..bytes.len())
+                .context("a frame that is too long")?
+                .copy_from_slice(bytes);
+            let frame = Frame {
+                len: bytes.len() as u64,
+                bytes: zerocopy::transmute!(padded),
+            };
             let words: FrameWords = zerocopy::transmute!(frame);
             map.set(number, words, 0)?;
         }
-        let mut take = |name| object.take_map(name).context("no maps of orders and counts");
+        let mut take = |name| {
+            object
+                .take_map(name)
+                .context("no maps of orders and counts")
+        };
         let (orders, counts) = (take("ORDERS")?.try_into()?, take("COUNTS")?.try_into()?);
         program(&mut object, "generate")?.load()?;
         let count_replies = program(&mut object, "count")?;
         count_replies.load()?;
         if count_replies.attach(interface, XdpMode::Driver).is_err() {
-            count_replies.attach(interface, XdpMode::Skb).with_context(|| {
-                format!("cannot count replies at {interface}; does another XDP program serve it?")
-            })?;
+            count_replies
+                .attach(interface, XdpMode::Skb)
+                .with_context(|| {
+                    format!(
+                        "cannot count replies at {interface}; does another XDP program serve it?"
+                    )
+                })?;
         }
         let interface = nix::net::if_::if_nametoindex(interface)?;
-        Ok(Self { object, orders, counts, frames: frames.len() as u64, interface, cpu: cpu.unwrap_or(last) })
+        Ok(Self {
+            object,
+            orders,
+            counts,
+            frames: frames.len() as u64,
+            interface,
+            cpu: cpu.unwrap_or(last),
+        })
     }
 
     /// Sends queries for `length`, with `probe` running until they end, and waits up to `drain` for the last replies.
@@ -108,9 +131,24 @@ impl Generator {
             Load::Saturate => 0,
             Load::Rate(rate) => Orders::rate_of(rate),
         };
-        let wanted = Orders { load: 1, frames: self.frames, rate, burst: 1 };
-        let Self { object, orders, counts, interface, cpu, .. } = self;
-        let program: &Xdp = object.program("generate").context("no program")?.try_into()?;
+        let wanted = Orders {
+            load: 1,
+            frames: self.frames,
+            rate,
+            burst: 1,
+        };
+        let Self {
+            object,
+            orders,
+            counts,
+            interface,
+            cpu,
+            ..
+        } = self;
+        let program: &Xdp = object
+            .program("generate")
+            .context("no program")?
+            .try_into()?;
         let read = |counts: &Array<MapData, CountWords>| -> Result<Counts> {
             Ok(zerocopy::transmute!(counts.get(&0, 0)?))
         };
@@ -129,8 +167,12 @@ impl Generator {
             let stopped = orders.set(0, OrderWords::default(), 0);
             let took = begun.elapsed();
             over.store(true, Ordering::Relaxed);
-            let sent = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let latencies = probing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let sent = asking
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let latencies = probing
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             sent?;
             stopped?;
             let begun = Instant::now();
@@ -138,7 +180,13 @@ impl Generator {
             while begun.elapsed() < drain && !is_complete(read(counts)?) {
                 thread::sleep(POLL);
             }
-            Ok((Measured { counts: read(counts)?, took }, latencies))
+            Ok((
+                Measured {
+                    counts: read(counts)?,
+                    took,
+                },
+                latencies,
+            ))
         })
     }
 }
@@ -147,7 +195,8 @@ impl Generator {
 fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("cannot run on CPU {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &cpus)
+        .with_context(|| format!("cannot run on CPU {cpu}"))?;
     let start = [0; 64];
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, start.len() as u32, 0, interface, 0, 0];
@@ -162,7 +211,8 @@ fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<
         };
         match program.test_run(options) {
             Ok(_) => {}
-            Err(ProgramError::SyscallError(call)) if call.io_error.kind() == io::ErrorKind::Interrupted => {}
+            Err(ProgramError::SyscallError(call))
+                if call.io_error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("cannot send live frames (Linux 5.18)"),
         }
     }
@@ -170,7 +220,10 @@ fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<
 }
 
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
-    Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+    Ok(object
+        .program_mut(name)
+        .with_context(|| format!("no program {name}"))?
+        .try_into()?)
 }
 
 /// Time limit of a probe.

@@ -127,9 +127,15 @@ fn run(options: &Run) -> Result<()> {
     };
     let server = SocketAddrV4::new(options.server, PORT);
     // Also fills the ARP table.
-    let first = queries.first().context("the file has no query")?.message(0, options.edns);
+    let first = queries
+        .first()
+        .context("the file has no query")?
+        .message(0, options.edns);
     let socket = probe_socket(server)?;
-    ensure!(generator::ask(&socket, &first).is_some(), "{server} does not answer; the load was not started");
+    ensure!(
+        generator::ask(&socket, &first).is_some(),
+        "{server} does not answer; the load was not started"
+    );
     let source = match socket.local_addr()? {
         std::net::SocketAddr::V4(address) => *address.ip(),
         std::net::SocketAddr::V6(_) => anyhow::bail!("no IPv4 address to send from"),
@@ -139,17 +145,24 @@ fn run(options: &Run) -> Result<()> {
     let mut generator = Generator::new(&options.interface, &frames, options.cpu)?;
     let load = options.rate.map_or(Load::Saturate, Load::Rate);
     let length = Duration::from_secs(options.seconds);
-    let (measured, latencies) = generator
-        .run(load, length, DRAIN, |over| generator::probe_until(&socket, &queries, options.edns, over))?;
+    let (measured, latencies) = generator.run(load, length, DRAIN, |over| {
+        generator::probe_until(&socket, &queries, options.edns, over)
+    })?;
     let report = Report::new(options.rate, &measured, latencies);
-    let text = if options.json { report.json()? } else { report.table() };
+    let text = if options.json {
+        report.json()?
+    } else {
+        report.table()
+    };
     Ok(command_line::print(text.as_bytes())?)
 }
 
 /// Returns a socket for probes, on a port of the kernel's choice.
 fn probe_socket(server: SocketAddrV4) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect(server).with_context(|| format!("no route to {server}"))?;
+    socket
+        .connect(server)
+        .with_context(|| format!("no route to {server}"))?;
     socket.set_read_timeout(Some(generator::PROBE_TIMEOUT))?;
     Ok(socket)
 }
@@ -209,7 +222,11 @@ impl Report {
             skipped: counts.skipped,
             replies,
             errors: counts.other,
-            loss: if counts.sent == 0 { 0.0 } else { lost as f64 / counts.sent as f64 },
+            loss: if counts.sent == 0 {
+                0.0
+            } else {
+                lost as f64 / counts.sent as f64
+            },
             queries_per_second: counts.sent as f64 / seconds,
             replies_per_second: replies as f64 / seconds,
             latency: percentiles(&latencies.answered),
@@ -232,7 +249,15 @@ impl Report {
             self.loss * 100.0,
             self.skipped,
         );
-        if let Some(Percentiles { probes, p50, p90, p99, p999, max }) = &self.latency {
+        if let Some(Percentiles {
+            probes,
+            p50,
+            p90,
+            p99,
+            p999,
+            max,
+        }) = &self.latency
+        {
             text += &format!(
                 "latency   p50 {p50:.0} µs, p90 {p90:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs, max {max:.0} µs \
                  ({probes} probes by socket, {} lost)\n",
@@ -251,7 +276,9 @@ impl Report {
 fn percentiles(sorted: &[Duration]) -> Option<Percentiles> {
     let at = |share: f64| {
         let rank = (share * sorted.len() as f64).ceil().max(1.0) as usize;
-        sorted.get(rank.min(sorted.len()).checked_sub(1)?).map(|time| time.as_secs_f64() * 1e6)
+        sorted
+            .get(rank.min(sorted.len()).checked_sub(1)?)
+            .map(|time| time.as_secs_f64() * 1e6)
     };
     Some(Percentiles {
         probes: sorted.len(),
@@ -271,18 +298,45 @@ mod tests {
 
     #[test]
     fn report_has_rates_and_percentiles() {
-        let counts = Counts { sent: 2000, skipped: 5, no_error: 1500, other: 100 };
+        let counts = Counts {
+            sent: 2000,
+            skipped: 5,
+            no_error: 1500,
+            other: 100,
+        };
         let answered = (1..=1000).map(Duration::from_micros).collect();
-        let measured = Measured { counts, took: Duration::from_secs(2) };
+        let measured = Measured {
+            counts,
+            took: Duration::from_secs(2),
+        };
         let report = Report::new(Some(1000), &measured, Latencies { answered, lost: 3 });
-        assert_eq!((report.queries_per_second, report.replies_per_second, report.loss), (1000.0, 800.0, 0.2));
+        assert_eq!(
+            (
+                report.queries_per_second,
+                report.replies_per_second,
+                report.loss
+            ),
+            (1000.0, 800.0, 0.2)
+        );
         let latency = report.latency.clone().unwrap();
-        let rounded = [latency.p50, latency.p90, latency.p99, latency.p999, latency.max].map(f64::round);
+        let rounded = [
+            latency.p50,
+            latency.p90,
+            latency.p99,
+            latency.p999,
+            latency.max,
+        ]
+        .map(f64::round);
         assert_eq!(rounded, [500.0, 900.0, 990.0, 999.0, 1000.0]);
         assert!(report.table().contains("p99 990 µs"), "{}", report.table());
         assert!(report.json().unwrap().contains("\"errors\": 100"));
-        let silent =
-            Measured { counts: Counts { sent: 1, ..Counts::default() }, took: Duration::from_secs(1) };
+        let silent = Measured {
+            counts: Counts {
+                sent: 1,
+                ..Counts::default()
+            },
+            took: Duration::from_secs(1),
+        };
         let report = Report::new(None, &silent, Latencies::default());
         assert!(report.latency.is_none() && report.table().contains("no reply: "));
     }

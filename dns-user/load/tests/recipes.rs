@@ -1,6 +1,9 @@
 //! Executes the recipes for one machine in docs/load-testing.md, with a real server behind a veth pair.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot prepare its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot prepare its input has failed"
+)]
 
 use std::{
     fs,
@@ -45,7 +48,9 @@ fn recipes(section: &str) -> Vec<String> {
     }
     blocks.retain(|block| !block.is_empty());
     for (from, to) in LIGHTER {
-        blocks.iter_mut().for_each(|block| *block = block.replace(from, to));
+        blocks
+            .iter_mut()
+            .for_each(|block| *block = block.replace(from, to));
     }
     blocks
 }
@@ -71,7 +76,10 @@ impl Lab {
         let mut unshare = machine.command("unshare")?;
         let script = "mount -t tmpfs tmpfs /run && echo ready && exec sleep infinity";
         unshare.args(["--mount", "--propagation=private", "sh", "-c", script]);
-        let mut child = unshare.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut child = unshare
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let mut said = String::new();
         BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut said)?;
         let holder = Kept::from(child);
@@ -85,14 +93,26 @@ impl Lab {
         }
         machine.wait_for_link("s0")?;
         let address = "10.9.0.2:53".parse().unwrap();
-        let server = Server::start(Some(&machine), folder, address, &json!({"xdp": {"mode": "off"}}))?;
-        Ok(Some(Self { server, holder, machine, place }))
+        let server = Server::start(
+            Some(&machine),
+            folder,
+            address,
+            &json!({"xdp": {"mode": "off"}}),
+        )?;
+        Ok(Some(Self {
+            server,
+            holder,
+            machine,
+            place,
+        }))
     }
 
     /// Runs the recipe that contains `text`, and returns its output.
     fn run(&self, section: &str, text: &str) -> Result<String> {
         let mut all = recipes(section).into_iter();
-        let recipe = all.find(|recipe| recipe.contains(text)).context("no such recipe")?;
+        let recipe = all
+            .find(|recipe| recipe.contains(text))
+            .context("no such recipe")?;
         shell(&self.machine, &self.holder, &self.place, &recipe).with_context(|| self.server.log())
     }
 }
@@ -100,9 +120,14 @@ impl Lab {
 /// Runs commands in the machine, in the folder `place`.
 fn shell(machine: &Namespace, holder: &Kept, place: &Path, commands: &str) -> Result<String> {
     let path = std::env::var("PATH").unwrap_or_default();
-    let programs = Path::new(PROGRAM).parent().context("a program has a folder")?;
+    let programs = Path::new(PROGRAM)
+        .parent()
+        .context("a program has a folder")?;
     let mut command = machine.command("nsenter")?;
-    command.arg("--target").arg(holder.pid().to_string()).args(["--mount", "--", "bash", "-euo", "pipefail"]);
+    command
+        .arg("--target")
+        .arg(holder.pid().to_string())
+        .args(["--mount", "--", "bash", "-euo", "pipefail"]);
     // nsenter changes to the root of the mount namespace.
     command.args(["-c", &format!("cd {}\n{commands}", place.display())]);
     capture(command.env("PATH", format!("{}:{path}", programs.display())))
@@ -110,45 +135,84 @@ fn shell(machine: &Namespace, holder: &Kept, place: &Path, commands: &str) -> Re
 
 #[test]
 fn queries_match_records() -> Result<()> {
-    let Some(lab) = Lab::start("loadqueries")? else { return Ok(()) };
+    let Some(lab) = Lab::start("loadqueries")? else {
+        return Ok(());
+    };
     let text = fs::read_to_string(lab.place.join("queries"))?;
-    ensure!(text.lines().any(|line| line == "q-s0.q-g2.bosh. A"), "{text}");
-    ensure!(text.lines().any(|line| line == "q-s0.q-g2.bosh. AAAA"), "{text}");
+    ensure!(
+        text.lines().any(|line| line == "q-s0.q-g2.bosh. A"),
+        "{text}"
+    );
+    ensure!(
+        text.lines().any(|line| line == "q-s0.q-g2.bosh. AAAA"),
+        "{text}"
+    );
     let few = fs::read_to_string(lab.place.join("few-queries"))?;
-    ensure!(few.lines().all(|line| line.ends_with(" A")) && few.lines().count() > 0, "{few}");
+    ensure!(
+        few.lines().all(|line| line.ends_with(" A")) && few.lines().count() > 0,
+        "{few}"
+    );
     Ok(())
 }
 
 #[test]
 fn kernel_load_is_answered() -> Result<()> {
-    let Some(lab) = Lab::start("loadrate")? else { return Ok(()) };
+    let Some(lab) = Lab::start("loadrate")? else {
+        return Ok(());
+    };
     // At a rate, as a table; then saturating, as JSON.
     let said = lab.run("One machine", "--json")?;
     let (table, json) = said.split_once('{').context(said.clone())?;
     let line = |name: &str| {
-        let line = table.lines().find(|line| line.starts_with(name)).with_context(|| said.clone())?;
-        Ok::<_, anyhow::Error>(line.split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>())
+        let line = table
+            .lines()
+            .find(|line| line.starts_with(name))
+            .with_context(|| said.clone())?;
+        Ok::<_, anyhow::Error>(
+            line.split_whitespace()
+                .skip(1)
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        )
     };
     let figure = |name: &str| Ok::<_, anyhow::Error>(line(name)?[0].parse::<u64>()?);
     // A busy machine skips queries, but does not send others.
     let due = figure("queries")? + figure("skipped")?;
     ensure!((1500..=2200).contains(&due), "{said}");
-    ensure!(figure("replies")? > 0 && figure("replies")? <= figure("queries")?, "{said}");
-    ensure!(figure("errors")? == 0 && line("latency")?[0] == "p50", "{said}");
+    ensure!(
+        figure("replies")? > 0 && figure("replies")? <= figure("queries")?,
+        "{said}"
+    );
+    ensure!(
+        figure("errors")? == 0 && line("latency")?[0] == "p50",
+        "{said}"
+    );
     // Saturation finds the limit of the server, so the queries exceed those of any rate that it can answer.
     let report: Value = serde_json::from_str(&format!("{{{json}"))?;
     ensure!(report["queries"].as_u64() > Some(2200), "{report}");
     ensure!(report["replies"].as_u64() > Some(0), "{report}");
-    let latency = |key: &str| report["latency"][key].as_f64().with_context(|| report.to_string());
-    ensure!(latency("p50")? > 0.0 && latency("p50")? <= latency("p99")?, "{report}");
+    let latency = |key: &str| {
+        report["latency"][key]
+            .as_f64()
+            .with_context(|| report.to_string())
+    };
+    ensure!(
+        latency("p50")? > 0.0 && latency("p50")? <= latency("p99")?,
+        "{report}"
+    );
     Ok(())
 }
 
 #[test]
 fn dnsperf_reads_generated_queries() -> Result<()> {
-    let Some(lab) = Lab::start("loadperf")? else { return Ok(()) };
+    let Some(lab) = Lab::start("loadperf")? else {
+        return Ok(());
+    };
     let report = lab.run("One machine", "dnsperf")?;
-    ensure!(report.contains("NOERROR") && !report.contains("SERVFAIL"), "{report}");
+    ensure!(
+        report.contains("NOERROR") && !report.contains("SERVFAIL"),
+        "{report}"
+    );
     Ok(())
 }
 
@@ -157,19 +221,32 @@ fn kxdpgun_reads_generated_queries() -> Result<()> {
     if !requirements::program("kxdpgun", "-V") {
         return Ok(());
     }
-    let Some(lab) = Lab::start("loadgun")? else { return Ok(()) };
+    let Some(lab) = Lab::start("loadgun")? else {
+        return Ok(());
+    };
     let report = lab.run("One machine", "kxdpgun")?;
-    ensure!(report.contains("NOERROR") && !report.contains("SERVFAIL"), "{report}");
+    ensure!(
+        report.contains("NOERROR") && !report.contains("SERVFAIL"),
+        "{report}"
+    );
     Ok(())
 }
 
 #[test]
 fn cpu_time_includes_softirqs() -> Result<()> {
-    let Some(lab) = Lab::start("loadcpu")? else { return Ok(()) };
+    let Some(lab) = Lab::start("loadcpu")? else {
+        return Ok(());
+    };
     let said = lab.run("CPU time per query", "busy()")?;
-    let figures: Vec<f64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let figures: Vec<f64> = said
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
     // The second one may be 0 where the kernel samples time at ticks.
-    ensure!(figures.len() == 2 && figures[0] > 0.0 && figures[1] <= figures[0], "{said}");
+    ensure!(
+        figures.len() == 2 && figures[0] > 0.0 && figures[1] <= figures[0],
+        "{said}"
+    );
     Ok(())
 }
 
@@ -185,8 +262,19 @@ fn errors_name_their_remedy() -> Result<()> {
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let queries = file.to_str().context("a path")?;
-    let problem = run(&["run", "--server", "127.0.0.1", "--interface", "lo", "--queries", queries])?;
-    ensure!(problem.contains("line 2") && problem.contains("no type"), "{problem}");
+    let problem = run(&[
+        "run",
+        "--server",
+        "127.0.0.1",
+        "--interface",
+        "lo",
+        "--queries",
+        queries,
+    ])?;
+    ensure!(
+        problem.contains("line 2") && problem.contains("no type"),
+        "{problem}"
+    );
     let problem = run(&["run", "--server", "127.0.0.1", "--interface", "lo"])?;
     ensure!(problem.contains("--queries"), "{problem}");
     Ok(())

@@ -1,7 +1,10 @@
 //! `cargo bench -p dns-publish [-- ROUNDS]`: 10,000 names published to BIND and Knot, compared with nsupdate
 //! on the same servers. Every round starts new servers, and the two alternate in being first.
 
-#![expect(clippy::unwrap_used, reason = "a measurement that cannot set up its server has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a measurement that cannot set up its server has failed"
+)]
 
 use std::time::Duration;
 
@@ -19,15 +22,27 @@ use scale::Figures;
 
 fn main() {
     // Cargo adds --bench.
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
+    let rounds = std::env::args()
+        .skip(1)
+        .find_map(|argument| argument.parse().ok())
+        .unwrap_or(5);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     println!("medians of {rounds} rounds");
     for program in Program::ALL {
-        let all: Vec<Figures> =
-            (0..rounds).map(|round| runtime.block_on(scale::measure(program, round % 2 == 1))).collect();
+        let all: Vec<Figures> = (0..rounds)
+            .map(|round| runtime.block_on(scale::measure(program, round % 2 == 1)))
+            .collect();
         let of = |figure: fn(&Figures) -> Duration| median(all.iter().map(figure).collect());
-        let ratio = median(all.iter().map(|one| one.first.div_duration_f64(one.nsupdate)).collect());
-        let whole = median(all.iter().map(|one| one.command.div_duration_f64(one.nsupdate)).collect());
+        let ratio = median(
+            all.iter()
+                .map(|one| one.first.div_duration_f64(one.nsupdate))
+                .collect(),
+        );
+        let whole = median(
+            all.iter()
+                .map(|one| one.command.div_duration_f64(one.nsupdate))
+                .collect(),
+        );
         println!(
             "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; whole command {:.2?}, ratio {whole:.2}; nothing to do {:.2?}, \
              one change {:.2?}",
@@ -37,10 +52,20 @@ fn main() {
             of(|one| one.nothing),
             of(|one| one.one),
         );
-        let each = all.iter().map(|one| format!("{:.2}", one.first.div_duration_f64(one.nsupdate)));
-        println!("  ratios of the rounds: {}", each.collect::<Vec<_>>().join(", "));
-        let each = all.iter().map(|one| format!("{:.2}", one.command.div_duration_f64(one.nsupdate)));
-        println!("  of the whole command: {}", each.collect::<Vec<_>>().join(", "));
+        let each = all
+            .iter()
+            .map(|one| format!("{:.2}", one.first.div_duration_f64(one.nsupdate)));
+        println!(
+            "  ratios of the rounds: {}",
+            each.collect::<Vec<_>>().join(", ")
+        );
+        let each = all
+            .iter()
+            .map(|one| format!("{:.2}", one.command.div_duration_f64(one.nsupdate)));
+        println!(
+            "  of the whole command: {}",
+            each.collect::<Vec<_>>().join(", ")
+        );
     }
 }
 

@@ -95,7 +95,12 @@ impl Config {
         match fs::read_to_string(path) {
             Ok(text) => Self::parse(&text, problems),
             Err(error) => {
-                problems.add(1, "", format!("cannot be read: {error}"), "correct the path in --config");
+                problems.add(
+                    1,
+                    "",
+                    format!("cannot be read: {error}"),
+                    "correct the path in --config",
+                );
                 Err(problems.into_vec())
             }
         }
@@ -112,12 +117,19 @@ impl Config {
                     config.read(&Reader::root(&node, &problems));
                 }
             }
-            [_, second, ..] => {
-                problems.add(second.line, "", "the file contains a second document", "keep one configuration")
-            }
+            [_, second, ..] => problems.add(
+                second.line,
+                "",
+                "the file contains a second document",
+                "keep one configuration",
+            ),
         }
         let found = problems.into_vec();
-        if found.is_empty() { Ok(config) } else { Err(found) }
+        if found.is_empty() {
+            Ok(config)
+        } else {
+            Err(found)
+        }
     }
 
     fn read(&mut self, root: &Reader<'_>) -> Option<()> {
@@ -129,36 +141,64 @@ impl Config {
         if let Some(store) = fields.optional("store").and_then(|path| read_path(&path)) {
             self.store = store;
         }
-        if let Some(mut control) = fields.optional("control").and_then(|control| control.fields()) {
+        if let Some(mut control) = fields
+            .optional("control")
+            .and_then(|control| control.fields())
+        {
             if let Some(socket) = control.optional("socket").and_then(|path| read_path(&path)) {
                 self.socket = socket;
             }
-            self.group = control.optional("group").and_then(|group| group.filled_text().map(str::to_owned));
+            self.group = control
+                .optional("group")
+                .and_then(|group| group.filled_text().map(str::to_owned));
             control.finish();
         }
         self.api = fields.optional("api").and_then(|api| read_api(&api));
         if let Some(webhook) = fields.optional("webhook") {
             self.webhook = read_webhook(&webhook);
             if self.server.is_none() {
-                webhook.problem("fleet names need \"server\"", "set it to the DNS server's config.json");
+                webhook.problem(
+                    "fleet names need \"server\"",
+                    "set it to the DNS server's config.json",
+                );
             }
         }
-        if let Some(mut metrics) = fields.optional("metrics").and_then(|metrics| metrics.fields()) {
-            self.metrics = metrics.required("address").and_then(|address| read_address(&address));
+        if let Some(mut metrics) = fields
+            .optional("metrics")
+            .and_then(|metrics| metrics.fields())
+        {
+            self.metrics = metrics
+                .required("address")
+                .and_then(|address| read_address(&address));
             metrics.finish();
         }
         if let Some(list) = fields.optional("managed_record_types") {
-            self.managed = list.items().into_iter().flatten().filter_map(|item| read_type(&item)).collect();
+            self.managed = list
+                .items()
+                .into_iter()
+                .flatten()
+                .filter_map(|item| read_type(&item))
+                .collect();
         }
-        self.txt_encryption_key =
-            fields.optional("txt_encryption_key_file").and_then(|path| read_path(&path));
-        if let Some(mut providers) = fields.optional("provider_settings").and_then(|all| all.fields()) {
+        self.txt_encryption_key = fields
+            .optional("txt_encryption_key_file")
+            .and_then(|path| read_path(&path));
+        if let Some(mut providers) = fields
+            .optional("provider_settings")
+            .and_then(|all| all.fields())
+        {
             for (name, settings) in providers.others() {
-                let text =
-                    |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
-                let settings = settings.fields().map(|mut settings| settings.others()).unwrap_or_default();
-                self.provider_settings
-                    .insert(name.to_owned(), settings.into_iter().filter_map(text).collect());
+                let text = |(name, value): (&str, Reader<'_>)| {
+                    Some((name.to_owned(), value.text()?.to_owned()))
+                };
+                let settings = settings
+                    .fields()
+                    .map(|mut settings| settings.others())
+                    .unwrap_or_default();
+                self.provider_settings.insert(
+                    name.to_owned(),
+                    settings.into_iter().filter_map(text).collect(),
+                );
             }
         }
         fields.finish();
@@ -168,14 +208,27 @@ impl Config {
 
 fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     let mut fields = reader.fields()?;
-    let address = fields.required("address").and_then(|address| read_address(&address));
+    let address = fields
+        .required("address")
+        .and_then(|address| read_address(&address));
     let mut file = |name: &'static str| fields.required(name).and_then(|path| read_path(&path));
-    let (certificate, private_key, ca) =
-        (file("certificate_file"), file("private_key_file"), file("ca_file"));
+    let (certificate, private_key, ca) = (
+        file("certificate_file"),
+        file("private_key_file"),
+        file("ca_file"),
+    );
     let clients = fields.optional("clients").map(|clients| clients.texts());
     fields.finish();
-    let tls = TlsFiles { certificate: certificate?, private_key: private_key?, ca: ca? };
-    Some(ApiConfig { address: address?, tls, clients })
+    let tls = TlsFiles {
+        certificate: certificate?,
+        private_key: private_key?,
+        ca: ca?,
+    };
+    Some(ApiConfig {
+        address: address?,
+        tls,
+        clients,
+    })
 }
 
 fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
@@ -183,31 +236,57 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
     let address = fields.optional("address").map_or(Some(WEBHOOK), |address| {
         let found = read_address(&address);
         if found.is_some_and(|found| !found.ip().is_loopback()) {
-            let reason = "external-dns does not authenticate itself, so only this machine may connect";
-            address.problem(reason, "use 127.0.0.1, and an authenticated tunnel from other machines");
+            let reason =
+                "external-dns does not authenticate itself, so only this machine may connect";
+            address.problem(
+                reason,
+                "use 127.0.0.1, and an authenticated tunnel from other machines",
+            );
         }
         found
     });
     let mut names = |member: &'static str| -> Vec<String> {
         let list = fields.optional(member);
         let items = list.into_iter().filter_map(|list| list.items()).flatten();
-        items.filter_map(|item| Some(crate::endpoint::read_name(&item)?.to_string())).collect()
+        items
+            .filter_map(|item| Some(crate::endpoint::read_name(&item)?.to_string()))
+            .collect()
     };
     let [include, exclude] = ["domains", "exclude_domains"].map(&mut names);
     let mut text = |member: &'static str| {
-        fields.optional(member).and_then(|text| text.filled_text().map(str::to_owned)).unwrap_or_default()
+        fields
+            .optional(member)
+            .and_then(|text| text.filled_text().map(str::to_owned))
+            .unwrap_or_default()
     };
-    let [regex_include, regex_exclude] = ["regex_domain_filter", "regex_domain_exclusion"].map(&mut text);
-    let domains = Domains { include, exclude, regex_include, regex_exclude };
+    let [regex_include, regex_exclude] =
+        ["regex_domain_filter", "regex_domain_exclusion"].map(&mut text);
+    let domains = Domains {
+        include,
+        exclude,
+        regex_include,
+        regex_exclude,
+    };
     if let Err(error) = domains.filter() {
-        reader.problem(error.to_string(), "correct it; external-dns would refuse the filter");
+        reader.problem(
+            error.to_string(),
+            "correct it; external-dns would refuse the filter",
+        );
     } else if domains.include.is_empty() && domains.regex_include.is_empty() {
-        reader
-            .problem("no domain is named", "name the domains that external-dns may write to in \"domains\"");
+        reader.problem(
+            "no domain is named",
+            "name the domains that external-dns may write to in \"domains\"",
+        );
     }
-    let alias_file = fields.required("alias_file").and_then(|path| read_path(&path));
+    let alias_file = fields
+        .required("alias_file")
+        .and_then(|path| read_path(&path));
     fields.finish();
-    Some(WebhookConfig { address: address?, domains, alias_file: alias_file? })
+    Some(WebhookConfig {
+        address: address?,
+        domains,
+        alias_file: alias_file?,
+    })
 }
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
@@ -217,8 +296,14 @@ fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
 fn read_address(reader: &Reader<'_>) -> Option<SocketAddr> {
     let text = reader.filled_text()?;
     // external-dns writes `:7979` for every address.
-    let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
-    let address = full.parse().map_err(|_| format!("{text:?} is not an address with a port"));
+    let full = if text.starts_with(':') {
+        format!("[::]{text}")
+    } else {
+        text.to_owned()
+    };
+    let address = full
+        .parse()
+        .map_err(|_| format!("{text:?} is not an address with a port"));
     reader.accept(address, "write it as 127.0.0.1:7979")
 }
 
@@ -251,10 +336,19 @@ mod tests {
              provider_settings: {shop/bind: {rfc2136-port: '5300'}}\n",
         )
         .unwrap();
-        assert_eq!(config.documents, [PathBuf::from("a.yml"), PathBuf::from("d")]);
-        assert_eq!(config.provider_settings["shop/bind"]["rfc2136-port"], "5300");
+        assert_eq!(
+            config.documents,
+            [PathBuf::from("a.yml"), PathBuf::from("d")]
+        );
+        assert_eq!(
+            config.provider_settings["shop/bind"]["rfc2136-port"],
+            "5300"
+        );
         assert_eq!(config.metrics, Some("[::]:7979".parse().unwrap()));
-        assert_eq!(config.managed, BTreeSet::from([RecordType::A, RecordType::TXT]));
+        assert_eq!(
+            config.managed,
+            BTreeSet::from([RecordType::A, RecordType::TXT])
+        );
         let webhook = config.webhook.unwrap();
         assert_eq!(webhook.address, WEBHOOK);
         assert_eq!(
@@ -280,14 +374,27 @@ mod tests {
             "webhook.address: external-dns does not",
             "no domain",
         ] {
-            assert!(problems.iter().any(|problem| problem.contains(expected)), "{expected}: {problems:#?}");
+            assert!(
+                problems.iter().any(|problem| problem.contains(expected)),
+                "{expected}: {problems:#?}"
+            );
         }
         assert!(
-            problems.iter().any(|problem| problem.starts_with("publish.yml:1: document: ")
-                && problem.contains("did you mean \"documents\"?")),
+            problems
+                .iter()
+                .any(|problem| problem.starts_with("publish.yml:1: document: ")
+                    && problem.contains("did you mean \"documents\"?")),
             "{problems:#?}"
         );
-        assert!(problems.iter().any(|problem| problem.starts_with("publish.yml:2: metrics.address: ")));
-        assert!(problems.iter().any(|problem| problem.contains("\"ca_file\" is missing")));
+        assert!(
+            problems
+                .iter()
+                .any(|problem| problem.starts_with("publish.yml:2: metrics.address: "))
+        );
+        assert!(
+            problems
+                .iter()
+                .any(|problem| problem.contains("\"ca_file\" is missing"))
+        );
     }
 }

@@ -15,7 +15,11 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = call(TIMEOUT, socket, Method::GET, path, Bytes::new()).await?;
     if status != StatusCode::OK {
-        bail!("{}: {status}: {}", socket.display(), String::from_utf8_lossy(&body).trim_end());
+        bail!(
+            "{}: {status}: {}",
+            socket.display(),
+            String::from_utf8_lossy(&body).trim_end()
+        );
     }
     Ok(body)
 }
@@ -28,14 +32,19 @@ pub async fn call(
     path: &str,
     body: Bytes,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let limits = Limits { time: limit, body: usize::MAX };
-    exchange(socket, method, path, body, limits).await.map_err(|error| match error {
-        ClientError::Timeout(_) => anyhow!("{}: no answer within {limit:?}", socket.display()),
-        other => anyhow!(other).context(format!(
-            "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",
-            socket.display()
-        )),
-    })
+    let limits = Limits {
+        time: limit,
+        body: usize::MAX,
+    };
+    exchange(socket, method, path, body, limits)
+        .await
+        .map_err(|error| match error {
+            ClientError::Timeout(_) => anyhow!("{}: no answer within {limit:?}", socket.display()),
+            other => anyhow!(other).context(format!(
+                "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",
+                socket.display()
+            )),
+        })
 }
 
 pub(crate) async fn exchange(
@@ -45,8 +54,9 @@ pub(crate) async fn exchange(
     body: Bytes,
     limits: Limits,
 ) -> Result<(StatusCode, Bytes), ClientError> {
-    let stream =
-        UnixStream::connect(socket).await.map_err(|error| ClientError::Exchange(error.to_string()))?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error| ClientError::Exchange(error.to_string()))?;
     let request = Request::builder()
         .method(method)
         .uri(path)

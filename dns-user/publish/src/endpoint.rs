@@ -31,18 +31,27 @@ pub struct Endpoints {
 /// Parses `spec.endpoints`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let mut found = Endpoints::default();
-    let Some(mut fields) = spec.fields() else { return found };
-    let endpoints = fields.required("endpoints").and_then(|endpoints| endpoints.items());
+    let Some(mut fields) = spec.fields() else {
+        return found;
+    };
+    let endpoints = fields
+        .required("endpoints")
+        .and_then(|endpoints| endpoints.items());
     let mut seen = BTreeSet::new();
     for item in endpoints.into_iter().flatten() {
         let before = item.problems.count();
-        let record = item.fields().and_then(|fields| read_endpoint(fields, &mut seen));
+        let record = item
+            .fields()
+            .and_then(|fields| read_endpoint(fields, &mut seen));
         match record {
             Some(record) if item.problems.count() == before => match record.targets.is_empty() {
                 true => found.untargeted.push(record),
                 false => found.records.push(record),
             },
-            Some(record) => found.records.push(Record { targets: BTreeSet::new(), ..record }),
+            Some(record) => found.records.push(Record {
+                targets: BTreeSet::new(),
+                ..record
+            }),
             None => found.is_unreadable = true,
         }
     }
@@ -53,13 +62,25 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
 /// Parses an entry; `None` if its name or type is unreadable.
 fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
     let entry = fields.map.clone();
-    let name = fields.required("dnsName").and_then(|reader| read_name(&reader));
-    let record_type = fields.optional("recordType").map(|reader| read_type(&reader));
-    let ttl = fields.optional("recordTTL").map(|ttl| ttl.integer(0..=LONGEST_TTL));
-    let set_identifier = fields.optional("setIdentifier").and_then(|text| text.text());
+    let name = fields
+        .required("dnsName")
+        .and_then(|reader| read_name(&reader));
+    let record_type = fields
+        .optional("recordType")
+        .map(|reader| read_type(&reader));
+    let ttl = fields
+        .optional("recordTTL")
+        .map(|ttl| ttl.integer(0..=LONGEST_TTL));
+    let set_identifier = fields
+        .optional("setIdentifier")
+        .and_then(|text| text.text());
     let labels = read_labels(fields.optional("labels"));
-    let properties = fields.optional("providerSpecific").map(|list| read_properties(&list));
-    let targets: Option<Vec<_>> = fields.required("targets").and_then(|list| Some(list.items()?.collect()));
+    let properties = fields
+        .optional("providerSpecific")
+        .map(|list| read_properties(&list));
+    let targets: Option<Vec<_>> = fields
+        .required("targets")
+        .and_then(|list| Some(list.items()?.collect()));
     fields.finish();
 
     // external-dns defaults to A.
@@ -67,10 +88,15 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     let (name, record_type) = (name?, record_type?);
     let mut parsed = BTreeSet::new();
     for target in targets.iter().flatten() {
-        let Some(text) = target.filled_text() else { continue };
+        let Some(text) = target.filled_text() else {
+            continue;
+        };
         match Target::parse(record_type, text) {
             Ok(target) => drop(parsed.insert(target)),
-            Err(error) => target.problem(error.to_string(), format!("use valid data for type {record_type}")),
+            Err(error) => target.problem(
+                error.to_string(),
+                format!("use valid data for type {record_type}"),
+            ),
         }
     }
     if record_type.is_alias() && parsed.len() > 1 {
@@ -97,9 +123,10 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
 pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
     let name = Name::parse(reader.filled_text()?);
     match reader.accept(name, "use a domain name with labels of up to 63 octets")? {
-        name if name.is_root() => {
-            reader.refuse("the root cannot be published", "use a name below one of your zones")
-        }
+        name if name.is_root() => reader.refuse(
+            "the root cannot be published",
+            "use a name below one of your zones",
+        ),
         name => Some(name),
     }
 }
@@ -107,7 +134,10 @@ pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
 fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
     let parsed = reader.filled_text()?.parse::<RecordType>();
     match reader.accept(parsed, "use a record type such as A, AAAA or CNAME")? {
-        RecordType::SOA => reader.refuse("records of type SOA cannot be published", "remove the entry"),
+        RecordType::SOA => reader.refuse(
+            "records of type SOA cannot be published",
+            "remove the entry",
+        ),
         known => Some(known),
     }
 }
@@ -120,15 +150,22 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
         fields.finish();
         Some((name?.to_owned(), value?.to_owned()))
     };
-    list.items().into_iter().flatten().filter_map(property).collect()
+    list.items()
+        .into_iter()
+        .flatten()
+        .filter_map(property)
+        .collect()
 }
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
 /// Parses `metadata.labels`; reports malformed ones.
 pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
-    let Some(mut fields) = reader.and_then(|reader| reader.fields()) else { return Labels::new() };
-    let label = |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
+    let Some(mut fields) = reader.and_then(|reader| reader.fields()) else {
+        return Labels::new();
+    };
+    let label =
+        |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
     fields.others().into_iter().filter_map(label).collect()
 }
 
@@ -172,12 +209,18 @@ impl Selector {
 
     /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a missing label.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.0.iter().all(|Requirement { label, is_negated, values }| {
-            let has = labels
-                .get(label)
-                .is_some_and(|value| values.as_ref().is_none_or(|values| values.contains(value)));
-            has != *is_negated
-        })
+        self.0.iter().all(
+            |Requirement {
+                 label,
+                 is_negated,
+                 values,
+             }| {
+                let has = labels.get(label).is_some_and(|value| {
+                    values.as_ref().is_none_or(|values| values.contains(value))
+                });
+                has != *is_negated
+            },
+        )
     }
 }
 
@@ -186,7 +229,13 @@ impl Requirement {
         let set = |word: &str| {
             let (label, values) = text.split_once(word)?;
             let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
-            Some((label, values.split(',').map(|value| value.trim().to_owned()).collect::<Vec<_>>()))
+            Some((
+                label,
+                values
+                    .split(',')
+                    .map(|value| value.trim().to_owned())
+                    .collect::<Vec<_>>(),
+            ))
         };
         let single = |value: &str| Some(vec![value.trim().to_owned()]);
         let (label, is_negated, values) = if let Some((label, values)) = set(" notin ") {
@@ -195,25 +244,43 @@ impl Requirement {
             (label, false, Some(values))
         } else if let Some((label, value)) = text.split_once("!=") {
             (label, true, single(value))
-        } else if let Some((label, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+        } else if let Some((label, value)) = text.split_once("==").or_else(|| text.split_once('='))
+        {
             (label, false, single(value))
         } else {
-            text.strip_prefix('!').map_or((text, false, None), |label| (label, true, None))
+            text.strip_prefix('!')
+                .map_or((text, false, None), |label| (label, true, None))
         };
         let label = label.trim();
         let is_key = |letter: char| letter.is_ascii_alphanumeric() || "-._/".contains(letter);
         if label.is_empty() || !label.chars().all(is_key) {
             return Err(format!("{text:?} is not a label requirement"));
         }
-        Ok(Self { label: label.to_owned(), is_negated, values })
+        Ok(Self {
+            label: label.to_owned(),
+            is_negated,
+            values,
+        })
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Requirement { label, is_negated, values }) in self.0.iter().enumerate() {
+        for (
+            index,
+            Requirement {
+                label,
+                is_negated,
+                values,
+            },
+        ) in self.0.iter().enumerate()
+        {
             f.write_str(if index > 0 { "," } else { "" })?;
-            let (not, word) = if *is_negated { ("!", "notin") } else { ("", "in") };
+            let (not, word) = if *is_negated {
+                ("!", "notin")
+            } else {
+                ("", "in")
+            };
             match values.as_deref() {
                 None => write!(f, "{not}{label}")?,
                 Some([value]) => write!(f, "{label}{not}={value}")?,
@@ -233,7 +300,14 @@ mod tests {
         let problems = Problems::of("records.yml");
         let node = parse(documents(text)[0], &problems).unwrap();
         let endpoints = read(&Reader::root(&node, &problems));
-        (endpoints, problems.into_vec().iter().map(ToString::to_string).collect())
+        (
+            endpoints,
+            problems
+                .into_vec()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+        )
     }
 
     #[test]
@@ -245,7 +319,13 @@ mod tests {
         );
         assert_eq!(problems, [] as [String; 0]);
         let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
-        assert_eq!(shown, ["abc.123.com 180 A 1.2.3.4,5.6.7.8", "*.example.org 0 CNAME abc.123.com set=eu"]);
+        assert_eq!(
+            shown,
+            [
+                "abc.123.com 180 A 1.2.3.4,5.6.7.8",
+                "*.example.org 0 CNAME abc.123.com set=eu"
+            ]
+        );
         assert_eq!(found.records[1].properties["aws/region"], "eu-west-1");
         assert_eq!(found.records[0].ttl, Some(180));
     }
@@ -260,21 +340,43 @@ mod tests {
         let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
         assert_eq!(
             shown,
-            ["a.example.org 0 A ", "c.example.org 0 A 1.2.3.4", "c.example.org 0 A ", "d.example.org 0 A ",]
+            [
+                "a.example.org 0 A ",
+                "c.example.org 0 A 1.2.3.4",
+                "c.example.org 0 A ",
+                "d.example.org 0 A ",
+            ]
         );
         assert_eq!(found.untargeted[0].to_string(), "e.example.org 0 A ");
         assert!(found.is_unreadable);
-        let places: Vec<_> = problems.iter().map(|problem| problem.split(": ").nth(1).unwrap()).collect();
+        let places: Vec<_> = problems
+            .iter()
+            .map(|problem| problem.split(": ").nth(1).unwrap())
+            .collect();
         assert_eq!(
             places,
-            ["endpoints[0].targets[0]", "endpoints[1].dnsName", "endpoints[3]", "endpoints[4].recordTTL"]
+            [
+                "endpoints[0].targets[0]",
+                "endpoints[1].dnsName",
+                "endpoints[3]",
+                "endpoints[4].recordTTL"
+            ]
         );
-        assert!(problems[0].starts_with("records.yml:3: ") && problems[0].contains("not an IPv4 address"));
-        assert!(problems.iter().all(|problem| problem.contains("; ")), "{problems:?}");
+        assert!(
+            problems[0].starts_with("records.yml:3: ")
+                && problems[0].contains("not an IPv4 address")
+        );
+        assert!(
+            problems.iter().all(|problem| problem.contains("; ")),
+            "{problems:?}"
+        );
     }
 
     fn labels(pairs: &[(&str, &str)]) -> Labels {
-        pairs.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(label, value)| ((*label).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     #[test]
@@ -294,7 +396,11 @@ mod tests {
         ] {
             let selector = Selector::parse(text).unwrap();
             assert_eq!(selector.matches(&router), wanted, "{text}");
-            assert_eq!(Selector::parse(&selector.to_string()).unwrap(), selector, "{text}");
+            assert_eq!(
+                Selector::parse(&selector.to_string()).unwrap(),
+                selector,
+                "{text}"
+            );
         }
         for text in ["=router", "a b", "tier in a,b"] {
             assert!(Selector::parse(text).is_err(), "{text}");

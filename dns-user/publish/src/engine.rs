@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ownership::{Registry, View, remove_collisions},
     plan::{self, Action, Desired, NameChange, Note, Plan, PlanRules, Reason},
-    provider::{Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
+    provider::{
+        Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone,
+    },
     record::{Key, Name, Record, RecordType, Target},
 };
 
@@ -76,13 +78,21 @@ impl Planned {
 
     /// Returns the notes of all zones.
     pub fn notes(&self) -> impl Iterator<Item = &Note> {
-        self.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&self.notes)
+        self.zones
+            .iter()
+            .flat_map(|zone| &zone.plan.notes)
+            .chain(&self.notes)
     }
 
     /// Returns an error if a zone's deletions need confirmation. `confirmed` is the number of
     /// deletions in all zones that the operator allows.
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
-        let ZonePlan { id: _, plan, owned, recent } = zone;
+        let ZonePlan {
+            id: _,
+            plan,
+            owned,
+            recent,
+        } = zone;
         let (deletions, owned, recent) = (plan.deletions(), *owned, *recent);
         if deletions == 0 || confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
             return Ok(());
@@ -92,7 +102,12 @@ impl Planned {
         }
         let limit = FREE_DELETIONS.max((owned + recent) * FREE_PERCENT / 100);
         match deletions + recent > limit {
-            true => Err(Refusal::TooMany { deletions, owned, recent, limit }),
+            true => Err(Refusal::TooMany {
+                deletions,
+                owned,
+                recent,
+                limit,
+            }),
             false => Ok(()),
         }
     }
@@ -158,15 +173,33 @@ impl Engine {
     /// Creates an engine without a history.
     pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: PlanRules) -> Self {
         let deletions = RecentDeletions::default();
-        Self { provider, registry, rules, deletions, undone: UndoneChanges::default() }
+        Self {
+            provider,
+            registry,
+            rules,
+            deletions,
+            undone: UndoneChanges::default(),
+        }
     }
 
     /// Lists all zones and reads their ownership.
     pub async fn list(&mut self) -> Result<Vec<ZoneListing>, ProviderError> {
         let zones = self.provider.list().await?;
-        let read = |Zone { id, apex, visibility, content, warnings }: Zone| {
+        let read = |Zone {
+                        id,
+                        apex,
+                        visibility,
+                        content,
+                        warnings,
+                    }: Zone| {
             let content = content.map(|records| self.registry.read(&apex, records));
-            Zone { id, apex, visibility, content, warnings }
+            Zone {
+                id,
+                apex,
+                visibility,
+                content,
+                warnings,
+            }
         };
         Ok(zones.into_iter().map(read).collect())
     }
@@ -208,7 +241,8 @@ impl Engine {
                 stray.note(&record, Reason::NoZone);
             }
             zones.retain(|zone| {
-                let is_apex = record.record_type == RecordType::NS && record.name == listing[*zone].apex;
+                let is_apex =
+                    record.record_type == RecordType::NS && record.name == listing[*zone].apex;
                 if is_apex {
                     stray.note(&record, Reason::ApexServers);
                 }
@@ -223,7 +257,9 @@ impl Engine {
         }
         let mut zones = Vec::new();
         for (index, mut desired_here) in per_zone.into_iter().enumerate() {
-            let Ok(view) = &listing[index].content else { continue };
+            let Ok(view) = &listing[index].content else {
+                continue;
+            };
             desired_here.held.clone_from(&desired.held);
             desired_here.known.clone_from(&desired.known);
             let ours: Vec<Record> = view
@@ -240,9 +276,18 @@ impl Engine {
             let is_counted = |change: &&NameChange| self.undone.has_deleted(change, 1, now);
             let counted = plan.changes.iter().filter(is_counted).count();
             let recent = self.deletions.count(&id, now).saturating_sub(counted);
-            zones.push(ZonePlan { id, plan, owned, recent });
+            zones.push(ZonePlan {
+                id,
+                plan,
+                owned,
+                recent,
+            });
         }
-        Planned { zones, notes: stray.notes, wanted }
+        Planned {
+            zones,
+            notes: stray.notes,
+            wanted,
+        }
     }
 
     /// Returns the zones of a name: the longest public one, and all private ones that contain it.
@@ -254,8 +299,14 @@ impl Engine {
         let fitting = listing.iter().enumerate().filter(fits);
         let (public, private): (Vec<_>, Vec<_>) =
             fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
-        let longest = public.into_iter().max_by_key(|(_, zone)| zone.apex.labels().count());
-        longest.into_iter().chain(private).map(|(index, _)| index).collect()
+        let longest = public
+            .into_iter()
+            .max_by_key(|(_, zone)| zone.apex.labels().count());
+        longest
+            .into_iter()
+            .chain(private)
+            .map(|(index, _)| index)
+            .collect()
     }
 
     /// Drops deletions that another writer has undone repeatedly.
@@ -265,7 +316,10 @@ impl Engine {
             let kept = change
                 .deleted()
                 .next()
-                .filter(|_| self.undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now))
+                .filter(|_| {
+                    self.undone
+                        .has_deleted(&change, MAX_REPEATED_DELETIONS, now)
+                })
                 .cloned();
             match kept {
                 Some(record) => plan.note(&record, Reason::Contested),
@@ -276,7 +330,9 @@ impl Engine {
 
     fn owned(&self, records: &[Record]) -> usize {
         let ours = records.iter().filter(|record| self.rules.owns(record));
-        ours.map(|record| &record.name).collect::<BTreeSet<_>>().len()
+        ours.map(|record| &record.name)
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// Applies a plan to the listed zones. Deletions that need confirmation, and a name whose change
@@ -289,9 +345,16 @@ impl Engine {
         on_conflict: OnConflict,
         progress: Progress<'_>,
     ) -> Report {
-        let mut report = Report { notes: planned.notes.clone(), rounds: 1, ..Report::default() };
+        let mut report = Report {
+            notes: planned.notes.clone(),
+            rounds: 1,
+            ..Report::default()
+        };
         for zone in listing {
-            let mut result = ZoneReport { id: zone.id.clone(), ..ZoneReport::default() };
+            let mut result = ZoneReport {
+                id: zone.id.clone(),
+                ..ZoneReport::default()
+            };
             result.warnings.clone_from(&zone.warnings);
             match &zone.content {
                 Err(failure) => result.failure = Some(failure.clone()),
@@ -305,8 +368,14 @@ impl Engine {
                             None => Cow::Borrowed(&of_zone.plan),
                             Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
                         };
-                        let batch = Batch { zone: zone.id.clone(), on_conflict, transactions: Vec::new() };
-                        let deleted = self.apply_zone(view, &plan, batch, progress, &mut result).await;
+                        let batch = Batch {
+                            zone: zone.id.clone(),
+                            on_conflict,
+                            transactions: Vec::new(),
+                        };
+                        let deleted = self
+                            .apply_zone(view, &plan, batch, progress, &mut result)
+                            .await;
                         if confirmed.is_none() {
                             self.deletions.add(&zone.id, deleted, SystemTime::now());
                         }
@@ -330,11 +399,17 @@ impl Engine {
         for change in &plan.changes {
             match self.registry.transaction(view, change) {
                 Ok(transaction) => batch.transactions.push(transaction),
-                Err(error) => result.failures.push((change.name.clone(), error.to_string())),
+                Err(error) => result
+                    .failures
+                    .push((change.name.clone(), error.to_string())),
             }
         }
         let collisions = remove_collisions(view, &mut batch.transactions);
-        result.failures.extend(collisions.into_iter().map(|(name, error)| (name, error.to_string())));
+        result.failures.extend(
+            collisions
+                .into_iter()
+                .map(|(name, error)| (name, error.to_string())),
+        );
         let mut applied = BTreeSet::new();
         if !batch.transactions.is_empty() {
             let results = self.provider.apply(&batch, progress).await;
@@ -349,8 +424,11 @@ impl Engine {
             }
         }
         result.applied = applied.len();
-        let changes: Vec<&NameChange> =
-            plan.changes.iter().filter(|change| applied.contains(&change.name)).collect();
+        let changes: Vec<&NameChange> = plan
+            .changes
+            .iter()
+            .filter(|change| applied.contains(&change.name))
+            .collect();
         self.count_sizes(view, &changes, result);
         let now = SystemTime::now();
         let mut deleted = 0;
@@ -361,7 +439,11 @@ impl Engine {
                 result.contested.insert(change.name.clone());
             }
         }
-        for note in plan.notes.iter().filter(|note| note.reason == Reason::Contested) {
+        for note in plan
+            .notes
+            .iter()
+            .filter(|note| note.reason == Reason::Contested)
+        {
             self.undone.kept(&note.name, now);
             result.contested.insert(note.name.clone());
         }
@@ -373,9 +455,18 @@ impl Engine {
         if changes.is_empty() {
             return;
         }
-        let count = |keys: &BTreeSet<Key>| keys.iter().map(|key| &key.name).collect::<BTreeSet<_>>().len();
-        let mut owned: BTreeSet<Key> =
-            view.records.iter().filter(|record| self.rules.owns(record)).map(Record::key).collect();
+        let count = |keys: &BTreeSet<Key>| {
+            keys.iter()
+                .map(|key| &key.name)
+                .collect::<BTreeSet<_>>()
+                .len()
+        };
+        let mut owned: BTreeSet<Key> = view
+            .records
+            .iter()
+            .filter(|record| self.rules.owns(record))
+            .map(Record::key)
+            .collect();
         let before = count(&owned);
         for action in changes.iter().flat_map(|change| &change.actions) {
             let (record, is_ours) = (action.record(), self.rules.owns(action.record()));
@@ -386,7 +477,9 @@ impl Engine {
             }
             match action {
                 Action::DropOrphan(_) => {}
-                Action::Create(_) | Action::Update { .. } if is_ours => drop(owned.insert(record.key())),
+                Action::Create(_) | Action::Update { .. } if is_ours => {
+                    drop(owned.insert(record.key()))
+                }
                 _ => drop(owned.remove(&record.key())),
             }
         }
@@ -403,7 +496,8 @@ impl Engine {
     ) -> Result<Report, ProviderError> {
         let listing = self.list().await?;
         self.prepare(desired).await?;
-        self.reconcile_listed(listing, desired, confirmed, progress).await
+        self.reconcile_listed(listing, desired, confirmed, progress)
+            .await
     }
 
     /// Like [`Engine::reconcile`], but prepared and with a listing for the first round.
@@ -419,8 +513,14 @@ impl Engine {
         loop {
             round += 1;
             let planned = self.plan(&listing, desired);
-            let on_conflict = if round > 1 { OnConflict::Isolate } else { OnConflict::ListAgain };
-            let mut report = self.apply(&listing, &planned, confirmed, on_conflict, progress).await;
+            let on_conflict = if round > 1 {
+                OnConflict::Isolate
+            } else {
+                OnConflict::ListAgain
+            };
+            let mut report = self
+                .apply(&listing, &planned, confirmed, on_conflict, progress)
+                .await;
             let has_conflict = report.zones.iter().any(|zone| zone.conflicts > 0);
             for zone in &mut report.zones {
                 let sum = applied.entry(zone.id.clone()).or_default();
@@ -451,12 +551,18 @@ fn pointers(record: &Record) -> Vec<Record> {
             }
             IpAddr::V6(address) => {
                 let octets = address.octets().into_iter().rev();
-                octets.map(|octet| format!("{:x}.{:x}.", octet & 0xf, octet >> 4)).collect::<String>()
+                octets
+                    .map(|octet| format!("{:x}.{:x}.", octet & 0xf, octet >> 4))
+                    .collect::<String>()
                     + "ip6.arpa"
             }
         };
         let pointer = Record::new(Name::parse(&name).ok()?, RecordType::PTR, [target.clone()?]);
-        Some(Record { ttl: record.ttl, labels: record.labels.clone(), ..pointer })
+        Some(Record {
+            ttl: record.ttl,
+            labels: record.labels.clone(),
+            ..pointer
+        })
     };
     record.targets.iter().filter_map(reverse).collect()
 }
@@ -491,7 +597,12 @@ pub enum Refusal {
          --confirm-deletions {deletions}`",
         shown(*recent)
     )]
-    TooMany { deletions: usize, owned: usize, recent: usize, limit: usize },
+    TooMany {
+        deletions: usize,
+        owned: usize,
+        recent: usize,
+        limit: usize,
+    },
 }
 
 impl Refusal {
@@ -505,7 +616,11 @@ impl Refusal {
 
 /// Formats earlier deletions within a sentence.
 fn shown(recent: usize) -> String {
-    if recent == 0 { String::new() } else { format!(" after {recent} others in the last hour") }
+    if recent == 0 {
+        String::new()
+    } else {
+        format!(" after {recent} others in the last hour")
+    }
 }
 
 /// Unconfirmed deletions of the last hour, by zone: seconds since 1970 and number of names. They
@@ -517,7 +632,10 @@ impl RecentDeletions {
     /// Returns the number of deletions in a zone.
     pub fn count(&self, zone: &str, now: SystemTime) -> usize {
         let of_zone = self.0.get(zone).into_iter().flatten();
-        of_zone.filter(|(at, _)| is_recent(*at, now)).map(|(_, count)| count).sum()
+        of_zone
+            .filter(|(at, _)| is_recent(*at, now))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// Adds deletions, and forgets those before the last hour.
@@ -527,7 +645,10 @@ impl RecentDeletions {
         }
         self.0.retain(|_, deletions| !deletions.is_empty());
         if count > 0 {
-            self.0.entry(zone.to_owned()).or_default().push((seconds(now), count));
+            self.0
+                .entry(zone.to_owned())
+                .or_default()
+                .push((seconds(now), count));
         }
     }
 }
@@ -538,7 +659,8 @@ fn is_recent(at: u64, now: SystemTime) -> bool {
 }
 
 fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    time.duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 /// Own changes that another writer undoes. Such a writer has the same owner label, because changes
@@ -584,10 +706,13 @@ impl UndoneChanges {
         }
         let mut is_repeated = false;
         for action in &change.actions {
-            let Action::Create(record) = action else { continue };
+            let Action::Create(record) = action else {
+                continue;
+            };
             self.deleted.remove(&record.key());
             if !is_replacement {
-                is_repeated |= Repeated::count(&mut self.created, record.key(), now) >= REPEATED_CREATIONS;
+                is_repeated |=
+                    Repeated::count(&mut self.created, record.key(), now) >= REPEATED_CREATIONS;
             }
         }
         is_repeated
@@ -596,13 +721,24 @@ impl UndoneChanges {
 
 impl Repeated {
     fn is_recent(self, now: SystemTime) -> bool {
-        now.duration_since(self.last).is_ok_and(|elapsed| elapsed < WINDOW)
+        now.duration_since(self.last)
+            .is_ok_and(|elapsed| elapsed < WINDOW)
     }
 
     fn count(changes: &mut HashMap<Key, Self>, key: Key, now: SystemTime) -> u32 {
-        let change = changes.entry(key).or_insert(Self { times: 0, last: now });
-        let before = if change.is_recent(now) { change.times } else { 0 };
-        *change = Self { times: before + 1, last: now };
+        let change = changes.entry(key).or_insert(Self {
+            times: 0,
+            last: now,
+        });
+        let before = if change.is_recent(now) {
+            change.times
+        } else {
+            0
+        };
+        *change = Self {
+            times: before + 1,
+            last: now,
+        };
         change.times
     }
 }
@@ -613,11 +749,21 @@ mod tests {
 
     fn deletions(count: usize) -> Plan {
         let change = |number: usize| {
-            let record = Record::parse(&format!("n{number}.example.org"), RecordType::A, ["192.0.2.1"]);
+            let record = Record::parse(
+                &format!("n{number}.example.org"),
+                RecordType::A,
+                ["192.0.2.1"],
+            );
             let record = record.unwrap();
-            NameChange { name: record.name.clone(), actions: vec![Action::Delete(record)] }
+            NameChange {
+                name: record.name.clone(),
+                actions: vec![Action::Delete(record)],
+            }
         };
-        Plan { changes: (0..count).map(change).collect(), notes: Vec::new() }
+        Plan {
+            changes: (0..count).map(change).collect(),
+            notes: Vec::new(),
+        }
     }
 
     #[test]
@@ -626,8 +772,17 @@ mod tests {
         let mut recent = RecentDeletions::default();
         let mut owned = 120;
         let planned = |owned, recent| {
-            let zone = ZonePlan { id: "z".to_owned(), plan: deletions(10), owned, recent };
-            Planned { zones: vec![zone], notes: Vec::new(), wanted: owned - 10 }
+            let zone = ZonePlan {
+                id: "z".to_owned(),
+                plan: deletions(10),
+                owned,
+                recent,
+            };
+            Planned {
+                zones: vec![zone],
+                notes: Vec::new(),
+                wanted: owned - 10,
+            }
         };
         let mut check_ten = |minute: u64, recent: &mut RecentDeletions| {
             let now = start + Duration::from_secs(60 * minute);
@@ -646,7 +801,10 @@ mod tests {
         assert!(!check_ten(59, &mut recent), "a restart does not forget");
         assert!(check_ten(61, &mut recent));
         let planned = planned(100, 10);
-        assert!(planned.check(&planned.zones[0], Some(10)).is_ok(), "a confirmation suffices");
+        assert!(
+            planned.check(&planned.zones[0], Some(10)).is_ok(),
+            "a confirmation suffices"
+        );
     }
 
     #[test]
@@ -655,7 +813,10 @@ mod tests {
         let now = SystemTime::now();
         let mut undone = UndoneChanges::default();
         for expected in [false, false, true] {
-            assert_eq!(undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now), expected);
+            assert_eq!(
+                undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now),
+                expected
+            );
             undone.applied(&change, now);
         }
         assert!(!undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now + WINDOW));
@@ -666,10 +827,18 @@ mod tests {
             !undone.has_deleted(&of_both, MAX_REPEATED_DELETIONS, now),
             "sets of other types are counted apart"
         );
-        let Action::Delete(record) = change.actions[0].clone() else { unreachable!() };
-        let created = NameChange { name: change.name.clone(), actions: vec![Action::Create(record)] };
+        let Action::Delete(record) = change.actions[0].clone() else {
+            unreachable!()
+        };
+        let created = NameChange {
+            name: change.name.clone(),
+            actions: vec![Action::Create(record)],
+        };
         // A creation by this publisher ends the conflict.
-        assert!(!undone.applied(&created, now) && !undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now));
+        assert!(
+            !undone.applied(&created, now)
+                && !undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now)
+        );
         assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }
 }

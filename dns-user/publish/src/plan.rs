@@ -22,9 +22,14 @@ pub enum Policy {
 impl Policy {
     /// Returns the policy with this name in the parameter `policy`.
     pub fn named(name: &str) -> Option<Self> {
-        let all =
-            [("sync", Self::Sync), ("upsert-only", Self::UpsertOnly), ("create-only", Self::CreateOnly)];
-        all.into_iter().find(|(known, _)| *known == name).map(|(_, policy)| policy)
+        let all = [
+            ("sync", Self::Sync),
+            ("upsert-only", Self::UpsertOnly),
+            ("create-only", Self::CreateOnly),
+        ];
+        all.into_iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, policy)| policy)
     }
 }
 
@@ -91,7 +96,11 @@ impl Desired {
     /// Returns whether a document that cannot be read may want a record.
     fn holds(&self, record: &Record) -> bool {
         let resource = record.labels.resource();
-        self.held.contains(resource) || self.known.as_ref().is_some_and(|known| !known.contains(resource))
+        self.held.contains(resource)
+            || self
+                .known
+                .as_ref()
+                .is_some_and(|known| !known.contains(resource))
     }
 }
 
@@ -100,9 +109,13 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
     // A zone's records do not contain the NS of its apex.
-    let redirects = |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
-    let redirections: Redirections<'_> =
-        current.iter().filter(redirects).map(|record| (&record.name, record)).collect();
+    let redirects =
+        |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
+    let redirections: Redirections<'_> = current
+        .iter()
+        .filter(redirects)
+        .map(|record| (&record.name, record))
+        .collect();
     for record in current {
         let rows = names.entry(&record.name).or_default();
         if rules.manages(record) {
@@ -120,18 +133,34 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
         } else if !rules.managed.contains(&record.record_type) {
             plan.note(record, Reason::UnmanagedType);
         } else {
-            let candidates = &mut names.entry(&record.name).or_default().row(record).candidates;
-            candidates.entry(record.record_type).or_default().push(record);
+            let candidates = &mut names
+                .entry(&record.name)
+                .or_default()
+                .row(record)
+                .candidates;
+            candidates
+                .entry(record.record_type)
+                .or_default()
+                .push(record);
         }
     }
     for (name, mut rows) in names {
         rows.drop_conflicting_aliases(&mut plan);
         let mut actions = Vec::new();
         for row in rows.by_set.values() {
-            actions.extend(plan_row(rules, row, &rows.unmanaged, (desired, &redirections), &mut plan));
+            actions.extend(plan_row(
+                rules,
+                row,
+                &rows.unmanaged,
+                (desired, &redirections),
+                &mut plan,
+            ));
         }
         if !actions.is_empty() {
-            plan.changes.push(NameChange { name: name.clone(), actions });
+            plan.changes.push(NameChange {
+                name: name.clone(),
+                actions,
+            });
         }
     }
     plan
@@ -139,27 +168,42 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
 
 /// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner records change.
 pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    by_name(records.into_iter().filter(|record| record.labels.owner() != owner).map(|record| {
-        let mut labels = record.labels.clone();
-        labels.0.insert(Labels::OWNER.to_owned(), owner.to_owned());
-        let action = if owner.is_empty() {
-            Action::Release(record.clone())
-        } else {
-            Action::Update { before: record.clone(), after: Record { labels, ..record.clone() } }
-        };
-        (&record.name, action)
-    }))
+    by_name(
+        records
+            .into_iter()
+            .filter(|record| record.labels.owner() != owner)
+            .map(|record| {
+                let mut labels = record.labels.clone();
+                labels.0.insert(Labels::OWNER.to_owned(), owner.to_owned());
+                let action = if owner.is_empty() {
+                    Action::Release(record.clone())
+                } else {
+                    Action::Update {
+                        before: record.clone(),
+                        after: Record {
+                            labels,
+                            ..record.clone()
+                        },
+                    }
+                };
+                (&record.name, action)
+            }),
+    )
 }
 
 /// Plans the deletion of all `records` of `owner`.
 pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let owned = records.into_iter().filter(|record| !owner.is_empty() && record.labels.owner() == owner);
+    let owned = records
+        .into_iter()
+        .filter(|record| !owner.is_empty() && record.labels.owner() == owner);
     by_name(owned.map(|record| (&record.name, Action::Delete(record.clone()))))
 }
 
 /// Plans the deletion of owner records of `owner` that have no record.
 pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let owned = orphans.into_iter().filter(|orphan| orphan.labels.owner() == owner);
+    let owned = orphans
+        .into_iter()
+        .filter(|orphan| orphan.labels.owner() == owner);
     by_name(owned.map(|orphan| (&orphan.name, Action::DropOrphan(orphan.clone()))))
 }
 
@@ -168,8 +212,14 @@ fn by_name<'a>(actions: impl Iterator<Item = (&'a Name, Action)>) -> Plan {
     for (name, action) in actions {
         names.entry(name).or_default().push(action);
     }
-    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
-    Plan { changes: changes.collect(), notes: Vec::new() }
+    let changes = names.into_iter().map(|(name, actions)| NameChange {
+        name: name.clone(),
+        actions,
+    });
+    Plan {
+        changes: changes.collect(),
+        notes: Vec::new(),
+    }
 }
 
 #[derive(Default)]
@@ -189,8 +239,13 @@ impl<'a> Rows<'a> {
         if types.all(|record_type| *record_type == RecordType::CNAME) {
             return;
         }
-        let aliases = self.by_set.values_mut().filter_map(|row| row.candidates.remove(&RecordType::CNAME));
-        aliases.flatten().for_each(|alias| plan.note(alias, Reason::AliasConflict));
+        let aliases = self
+            .by_set
+            .values_mut()
+            .filter_map(|row| row.candidates.remove(&RecordType::CNAME));
+        aliases
+            .flatten()
+            .for_each(|alias| plan.note(alias, Reason::AliasConflict));
     }
 }
 
@@ -218,13 +273,20 @@ fn hidden(redirections: &Redirections<'_>, record: &Record) -> Option<Reason> {
             let belongs = match found.record_type {
                 RecordType::NS => {
                     let is_glue = record.record_type.is_address()
-                        && found.targets.iter().any(|target| target.as_str() == record.name.as_str());
-                    is_glue || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
+                        && found
+                            .targets
+                            .iter()
+                            .any(|target| target.as_str() == record.name.as_str());
+                    is_glue
+                        || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
                 }
                 _ => is_at,
             };
             if !belongs {
-                return Some(Reason::Hidden { at: name, record_type: found.record_type });
+                return Some(Reason::Hidden {
+                    at: name,
+                    record_type: found.record_type,
+                });
             }
         }
         above = name.parent();
@@ -244,7 +306,9 @@ fn plan_row(
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {
         let current = row.current.get(record_type).copied();
-        let Some(wanted) = merge(candidates, current) else { continue };
+        let Some(wanted) = merge(candidates, current) else {
+            continue;
+        };
         match current {
             _ if wanted.targets.is_empty() => plan.note(&wanted, Reason::NoTargets),
             _ if wanted.is_self_alias() => plan.note(&wanted, Reason::SelfAlias),
@@ -262,13 +326,20 @@ fn plan_row(
                 }
                 let after = owned_by(rules, wanted, Some(before));
                 if differs(before, &after) {
-                    updates.push(Action::Update { before: before.clone(), after });
+                    updates.push(Action::Update {
+                        before: before.clone(),
+                        after,
+                    });
                 }
             }
         }
     }
     let mut deletes = Vec::new();
-    for record in row.current.values().filter(|record| !row.candidates.contains_key(&record.record_type)) {
+    for record in row
+        .current
+        .values()
+        .filter(|record| !row.candidates.contains_key(&record.record_type))
+    {
         let replaced = !creates.is_empty() && rules.may_replace(record);
         if desired.holds(record) && rules.owns(record) {
             plan.note(record, Reason::SourceUnreadable);
@@ -304,27 +375,46 @@ fn obstacle(
     deletes: &[Action],
 ) -> Option<Reason> {
     let first = creates.first()?;
-    let foreign = row.current.values().find(|record| !rules.owner.is_empty() && !rules.may_replace(record));
+    let foreign = row
+        .current
+        .values()
+        .find(|record| !rules.owner.is_empty() && !rules.may_replace(record));
     if let Some(foreign) = foreign {
-        return Some(Reason::Foreign { owner: foreign.labels.owner().to_owned() });
+        return Some(Reason::Foreign {
+            owner: foreign.labels.owner().to_owned(),
+        });
     }
     let is_deleted = |record_type: &RecordType| {
-        deletes.iter().any(|action| matches!(action, Action::Delete(old) if old.record_type == *record_type))
+        deletes
+            .iter()
+            .any(|action| matches!(action, Action::Delete(old) if old.record_type == *record_type))
     };
     let conflicts = |record_type: &&RecordType| {
         (**record_type == RecordType::CNAME) != (first.record_type == RecordType::CNAME)
     };
     if let Some(record_type) = unmanaged.iter().find(conflicts) {
-        return Some(Reason::Occupied { record_type: *record_type });
+        return Some(Reason::Occupied {
+            record_type: *record_type,
+        });
     }
-    let stays = row.current.keys().filter(conflicts).find(|record_type| !is_deleted(record_type))?;
-    Some(Reason::NeedsDeletion { record_type: *stays })
+    let stays = row
+        .current
+        .keys()
+        .filter(conflicts)
+        .find(|record_type| !is_deleted(record_type))?;
+    Some(Reason::NeedsDeletion {
+        record_type: *stays,
+    })
 }
 
 /// Returns the wanted record with its new labels: the old ones, our owner, and the resource that wants it.
 fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> Record {
-    let mut labels = before.map(|before| before.labels.clone()).unwrap_or_default();
-    labels.0.extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
+    let mut labels = before
+        .map(|before| before.labels.clone())
+        .unwrap_or_default();
+    labels
+        .0
+        .extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
     wanted.labels = labels;
     wanted
 }
@@ -332,7 +422,9 @@ fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> R
 /// Returns whether a set must be written. A changed resource alone is ignored.
 fn differs(before: &Record, after: &Record) -> bool {
     before.targets != after.targets
-        || after.ttl.is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
+        || after
+            .ttl
+            .is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
         || before.properties != after.properties
         || before.labels.owner() != after.labels.owner()
 }
@@ -343,23 +435,36 @@ fn differs(before: &Record, after: &Record) -> bool {
 /// wins, or else the one with the fewest, then the least targets. `None` without candidates.
 fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let resource = current.map_or("", |current| current.labels.resource());
-    let holder =
-        candidates.iter().find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
+    let holder = candidates
+        .iter()
+        .find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
     let least = || candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
     let mut merged = (*holder.or_else(least)?).clone();
     if merged.record_type.is_address() {
         for candidate in candidates {
             merged.targets.extend(candidate.targets.iter().cloned());
         }
-        merged.ttl = candidates.iter().filter_map(|candidate| candidate.ttl.filter(|ttl| *ttl > 0)).min();
+        merged.ttl = candidates
+            .iter()
+            .filter_map(|candidate| candidate.ttl.filter(|ttl| *ttl > 0))
+            .min();
     }
     Some(merged)
 }
 
 /// Returns the sort key by preference. A set without targets comes last, because it gives no answer.
 fn order(record: &Record) -> (bool, usize, Vec<&str>, &str) {
-    let targets: Vec<&str> = record.targets.iter().map(|target| target.as_str()).collect();
-    (targets.is_empty(), targets.len(), targets, record.labels.resource())
+    let targets: Vec<&str> = record
+        .targets
+        .iter()
+        .map(|target| target.as_str())
+        .collect();
+    (
+        targets.is_empty(),
+        targets.len(),
+        targets,
+        record.labels.resource(),
+    )
 }
 
 /// Changes, and wanted records without effect.
@@ -384,21 +489,34 @@ impl Plan {
 
     /// Returns the number of names that lose a record without a replacement.
     pub fn deletions(&self) -> usize {
-        self.changes.iter().filter(|change| change.is_deletion()).count()
+        self.changes
+            .iter()
+            .filter(|change| change.is_deletion())
+            .count()
     }
 
     /// Returns the plan without the records that names lose without a replacement.
     pub fn without_deletions(&self) -> Self {
         let mut kept = self.clone();
-        for change in kept.changes.iter_mut().filter(|change| change.is_deletion()) {
-            change.actions.retain(|action| !matches!(action, Action::Delete(_)));
+        for change in kept
+            .changes
+            .iter_mut()
+            .filter(|change| change.is_deletion())
+        {
+            change
+                .actions
+                .retain(|action| !matches!(action, Action::Delete(_)));
         }
         kept.changes.retain(|change| !change.actions.is_empty());
         kept
     }
 
     pub(crate) fn note(&mut self, record: &Record, reason: Reason) {
-        let note = Note { name: record.name.clone(), record_type: record.record_type, reason };
+        let note = Note {
+            name: record.name.clone(),
+            record_type: record.record_type,
+            reason,
+        };
         self.notes.push(note);
     }
 }
@@ -428,7 +546,9 @@ impl NameChange {
 
     /// Returns whether the name gains a record.
     pub fn is_creation(&self) -> bool {
-        self.actions.iter().any(|action| matches!(action, Action::Create(_)))
+        self.actions
+            .iter()
+            .any(|action| matches!(action, Action::Create(_)))
     }
 }
 
@@ -476,8 +596,17 @@ impl fmt::Display for Action {
             },
             Self::Delete(record) => write!(f, "- {record}"),
             Self::Release(record) => write!(f, "= {record}: remains without an owner"),
-            Self::DropOrphan(Record { name, record_type, labels, .. }) => {
-                write!(f, "- {name} {record_type}: owner record of {:?}", labels.owner())
+            Self::DropOrphan(Record {
+                name,
+                record_type,
+                labels,
+                ..
+            }) => {
+                write!(
+                    f,
+                    "- {name} {record_type}: owner record of {:?}",
+                    labels.owner()
+                )
             }
         }
     }
@@ -490,14 +619,37 @@ fn change(before: &Record, after: &Record) -> Option<String> {
     {
         parts.push(format!("ttl {} -> {new}", old.unwrap_or(0)));
     }
-    parts.extend(before.targets.difference(&after.targets).map(|target| format!("-{target}")));
-    parts.extend(after.targets.difference(&before.targets).map(|target| format!("+{target}")));
+    parts.extend(
+        before
+            .targets
+            .difference(&after.targets)
+            .map(|target| format!("-{target}")),
+    );
+    parts.extend(
+        after
+            .targets
+            .difference(&before.targets)
+            .map(|target| format!("+{target}")),
+    );
     if before.labels.owner() != after.labels.owner() {
-        let shown = |owner: &str| if owner.is_empty() { "none".to_owned() } else { format!("{owner:?}") };
-        parts.push(format!("owner {} -> {}", shown(before.labels.owner()), shown(after.labels.owner())));
+        let shown = |owner: &str| {
+            if owner.is_empty() {
+                "none".to_owned()
+            } else {
+                format!("{owner:?}")
+            }
+        };
+        parts.push(format!(
+            "owner {} -> {}",
+            shown(before.labels.owner()),
+            shown(after.labels.owner())
+        ));
     }
     if before.properties != after.properties {
-        parts.push(format!("properties {:?} -> {:?}", before.properties, after.properties));
+        parts.push(format!(
+            "properties {:?} -> {:?}",
+            before.properties, after.properties
+        ));
     }
     (!parts.is_empty()).then(|| parts.join(", "))
 }
@@ -523,11 +675,16 @@ impl fmt::Display for Note {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Reason {
-    #[error("the name has a record of {}; take it over with `adopt` or `transfer-owner`", shown(owner))]
+    #[error(
+        "the name has a record of {}; take it over with `adopt` or `transfer-owner`",
+        shown(owner)
+    )]
     Foreign { owner: String },
     #[error("the name is out of scope: domain-filter or exclude-domains excludes it")]
     OutOfDomain,
-    #[error("no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it")]
+    #[error(
+        "no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it"
+    )]
     LeftBehind,
     #[error("records of this type are not managed; add the type to managed_record_types")]
     UnmanagedType,
@@ -539,7 +696,9 @@ pub enum Reason {
         "blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync"
     )]
     NeedsDeletion { record_type: RecordType },
-    #[error("the CNAME is dropped because other records of the name are wanted; remove one of them")]
+    #[error(
+        "the CNAME is dropped because other records of the name are wanted; remove one of them"
+    )]
     AliasConflict,
     #[error("no target is known; existing records stay unchanged")]
     NoTargets,
@@ -550,13 +709,17 @@ pub enum Reason {
         shown(owner)
     )]
     Orphan { owner: String },
-    #[error("its owner record also matches another record; neither changes until `adopt` names the owner")]
+    #[error(
+        "its owner record also matches another record; neither changes until `adopt` names the owner"
+    )]
     Ambiguous,
     #[error("none of the provider's zones contains the name")]
     NoZone,
     #[error("the CNAME points to its own name; correct its target")]
     SelfAlias,
-    #[error("the server manages the NS records of its zone; change them there, and remove the record here")]
+    #[error(
+        "the server manages the NS records of its zone; change them there, and remove the record here"
+    )]
     ApexServers,
     #[error(
         "resolvers do not see the name: {at} has a record of type {record_type}; publish it in that zone"
@@ -571,7 +734,11 @@ pub enum Reason {
 
 /// Formats an owner within a sentence.
 fn shown(owner: &str) -> String {
-    if owner.is_empty() { "no owner".to_owned() } else { format!("owner {owner:?}") }
+    if owner.is_empty() {
+        "no owner".to_owned()
+    } else {
+        format!("owner {owner:?}")
+    }
 }
 
 #[cfg(test)]
@@ -582,7 +749,9 @@ mod tests {
     fn reasons_are_single_sentences() {
         let (record_type, at) = (RecordType::A, Name::root());
         let reasons = [
-            Reason::Foreign { owner: String::new() },
+            Reason::Foreign {
+                owner: String::new(),
+            },
             Reason::OutOfDomain,
             Reason::LeftBehind,
             Reason::UnmanagedType,
@@ -591,7 +760,9 @@ mod tests {
             Reason::AliasConflict,
             Reason::NoTargets,
             Reason::SourceUnreadable,
-            Reason::Orphan { owner: String::new() },
+            Reason::Orphan {
+                owner: String::new(),
+            },
             Reason::Ambiguous,
             Reason::NoZone,
             Reason::SelfAlias,
@@ -601,7 +772,10 @@ mod tests {
         ];
         for reason in reasons {
             let text = reason.to_string();
-            assert!(!text.contains("  ") && !text.contains('\n') && !text.contains('#'), "{text:?}");
+            assert!(
+                !text.contains("  ") && !text.contains('\n') && !text.contains('#'),
+                "{text:?}"
+            );
         }
     }
 }

@@ -63,27 +63,37 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
         .collect();
 
     for document in &scan.documents {
-        let Some(content) = &document.content else { continue };
+        let Some(content) = &document.content else {
+            continue;
+        };
         match content {
             Content::Endpoints(endpoints) => {
                 publication.select(document, &mut targets, |target| {
                     target.add(document, endpoints.records.clone());
                     let untargeted = target.mark(document, endpoints.untargeted.clone());
-                    target
-                        .untargeted
-                        .extend(untargeted.into_iter().map(|record| (document.id.clone(), record)));
+                    target.untargeted.extend(
+                        untargeted
+                            .into_iter()
+                            .map(|record| (document.id.clone(), record)),
+                    );
                 });
             }
             Content::Fleet(names) => {
                 let records = publication.resolve(document, names, resolve_fleet);
-                publication.select(document, &mut targets, |target| target.add(document, records.clone()));
+                publication.select(document, &mut targets, |target| {
+                    target.add(document, records.clone())
+                });
             }
             Content::Intent(intent) => {
                 let project = document.id.namespace.as_str();
                 let is_record = |name: &str| targets.contains_key(&format!("{project}/{name}"));
                 let outcome = intent.bindings(project, &lists, is_record);
                 if !outcome.problems.is_empty() {
-                    publication.problems.entry(document.id.clone()).or_default().extend(outcome.problems);
+                    publication
+                        .problems
+                        .entry(document.id.clone())
+                        .or_default()
+                        .extend(outcome.problems);
                     hold(&mut targets, &document.id);
                 }
                 for (update_record, records) in outcome.bindings {
@@ -99,21 +109,32 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
             hold(&mut targets, &document.id);
         }
     }
-    publication.targets = targets.into_iter().map(|(name, target)| (name, Arc::new(target))).collect();
+    publication.targets = targets
+        .into_iter()
+        .map(|(name, target)| (name, Arc::new(target)))
+        .collect();
     publication
 }
 
 /// Returns a target without records for each DNS Update Record.
 fn targets(scan: &Scan) -> BTreeMap<String, Target> {
-    let known =
-        scan.holds_unknown.then(|| scan.documents.iter().map(|document| document.id.resource()).collect());
+    let known = scan.holds_unknown.then(|| {
+        scan.documents
+            .iter()
+            .map(|document| document.id.resource())
+            .collect()
+    });
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
     for document in &scan.documents {
         if let Some(Content::UpdateRecord(record)) = &document.content {
             let target = Target {
                 id: document.id.clone(),
                 record: record.clone(),
-                desired: Desired { held: scan.held.clone(), known: known.clone(), ..Desired::default() },
+                desired: Desired {
+                    held: scan.held.clone(),
+                    known: known.clone(),
+                    ..Desired::default()
+                },
                 untargeted: Vec::new(),
                 origins: BTreeMap::new(),
                 counts: BTreeMap::new(),
@@ -142,7 +163,9 @@ impl Publication {
     ) {
         let mut is_selected = false;
         for target in targets.values_mut() {
-            if target.id.namespace == document.id.namespace && target.record.selects(&document.labels) {
+            if target.id.namespace == document.id.namespace
+                && target.record.selects(&document.labels)
+            {
                 add(target);
                 is_selected = true;
             }
@@ -156,7 +179,12 @@ impl Publication {
     }
 
     /// Resolves fleet names. A name without addresses keeps its existing records.
-    fn resolve(&mut self, document: &Document, names: &FleetNames, resolve: ResolveFleet<'_>) -> Vec<Record> {
+    fn resolve(
+        &mut self,
+        document: &Document,
+        names: &FleetNames,
+        resolve: ResolveFleet<'_>,
+    ) -> Vec<Record> {
         let mut records = Vec::new();
         let mut kept: Vec<&Name> = names.damaged.iter().collect();
         for name in &names.names {
@@ -164,8 +192,12 @@ impl Publication {
                 Ok(found) => records.extend(found),
                 Err(problem) => {
                     kept.push(&name.external);
-                    let problem = format!("{}: {problem}; its records stay unchanged", name.external);
-                    self.problems.entry(document.id.clone()).or_default().push(problem);
+                    let problem =
+                        format!("{}: {problem}; its records stay unchanged", name.external);
+                    self.problems
+                        .entry(document.id.clone())
+                        .or_default()
+                        .push(problem);
                 }
             }
         }
@@ -180,7 +212,10 @@ impl Publication {
 
 impl Target {
     fn add(&mut self, document: &Document, records: Vec<Record>) {
-        let wanted = records.iter().filter(|record| !record.targets.is_empty()).count();
+        let wanted = records
+            .iter()
+            .filter(|record| !record.targets.is_empty())
+            .count();
         *self.counts.entry(document.id.clone()).or_default() += wanted;
         let records = self.mark(document, records);
         self.desired.records.extend(records);
@@ -190,8 +225,14 @@ impl Target {
     fn mark(&mut self, document: &Document, mut records: Vec<Record>) -> Vec<Record> {
         let resource = document.id.resource();
         for record in &mut records {
-            self.origins.entry(record.name.clone()).or_default().insert(document.id.clone());
-            record.labels.0.insert(Labels::RESOURCE.to_owned(), resource.clone());
+            self.origins
+                .entry(record.name.clone())
+                .or_default()
+                .insert(document.id.clone());
+            record
+                .labels
+                .0
+                .insert(Labels::RESOURCE.to_owned(), resource.clone());
         }
         records
     }
@@ -199,16 +240,17 @@ impl Target {
     /// Takes the targets of all entries of `DNSEndpoint`s away, so that [`Target::fill`] replaces them.
     pub(crate) fn clear_targets(&mut self) {
         let is_cleared = |record: &Record| {
-            let is_host = record.record_type.is_address() || record.record_type == RecordType::CNAME;
+            let is_host =
+                record.record_type.is_address() || record.record_type == RecordType::CNAME;
             is_host && !record.targets.is_empty()
         };
         for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
             let resource = id.resource();
-            let cleared = self
-                .desired
-                .records
-                .extract_if(.., |record| is_cleared(record) && record.labels.resource() == resource);
-            self.untargeted.extend(cleared.map(|record| (id.clone(), record)));
+            let cleared = self.desired.records.extract_if(.., |record| {
+                is_cleared(record) && record.labels.resource() == resource
+            });
+            self.untargeted
+                .extend(cleared.map(|record| (id.clone(), record)));
         }
     }
 
@@ -217,14 +259,23 @@ impl Target {
     pub(crate) fn fill(&mut self, defaults: &TargetSets) -> Vec<(DocumentId, Name)> {
         let untargeted = std::mem::take(&mut self.untargeted);
         if defaults.is_empty() {
-            let names = untargeted.iter().map(|(id, record)| (id.clone(), record.name.clone())).collect();
-            self.desired.records.extend(untargeted.into_iter().map(|(_, record)| record));
+            let names = untargeted
+                .iter()
+                .map(|(id, record)| (id.clone(), record.name.clone()))
+                .collect();
+            self.desired
+                .records
+                .extend(untargeted.into_iter().map(|(_, record)| record));
             return names;
         }
         let mut filled = BTreeMap::new();
         for (id, record) in untargeted {
             for (record_type, targets) in defaults {
-                let record = Record { record_type: *record_type, targets: targets.clone(), ..record.clone() };
+                let record = Record {
+                    record_type: *record_type,
+                    targets: targets.clone(),
+                    ..record.clone()
+                };
                 filled.insert((record.key(), id.clone()), record);
             }
         }
@@ -234,11 +285,18 @@ impl Target {
 }
 
 /// Returns the fleet names that documents refer to.
-pub(crate) fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetQuery> {
+pub(crate) fn fleet_names<'a>(
+    documents: impl IntoIterator<Item = &'a Document>,
+) -> BTreeSet<FleetQuery> {
     let mut found = BTreeSet::new();
     for document in documents {
         if let Some(Content::Fleet(names)) = &document.content {
-            found.extend(names.names.iter().map(|name| (name.internal.clone(), name.hold)));
+            found.extend(
+                names
+                    .names
+                    .iter()
+                    .map(|name| (name.internal.clone(), name.hold)),
+            );
         }
     }
     found
@@ -270,17 +328,26 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("all.yml"), format!("{PROVIDERS}{text}")).unwrap();
         let scan = Folder::new(vec![folder.path().to_owned()]).scan();
-        publish(&scan, &|name| match name.internal.to_string().trim_end_matches('.') {
-            "router.internal" => {
-                Ok(vec![Record::parse(name.external.as_str(), RecordType::A, ["10.0.0.1"]).unwrap()])
-            }
-            _ => Err(ResolveError::Unresolved(name.internal.clone(), NoAddresses::NoInstance)),
-        })
+        publish(
+            &scan,
+            &|name| match name.internal.to_string().trim_end_matches('.') {
+                "router.internal" => Ok(vec![
+                    Record::parse(name.external.as_str(), RecordType::A, ["10.0.0.1"]).unwrap(),
+                ]),
+                _ => Err(ResolveError::Unresolved(
+                    name.internal.clone(),
+                    NoAddresses::NoInstance,
+                )),
+            },
+        )
     }
 
     fn wishes(publication: &Publication, target: &str) -> Vec<String> {
         let records = &publication.targets[target].desired.records;
-        records.iter().map(|record| format!("{record} of {}", record.labels.resource())).collect()
+        records
+            .iter()
+            .map(|record| format!("{record} of {}", record.labels.resource()))
+            .collect()
     }
 
     #[test]
@@ -296,12 +363,17 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
         let wanted = ["a.example.org 0 A 192.0.2.1 of crd/shop/one"];
         assert_eq!(wishes(&publication, "shop/bind"), wanted);
         assert_eq!(wishes(&publication, "shop/etcd"), wanted);
-        let problems: Vec<_> =
-            publication.problems.iter().map(|(id, problems)| format!("{id}: {}", problems[0])).collect();
+        let problems: Vec<_> = publication
+            .problems
+            .iter()
+            .map(|(id, problems)| format!("{id}: {}", problems[0]))
+            .collect();
         assert_eq!(
             problems,
-            ["DNSEndpoint other/two: no DNS Update Record of project other selects it; add the label \
-          dnsprovider: NAME"]
+            [
+                "DNSEndpoint other/two: no DNS Update Record of project other selects it; add the label \
+          dnsprovider: NAME"
+            ]
         );
     }
 

@@ -35,7 +35,11 @@ pub struct Record {
 
 impl Record {
     /// Returns a set without TTL, identifier, labels or properties.
-    pub fn new(name: Name, record_type: RecordType, targets: impl IntoIterator<Item = Target>) -> Self {
+    pub fn new(
+        name: Name,
+        record_type: RecordType,
+        targets: impl IntoIterator<Item = Target>,
+    ) -> Self {
         Self {
             name,
             record_type,
@@ -54,7 +58,9 @@ impl Record {
         targets: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, RecordError> {
         let name = Name::parse(name)?;
-        let targets = targets.into_iter().map(|target| Target::parse(record_type, target.as_ref()));
+        let targets = targets
+            .into_iter()
+            .map(|target| Target::parse(record_type, target.as_ref()));
         let record = Self::new(name, record_type, targets.collect::<Result<Vec<_>, _>>()?);
         if record_type.is_alias() && record.targets.len() > 1 {
             return Err(RecordError::SeveralAliases { name: record.name });
@@ -65,7 +71,10 @@ impl Record {
     /// Returns whether the set is a CNAME to its own name.
     pub fn is_self_alias(&self) -> bool {
         self.record_type == RecordType::CNAME
-            && self.targets.iter().any(|target| target.as_str() == self.name.as_str())
+            && self
+                .targets
+                .iter()
+                .any(|target| target.as_str() == self.name.as_str())
     }
 
     /// Returns the key of the set, which is unique in a zone.
@@ -81,7 +90,13 @@ impl Record {
 /// Formats as `name ttl type target,target[ set=identifier]`, with TTL 0 if unset.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {} ", self.name, self.ttl.unwrap_or(0), self.record_type)?;
+        write!(
+            f,
+            "{} {} {} ",
+            self.name,
+            self.ttl.unwrap_or(0),
+            self.record_type
+        )?;
         for (index, target) in self.targets.iter().enumerate() {
             write!(f, "{}{target}", if index == 0 { "" } else { "," })?;
         }
@@ -106,13 +121,19 @@ pub struct Key {
 impl Key {
     /// Returns a key that precedes the keys of all sets of a name.
     pub(crate) fn before(name: &Name) -> Self {
-        Self { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) }
+        Self {
+            name: name.clone(),
+            set_identifier: String::new(),
+            record_type: RecordType(0),
+        }
     }
 }
 
 /// Returns whether there is a set of this name and type.
 pub(crate) fn has_set(sets: &BTreeMap<Key, Record>, name: &Name, record_type: RecordType) -> bool {
-    let mut of_name = sets.range(Key::before(name)..).take_while(|(key, _)| key.name == *name);
+    let mut of_name = sets
+        .range(Key::before(name)..)
+        .take_while(|(key, _)| key.name == *name);
     of_name.any(|(key, _)| key.record_type == record_type)
 }
 
@@ -179,7 +200,10 @@ impl RecordType {
 /// Formats as mnemonic, or as `TYPE<number>` (RFC 3597, section 5).
 impl fmt::Display for RecordType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Self::NAMED.iter().find(|(record_type, _)| record_type == self) {
+        match Self::NAMED
+            .iter()
+            .find(|(record_type, _)| record_type == self)
+        {
             Some((_, name)) => f.pad(name),
             None => f.pad(&format!("TYPE{}", self.0)),
         }
@@ -214,7 +238,10 @@ impl Labels {
     pub fn of(owner: &str, resource: &str) -> Self {
         let pairs = [(Self::OWNER, owner), (Self::RESOURCE, resource)];
         let set = pairs.into_iter().filter(|(_, value)| !value.is_empty());
-        Self(set.map(|(label, value)| (label.to_owned(), value.to_owned())).collect())
+        Self(
+            set.map(|(label, value)| (label.to_owned(), value.to_owned()))
+                .collect(),
+        )
     }
 
     /// Returns the owner; empty if the record has none.
@@ -241,7 +268,9 @@ pub enum RecordError {
     )]
     UnknownType(String),
     /// A CNAME or DNAME has more than one target (RFC 2181, section 10.1).
-    #[error("{name}: a CNAME or DNAME must have exactly one target; use A or AAAA for several addresses")]
+    #[error(
+        "{name}: a CNAME or DNAME must have exactly one target; use A or AAAA for several addresses"
+    )]
     SeveralAliases { name: Name },
 }
 
@@ -269,18 +298,27 @@ impl Name {
         if trimmed == "." {
             return Ok(Self::root());
         }
-        let error = |reason: String| NameError { name: trimmed.to_owned(), reason };
+        let error = |reason: String| NameError {
+            name: trimmed.to_owned(),
+            reason,
+        };
         let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
         let mut octets = trimmed.bytes();
         while let Some(octet) = octets.next() {
             // The first label exists from the start, and labels are only added.
-            let Some(label) = labels.last_mut() else { break };
+            let Some(label) = labels.last_mut() else {
+                break;
+            };
             match octet {
                 b'.' => labels.push(Vec::new()),
                 b'\\' => {
                     let next = octets.clone().next().filter(u8::is_ascii_graphic);
                     let escaped = next.and_then(|_| escaped(&mut octets));
-                    label.push(escaped.ok_or_else(|| error(BAD_ESCAPE.to_owned()))?.to_ascii_lowercase());
+                    label.push(
+                        escaped
+                            .ok_or_else(|| error(BAD_ESCAPE.to_owned()))?
+                            .to_ascii_lowercase(),
+                    );
                 }
                 b'!'..=b'~' => label.push(octet.to_ascii_lowercase()),
                 _ => return Err(error(BAD_OCTET.to_owned())),
@@ -297,14 +335,23 @@ impl Name {
         if labels.is_empty() {
             return Ok(Self::root());
         }
-        let error = |reason: String| NameError { name: String::new(), reason };
+        let error = |reason: String| NameError {
+            name: String::new(),
+            reason,
+        };
         let mut text = String::new();
         let mut wire = 1;
         for label in labels.iter().map(AsRef::as_ref) {
             match label.len() {
-                0 => return Err(error("it has an empty label; remove the extra dot".to_owned())),
+                0 => {
+                    return Err(error(
+                        "it has an empty label; remove the extra dot".to_owned(),
+                    ));
+                }
                 length if length > Self::MAX_LABEL => {
-                    return Err(error(format!("a label has {length} octets; the limit is 63")));
+                    return Err(error(format!(
+                        "a label has {length} octets; the limit is 63"
+                    )));
                 }
                 length => wire += 1 + length,
             }
@@ -314,7 +361,9 @@ impl Name {
             push_escaped(&mut text, label);
         }
         if wire > Self::MAX_WIRE {
-            return Err(error(format!("it takes {wire} octets on the wire; the limit is 255")));
+            return Err(error(format!(
+                "it takes {wire} octets on the wire; the limit is 255"
+            )));
         }
         Ok(Self(text.into()))
     }
@@ -379,7 +428,9 @@ impl fmt::Display for Name {
 fn push_escaped(text: &mut String, label: &[u8]) {
     for &octet in label {
         match octet {
-            b'.' | b'\\' | b'"' | b';' | b'(' | b')' | b'@' | b'$' => text.extend(['\\', char::from(octet)]),
+            b'.' | b'\\' | b'"' | b';' | b'(' | b')' | b'@' | b'$' => {
+                text.extend(['\\', char::from(octet)])
+            }
             b'!'..=b'~' => text.push(char::from(octet.to_ascii_lowercase())),
             _ => text.push_str(&format!("\\{octet:03}")),
         }
@@ -400,7 +451,12 @@ fn split_first(text: &str) -> (&str, &str) {
 
 /// Returns whether a character appended to `text` would be escaped.
 fn ends_in_escape(text: &str) -> bool {
-    text.bytes().rev().take_while(|octet| *octet == b'\\').count() % 2 == 1
+    text.bytes()
+        .rev()
+        .take_while(|octet| *octet == b'\\')
+        .count()
+        % 2
+        == 1
 }
 
 /// Error for a malformed domain name.
@@ -411,7 +467,8 @@ pub struct NameError {
     reason: String,
 }
 
-const BAD_ESCAPE: &str = "a backslash is followed by neither a character nor three digits up to 255";
+const BAD_ESCAPE: &str =
+    "a backslash is followed by neither a character nor three digits up to 255";
 
 const BAD_OCTET: &str =
     "it has a space or a character outside of ASCII; write international names in their xn-- form";
@@ -427,19 +484,32 @@ pub struct Target(Box<str>);
 impl Target {
     /// Parses the text form of a type's data, as used in documents.
     pub fn parse(record_type: RecordType, text: &str) -> Result<Self, TargetError> {
-        let error = |reason: String| TargetError { record_type, text: text.to_owned(), reason };
+        let error = |reason: String| TargetError {
+            record_type,
+            text: text.to_owned(),
+            reason,
+        };
         let name = |text: &str| Name::parse(text).map_err(|reason| error(reason.to_string()));
         let normal = match record_type {
-            RecordType::A => address::<Ipv4Addr>(text, "it is not an IPv4 address").map_err(error)?,
-            RecordType::AAAA => address::<Ipv6Addr>(text, "it is not an IPv6 address").map_err(error)?,
+            RecordType::A => {
+                address::<Ipv4Addr>(text, "it is not an IPv4 address").map_err(error)?
+            }
+            RecordType::AAAA => {
+                address::<Ipv6Addr>(text, "it is not an IPv6 address").map_err(error)?
+            }
             RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
                 name(text)?.to_string()
             }
-            RecordType::TXT => text_value(text).ok_or_else(|| error("a quote is not closed".to_owned()))?,
+            RecordType::TXT => {
+                text_value(text).ok_or_else(|| error("a quote is not closed".to_owned()))?
+            }
             RecordType::MX => numbers_and_name::<1>(text, "preference host").map_err(error)?,
-            RecordType::SRV => numbers_and_name::<3>(text, "priority weight port host").map_err(error)?,
+            RecordType::SRV => {
+                numbers_and_name::<3>(text, "priority weight port host").map_err(error)?
+            }
             RecordType::NAPTR => naptr(text).map_err(error)?,
-            _ => generic(text).ok_or_else(|| error(r"write it as \# LENGTH HEX (RFC 3597)".to_owned()))?,
+            _ => generic(text)
+                .ok_or_else(|| error(r"write it as \# LENGTH HEX (RFC 3597)".to_owned()))?,
         };
         Ok(Self(normal.into()))
     }
@@ -496,7 +566,9 @@ pub(crate) fn host_sets<'a>(
     let mut sets = TargetSets::new();
     for host in hosts {
         let record_type = RecordType::of_host(host);
-        sets.entry(record_type).or_default().insert(Target::parse(record_type, host)?);
+        sets.entry(record_type)
+            .or_default()
+            .insert(Target::parse(record_type, host)?);
     }
     let names = sets.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
     Ok(Some(sets).filter(|sets| names == 0 || (names, sets.len()) == (1, 1)))
@@ -539,7 +611,11 @@ fn unescaped(text: &str) -> Vec<u8> {
     let mut octets = text.bytes();
     let mut raw = Vec::with_capacity(text.len());
     while let Some(octet) = octets.next() {
-        raw.push(if octet == b'\\' { escaped(&mut octets).unwrap_or(octet) } else { octet });
+        raw.push(if octet == b'\\' {
+            escaped(&mut octets).unwrap_or(octet)
+        } else {
+            octet
+        });
     }
     raw
 }
@@ -555,7 +631,10 @@ fn escaped(octets: &mut Bytes<'_>) -> Option<u8> {
 }
 
 fn address<Address: FromStr + ToString>(text: &str, problem: &str) -> Result<String, String> {
-    text.trim().parse::<Address>().map(|address| address.to_string()).map_err(|_| problem.to_owned())
+    text.trim()
+        .parse::<Address>()
+        .map(|address| address.to_string())
+        .map_err(|_| problem.to_owned())
 }
 
 /// Normalises `COUNT` numbers and a host name.
@@ -566,7 +645,9 @@ fn numbers_and_name<const COUNT: usize>(text: &str, form: &str) -> Result<String
     };
     let mut normal = String::new();
     for number in numbers {
-        let number: u16 = number.parse().map_err(|_| format!("{number} is not a number up to 65535"))?;
+        let number: u16 = number
+            .parse()
+            .map_err(|_| format!("{number} is not a number up to 65535"))?;
         normal.push_str(&format!("{number} "));
     }
     let host = Name::parse(host).map_err(|error| error.to_string())?;
@@ -575,18 +656,25 @@ fn numbers_and_name<const COUNT: usize>(text: &str, form: &str) -> Result<String
 
 /// Normalises `order preference "flags" "service" "regexp" replacement`.
 fn naptr(text: &str) -> Result<String, String> {
-    let form = || r#"write it as `order preference "flags" "service" "regexp" replacement`"#.to_owned();
+    let form =
+        || r#"write it as `order preference "flags" "service" "regexp" replacement`"#.to_owned();
     let open = text.find('"').ok_or_else(form)?;
     let close = text.rfind('"').ok_or_else(form)?;
     let numbers: Vec<&str> = text[..open].split_ascii_whitespace().collect();
-    let [order, preference] = numbers[..] else { return Err(form()) };
+    let [order, preference] = numbers[..] else {
+        return Err(form());
+    };
     let number = |word: &str| word.parse::<u16>().map_err(|_| form());
-    let strings =
-        quoted_strings(&text[open..=close]).filter(|strings| strings.len() == 3).ok_or_else(form)?;
+    let strings = quoted_strings(&text[open..=close])
+        .filter(|strings| strings.len() == 3)
+        .ok_or_else(form)?;
     let replacement = Name::parse(&text[close + 1..]).map_err(|error| error.to_string())?;
     let mut normal = format!("{} {}", number(order)?, number(preference)?);
     for string in strings {
-        normal.push_str(&format!(" \"{}\"", Target::text(&string).0.replace('"', "\\\"")));
+        normal.push_str(&format!(
+            " \"{}\"",
+            Target::text(&string).0.replace('"', "\\\"")
+        ));
     }
     Ok(format!("{normal} {replacement}"))
 }
@@ -597,7 +685,8 @@ fn generic(text: &str) -> Option<String> {
     (words.next()? == r"\#").then_some(())?;
     let length: u16 = words.next()?.parse().ok()?;
     let hex: String = words.collect::<String>().to_ascii_lowercase();
-    let is_hex = hex.bytes().all(|octet| octet.is_ascii_hexdigit()) && hex.len() == 2 * usize::from(length);
+    let is_hex =
+        hex.bytes().all(|octet| octet.is_ascii_hexdigit()) && hex.len() == 2 * usize::from(length);
     is_hex.then(|| format!(r"\# {length} {hex}").trim_end().to_owned())
 }
 
@@ -628,19 +717,31 @@ impl DomainFilter {
         include: impl IntoIterator<Item = &'a str>,
         exclude: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, NameError> {
-        Ok(Self { include: suffixes(include)?, exclude: suffixes(exclude)?, patterns: None })
+        Ok(Self {
+            include: suffixes(include)?,
+            exclude: suffixes(exclude)?,
+            patterns: None,
+        })
     }
 
     /// Returns the filter with regular expressions in place of the suffixes, if there are any.
-    pub fn with_patterns(self, include: Option<&str>, exclude: Option<&str>) -> Result<Self, regex::Error> {
+    pub fn with_patterns(
+        self,
+        include: Option<&str>,
+        exclude: Option<&str>,
+    ) -> Result<Self, regex::Error> {
         let pattern = |text: Option<&str>| text.map(Regex::new).transpose();
         let patterns = [pattern(include)?, pattern(exclude)?];
-        Ok(Self { patterns: patterns.iter().any(Option::is_some).then_some(patterns), ..self })
+        Ok(Self {
+            patterns: patterns.iter().any(Option::is_some).then_some(patterns),
+            ..self
+        })
     }
 
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
-        let meets = |suffix: &Suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain);
+        let meets =
+            |suffix: &Suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain);
         self.patterns.is_some() || self.include.is_empty() || self.include.iter().any(meets)
     }
 
@@ -650,7 +751,11 @@ impl DomainFilter {
             // Whether two regular expressions match a common name cannot be decided by examples.
             return true;
         }
-        let of_filters = self.include.iter().chain(&other.include).map(|suffix| &suffix.domain);
+        let of_filters = self
+            .include
+            .iter()
+            .chain(&other.include)
+            .map(|suffix| &suffix.domain);
         let mut domains = apexes.iter().chain(of_filters);
         domains.any(|domain| {
             // Filters are suffixes, so an unlikely label stands for all names below a domain.
@@ -669,9 +774,11 @@ impl DomainFilter {
     pub fn matches(&self, name: &Name) -> bool {
         if let Some([include, exclude]) = &self.patterns {
             let is_matched = |pattern: &Regex| pattern.is_match(name.as_str());
-            return include.as_ref().is_none_or(is_matched) && !exclude.as_ref().is_some_and(is_matched);
+            return include.as_ref().is_none_or(is_matched)
+                && !exclude.as_ref().is_some_and(is_matched);
         }
-        let included = self.include.is_empty() || self.include.iter().any(|suffix| suffix.matches(name));
+        let included =
+            self.include.is_empty() || self.include.iter().any(|suffix| suffix.matches(name));
         included && !self.exclude.iter().any(|suffix| suffix.matches(name))
     }
 }
@@ -689,10 +796,19 @@ impl Suffix {
 }
 
 fn suffixes<'a>(entries: impl IntoIterator<Item = &'a str>) -> Result<Vec<Suffix>, NameError> {
-    let entries = entries.into_iter().map(str::trim).filter(|entry| !entry.is_empty());
+    let entries = entries
+        .into_iter()
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty());
     let suffix = |entry: &str| match entry.strip_prefix('.') {
-        Some(domain) if !domain.is_empty() => Ok(Suffix { domain: Name::parse(domain)?, below_only: true }),
-        _ => Ok(Suffix { domain: Name::parse(entry)?, below_only: false }),
+        Some(domain) if !domain.is_empty() => Ok(Suffix {
+            domain: Name::parse(domain)?,
+            below_only: true,
+        }),
+        _ => Ok(Suffix {
+            domain: Name::parse(entry)?,
+            below_only: false,
+        }),
     };
     entries.map(suffix).collect()
 }
@@ -704,7 +820,10 @@ mod tests {
     #[test]
     fn patterns_replace_suffixes() {
         let plain = DomainFilter::new(["example.org"], []).unwrap();
-        let filter = plain.clone().with_patterns(Some(r"^(a|b)\.example\.net$"), Some("^b")).unwrap();
+        let filter = plain
+            .clone()
+            .with_patterns(Some(r"^(a|b)\.example\.net$"), Some("^b"))
+            .unwrap();
         let matches = |name: &str| filter.matches(&Name::parse(name).unwrap());
         assert!(matches("A.example.net") && !matches("b.example.net") && !matches("x.example.org"));
         let same = plain.clone().with_patterns(None, None).unwrap();
@@ -720,11 +839,31 @@ mod tests {
         let apexes = [Name::parse("example.org").unwrap()];
         for (one, other, expected) in [
             (filter(&[], &[]), filter(&[], &[]), true),
-            (filter(&["a.example.org"], &[]), filter(&["b.example.org"], &[]), false),
-            (filter(&["a.example.org"], &[]), filter(&["x.a.example.org"], &[]), true),
-            (filter(&["a.example.org"], &[]), filter(&[], &["a.example.org"]), false),
-            (filter(&[".a.example.org"], &[]), filter(&["a.example.org"], &[".a.example.org"]), false),
-            (filter(&["example.net"], &[]), filter(&["example.net"], &[]), false),
+            (
+                filter(&["a.example.org"], &[]),
+                filter(&["b.example.org"], &[]),
+                false,
+            ),
+            (
+                filter(&["a.example.org"], &[]),
+                filter(&["x.a.example.org"], &[]),
+                true,
+            ),
+            (
+                filter(&["a.example.org"], &[]),
+                filter(&[], &["a.example.org"]),
+                false,
+            ),
+            (
+                filter(&[".a.example.org"], &[]),
+                filter(&["a.example.org"], &[".a.example.org"]),
+                false,
+            ),
+            (
+                filter(&["example.net"], &[]),
+                filter(&["example.net"], &[]),
+                false,
+            ),
         ] {
             assert_eq!(one.overlaps(&other, &apexes), expected, "{one:?} {other:?}");
             assert_eq!(other.overlaps(&one, &apexes), expected, "{other:?} {one:?}");

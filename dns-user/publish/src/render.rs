@@ -27,7 +27,9 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
         format!("--provider={}", record.provider.name()),
     ];
     for (parameter, setting) in record.parameters.iter() {
-        let is_of_process = NOT_OF_WEBHOOK.iter().any(|start| parameter.name.starts_with(start));
+        let is_of_process = NOT_OF_WEBHOOK
+            .iter()
+            .any(|start| parameter.name.starts_with(start));
         if parameter.without_effect.is_none() && !is_of_process {
             words.extend(arguments_of(parameter.name, setting));
         }
@@ -36,12 +38,21 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
 }
 
 /// Renders every provider. Returns YAML by file name.
-pub(crate) fn manifests(publication: &Publication, image: &str) -> anyhow::Result<BTreeMap<String, String>> {
+pub(crate) fn manifests(
+    publication: &Publication,
+    image: &str,
+) -> anyhow::Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     for target in publication.targets.values() {
         let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
-        files.insert(format!("{name}-deployment.yaml"), yaml(&deployment(target, image))?);
-        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect::<anyhow::Result<_>>()?;
+        files.insert(
+            format!("{name}-deployment.yaml"),
+            yaml(&deployment(target, image))?,
+        );
+        let endpoints: Vec<String> = endpoints(target)
+            .iter()
+            .map(yaml)
+            .collect::<anyhow::Result<_>>()?;
         if !endpoints.is_empty() {
             files.insert(format!("{name}-endpoints.yaml"), endpoints.join("---\n"));
         }
@@ -61,7 +72,12 @@ fn deployment(target: &Target, image: &str) -> Value {
         format!("--label-filter={PROVIDER_LABEL}={}", id.name),
         format!("--provider={}", record.provider.name()),
     ];
-    let is_absent = |name: &str| record.parameters.iter().all(|(parameter, _)| parameter.name != name);
+    let is_absent = |name: &str| {
+        record
+            .parameters
+            .iter()
+            .all(|(parameter, _)| parameter.name != name)
+    };
     // external-dns 0.22 requires it; the document has a default.
     arguments.extend(is_absent("policy").then(|| "--policy=sync".to_owned()));
     // Without a listing external-dns never deletes anything.
@@ -110,17 +126,28 @@ fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
         };
     };
     match name {
-        "domain-filter" | "exclude-domains" | "zone-id-filter" | "aws-zone-tags" | "rfc2136-zone" => {
-            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        "domain-filter" | "exclude-domains" | "zone-id-filter" | "aws-zone-tags"
+        | "rfc2136-zone" => {
+            let parts = text
+                .split(',')
+                .map(str::trim)
+                .filter(|part| !part.is_empty());
             parts.map(|part| format!("--{name}={part}")).collect()
         }
         "rfc2136-host" if text.starts_with("tls://") => {
             let host = Setting::Text(text.replacen("tls://", "", 1));
-            [arguments_of(name, &host), vec!["--rfc2136-use-tls".to_owned()]].concat()
+            [
+                arguments_of(name, &host),
+                vec!["--rfc2136-use-tls".to_owned()],
+            ]
+            .concat()
         }
         "rfc2136-host" => match text.rsplit_once(':') {
             Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
-                vec![format!("--rfc2136-host={host}"), format!("--rfc2136-port={port}")]
+                vec![
+                    format!("--rfc2136-host={host}"),
+                    format!("--rfc2136-port={port}"),
+                ]
             }
             _ => vec![setting.argument(name)],
         },
@@ -136,8 +163,16 @@ fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
 /// Returns the `DNSEndpoint` resources of a target, one per document.
 fn endpoints(target: &Target) -> Vec<Value> {
     let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-    for record in target.desired.records.iter().filter(|record| !record.targets.is_empty()) {
-        by_resource.entry(record.labels.resource()).or_default().push(record);
+    for record in target
+        .desired
+        .records
+        .iter()
+        .filter(|record| !record.targets.is_empty())
+    {
+        by_resource
+            .entry(record.labels.resource())
+            .or_default()
+            .push(record);
     }
     let resource = |(resource, records): (&str, Vec<&Record>)| {
         let (kind, document) = resource.split_once('/').unwrap_or(("", resource));
@@ -154,7 +189,10 @@ fn endpoints(target: &Target) -> Vec<Value> {
                 record.labels.0.remove(Labels::RESOURCE);
                 // Texts have no quotes here.
                 let targets = record.targets.iter().map(ToString::to_string).collect();
-                json!(Endpoint { targets, ..Endpoint::of(&record) })
+                json!(Endpoint {
+                    targets,
+                    ..Endpoint::of(&record)
+                })
             })
             .collect();
         json!({
@@ -177,7 +215,13 @@ fn kubernetes_name(words: &[&str]) -> String {
         .join("-")
         .to_ascii_lowercase()
         .chars()
-        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .map(|letter| {
+            if letter.is_ascii_alphanumeric() {
+                letter
+            } else {
+                '-'
+            }
+        })
         .collect();
     name.truncate(63);
     name.trim_matches('-').to_owned()
@@ -227,14 +271,21 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
         let files = manifests(&publish(&scan, &|_| Ok(Vec::new())), "image:1").unwrap();
         assert_eq!(
             files.keys().collect::<Vec<_>>(),
-            ["shop-corp-bind-deployment.yaml", "shop-corp-bind-endpoints.yaml"]
+            [
+                "shop-corp-bind-deployment.yaml",
+                "shop-corp-bind-endpoints.yaml"
+            ]
         );
         let deployment = &files["shop-corp-bind-deployment.yaml"];
         let read: Value = serde_saphyr::from_str(deployment).unwrap();
         assert_eq!(read["metadata"]["labels"]["dnsprovider"], "Corp_BIND");
         let container = &read["spec"]["template"]["spec"]["containers"][0];
-        let arguments: Vec<_> =
-            container["args"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+        let arguments: Vec<_> = container["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap())
+            .collect();
         assert_eq!(
             arguments,
             [
@@ -256,8 +307,12 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
             ]
         );
         assert!(!deployment.contains("c2VjcmV0"), "{deployment}");
-        assert_eq!(container["env"][0]["valueFrom"]["secretKeyRef"]["name"], "external-dns-corp-bind");
-        let endpoint: Value = serde_saphyr::from_str(&files["shop-corp-bind-endpoints.yaml"]).unwrap();
+        assert_eq!(
+            container["env"][0]["valueFrom"]["secretKeyRef"]["name"],
+            "external-dns-corp-bind"
+        );
+        let endpoint: Value =
+            serde_saphyr::from_str(&files["shop-corp-bind-endpoints.yaml"]).unwrap();
         assert_eq!(endpoint["metadata"]["labels"]["dnsprovider"], "Corp_BIND");
         assert_eq!(
             endpoint["spec"]["endpoints"][0],
@@ -268,7 +323,8 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
     #[test]
     fn ambiguous_text_is_quoted() {
         for text in ["true", "No", "12", "a: b", "", "#x", "-x", "1.2.3.4", "*"] {
-            let read: Value = serde_saphyr::from_str(&yaml(&json!({ "m": text })).unwrap()).unwrap();
+            let read: Value =
+                serde_saphyr::from_str(&yaml(&json!({ "m": text })).unwrap()).unwrap();
             assert_eq!(read["m"], text);
         }
     }
@@ -276,10 +332,26 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
     #[test]
     fn negated_switch_turns_positive() {
         let arguments = |name, value| arguments_of(name, &Setting::Boolean(value));
-        assert_eq!(arguments("no-aws-evaluate-target-health", true), ["--no-aws-evaluate-target-health"]);
-        assert_eq!(arguments("no-aws-evaluate-target-health", false), ["--aws-evaluate-target-health"]);
+        assert_eq!(
+            arguments("no-aws-evaluate-target-health", true),
+            ["--no-aws-evaluate-target-health"]
+        );
+        assert_eq!(
+            arguments("no-aws-evaluate-target-health", false),
+            ["--aws-evaluate-target-health"]
+        );
         assert_eq!(arguments("once", false), ["--no-once"]);
-        let host = arguments_of("rfc2136-host", &Setting::Text("tls://ns.example.org:853".to_owned()));
-        assert_eq!(host, ["--rfc2136-host=ns.example.org", "--rfc2136-port=853", "--rfc2136-use-tls"]);
+        let host = arguments_of(
+            "rfc2136-host",
+            &Setting::Text("tls://ns.example.org:853".to_owned()),
+        );
+        assert_eq!(
+            host,
+            [
+                "--rfc2136-host=ns.example.org",
+                "--rfc2136-port=853",
+                "--rfc2136-use-tls"
+            ]
+        );
     }
 }

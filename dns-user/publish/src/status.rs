@@ -12,13 +12,16 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     documents::{
-        Content, Document, DocumentId, DocumentStatus, FileState, ProviderResult, Scan, StatusFile, digest,
+        Content, Document, DocumentId, DocumentStatus, FileState, ProviderResult, Scan, StatusFile,
+        digest,
     },
     engine::Report,
     publication::{Publication, Target},
@@ -100,9 +103,14 @@ impl ApiState {
     }
 
     /// Returns the confirmations for a provider, until the next call.
-    pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::UnboundedReceiver<Confirmation> {
+    pub(crate) fn receive_confirmations(
+        &self,
+        provider: &str,
+    ) -> mpsc::UnboundedReceiver<Confirmation> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.confirmations.lock().insert(provider.to_owned(), sender);
+        self.confirmations
+            .lock()
+            .insert(provider.to_owned(), sender);
         receiver
     }
 
@@ -117,22 +125,38 @@ impl ApiState {
 
     pub(crate) fn providers(&self) -> Vec<String> {
         let senders = self.confirmations.lock();
-        senders.iter().filter(|(_, sender)| !sender.is_closed()).map(|(name, _)| name.clone()).collect()
+        senders
+            .iter()
+            .filter(|(_, sender)| !sender.is_closed())
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Returns the valid documents of the operator's files, without the store's.
     pub(crate) fn documents(&self) -> Vec<Document> {
         let scan = self.scan.lock();
-        let files = scan.files.iter().filter(|file| !file.path.starts_with(&self.store.folder));
-        let own: BTreeSet<&DocumentId> =
-            files.flat_map(|file| &file.documents).map(|document| &document.id).collect();
-        scan.documents.iter().filter(|document| own.contains(&document.id)).cloned().collect()
+        let files = scan
+            .files
+            .iter()
+            .filter(|file| !file.path.starts_with(&self.store.folder));
+        let own: BTreeSet<&DocumentId> = files
+            .flat_map(|file| &file.documents)
+            .map(|document| &document.id)
+            .collect();
+        scan.documents
+            .iter()
+            .filter(|document| own.contains(&document.id))
+            .cloned()
+            .collect()
     }
 
     /// Returns the operator's file and line of a document.
     pub(crate) fn file_of(&self, id: &DocumentId) -> Option<String> {
         let scan = self.scan.lock();
-        let mut files = scan.files.iter().filter(|file| !file.path.starts_with(&self.store.folder));
+        let mut files = scan
+            .files
+            .iter()
+            .filter(|file| !file.path.starts_with(&self.store.folder));
         files.find_map(|file| {
             let document = file.documents.iter().find(|document| document.id == *id)?;
             Some(format!("{}:{}", file.path.display(), document.line))
@@ -140,7 +164,12 @@ impl ApiState {
     }
 
     pub(crate) fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
-        self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
+        self.overview
+            .lock()
+            .documents
+            .iter()
+            .find(|status| status.id == *id)
+            .cloned()
     }
 
     /// Expects rounds of exactly these providers, each within its time limit.
@@ -148,8 +177,15 @@ impl ApiState {
         let (mut rounds, mut before) = (self.rounds.lock(), BTreeMap::new());
         std::mem::swap(&mut *rounds, &mut before);
         for (provider, time_limit) in providers {
-            let new = Round { time_limit, since: Instant::now(), problem: None };
-            let round = before.remove(&provider).map(|round| Round { time_limit, ..round });
+            let new = Round {
+                time_limit,
+                since: Instant::now(),
+                problem: None,
+            };
+            let round = before.remove(&provider).map(|round| Round {
+                time_limit,
+                ..round
+            });
             rounds.insert(provider, round.unwrap_or(new));
         }
     }
@@ -167,10 +203,15 @@ impl ApiState {
     /// Returns causes and remedies for every provider without a successful round in time.
     pub(crate) fn late_rounds(&self) -> Vec<String> {
         let rounds = self.rounds.lock();
-        let late = rounds.iter().filter(|(_, round)| round.since.elapsed() > round.time_limit);
+        let late = rounds
+            .iter()
+            .filter(|(_, round)| round.since.elapsed() > round.time_limit);
         let reason = |(provider, Round { since, problem, .. }): (&String, &Round)| {
             let problem = problem.as_deref().unwrap_or("the round has not ended");
-            format!("{provider}: no successful round for {} s: {problem}", since.elapsed().as_secs())
+            format!(
+                "{provider}: no successful round for {} s: {problem}",
+                since.elapsed().as_secs()
+            )
         };
         late.map(reason).collect()
     }
@@ -201,11 +242,17 @@ const MAX_PROBLEMS: usize = 20;
 impl ProviderState {
     /// Summarises a report for the status. A zone that could not be listed keeps its counts of `before`.
     pub(crate) fn of_report(report: &Report, before: &Self) -> Self {
-        let mut state = Self { ran: true, ..Self::default() };
+        let mut state = Self {
+            ran: true,
+            ..Self::default()
+        };
         let mut notes = report.notes.clone();
         for zone in &report.zones {
             let counts = match zone.failure {
-                None => Counts { records: zone.records, owned: zone.owned },
+                None => Counts {
+                    records: zone.records,
+                    owned: zone.owned,
+                },
                 Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
             };
             state.zones.insert(zone.id.clone(), counts);
@@ -233,18 +280,29 @@ impl ProviderState {
                 conflicts,
             ];
             let problems = problems.into_iter().flatten();
-            state.general.extend(problems.map(|problem| format!("zone {}: {problem}", zone.id)));
+            state
+                .general
+                .extend(problems.map(|problem| format!("zone {}: {problem}", zone.id)));
             state.names.extend(zone.failures.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }
-        state.names.extend(notes.into_iter().map(|note| (note.name.clone(), note.to_string())));
+        state.names.extend(
+            notes
+                .into_iter()
+                .map(|note| (note.name.clone(), note.to_string())),
+        );
         state
     }
 
     /// Returns the result of a provider that could not run, with the counts of `before`.
     pub(crate) fn failed(problem: impl ToString, before: &Self) -> Self {
         let zones = before.zones.clone();
-        Self { ran: true, zones, general: vec![problem.to_string()], names: Vec::new() }
+        Self {
+            ran: true,
+            zones,
+            general: vec![problem.to_string()],
+            names: Vec::new(),
+        }
     }
 
     pub(crate) fn owned(&self) -> usize {
@@ -253,13 +311,23 @@ impl ProviderState {
 
     /// Returns the problems that prevent the publication of wanted records.
     pub(crate) fn problems(&self, target: &Target) -> Vec<String> {
-        let wanted = self.names.iter().filter(|(name, _)| target.origins.contains_key(name));
-        shortened(self.general.iter().chain(wanted.map(|(_, problem)| problem)))
+        let wanted = self
+            .names
+            .iter()
+            .filter(|(name, _)| target.origins.contains_key(name));
+        shortened(
+            self.general
+                .iter()
+                .chain(wanted.map(|(_, problem)| problem)),
+        )
     }
 
     /// Returns remarks on names that no document wants, such as owner records without a record.
     pub(crate) fn remarks(&self, target: &Target) -> Vec<String> {
-        let others = self.names.iter().filter(|(name, _)| !target.origins.contains_key(name));
+        let others = self
+            .names
+            .iter()
+            .filter(|(name, _)| !target.origins.contains_key(name));
         shortened(others.map(|(_, remark)| remark))
     }
 
@@ -271,16 +339,34 @@ impl ProviderState {
             wanted: target.counts.values().sum(),
             owned: self.owned(),
             problems,
-            remarks: target.record.remarks().into_iter().chain(self.remarks(target)).collect(),
+            remarks: target
+                .record
+                .remarks()
+                .into_iter()
+                .chain(self.remarks(target))
+                .collect(),
         }
     }
 
     fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
-        let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
-        let of_names = self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem);
+        let is_own = |name: &Name| {
+            target
+                .origins
+                .get(name)
+                .is_some_and(|origins| origins.contains(document))
+        };
+        let of_names = self
+            .names
+            .iter()
+            .filter(|(name, _)| is_own(name))
+            .map(|(_, problem)| problem);
         let problems = shortened(self.general.iter().chain(of_names));
         let records = target.counts.get(document).copied().unwrap_or_default();
-        ProviderResult { synced: self.ran && problems.is_empty(), records, problems }
+        ProviderResult {
+            synced: self.ran && problems.is_empty(),
+            records,
+            problems,
+        }
     }
 }
 
@@ -305,7 +391,10 @@ pub(crate) fn statuses(
 ) -> Overview {
     let (mut problems, of_files) = scan.problems_by_document();
     for (id, found) in &publication.problems {
-        problems.entry(id.clone()).or_default().extend(found.iter().cloned());
+        problems
+            .entry(id.clone())
+            .or_default()
+            .extend(found.iter().cloned());
     }
     let mut documents = Vec::new();
     let mut seen = BTreeSet::new();
@@ -313,7 +402,14 @@ pub(crate) fn statuses(
         if !seen.insert(&document.id) {
             continue;
         }
-        let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
+        let Document {
+            id: _,
+            labels,
+            generation: _,
+            line: _,
+            last_line: _,
+            content,
+        } = document;
         let digest = digest(&format!("{labels:?}{content:?}"));
         let counted = match before.get(&document.id) {
             Some(known) if known.digest == digest => known.observed_generation,
@@ -336,8 +432,13 @@ pub(crate) fn statuses(
             Some(Content::UpdateRecord(record)) => record.remarks(),
             _ => Vec::new(),
         };
-        let of_providers = providers.values().flat_map(|result| result.problems.first());
-        let last_error = own.first().or_else(|| of_providers.into_iter().next()).cloned();
+        let of_providers = providers
+            .values()
+            .flat_map(|result| result.problems.first());
+        let last_error = own
+            .first()
+            .or_else(|| of_providers.into_iter().next())
+            .cloned();
         let last_error = last_error.map(|first| match own.len() {
             0 | 1 => first,
             count => format!("{first} (and {} more)", count - 1),
@@ -352,10 +453,20 @@ pub(crate) fn statuses(
         });
     }
     let overview = |(name, target): (&String, &Arc<Target>)| {
-        (name.clone(), states.get(name).unwrap_or(&ProviderState::default()).overview(target))
+        (
+            name.clone(),
+            states
+                .get(name)
+                .unwrap_or(&ProviderState::default())
+                .overview(target),
+        )
     };
     let providers = publication.targets.iter().map(overview);
-    Overview { providers: providers.collect(), documents, problems: of_files }
+    Overview {
+        providers: providers.collect(),
+        documents,
+        problems: of_files,
+    }
 }
 
 /// Writes status files, and keeps the last status of every document.
@@ -377,13 +488,22 @@ impl StatusWriter {
     ) {
         let scan = api_state.scan.lock().clone();
         if !self.is_restored {
-            let files = scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
-            self.known =
-                files.flat_map(|file| file.documents).map(|status| (status.id.clone(), status)).collect();
+            let files = scan
+                .files
+                .iter()
+                .filter_map(|file| StatusFile::read(&file.path));
+            self.known = files
+                .flat_map(|file| file.documents)
+                .map(|status| (status.id.clone(), status))
+                .collect();
             self.is_restored = true;
         }
         let mut overview = statuses(&scan, publication, states, &self.known);
-        self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
+        self.known = overview
+            .documents
+            .iter()
+            .map(|status| (status.id.clone(), status.clone()))
+            .collect();
         overview.problems.extend(fleet_problem.map(str::to_owned));
         *api_state.overview.lock() = overview;
         self.write_files(&scan, &api_state.store.folder);
@@ -394,12 +514,18 @@ impl StatusWriter {
         let (_, of_files) = scan.problems_by_document();
         let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);
         for file in scan.files.iter().filter(|file| is_operators(&file.path)) {
-            let documents =
-                file.documents.iter().filter_map(|document| self.known.get(&document.id).cloned());
+            let documents = file
+                .documents
+                .iter()
+                .filter_map(|document| self.known.get(&document.id).cloned());
             let prefix = format!("{}:", file.path.display());
             let status = StatusFile {
                 documents: documents.chain(missing(file, scan, &self.known)).collect(),
-                problems: of_files.iter().filter(|problem| problem.starts_with(&prefix)).cloned().collect(),
+                problems: of_files
+                    .iter()
+                    .filter(|problem| problem.starts_with(&prefix))
+                    .cloned()
+                    .collect(),
             };
             match status.write(&file.path) {
                 Ok(()) => drop(self.unwritable.remove(&file.path)),
@@ -430,12 +556,20 @@ fn missing(
     if file.problems.is_empty() {
         return Vec::new();
     }
-    let Some(before) = StatusFile::read(&file.path) else { return Vec::new() };
-    let is_missing = |id: &DocumentId| {
-        file.documents.iter().all(|document| document.id != *id) && scan.held.contains(&id.resource())
+    let Some(before) = StatusFile::read(&file.path) else {
+        return Vec::new();
     };
-    let missing = before.documents.into_iter().filter(|status| is_missing(&status.id));
-    missing.map(|status| known.get(&status.id).cloned().unwrap_or(status)).collect()
+    let is_missing = |id: &DocumentId| {
+        file.documents.iter().all(|document| document.id != *id)
+            && scan.held.contains(&id.resource())
+    };
+    let missing = before
+        .documents
+        .into_iter()
+        .filter(|status| is_missing(&status.id));
+    missing
+        .map(|status| known.get(&status.id).cloned().unwrap_or(status))
+        .collect()
 }
 
 /// Declares the metrics: one row each.
@@ -499,7 +633,9 @@ metrics! {
 impl Metrics {
     pub(crate) fn text(&self) -> String {
         let families = self.registry.gather();
-        TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
+        TextEncoder::new()
+            .encode_to_string(&families)
+            .unwrap_or_else(|error| format!("# {error}\n"))
     }
 
     /// Sets the metrics of the sources.
@@ -521,19 +657,32 @@ impl Metrics {
     }
 
     /// Returns the number of record sets by type; the default types are counted even at zero.
-    pub(crate) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
+    pub(crate) fn count_types<'a>(
+        records: impl IntoIterator<Item = &'a Record>,
+    ) -> BTreeMap<String, usize> {
         let shown = RecordType::DEFAULT_MANAGED.into_iter();
-        let mut counts: BTreeMap<String, usize> =
-            shown.map(|record_type| (record_type.to_string(), 0)).collect();
-        for record in records.into_iter().filter(|record| !record.targets.is_empty()) {
+        let mut counts: BTreeMap<String, usize> = shown
+            .map(|record_type| (record_type.to_string(), 0))
+            .collect();
+        for record in records
+            .into_iter()
+            .filter(|record| !record.targets.is_empty())
+        {
             *counts.entry(record.record_type.to_string()).or_default() += 1;
         }
         counts
     }
 
     /// Sets the gauges by record type; types that no longer occur are set to zero.
-    pub(crate) fn set_types(family: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
-        for record_type in ["A", "AAAA", "CNAME"].into_iter().chain(counts.keys().map(String::as_str)) {
+    pub(crate) fn set_types(
+        family: &IntGaugeVec,
+        provider: Option<&str>,
+        counts: &BTreeMap<String, usize>,
+    ) {
+        for record_type in ["A", "AAAA", "CNAME"]
+            .into_iter()
+            .chain(counts.keys().map(String::as_str))
+        {
             let count = counts.get(record_type).copied().unwrap_or_default();
             let labels: Vec<&str> = provider.into_iter().chain([record_type]).collect();
             family.with_label_values(&labels).set(gauge(count));
@@ -566,7 +715,9 @@ pub(crate) fn gauge(count: usize) -> i64 {
 #[cfg(test)]
 pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
     let all = tests::complete().registry.gather();
-    all.into_iter().filter(|family| !family.name().starts_with("process_")).collect()
+    all.into_iter()
+        .filter(|family| !family.name().starts_with("process_"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -606,7 +757,9 @@ mod tests {
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         let used: BTreeSet<&str> = dashboard
             .split(|letter: char| !is_name(letter))
-            .filter(|word| word.starts_with("external_dns_") || word.starts_with("bosh_dns_publish_"))
+            .filter(|word| {
+                word.starts_with("external_dns_") || word.starts_with("bosh_dns_publish_")
+            })
             .collect();
         assert!(used.len() > 10, "{used:?}");
         for name in used {

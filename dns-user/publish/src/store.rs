@@ -76,7 +76,11 @@ impl Resource {
 
     /// Returns the resource as a document, in which the path of the API is part of the content.
     fn document(&self) -> Value {
-        let Self { id, generation, body } = self;
+        let Self {
+            id,
+            generation,
+            body,
+        } = self;
         let mut document = body.clone();
         document["apiVersion"] = id.kind.api_version().into();
         document["kind"] = id.kind.name().into();
@@ -98,17 +102,31 @@ impl Resource {
         let metadata = document["metadata"].as_object_mut()?;
         let generation = metadata.remove("generation")?.as_u64()?;
         let namespace = metadata.remove("namespace");
-        let namespace = namespace.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+        let namespace = namespace
+            .as_ref()
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         let mut name = metadata.get("name")?.as_str()?.to_owned();
         let spec = document["spec"].as_object_mut()?;
         if kind == Kind::List {
-            let cloud = spec.remove("logicalCloud").map(|cloud| ("logical-cloud", cloud));
+            let cloud = spec
+                .remove("logicalCloud")
+                .map(|cloud| ("logical-cloud", cloud));
             let (owner, value) = cloud.or_else(|| Some(("cluster", spec.remove("cluster")?)))?;
             name = format!("{owner}/{}", value.as_str()?);
         }
-        let id = DocumentId { kind, namespace, name };
+        let id = DocumentId {
+            kind,
+            namespace,
+            name,
+        };
         let body = json!({ "metadata": document["metadata"], "spec": document["spec"] });
-        Some(Self { id, generation, body })
+        Some(Self {
+            id,
+            generation,
+            body,
+        })
     }
 }
 
@@ -121,17 +139,27 @@ impl Store {
             reason: format!("{error}; name a folder that the publisher may write to"),
         };
         fs::create_dir_all(folder).map_err(unusable)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(folder.join(".lock"));
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join(".lock"));
         let lock = Flock::lock(lock.map_err(unusable)?, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StoreError::InUse(folder.to_owned()))?;
         let mut resources = BTreeMap::new();
         for entry in fs::read_dir(folder).map_err(unusable)? {
             let path = entry.map_err(unusable)?.path();
-            let document = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let document = fs::read(&path)
+                .ok()
+                .and_then(|bytes| serde_json::from_slice(&bytes).ok());
             let resource = document.and_then(Resource::of_document);
             resources.extend(resource.map(|resource| (resource.id.clone(), resource)));
         }
-        Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
+        Ok(Self {
+            folder: folder.to_owned(),
+            resources: Mutex::new(resources),
+            _lock: lock,
+        })
     }
 
     pub(crate) fn all(&self) -> Vec<Resource> {
@@ -160,46 +188,80 @@ impl Store {
             Some(before) => before.generation + 1,
             None => 1,
         };
-        let resource = Resource { id: id.clone(), generation, body };
+        let resource = Resource {
+            id: id.clone(),
+            generation,
+            body,
+        };
         if !condition(before) {
             return Ok((Written::Unmet, resource));
         }
-        let written = if before.is_some() { Written::Replaced } else { Written::Created };
-        self.save(&resource).map_err(|error| self.failed(id, &error))?;
+        let written = if before.is_some() {
+            Written::Replaced
+        } else {
+            Written::Created
+        };
+        self.save(&resource)
+            .map_err(|error| self.failed(id, &error))?;
         resources.insert(id.clone(), resource.clone());
         Ok((written, resource))
     }
 
-    pub(crate) fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
+    pub(crate) fn delete(
+        &self,
+        id: &DocumentId,
+        condition: Condition<'_>,
+    ) -> Result<Written, StoreError> {
         let mut resources = self.resources.lock();
-        let Some(before) = resources.get(id) else { return Ok(Written::Missing) };
+        let Some(before) = resources.get(id) else {
+            return Ok(Written::Missing);
+        };
         if !condition(Some(before)) {
             return Ok(Written::Unmet);
         }
-        let removed = fs::remove_file(self.path(id)).and_then(|()| File::open(&self.folder)?.sync_all());
+        let removed =
+            fs::remove_file(self.path(id)).and_then(|()| File::open(&self.folder)?.sync_all());
         removed.map_err(|error| self.failed(id, &error))?;
         resources.remove(id);
         Ok(Written::Deleted)
     }
 
     fn save(&self, resource: &Resource) -> io::Result<()> {
-        write_pretty(&self.path(&resource.id), &resource.document(), Attributes::PRIVATE)
+        write_pretty(
+            &self.path(&resource.id),
+            &resource.document(),
+            Attributes::PRIVATE,
+        )
     }
 
     fn path(&self, id: &DocumentId) -> PathBuf {
-        let DocumentId { kind, namespace, name } = id;
+        let DocumentId {
+            kind,
+            namespace,
+            name,
+        } = id;
         // No identifier contains a tilde.
-        self.folder.join(format!("{}~{namespace}~{}.json", kind.name(), name.replace('/', "~")))
+        self.folder.join(format!(
+            "{}~{namespace}~{}.json",
+            kind.name(),
+            name.replace('/', "~")
+        ))
     }
 
     fn failed(&self, id: &DocumentId, error: &io::Error) -> StoreError {
-        StoreError::Unusable { path: self.path(id), reason: format!("cannot be written: {error}") }
+        StoreError::Unusable {
+            path: self.path(id),
+            reason: format!("cannot be written: {error}"),
+        }
     }
 }
 
 /// Replaces a file by the JSON of a value, in one step. A command of root may write what the service reads.
 pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)
         .map(drop)
@@ -212,7 +274,11 @@ mod tests {
     use crate::documents::Folder;
 
     fn id(name: &str) -> DocumentId {
-        DocumentId { kind: Kind::UpdateRecord, namespace: "shop".to_owned(), name: name.to_owned() }
+        DocumentId {
+            kind: Kind::UpdateRecord,
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        }
     }
 
     fn body(prefix: &str) -> Value {
@@ -249,19 +315,33 @@ mod tests {
     fn resources_are_documents() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let list = json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"k": "a"}]}});
+        let list =
+            json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"k": "a"}]}});
         let owned = |namespace: &str, name: &str| DocumentId {
             kind: Kind::List,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         };
-        let ids = [id("a"), owned("shop", "logical-cloud/lc1"), owned("", "cluster/p/edge")];
+        let ids = [
+            id("a"),
+            owned("shop", "logical-cloud/lc1"),
+            owned("", "cluster/p/edge"),
+        ];
         for (id, body) in ids.iter().zip([body("p"), list.clone(), list]) {
             store.write(id, body, Write::Create, &|_| true).unwrap();
         }
         let scan = Folder::new(vec![folder.path().to_owned()]).scan();
-        assert_eq!(scan.problems().count(), 0, "{:?}", scan.problems().collect::<Vec<_>>());
-        let mut found: Vec<DocumentId> = scan.documents.into_iter().map(|document| document.id).collect();
+        assert_eq!(
+            scan.problems().count(),
+            0,
+            "{:?}",
+            scan.problems().collect::<Vec<_>>()
+        );
+        let mut found: Vec<DocumentId> = scan
+            .documents
+            .into_iter()
+            .map(|document| document.id)
+            .collect();
         found.sort();
         let mut expected = ids.to_vec();
         expected.sort();
@@ -277,7 +357,10 @@ mod tests {
         let path = folder.path().join("store.redb");
         fs::write(&path, "this is not a folder").unwrap();
         let error = Store::open(&path).unwrap_err().to_string();
-        assert!(error.contains("store.redb") && error.contains("name a folder"), "{error}");
+        assert!(
+            error.contains("store.redb") && error.contains("name a folder"),
+            "{error}"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"this is not a folder");
     }
 }

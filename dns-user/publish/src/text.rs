@@ -34,14 +34,27 @@ impl Problem {
         reason: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        let (file, path, reason, remedy) = (file.into(), path.to_owned(), reason.into(), remedy.into());
-        Self { file, line, path, reason, remedy }
+        let (file, path, reason, remedy) =
+            (file.into(), path.to_owned(), reason.into(), remedy.into());
+        Self {
+            file,
+            line,
+            path,
+            reason,
+            remedy,
+        }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, path, reason, remedy } = self;
+        let Self {
+            file,
+            line,
+            path,
+            reason,
+            remedy,
+        } = self;
         write!(f, "{file}:{line}: ")?;
         if !path.is_empty() {
             write!(f, "{path}: ")?;
@@ -61,11 +74,16 @@ pub struct Problems {
 
 impl Problems {
     pub fn of(file: impl Into<Arc<str>>) -> Self {
-        Self { file: file.into(), found: RefCell::default() }
+        Self {
+            file: file.into(),
+            found: RefCell::default(),
+        }
     }
 
     pub fn add(&self, line: u64, path: &str, reason: impl Into<String>, remedy: impl Into<String>) {
-        self.found.borrow_mut().push(Problem::new(self.file.clone(), line, path, reason, remedy));
+        self.found
+            .borrow_mut()
+            .push(Problem::new(self.file.clone(), line, path, reason, remedy));
     }
 
     /// Returns the number of problems so far, so that a caller can detect whether a step found any.
@@ -98,11 +116,16 @@ pub struct Fields<'a> {
 
 impl<'a> Reader<'a> {
     pub fn root(node: &'a Node, problems: &'a Problems) -> Self {
-        Self { node, path: String::new(), problems }
+        Self {
+            node,
+            path: String::new(),
+            problems,
+        }
     }
 
     pub fn problem(&self, reason: impl Into<String>, remedy: impl Into<String>) {
-        self.problems.add(self.node.line, &self.path, reason, remedy);
+        self.problems
+            .add(self.node.line, &self.path, reason, remedy);
     }
 
     /// Reports a problem in place of a value.
@@ -113,7 +136,9 @@ impl<'a> Reader<'a> {
 
     /// Returns a converted value; reports the reason if there is none.
     pub fn accept<T>(&self, converted: Result<T, impl fmt::Display>, remedy: &str) -> Option<T> {
-        converted.map_err(|error| self.problem(error.to_string(), remedy)).ok()
+        converted
+            .map_err(|error| self.problem(error.to_string(), remedy))
+            .ok()
     }
 
     /// Returns a text; reports any other type.
@@ -121,8 +146,13 @@ impl<'a> Reader<'a> {
         match &self.node.value {
             Value::Text(text) => Some(text),
             _ => {
-                let Some(scalar) = self.scalar() else { return self.expected("text") };
-                self.refuse(format!("{scalar} instead of text"), format!("put it in quotes: \"{scalar}\""))
+                let Some(scalar) = self.scalar() else {
+                    return self.expected("text");
+                };
+                self.refuse(
+                    format!("{scalar} instead of text"),
+                    format!("put it in quotes: \"{scalar}\""),
+                )
             }
         }
     }
@@ -148,7 +178,9 @@ impl<'a> Reader<'a> {
         T: Copy + TryFrom<i128> + PartialOrd + fmt::Display,
     {
         let wanted = format!("a whole number from {} to {}", range.start(), range.end());
-        let Value::Integer(value) = self.node.value else { return self.expected(&wanted) };
+        let Value::Integer(value) = self.node.value else {
+            return self.expected(&wanted);
+        };
         match T::try_from(value) {
             Ok(number) if range.contains(&number) => Some(number),
             _ => self.refuse(format!("{value} is out of range"), format!("give {wanted}")),
@@ -157,7 +189,9 @@ impl<'a> Reader<'a> {
 
     /// Returns the items of a list; reports any other type.
     pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Reader<'a>> + use<'a>> {
-        let Value::List(items) = &self.node.value else { return self.expected("a list") };
+        let Value::List(items) = &self.node.value else {
+            return self.expected("a list");
+        };
         let (path, problems) = (self.path.clone(), self.problems);
         Some(items.iter().enumerate().map(move |(index, node)| Reader {
             node,
@@ -169,17 +203,28 @@ impl<'a> Reader<'a> {
     /// Returns the non-empty texts of a list; reports other items.
     pub fn texts(&self) -> Vec<String> {
         let items = self.items().into_iter().flatten();
-        items.filter_map(|item| item.filled_text().map(str::to_owned)).collect()
+        items
+            .filter_map(|item| item.filled_text().map(str::to_owned))
+            .collect()
     }
 
     /// Returns the members of a map; reports any other type.
     pub fn fields(&self) -> Option<Fields<'a>> {
-        let Value::Map(members) = &self.node.value else { return self.expected("a map") };
-        Some(Fields { map: self.clone(), rest: members.iter().collect(), known: Vec::new() })
+        let Value::Map(members) = &self.node.value else {
+            return self.expected("a map");
+        };
+        Some(Fields {
+            map: self.clone(),
+            rest: members.iter().collect(),
+            known: Vec::new(),
+        })
     }
 
     fn expected<T>(&self, wanted: &str) -> Option<T> {
-        self.refuse(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"))
+        self.refuse(
+            format!("{} instead of {wanted}", self.found()),
+            format!("give {wanted}"),
+        )
     }
 
     fn found(&self) -> String {
@@ -215,20 +260,28 @@ impl<'a> Fields<'a> {
     pub fn required(&mut self, name: &'static str) -> Option<Reader<'a>> {
         let found = self.optional(name);
         if found.is_none() {
-            self.map.problem(format!("member {name:?} is missing"), format!("add {name:?}"));
+            self.map.problem(
+                format!("member {name:?} is missing"),
+                format!("add {name:?}"),
+            );
         }
         found
     }
 
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
         let rest = std::mem::take(&mut self.rest);
-        rest.into_iter().map(|member| (member.0.as_str(), self.reader(member))).collect()
+        rest.into_iter()
+            .map(|member| (member.0.as_str(), self.reader(member)))
+            .collect()
     }
 
     /// Reports remaining members as unknown; the remedy names the expected ones.
     pub fn finish(mut self) {
         for (name, reader) in self.others() {
-            reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, &self.known));
+            reader.problem(
+                format!("unknown member {name:?}"),
+                remedy_for_unknown(name, &self.known),
+            );
         }
     }
 
@@ -237,14 +290,21 @@ impl<'a> Fields<'a> {
             "" => name.clone(),
             above => format!("{above}.{name}"),
         };
-        Reader { node, path, problems: self.map.problems }
+        Reader {
+            node,
+            path,
+            problems: self.map.problems,
+        }
     }
 }
 
 /// Returns a remedy that suggests the known name closest to an unknown one.
 pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     let lower = name.to_lowercase();
-    let near = known.iter().map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word)).min();
+    let near = known
+        .iter()
+        .map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word))
+        .min();
     match near {
         Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
             format!("did you mean {word:?}? If not, remove it")
@@ -305,18 +365,31 @@ pub(crate) fn documents(text: &str) -> Vec<Document<'_>> {
         let end = at + piece.len();
         let marker = piece.trim_end();
         if marker == "---" || marker.starts_with("--- ") {
-            found.push(Document { line: first, text: &text[start..at] });
+            found.push(Document {
+                line: first,
+                text: &text[start..at],
+            });
             // Text after the marker belongs to the document.
             (start, first) = (at + 3, line);
         } else if marker == "..." {
-            found.push(Document { line: first, text: &text[start..at] });
+            found.push(Document {
+                line: first,
+                text: &text[start..at],
+            });
             (start, first) = (end, line + 1);
         }
         at = end;
     }
-    found.push(Document { line: first, text: &text[start..] });
+    found.push(Document {
+        line: first,
+        text: &text[start..],
+    });
     found.retain(|document| {
-        document.text.lines().map(str::trim).any(|line| !line.is_empty() && !line.starts_with('#'))
+        document
+            .text
+            .lines()
+            .map(str::trim)
+            .any(|line| !line.is_empty() && !line.starts_with('#'))
     });
     found
 }
@@ -343,7 +416,10 @@ fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
             problems.add(
                 document.line - 1 + line.max(1),
                 "",
-                format!("not valid YAML or JSON: {}", reason.lines().next().unwrap_or_default()),
+                format!(
+                    "not valid YAML or JSON: {}",
+                    reason.lines().next().unwrap_or_default()
+                ),
                 "correct the syntax at this line",
             );
             None
@@ -363,7 +439,10 @@ fn shift(node: &mut Node, by: u64) {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Self { line: spanned.referenced.line(), value: spanned.value })
+        Ok(Self {
+            line: spanned.referenced.line(),
+            value: spanned.value,
+        })
     }
 }
 
@@ -407,7 +486,9 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        std::iter::from_fn(|| items.next_element().transpose()).collect::<Result<_, _>>().map(Value::List)
+        std::iter::from_fn(|| items.next_element().transpose())
+            .collect::<Result<_, _>>()
+            .map(Value::List)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
@@ -516,7 +597,11 @@ impl<'a> Json<'a> {
             }
         }
         let quoted = self.take(end + 1)?;
-        if has_escapes { serde_json::from_str(quoted).ok() } else { Some(quoted[1..end].to_owned()) }
+        if has_escapes {
+            serde_json::from_str(quoted).ok()
+        } else {
+            Some(quoted[1..end].to_owned())
+        }
     }
 
     /// Parses a scalar without quotes.
@@ -546,8 +631,11 @@ impl<'a> Json<'a> {
     }
 
     fn skip_blanks(&mut self) {
-        let blanks =
-            self.rest.bytes().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
+        let blanks = self
+            .rest
+            .bytes()
+            .take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))
+            .count();
         let (blanks, rest) = self.rest.split_at(blanks);
         self.line += blanks.bytes().filter(|byte| *byte == b'\n').count() as u64;
         self.rest = rest;
@@ -584,8 +672,10 @@ mod tests {
     #[test]
     fn documents_keep_lines() {
         let text = "# head\n---\na: 1\n--- # second\nb: 2\n---\n...\nc: 3\n";
-        let found: Vec<_> =
-            documents(text).iter().map(|document| (document.line, document.text.trim())).collect();
+        let found: Vec<_> = documents(text)
+            .iter()
+            .map(|document| (document.line, document.text.trim()))
+            .collect();
         assert_eq!(found, [(2, "a: 1"), (4, "# second\nb: 2"), (8, "c: 3")]);
     }
 
@@ -613,18 +703,26 @@ mod tests {
     #[test]
     fn syntax_error_stays_in_document() {
         let mut seen = std::cell::Cell::new(0);
-        let found = problems_of("a: [1\n---\nb: 2\n---\nc: 1\nc: 2\n", |_| seen.set(seen.get() + 1));
+        let found = problems_of("a: [1\n---\nb: 2\n---\nc: 1\nc: 2\n", |_| {
+            seen.set(seen.get() + 1)
+        });
         assert_eq!(*seen.get_mut(), 1);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].starts_with("zone.yml:"), "{found:?}");
-        assert!(found[1].starts_with("zone.yml:6: not valid YAML or JSON: duplicate"), "{found:?}");
+        assert!(
+            found[1].starts_with("zone.yml:6: not valid YAML or JSON: duplicate"),
+            "{found:?}"
+        );
     }
 
     #[test]
     fn json_reads_like_yaml() {
         let found = problems_of("{\n  \"ttl\": 9999999999,\n  \"tll\": true\n}\n", |root| {
             let mut fields = root.fields().unwrap();
-            fields.required("ttl").unwrap().integer(0..=i32::MAX.cast_unsigned());
+            fields
+                .required("ttl")
+                .unwrap()
+                .integer(0..=i32::MAX.cast_unsigned());
             fields.optional("dnsName");
             fields.finish();
         });
@@ -652,7 +750,10 @@ mod tests {
     }
 
     fn value() -> impl Strategy<Value = serde_json::Value> {
-        let text = prop_oneof!["[ -~]{0,12}", "[a-zé€\u{1f600}\"\\\\\n\t/:#{}\\[\\],-]{0,8}"];
+        let text = prop_oneof![
+            "[ -~]{0,12}",
+            "[a-zé€\u{1f600}\"\\\\\n\t/:#{}\\[\\],-]{0,8}"
+        ];
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),
             any::<bool>().prop_map(Into::into),
@@ -695,7 +796,8 @@ mod tests {
 
     #[test]
     fn usual_json_is_parsed_here() {
-        let text = "\n{ \"a\" : [ 1, -2, null, true, \"x\\\"\\u00e9\" ],\r\n\t\"b\": {}, \"c\": [] }\n";
+        let text =
+            "\n{ \"a\" : [ 1, -2, null, true, \"x\\\"\\u00e9\" ],\r\n\t\"b\": {}, \"c\": [] }\n";
         assert!(parse_json(text, 3).is_some());
         assert_eq!(parse_json(text, 3), as_yaml(text));
     }
@@ -703,7 +805,12 @@ mod tests {
     #[test]
     fn everything_else_is_left_to_yaml() {
         let deep = "[".repeat(65) + &"]".repeat(65);
-        let many = format!("{{{}\"n3\": 0}}", (0..20).map(|n| format!("\"n{n}\": 0, ")).collect::<String>());
+        let many = format!(
+            "{{{}\"n3\": 0}}",
+            (0..20)
+                .map(|n| format!("\"n{n}\": 0, "))
+                .collect::<String>()
+        );
         for text in [
             "",
             "a: 1",

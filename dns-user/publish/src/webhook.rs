@@ -16,16 +16,26 @@ pub(crate) const MAX_MESSAGE: usize = 32 << 20;
 #[serde(rename_all = "camelCase", default)]
 pub struct Domains {
     /// Suffixes of names to include; all if it is empty.
-    #[serde(alias = "filters", skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(
+        alias = "filters",
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "or_default"
+    )]
     pub include: Vec<String>,
     /// Suffixes of names to exclude.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub exclude: Vec<String>,
     /// Regular expression of names to include; all if it is empty.
-    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
+    #[serde(
+        skip_serializing_if = "String::is_empty",
+        deserialize_with = "or_default"
+    )]
     pub regex_include: String,
     /// Regular expression of names to exclude.
-    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
+    #[serde(
+        skip_serializing_if = "String::is_empty",
+        deserialize_with = "or_default"
+    )]
     pub regex_exclude: String,
 }
 
@@ -42,14 +52,19 @@ pub enum DomainsError {
 
 impl Domains {
     pub fn filter(&self) -> Result<DomainFilter, DomainsError> {
-        let Self { include, exclude, regex_include, regex_exclude } = self;
+        let Self {
+            include,
+            exclude,
+            regex_include,
+            regex_exclude,
+        } = self;
         let has_regex = !regex_include.is_empty() || !regex_exclude.is_empty();
         if has_regex && !(include.is_empty() && exclude.is_empty()) {
             return Err(DomainsError::Mixed);
         }
         let [include, exclude] = [include, exclude].map(|list| list.iter().map(String::as_str));
-        let [regex_include, regex_exclude] =
-            [regex_include, regex_exclude].map(|text| Some(text.as_str()).filter(|text| !text.is_empty()));
+        let [regex_include, regex_exclude] = [regex_include, regex_exclude]
+            .map(|text| Some(text.as_str()).filter(|text| !text.is_empty()));
         Ok(DomainFilter::new(include, exclude)?.with_patterns(regex_include, regex_exclude)?)
     }
 }
@@ -67,9 +82,17 @@ pub(crate) struct Endpoint {
     pub(crate) set_identifier: String,
     #[serde(default, rename = "recordTTL", skip_serializing_if = "is_zero")]
     pub(crate) record_ttl: i64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "or_default")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "or_default"
+    )]
     pub(crate) labels: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "or_default"
+    )]
     pub(crate) provider_specific: Vec<Property>,
 }
 
@@ -95,7 +118,9 @@ pub(crate) struct Changes {
 }
 
 /// Go writes an empty list or map as `null`.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    value: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
@@ -105,13 +130,23 @@ fn is_zero(number: &i64) -> bool {
 
 impl Endpoint {
     pub(crate) fn of(record: &Record) -> Self {
-        let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
+        let Record {
+            name,
+            record_type,
+            set_identifier,
+            targets,
+            ttl,
+            labels,
+            properties,
+        } = record;
         let text = |target: &Target| match *record_type {
             RecordType::TXT => format!("\"{}\"", target.as_str()),
             _ => target.as_str().to_owned(),
         };
-        let property =
-            |(name, value): (&String, &String)| Property { name: name.clone(), value: value.clone() };
+        let property = |(name, value): (&String, &String)| Property {
+            name: name.clone(),
+            value: value.clone(),
+        };
         Self {
             dns_name: name.to_string(),
             targets: targets.iter().map(text).collect(),
@@ -131,13 +166,19 @@ impl Endpoint {
             // Some providers list an alias as an address set whose target is a name.
             let alias = Record::parse(&self.dns_name, RecordType::CNAME, &self.targets);
             let alias = alias.ok().filter(|_| record_type.is_address());
-            alias.map(|alias| Record { record_type, ..alias }).ok_or(error)
+            alias
+                .map(|alias| Record {
+                    record_type,
+                    ..alias
+                })
+                .ok_or(error)
         })?;
         record.set_identifier.clone_from(&self.set_identifier);
         record.ttl = u32::try_from(self.record_ttl).ok().filter(|ttl| *ttl > 0);
         let properties = self.provider_specific.iter();
-        record.properties =
-            properties.map(|property| (property.name.clone(), property.value.clone())).collect();
+        record.properties = properties
+            .map(|property| (property.name.clone(), property.value.clone()))
+            .collect();
         Ok(record)
     }
 }
@@ -155,13 +196,25 @@ mod tests {
         let record = endpoint.record().unwrap();
         assert_eq!(record.to_string(), "a.example.org 60 A 192.0.2.1 set=blue");
         assert_eq!(record.properties["alias"], "true");
-        assert!(record.labels.0.is_empty(), "labels come from the owner record");
+        assert!(
+            record.labels.0.is_empty(),
+            "labels come from the owner record"
+        );
         let again = serde_json::to_value(Endpoint::of(&record)).unwrap();
         assert_eq!(again["recordTTL"], 60);
-        let alias = r#"{"dnsName": "a.example.org", "targets": ["lb.example.net"], "recordType": "A"}"#;
+        let alias =
+            r#"{"dnsName": "a.example.org", "targets": ["lb.example.net"], "recordType": "A"}"#;
         let alias: Endpoint = serde_json::from_str(alias).unwrap();
-        assert_eq!(alias.record().unwrap().to_string(), "a.example.org 0 A lb.example.net");
-        let owner = Record::parse("t.example.org", RecordType::TXT, ["\"heritage=external-dns\""]).unwrap();
+        assert_eq!(
+            alias.record().unwrap().to_string(),
+            "a.example.org 0 A lb.example.net"
+        );
+        let owner = Record::parse(
+            "t.example.org",
+            RecordType::TXT,
+            ["\"heritage=external-dns\""],
+        )
+        .unwrap();
         assert_eq!(Endpoint::of(&owner).targets, ["\"heritage=external-dns\""]);
     }
 
@@ -183,19 +236,31 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<Domains>(text).unwrap();
         for (text, matching, other) in [
             ("{}", "a.example.net", None),
-            (r#"{"include": null, "exclude": ["b.example.org"]}"#, "example.org", Some("a.b.example.org")),
+            (
+                r#"{"include": null, "exclude": ["b.example.org"]}"#,
+                "example.org",
+                Some("a.b.example.org"),
+            ),
             (
                 r#"{"include": ["example.org."], "exclude": [".b.example.org"]}"#,
                 "b.example.org",
                 Some("a.b.example.org"),
             ),
-            (r#"{"regexInclude": "^a[.]"}"#, "a.example.org", Some("b.example.org")),
+            (
+                r#"{"regexInclude": "^a[.]"}"#,
+                "a.example.org",
+                Some("b.example.org"),
+            ),
             (
                 r#"{"regexInclude": "[.]org$", "regexExclude": "^b[.]"}"#,
                 "a.example.org",
                 Some("b.example.org"),
             ),
-            (r#"{"regexExclude": "^b[.]"}"#, "a.example.net", Some("b.example.org")),
+            (
+                r#"{"regexExclude": "^b[.]"}"#,
+                "a.example.net",
+                Some("b.example.org"),
+            ),
         ] {
             let filter = read(text).filter().unwrap();
             let matches = |name: &str| filter.matches(&Name::parse(name).unwrap());
@@ -205,7 +270,10 @@ mod tests {
         }
         assert_eq!(serde_json::to_string(&Domains::default()).unwrap(), "{}");
         for (text, reason) in [
-            (r#"{"include": ["example.org"], "regexExclude": "^b"}"#, "use either"),
+            (
+                r#"{"include": ["example.org"], "regexExclude": "^b"}"#,
+                "use either",
+            ),
             (r#"{"regexInclude": "("}"#, "invalid regular expression"),
             (r#"{"exclude": ["a..b"]}"#, "invalid suffix"),
         ] {

@@ -59,7 +59,11 @@ pub struct Bus {
 impl Bus {
     /// Starts connecting; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
     pub async fn connect(options: &BusOptions, name: &str) -> anyhow::Result<Self> {
-        let BusOptions { nats, tls: files, ping_every } = options;
+        let BusOptions {
+            nats,
+            tls: files,
+            ping_every,
+        } = options;
         let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
         let warnings = LineLimit::new();
@@ -76,7 +80,11 @@ impl Bus {
             }
             std::future::ready(())
         };
-        let attempt = if nats.len() > 1 { SHORT_ATTEMPT } else { LONGEST_ATTEMPT };
+        let attempt = if nats.len() > 1 {
+            SHORT_ATTEMPT
+        } else {
+            LONGEST_ATTEMPT
+        };
         let client = options_for(tls.polling_client_config())
             .connection_timeout(attempt)
             .ping_interval(Duration::from_secs(*ping_every))
@@ -167,7 +175,11 @@ pub fn nats_server_config<'a>(
     users_by: UsersBy,
     agents: impl Iterator<Item = &'a str>,
 ) -> String {
-    let TlsFiles { ca, certificate, key } = files;
+    let TlsFiles {
+        ca,
+        certificate,
+        key,
+    } = files;
     let [ca, certificate, key] = [ca, certificate, key].map(|path| path.display().to_string());
     let mut text = format!(
         "# Written by bosh-dns-sync nats-config. After a change: nats-server --signal reload\n\
@@ -177,7 +189,11 @@ pub fn nats_server_config<'a>(
     );
     if let Some((folder, _)) = jetstream {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "jetstream {{ store_dir: {:?} }}", folder.display().to_string());
+        let _ = writeln!(
+            text,
+            "jetstream {{ store_dir: {:?} }}",
+            folder.display().to_string()
+        );
     }
     text.push_str("authorization {\n  users: [\n");
     let (mut publish, mut subscribe) = (vec![agent_subject("*")], vec!["director.>".to_owned()]);
@@ -187,8 +203,10 @@ pub fn nats_server_config<'a>(
     }
     user(&mut text, &users_by.user(PUBLISHER), &publish, &subscribe);
     for agent in agents {
-        let (mut publish, mut subscribe) =
-            (vec![format!("director.*.{agent}.*")], vec![agent_subject(agent)]);
+        let (mut publish, mut subscribe) = (
+            vec![format!("director.*.{agent}.*")],
+            vec![agent_subject(agent)],
+        );
         if let Some((_, bucket)) = jetstream {
             // Direct reads only. With a consumer, nats-server would deliver to any subject, and
             // agents could create consumers without limit.
@@ -196,7 +214,12 @@ pub fn nats_server_config<'a>(
             publish.push(format!("$JS.API.DIRECT.GET.OBJ_{bucket}.>"));
             subscribe.push(format!("_INBOX.{agent}.>"));
         }
-        user(&mut text, &users_by.user(&agent_name(agent)), &publish, &subscribe);
+        user(
+            &mut text,
+            &users_by.user(&agent_name(agent)),
+            &publish,
+            &subscribe,
+        );
     }
     text.push_str("  ]\n}\n");
     text
@@ -216,8 +239,18 @@ mod tests {
 
     #[test]
     fn permissions_match_a_director() {
-        let files = TlsFiles { ca: "/ca".into(), certificate: "/crt".into(), key: "/key".into() };
-        let text = nats_server_config("0.0.0.0:4222", &files, None, UsersBy::Subject, ["a1"].into_iter());
+        let files = TlsFiles {
+            ca: "/ca".into(),
+            certificate: "/crt".into(),
+            key: "/key".into(),
+        };
+        let text = nats_server_config(
+            "0.0.0.0:4222",
+            &files,
+            None,
+            UsersBy::Subject,
+            ["a1"].into_iter(),
+        );
         assert_eq!(
             text,
             r#"# Written by bosh-dns-sync nats-config. After a change: nats-server --signal reload
@@ -249,12 +282,26 @@ authorization {
 }
 "#
         );
-        let by_name = nats_server_config("0.0.0.0:4222", &files, None, UsersBy::DnsName, ["a1"].into_iter());
+        let by_name = nats_server_config(
+            "0.0.0.0:4222",
+            &files,
+            None,
+            UsersBy::DnsName,
+            ["a1"].into_iter(),
+        );
         assert_eq!(by_name, text.replace("C=USA, O=Cloud Foundry, CN=", ""));
         let jetstream = Some((Path::new("/js"), "dns"));
-        let with_blobs =
-            nats_server_config("0.0.0.0:4222", &files, jetstream, UsersBy::Subject, ["a1"].into_iter());
-        assert!(with_blobs.contains(r#"subscribe: ["agent.a1", "_INBOX.a1.>"]"#), "{with_blobs}");
+        let with_blobs = nats_server_config(
+            "0.0.0.0:4222",
+            &files,
+            jetstream,
+            UsersBy::Subject,
+            ["a1"].into_iter(),
+        );
+        assert!(
+            with_blobs.contains(r#"subscribe: ["agent.a1", "_INBOX.a1.>"]"#),
+            "{with_blobs}"
+        );
         assert!(!with_blobs.contains("CONSUMER"), "{with_blobs}");
     }
 }

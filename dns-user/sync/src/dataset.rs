@@ -67,18 +67,27 @@ impl Dataset {
     ///
     /// All names in `inventory` have a canonical form, because it is validated.
     pub(crate) fn build(inventory: &Inventory, ids: &mut Ids) -> Self {
-        let numbers: Vec<u64> =
-            inventory.instances.iter().map(|instance| ids.instance(&instance.id)).collect();
+        let numbers: Vec<u64> = inventory
+            .instances
+            .iter()
+            .map(|instance| ids.instance(&instance.id))
+            .collect();
         let mut ordered: Vec<_> = numbers.into_iter().zip(&inventory.instances).collect();
         ordered.sort_by_key(|(number, _)| *number);
         let groups = group_ids(inventory, ids);
-        let mut dataset = Self { records: Vec::new(), infos: Vec::new(), aliases: BTreeMap::new() };
+        let mut dataset = Self {
+            records: Vec::new(),
+            infos: Vec::new(),
+            aliases: BTreeMap::new(),
+        };
         for (number, instance) in ordered {
             let groups = &groups[&(instance.deployment.as_str(), instance.group.as_str())];
             dataset.add(inventory, instance, number, groups, ids);
         }
         for link in &inventory.links {
-            let group_id = ids.group(&link.deployment, LINK, &link.group_name()).to_string();
+            let group_id = ids
+                .group(&link.deployment, LINK, &link.group_name())
+                .to_string();
             for alias in &link.aliases {
                 let row = AliasRow {
                     root_domain: inventory.domain.clone(),
@@ -105,7 +114,15 @@ impl Dataset {
         groups: &[String],
         ids: &mut Ids,
     ) {
-        let Instance { id, index, deployment, group, zone, agent, networks } = instance;
+        let Instance {
+            id,
+            index,
+            deployment,
+            group,
+            zone,
+            agent,
+            networks,
+        } = instance;
         // Validated with the inventory.
         let name = |text: &str| canonical(text).unwrap_or_default();
         let (group, deployment) = (name(group), name(deployment));
@@ -114,9 +131,11 @@ impl Dataset {
             let network = name(network);
             let address = address.to_string();
             let below = format!("{group}.{network}.{deployment}.{}", inventory.domain);
-            self.records.push((address.clone(), format!("{id}.{below}")));
+            self.records
+                .push((address.clone(), format!("{id}.{below}")));
             if inventory.index_records {
-                self.records.push((address.clone(), format!("{index}.{below}")));
+                self.records
+                    .push((address.clone(), format!("{index}.{below}")));
             }
             self.infos.push(Row(
                 id.clone(),
@@ -137,8 +156,18 @@ impl Dataset {
     }
 
     pub(crate) fn write(&self, version: u64) -> Vec<u8> {
-        let Self { records, infos, aliases } = self;
-        let written = Written { records, version, record_keys: RECORD_KEYS, record_infos: infos, aliases };
+        let Self {
+            records,
+            infos,
+            aliases,
+        } = self;
+        let written = Written {
+            records,
+            version,
+            record_keys: RECORD_KEYS,
+            record_infos: infos,
+            aliases,
+        };
         // Serialising cannot fail: all keys are strings, and all values are strings and numbers.
         serde_json::to_vec(&written).unwrap_or_default()
     }
@@ -146,7 +175,10 @@ impl Dataset {
 
 /// Returns, for each deployment and instance group, the group's id followed by the ids of its
 /// links' groups, sorted by the link group's name.
-fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, &'a str), Vec<String>> {
+fn group_ids<'a>(
+    inventory: &'a Inventory,
+    ids: &mut Ids,
+) -> BTreeMap<(&'a str, &'a str), Vec<String>> {
     let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for instance in &inventory.instances {
         let key = (instance.deployment.as_str(), instance.group.as_str());
@@ -160,7 +192,9 @@ fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, 
             links.sort_unstable();
             links.dedup();
             let own = ids.group(key.0, INSTANCE_GROUP, key.1);
-            let of_links = links.iter().map(|link| ids.group(key.0, LINK, link).to_string());
+            let of_links = links
+                .iter()
+                .map(|link| ids.group(key.0, LINK, link).to_string());
             std::iter::once(own.to_string()).chain(of_links).collect()
         });
     }
@@ -174,10 +208,16 @@ pub(crate) struct Read<'a> {
     #[serde(borrow, default)]
     pub records: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     #[serde(borrow)]
-    #[expect(dead_code, reason = "a file without the names of the columns is no dataset")]
+    #[expect(
+        dead_code,
+        reason = "a file without the names of the columns is no dataset"
+    )]
     record_keys: Vec<Cow<'a, str>>,
     /// Rows; only the server looks at their content.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a file without rows is no dataset"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a file without rows is no dataset")
+    )]
     record_infos: Vec<IgnoredAny>,
 }
 
@@ -237,8 +277,12 @@ impl Ids {
 
     /// Returns the id of a group; allocates it if missing. `kind` is [`INSTANCE_GROUP`] or [`LINK`].
     pub(crate) fn group(&mut self, deployment: &str, kind: &str, name: &str) -> u64 {
-        let of_kind =
-            self.groups.entry(deployment.to_owned()).or_default().entry(kind.to_owned()).or_default();
+        let of_kind = self
+            .groups
+            .entry(deployment.to_owned())
+            .or_default()
+            .entry(kind.to_owned())
+            .or_default();
         *of_kind.entry(name.to_owned()).or_insert_with(|| {
             self.last_group += 1;
             self.last_group
@@ -308,7 +352,10 @@ deployments:
 
     /// Returns the dataset of an inventory in YAML.
     fn dataset(text: &str, ids: &mut Ids) -> Dataset {
-        Dataset::build(&Inventory::parse(file::read(text.as_bytes()).unwrap()).unwrap(), ids)
+        Dataset::build(
+            &Inventory::parse(file::read(text.as_bytes()).unwrap()).unwrap(),
+            ids,
+        )
     }
 
     #[test]
@@ -316,7 +363,10 @@ deployments:
         let bytes = dataset(INVENTORY, &mut Ids::default()).write(7);
         assert_eq!(String::from_utf8(bytes.clone()).unwrap(), GOLDEN);
         let read = Read::parse(&bytes).unwrap();
-        assert_eq!((read.version, read.records.len(), read.record_infos.len()), (7, 3, 3));
+        assert_eq!(
+            (read.version, read.records.len(), read.record_infos.len()),
+            (7, 3, 3)
+        );
     }
 
     /// Ids are in order of arrival and link groups are sorted by name: a link added later with an
@@ -329,7 +379,11 @@ deployments:
                  instances: [{{id: a, networks: {{n: 10.0.0.1}}}}]}}]}}]"
             )
         };
-        let (zebra, ape, ape_b) = ("{name: zebra, type: t}", "{name: ape, type: t}", "{name: ape, type: b}");
+        let (zebra, ape, ape_b) = (
+            "{name: zebra, type: t}",
+            "{name: ape, type: t}",
+            "{name: ape, type: b}",
+        );
         let mut ids = Ids::default();
         for (links, golden) in [
             (zebra.to_owned(), r#"["1","2"]"#),
@@ -354,7 +408,13 @@ deployments:
         let bytes = dataset(&text, &mut Ids::default()).write(1);
         let read = Read::parse(&bytes).unwrap();
         assert_eq!(read.records.len(), 6);
-        assert_eq!(read.records[5], ("fd00::1".into(), "1.diego-cell.default.app-service.bosh".into()));
+        assert_eq!(
+            read.records[5],
+            (
+                "fd00::1".into(),
+                "1.diego-cell.default.app-service.bosh".into()
+            )
+        );
     }
 
     #[test]
@@ -364,13 +424,17 @@ deployments:
             name::Name,
             resolve::{AllRunning, resolve},
         };
-        let (records, warnings) = Records::parse(&dataset(INVENTORY, &mut Ids::default()).write(7)).unwrap();
+        let (records, warnings) =
+            Records::parse(&dataset(INVENTORY, &mut Ids::default()).write(7)).unwrap();
         assert!(warnings.is_empty(), "{warnings:?}");
         let (snapshot, warnings) = Snapshot::build(records, &AliasFiles::default());
         assert!(warnings.is_empty(), "{warnings:?}");
         for (name, addresses) in [
             ("cell.internal", vec!["10.0.0.1", "10.1.0.1", "fd00::1"]),
-            ("4d516417-e1e5-4aa5-a038-91e369716821.cell.internal", vec!["10.0.0.1", "10.1.0.1"]),
+            (
+                "4d516417-e1e5-4aa5-a038-91e369716821.cell.internal",
+                vec!["10.0.0.1", "10.1.0.1"],
+            ),
             ("1.cell-index.internal", vec!["fd00::1"]),
             ("z1.cell-az.internal", vec!["10.0.0.1", "10.1.0.1"]),
             ("big-net.cell-net.internal", vec!["10.1.0.1"]),
@@ -388,7 +452,9 @@ deployments:
     #[test]
     fn rows_keep_inventory_order() {
         let one = |order: &str| {
-            format!("deployments: [{{name: d, instance_groups: [{{name: g, instances: [{order}]}}]}}]")
+            format!(
+                "deployments: [{{name: d, instance_groups: [{{name: g, instances: [{order}]}}]}}]"
+            )
         };
         let a = "{id: a, index: 0, networks: {n: 10.0.0.1}}";
         let b = "{id: b, index: 1, networks: {n: 10.0.0.2}}";
@@ -402,10 +468,29 @@ deployments:
     fn an_id_is_given_once() {
         let mut ids = Ids::default();
         assert_eq!((ids.zone("z1"), ids.zone("z2"), ids.zone("z1")), (1, 2, 1));
-        assert_eq!((ids.group("d", INSTANCE_GROUP, "g"), ids.group("d", LINK, "g")), (1, 2));
-        assert_eq!((ids.group("e", INSTANCE_GROUP, "g"), ids.group("d", LINK, "g")), (3, 2));
+        assert_eq!(
+            (
+                ids.group("d", INSTANCE_GROUP, "g"),
+                ids.group("d", LINK, "g")
+            ),
+            (1, 2)
+        );
+        assert_eq!(
+            (
+                ids.group("e", INSTANCE_GROUP, "g"),
+                ids.group("d", LINK, "g")
+            ),
+            (3, 2)
+        );
         let text = serde_json::to_vec(&ids).unwrap();
         let mut again: Ids = serde_json::from_slice(&text).unwrap();
-        assert_eq!((again.group("f", LINK, "x"), again.zone("z3"), again.network("n")), (4, 3, 1));
+        assert_eq!(
+            (
+                again.group("f", LINK, "x"),
+                again.zone("z3"),
+                again.network("n")
+            ),
+            (4, 3, 1)
+        );
     }
 }

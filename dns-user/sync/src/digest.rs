@@ -33,8 +33,11 @@ pub enum DigestError {
 }
 
 /// Known algorithms, weakest first.
-const KNOWN: [(&str, &Algorithm); 3] =
-    [("sha1", &digest::SHA1_FOR_LEGACY_USE_ONLY), ("sha256", &digest::SHA256), ("sha512", &digest::SHA512)];
+const KNOWN: [(&str, &Algorithm); 3] = [
+    ("sha1", &digest::SHA1_FOR_LEGACY_USE_ONLY),
+    ("sha256", &digest::SHA256),
+    ("sha512", &digest::SHA512),
+];
 
 impl MultiDigest {
     /// Parses a digest or a list of digests; keeps the strongest.
@@ -42,7 +45,9 @@ impl MultiDigest {
         let mut best: Option<(usize, &str)> = None;
         for part in text.split(';') {
             let (name, hex) = part.trim().split_once(':').unwrap_or(("sha1", part.trim()));
-            let Some(strength) = KNOWN.iter().position(|(known, _)| *known == name) else { continue };
+            let Some(strength) = KNOWN.iter().position(|(known, _)| *known == name) else {
+                continue;
+            };
             let right_length = hex.len() == KNOWN[strength].1.output_len() * 2;
             if !right_length || !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 continue;
@@ -52,7 +57,10 @@ impl MultiDigest {
             }
         }
         let (strength, hex) = best.ok_or_else(|| DigestError::Unknown(text.to_owned()))?;
-        Ok(Self { algorithm: KNOWN[strength].1, hex: hex.to_ascii_lowercase() })
+        Ok(Self {
+            algorithm: KNOWN[strength].1,
+            hex: hex.to_ascii_lowercase(),
+        })
     }
 
     /// Checks that the bytes have this digest.
@@ -61,28 +69,39 @@ impl MultiDigest {
         if found == self.hex {
             return Ok(());
         }
-        Err(DigestError::Mismatch { found, announced: self.hex.clone() })
+        Err(DigestError::Mismatch {
+            found,
+            announced: self.hex.clone(),
+        })
     }
 }
 
 /// Returns `sha256:<hex>` of `bytes`, as a director announces it.
 pub fn sha256(bytes: &[u8]) -> String {
-    format!("sha256:{}", hex(digest::digest(&digest::SHA256, bytes).as_ref()))
+    format!(
+        "sha256:{}",
+        hex(digest::digest(&digest::SHA256, bytes).as_ref())
+    )
 }
 
 /// Returns whether `text` has the form that [`sha256`] returns.
 pub fn is_sha256(text: &str) -> bool {
     let digits = text.strip_prefix("sha256:").unwrap_or_default();
-    digits.len() == 64 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    digits.len() == 64
+        && digits
+            .bytes()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Returns lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 /// Compression level; higher levels do not shrink a patch of one instance (measured).
@@ -107,11 +126,18 @@ pub fn make_patch(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
 pub fn apply_patch(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
     let length = match get_frame_content_size(patch) {
         Ok(Some(length)) => length,
-        _ => return Err(io::Error::other("the frame does not contain its content's length")),
+        _ => {
+            return Err(io::Error::other(
+                "the frame does not contain its content's length",
+            ));
+        }
     };
-    let length = usize::try_from(length).ok().filter(|length| *length <= limit);
-    let length =
-        length.ok_or_else(|| io::Error::other(format!("the patched file is longer than {limit} bytes")))?;
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= limit);
+    let length = length.ok_or_else(|| {
+        io::Error::other(format!("the patched file is longer than {limit} bytes"))
+    })?;
     let failed = |code| io::Error::other(zstd::zstd_safe::get_error_name(code));
     let mut context = DCtx::create();
     context.ref_prefix(old).map_err(failed)?;
@@ -138,9 +164,13 @@ mod tests {
     #[test]
     fn every_kind_and_list_is_read() {
         assert_eq!(sha256(b"abc"), SHA256);
-        for text in
-            [SHA1, &format!("sha1:{SHA1}"), SHA256, SHA512, &SHA256.to_uppercase().replace("SHA", "sha")]
-        {
+        for text in [
+            SHA1,
+            &format!("sha1:{SHA1}"),
+            SHA256,
+            SHA512,
+            &SHA256.to_uppercase().replace("SHA", "sha"),
+        ] {
             let digest = MultiDigest::parse(text).unwrap();
             assert_eq!(digest.verify(b"abc"), Ok(()), "{text}");
             assert!(digest.verify(b"abd").is_err(), "{text}");
@@ -154,19 +184,33 @@ mod tests {
         assert!(MultiDigest::parse(&list).unwrap().verify(b"abc").is_err());
         let list = format!("{};{SHA256};md5:900150983cd24fb0", SHA1.replace('a', "b"));
         assert_eq!(MultiDigest::parse(&list).unwrap().verify(b"abc"), Ok(()));
-        for bad in ["", "md5:900150983cd24fb0d6963f7d28e17f72", "sha256:12", "xyz"] {
+        for bad in [
+            "",
+            "md5:900150983cd24fb0d6963f7d28e17f72",
+            "sha256:12",
+            "xyz",
+        ] {
             assert!(MultiDigest::parse(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn small_change_makes_a_small_patch() {
-        let old: String =
-            (0..10_000).map(|number| format!("[\"{:x}\",\"10.0.{number}\"],", fastrand::u128(..))).collect();
+        let old: String = (0..10_000)
+            .map(|number| format!("[\"{:x}\",\"10.0.{number}\"],", fastrand::u128(..)))
+            .collect();
         let new = old.replacen("10.0.5000", "10.9.5000", 1);
         let patch = make_patch(old.as_bytes(), new.as_bytes()).unwrap();
-        assert!(patch.len() * 100 < new.len(), "{} of {}", patch.len(), new.len());
-        assert_eq!(apply_patch(old.as_bytes(), &patch, new.len()).unwrap(), new.as_bytes());
+        assert!(
+            patch.len() * 100 < new.len(),
+            "{} of {}",
+            patch.len(),
+            new.len()
+        );
+        assert_eq!(
+            apply_patch(old.as_bytes(), &patch, new.len()).unwrap(),
+            new.as_bytes()
+        );
         assert!(apply_patch(old.as_bytes(), &patch, new.len() - 1).is_err());
     }
 
@@ -178,7 +222,10 @@ mod tests {
         assert!(on_another.is_err() || on_another.is_ok_and(|bytes| bytes != new));
         assert!(apply_patch(&old, &patch[..patch.len() / 2], 1 << 20).is_err());
         assert!(apply_patch(&old, b"no patch", 1 << 20).is_err());
-        assert_eq!(apply_patch(b"", &make_patch(b"", b"").unwrap(), 0).unwrap(), b"");
+        assert_eq!(
+            apply_patch(b"", &make_patch(b"", b"").unwrap(), 0).unwrap(),
+            b""
+        );
     }
 
     #[test]
@@ -186,7 +233,10 @@ mod tests {
         let bomb = make_patch(b"", &vec![0; 300 << 20]).unwrap();
         assert!(bomb.len() < 100_000, "{}", bomb.len());
         let error = apply_patch(b"", &bomb, 1 << 20).unwrap_err();
-        assert!(error.to_string().contains("longer than 1048576 bytes"), "{error}");
+        assert!(
+            error.to_string().contains("longer than 1048576 bytes"),
+            "{error}"
+        );
         // A frame that does not state its content's length is not decompressed.
         let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), LEVEL).unwrap();
         encoder.write_all(&[0; 1000]).unwrap();

@@ -45,7 +45,10 @@ pub struct Call<'a> {
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum HttpError {
     #[error("{url}: {cause}")]
-    Request { url: String, cause: hyper::http::Error },
+    Request {
+        url: String,
+        cause: hyper::http::Error,
+    },
     #[error("{url}: {cause}")]
     Exchange { url: String, cause: ClientError },
     #[error("{url}: the blobstore replied {status}")]
@@ -54,7 +57,13 @@ pub enum HttpError {
 
 /// Sends a request and returns the response body.
 pub async fn send(client: &HttpClient, call: Call<'_>, limits: Limits) -> Result<Bytes, HttpError> {
-    let Call { method, url, basic, headers, body } = call;
+    let Call {
+        method,
+        url,
+        basic,
+        headers,
+        body,
+    } = call;
     let shown = || url.split('?').next().unwrap_or_default().to_owned();
     let mut request = Request::builder().method(method).uri(url);
     if let Some((user, password)) = basic {
@@ -64,13 +73,25 @@ pub async fn send(client: &HttpClient, call: Call<'_>, limits: Limits) -> Result
     for (name, value) in headers.into_iter().flatten() {
         request = request.header(name, value.as_str().unwrap_or_default());
     }
-    let request =
-        request.body(Full::new(body)).map_err(|cause| HttpError::Request { url: shown(), cause })?;
-    let response =
-        client.send(request, limits).await.map_err(|cause| HttpError::Exchange { url: shown(), cause })?;
+    let request = request
+        .body(Full::new(body))
+        .map_err(|cause| HttpError::Request {
+            url: shown(),
+            cause,
+        })?;
+    let response = client
+        .send(request, limits)
+        .await
+        .map_err(|cause| HttpError::Exchange {
+            url: shown(),
+            cause,
+        })?;
     match response.status() {
         status if status.is_success() => Ok(response.into_body()),
-        status => Err(HttpError::Status { url: shown(), status }),
+        status => Err(HttpError::Status {
+            url: shown(),
+            status,
+        }),
     }
 }
 
@@ -105,16 +126,40 @@ pub struct TlsOptions {
 impl TlsOptions {
     /// Returns the files, if they are given.
     pub fn files(self) -> Option<TlsFiles> {
-        let Self { ca, certificate, key } = self;
-        Some(TlsFiles { ca: ca?, certificate: certificate?, key: key? })
+        let Self {
+            ca,
+            certificate,
+            key,
+        } = self;
+        Some(TlsFiles {
+            ca: ca?,
+            certificate: certificate?,
+            key: key?,
+        })
     }
 }
 
 impl TlsFiles {
     /// Loads the files, which are polled from then on. `purpose` is a name for logs.
-    pub fn load(&self, purpose: &'static str, server: AcceptedName) -> Result<Arc<RotatingTls>, TlsError> {
-        let Self { ca, certificate, key } = self.clone();
-        RotatingTls::load(purpose, server, &config::TlsFiles { certificate, private_key: key, ca })
+    pub fn load(
+        &self,
+        purpose: &'static str,
+        server: AcceptedName,
+    ) -> Result<Arc<RotatingTls>, TlsError> {
+        let Self {
+            ca,
+            certificate,
+            key,
+        } = self.clone();
+        RotatingTls::load(
+            purpose,
+            server,
+            &config::TlsFiles {
+                certificate,
+                private_key: key,
+                ca,
+            },
+        )
     }
 }
 
@@ -122,16 +167,22 @@ impl TlsFiles {
 /// trusts no server, so that only plain `http` works.
 pub fn anonymous_client(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
     // The provider supports the requested versions.
-    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring speaks TLS 1.2 and 1.3");
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring speaks TLS 1.2 and 1.3");
     let Some(ca) = ca else {
-        return Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+        return Ok(builder
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth());
     };
     let verifier = ServerVerifier::of_file(ca);
     // A missing file is a mistake now, and tolerated later.
     verifier.roots()?;
-    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+    Ok(builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth())
 }
 
 /// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.
@@ -151,7 +202,10 @@ pub fn signed_blob_path(secret: &str, blob: &str, now: u64, seconds: u64) -> Str
 /// Returns the unpadded base64url of HMAC-SHA256 over method, path, time and duration.
 fn signature(secret: &str, path: &str, now: u64, seconds: u64) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-    URL_SAFE_NO_PAD.encode(hmac::sign(&key, format!("GET{path}{now}{seconds}").as_bytes()))
+    URL_SAFE_NO_PAD.encode(hmac::sign(
+        &key,
+        format!("GET{path}{now}{seconds}").as_bytes(),
+    ))
 }
 
 #[cfg(test)]
@@ -169,7 +223,10 @@ mod tests {
     /// which returns the request.
     fn server(answer: &'static [u8]) -> (String, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/bucket/blob?secret=1", listener.local_addr().unwrap());
+        let url = format!(
+            "http://{}/bucket/blob?secret=1",
+            listener.local_addr().unwrap()
+        );
         let served = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = vec![0; 4096];
@@ -188,11 +245,27 @@ mod tests {
     async fn got(answer: &'static [u8], limit: Duration) -> Result<Bytes, String> {
         let (url, served) = server(answer);
         let client = HttpClient::new(anonymous_client(None).unwrap(), 0);
-        let call = Call { method: Method::GET, url: &url, basic: None, headers: None, body: Bytes::new() };
-        let result =
-            send(&client, call, Limits { time: limit, body: 10 }).await.map_err(|error| error.to_string());
+        let call = Call {
+            method: Method::GET,
+            url: &url,
+            basic: None,
+            headers: None,
+            body: Bytes::new(),
+        };
+        let result = send(
+            &client,
+            call,
+            Limits {
+                time: limit,
+                body: 10,
+            },
+        )
+        .await
+        .map_err(|error| error.to_string());
         // Joined off the runtime, which must still close the connection that the server waits for.
-        tokio::task::spawn_blocking(|| served.join().unwrap()).await.unwrap();
+        tokio::task::spawn_blocking(|| served.join().unwrap())
+            .await
+            .unwrap();
         if let Err(error) = &result {
             assert!(!error.contains("secret=1"), "{error}");
         }
@@ -205,14 +278,26 @@ mod tests {
         let whole = got(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nblob", long).await;
         assert_eq!(whole, Ok(Bytes::from_static(b"blob")));
         for (answer, problem) in [
-            (&b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nblob"[..], "the response was cut short"),
+            (
+                &b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nblob"[..],
+                "the response was cut short",
+            ),
             (
                 b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nblob\r\n",
                 "the response was cut short",
             ),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nlonger blob", "longer than 10 bytes"),
-            (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nblob", "404 Not Found"),
-            (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "302 Found"),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nlonger blob",
+                "longer than 10 bytes",
+            ),
+            (
+                b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nblob",
+                "404 Not Found",
+            ),
+            (
+                b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",
+                "302 Found",
+            ),
         ] {
             let error = got(answer, long).await.unwrap_err();
             assert!(error.contains(problem), "{error}");
@@ -233,10 +318,28 @@ mod tests {
             body: Bytes::from_static(b"blob"),
         };
         let client = HttpClient::new(anonymous_client(None).unwrap(), 0);
-        send(&client, call, Limits { time: Duration::from_secs(20), body: 10 }).await.unwrap();
-        let request = tokio::task::spawn_blocking(|| served.join().unwrap()).await.unwrap();
-        assert!(request.starts_with("PUT /bucket/blob?secret=1 HTTP/1.1\r\n"), "{request}");
-        for line in ["authorization: Basic YWdlbnQ6cGFzc3dvcmQ=", "x-amz-meta: v", "content-length: 4"] {
+        send(
+            &client,
+            call,
+            Limits {
+                time: Duration::from_secs(20),
+                body: 10,
+            },
+        )
+        .await
+        .unwrap();
+        let request = tokio::task::spawn_blocking(|| served.join().unwrap())
+            .await
+            .unwrap();
+        assert!(
+            request.starts_with("PUT /bucket/blob?secret=1 HTTP/1.1\r\n"),
+            "{request}"
+        );
+        for line in [
+            "authorization: Basic YWdlbnQ6cGFzc3dvcmQ=",
+            "x-amz-meta: v",
+            "content-length: 4",
+        ] {
             assert!(request.contains(line), "{request}");
         }
     }

@@ -33,7 +33,11 @@ pub use cli::main;
 /// that setting the clock delays nothing.
 pub(crate) fn now_ms() -> u64 {
     static BEGUN: OnceLock<(Instant, Duration)> = OnceLock::new();
-    let (begun, clock) =
-        BEGUN.get_or_init(|| (Instant::now(), SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()));
+    let (begun, clock) = BEGUN.get_or_init(|| {
+        (
+            Instant::now(),
+            SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default(),
+        )
+    });
     (*clock + begun.elapsed()).as_millis() as u64
 }

@@ -41,7 +41,9 @@ pub(crate) fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
 
 /// Returns whether one of our publishers reads the replies on this subject.
 pub(crate) fn wants_report(reply_to: &str) -> bool {
-    reply_to.strip_prefix("director.").is_some_and(|rest| rest.starts_with(OURS))
+    reply_to
+        .strip_prefix("director.")
+        .is_some_and(|rest| rest.starts_with(OURS))
 }
 
 /// Returns a text from another party in a form safe for logs and terminals: control characters are
@@ -49,7 +51,8 @@ pub(crate) fn wants_report(reply_to: &str) -> bool {
 pub(crate) fn printable(text: &str) -> String {
     let mut clean = String::new();
     for character in text.chars().take(LONGEST_TEXT) {
-        match character.is_control() || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        match character.is_control()
+            || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         {
             true => clean.extend(character.escape_default()),
             false => clean.push(character),
@@ -98,7 +101,10 @@ pub(crate) struct Extra {
     pub size: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks for a reference"
+)]
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }
@@ -175,11 +181,21 @@ struct SignedArgument<'a> {
 impl Announcement {
     /// Returns the call as JSON.
     pub(crate) fn write(&self, reply_to: &str) -> Vec<u8> {
-        let Self { source, digest, version, extra } = self;
+        let Self {
+            source,
+            digest,
+            version,
+            extra,
+        } = self;
         let (method, mut arguments) = match source {
-            BlobLocation::Blob(id) => {
-                ("sync_dns", vec![Argument::Text(id), Argument::Text(digest), Argument::Number(*version)])
-            }
+            BlobLocation::Blob(id) => (
+                "sync_dns",
+                vec![
+                    Argument::Text(id),
+                    Argument::Text(digest),
+                    Argument::Number(*version),
+                ],
+            ),
             BlobLocation::Signed { url, headers } => (
                 SIGNED_METHOD,
                 vec![Argument::Signed(SignedArgument {
@@ -191,7 +207,12 @@ impl Announcement {
             ),
         };
         arguments.extend(extra.as_ref().map(Argument::Extra));
-        let call = Call { protocol: PROTOCOL, method, arguments, reply_to };
+        let call = Call {
+            protocol: PROTOCOL,
+            method,
+            arguments,
+            reply_to,
+        };
         // Strings and numbers always serialise.
         serde_json::to_vec(&call).unwrap_or_default()
     }
@@ -214,7 +235,9 @@ pub(crate) enum CallError {
     SyncDns,
     #[error("sync_dns: the version must be a number of 0 to 9007199254740991")]
     Version,
-    #[error("sync_dns: the blob id must be a plain name: letters, digits, `-`, `_` and `.`, 128 at most")]
+    #[error(
+        "sync_dns: the blob id must be a plain name: letters, digits, `-`, `_` and `.`, 128 at most"
+    )]
     BlobName,
     #[error(
         "sync_dns_with_signed_url: the argument must be an object with signed_url, multi_digest, version"
@@ -236,7 +259,11 @@ struct AnyCall {
 /// Parses a call. Returns `None` for malformed JSON or a missing reply subject; the agent does not
 /// reply then.
 pub(crate) fn read_call(body: &[u8]) -> Option<Received> {
-    let AnyCall { method, arguments, reply_to } = serde_json::from_slice(body).ok()?;
+    let AnyCall {
+        method,
+        arguments,
+        reply_to,
+    } = serde_json::from_slice(body).ok()?;
     if reply_to.is_empty() {
         return None;
     }
@@ -249,30 +276,59 @@ pub(crate) fn read_call(body: &[u8]) -> Option<Received> {
 }
 
 fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
-    let [Value::String(blob), Value::String(digest), version, rest @ ..] = arguments else {
+    let [
+        Value::String(blob),
+        Value::String(digest),
+        version,
+        rest @ ..,
+    ] = arguments
+    else {
         return Err(CallError::SyncDns);
     };
-    let version = version.as_u64().filter(|version| *version <= crate::dataset::LAST_VERSION);
+    let version = version
+        .as_u64()
+        .filter(|version| *version <= crate::dataset::LAST_VERSION);
     let version = version.ok_or(CallError::Version)?;
     // Version 0 fetches nothing.
     if version > 0 && !is_plain_name(blob) {
         return Err(CallError::BlobName);
     }
     let source = BlobLocation::Blob(blob.clone());
-    Ok(Announcement { source, digest: digest.clone(), version, extra: read_extra(rest) })
+    Ok(Announcement {
+        source,
+        digest: digest.clone(),
+        version,
+        extra: read_extra(rest),
+    })
 }
 
 fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     let wrong = CallError::SyncDnsWithSignedUrl;
-    let [Value::Object(object), rest @ ..] = arguments else { return Err(wrong) };
-    let text = |name: &str| object.get(name).and_then(Value::as_str);
-    let version = object.get("version").and_then(Value::as_u64);
-    let (Some(url), Some(digest), Some(version)) = (text("signed_url"), text("multi_digest"), version) else {
+    let [Value::Object(object), rest @ ..] = arguments else {
         return Err(wrong);
     };
-    let headers = object.get("blobstore_headers").and_then(Value::as_object).cloned().unwrap_or_default();
-    let source = BlobLocation::Signed { url: url.to_owned(), headers };
-    Ok(Announcement { source, digest: digest.to_owned(), version, extra: read_extra(rest) })
+    let text = |name: &str| object.get(name).and_then(Value::as_str);
+    let version = object.get("version").and_then(Value::as_u64);
+    let (Some(url), Some(digest), Some(version)) =
+        (text("signed_url"), text("multi_digest"), version)
+    else {
+        return Err(wrong);
+    };
+    let headers = object
+        .get("blobstore_headers")
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
+    let source = BlobLocation::Signed {
+        url: url.to_owned(),
+        headers,
+    };
+    Ok(Announcement {
+        source,
+        digest: digest.to_owned(),
+        version,
+        extra: read_extra(rest),
+    })
 }
 
 /// Returns our extra argument if present and well-formed; other surplus arguments are ignored.
@@ -306,12 +362,14 @@ impl Reply {
         match self {
             Self::Synced(None) => br#"{"value":"synced"}"#.to_vec(),
             // Strings and numbers always serialise.
-            Self::Synced(Some(report)) => {
-                serde_json::to_vec(&Synced { value: "synced", report }).unwrap_or_default()
-            }
-            Self::Exception(message) => {
-                serde_json::json!({ "exception": { "message": message } }).to_string().into_bytes()
-            }
+            Self::Synced(Some(report)) => serde_json::to_vec(&Synced {
+                value: "synced",
+                report,
+            })
+            .unwrap_or_default(),
+            Self::Exception(message) => serde_json::json!({ "exception": { "message": message } })
+                .to_string()
+                .into_bytes(),
         }
     }
 
@@ -323,12 +381,16 @@ impl Reply {
                 None => Self::Synced(None),
                 Some(_) => match Report::of(&reply) {
                     Some(report) => Self::Synced(Some(report)),
-                    None => Self::Exception("the reply's version or digest is malformed".to_owned()),
+                    None => {
+                        Self::Exception("the reply's version or digest is malformed".to_owned())
+                    }
                 },
             };
         }
         let message = reply.pointer("/exception/message").and_then(Value::as_str);
-        Self::Exception(printable(message.unwrap_or("the reply is neither `synced` nor an exception")))
+        Self::Exception(printable(
+            message.unwrap_or("the reply is neither `synced` nor an exception"),
+        ))
     }
 }
 
@@ -340,15 +402,30 @@ mod tests {
 
     /// Returns an announcement of version 42.
     fn announcement(source: BlobLocation, extra: Option<Extra>) -> Announcement {
-        Announcement { source, digest: "sha256:00ff".to_owned(), version: 42, extra }
+        Announcement {
+            source,
+            digest: "sha256:00ff".to_owned(),
+            version: 42,
+            extra,
+        }
     }
 
     #[test]
     fn calls_round_trip() {
         let blob = BlobLocation::Blob("blob-1".to_owned());
         let headers = Map::from_iter([("x-k".to_owned(), Value::from("v"))]);
-        let signed = |headers| BlobLocation::Signed { url: "https://b/s?x=1&y=2".to_owned(), headers };
-        let patch = Extra { patch: Some(Patch { from: 41, zstd: "AA==".to_owned() }), spread_ms: 9, size: 0 };
+        let signed = |headers| BlobLocation::Signed {
+            url: "https://b/s?x=1&y=2".to_owned(),
+            headers,
+        };
+        let patch = Extra {
+            patch: Some(Patch {
+                from: 41,
+                zstd: "AA==".to_owned(),
+            }),
+            spread_ms: 9,
+            size: 0,
+        };
         for (call, golden) in [
             (
                 announcement(blob.clone(), None),
@@ -369,40 +446,77 @@ mod tests {
         ] {
             let written = call.write(REPLY_TO);
             assert_eq!(String::from_utf8(written.clone()).unwrap(), golden);
-            assert_eq!(read_call(&written), Some(Received { reply_to: REPLY_TO.to_owned(), call: Ok(call) }));
+            assert_eq!(
+                read_call(&written),
+                Some(Received {
+                    reply_to: REPLY_TO.to_owned(),
+                    call: Ok(call)
+                })
+            );
         }
     }
 
     #[test]
     fn replies_round_trip() {
         let digest = digest::sha256(b"");
-        let report = Report { version: 7, digest: Some(digest.clone()), patches: true };
-        let detailed = format!(r#"{{"value":"synced","version":7,"digest":"{digest}","patches":true}}"#);
+        let report = Report {
+            version: 7,
+            digest: Some(digest.clone()),
+            patches: true,
+        };
+        let detailed =
+            format!(r#"{{"value":"synced","version":7,"digest":"{digest}","patches":true}}"#);
         for (reply, golden) in [
             (Reply::Synced(None), r#"{"value":"synced"}"#),
             (Reply::Synced(Some(report)), &detailed),
-            (Reply::Exception("a: b \"c\"".to_owned()), r#"{"exception":{"message":"a: b \"c\""}}"#),
+            (
+                Reply::Exception("a: b \"c\"".to_owned()),
+                r#"{"exception":{"message":"a: b \"c\""}}"#,
+            ),
         ] {
             assert_eq!(String::from_utf8(reply.write()).unwrap(), golden);
             assert_eq!(Reply::read(golden.as_bytes()), reply);
         }
         let bad_digest = r#"{"value":"synced","version":7,"digest":"sha256:12"}"#;
         let bad_version = r#"{"value":"synced","version":18446744073709551615}"#;
-        for other in ["", "{}", r#"{"value":"sync"}"#, "[1]", bad_digest, bad_version] {
-            assert!(matches!(Reply::read(other.as_bytes()), Reply::Exception(_)), "{other}");
+        for other in [
+            "",
+            "{}",
+            r#"{"value":"sync"}"#,
+            "[1]",
+            bad_digest,
+            bad_version,
+        ] {
+            assert!(
+                matches!(Reply::read(other.as_bytes()), Reply::Exception(_)),
+                "{other}"
+            );
         }
     }
 
     #[test]
     fn foreign_text_is_printable() {
         let reply = Reply::read(br#"{"exception":{"message":"\u001b]0;owned\u0007\n\u001b[2J"}}"#);
-        assert_eq!(reply, Reply::Exception(r"\u{1b}]0;owned\u{7}\n\u{1b}[2J".to_owned()));
-        assert_eq!(printable(&"x".repeat(10_000)).chars().count(), LONGEST_TEXT + 1);
+        assert_eq!(
+            reply,
+            Reply::Exception(r"\u{1b}]0;owned\u{7}\n\u{1b}[2J".to_owned())
+        );
+        assert_eq!(
+            printable(&"x".repeat(10_000)).chars().count(),
+            LONGEST_TEXT + 1
+        );
     }
 
     #[test]
     fn blob_ids_are_plain_names() {
-        for id in ["../state.json", "/etc/passwd", "a/b", "", ".hidden", "a\u{0}b"] {
+        for id in [
+            "../state.json",
+            "/etc/passwd",
+            "a/b",
+            "",
+            ".hidden",
+            "a\u{0}b",
+        ] {
             let body = serde_json::json!({"method": "sync_dns", "arguments": [id, "d", 1], "reply_to": "r"});
             let call = read_call(body.to_string().as_bytes()).unwrap().call;
             assert_eq!(call, Err(CallError::BlobName), "{id}");
@@ -428,7 +542,10 @@ mod tests {
 
     #[test]
     fn subjects_round_trip() {
-        assert_eq!(read_reply_subject(&reply_subject("p", "a", "r")), Some(("a", "r")));
+        assert_eq!(
+            read_reply_subject(&reply_subject("p", "a", "r")),
+            Some(("a", "r"))
+        );
         for other in ["director.p.a", "director.p.a.r.x", "agent.p.a.r"] {
             assert_eq!(read_reply_subject(other), None);
         }

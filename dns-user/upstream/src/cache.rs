@@ -21,7 +21,8 @@ use super::{
 use dns_core::{
     config::{CacheConfig, Compat},
     wire::{
-        self, CLASS_IN, ExtendedError, ForwardedAnswer, InfoCode, OPT_LEN, Query, TYPE_ANY, remaining_ttl,
+        self, CLASS_IN, ExtendedError, ForwardedAnswer, InfoCode, OPT_LEN, Query, TYPE_ANY,
+        remaining_ttl,
     },
 };
 use dns_kit::clock::BootInstant;
@@ -126,7 +127,10 @@ impl Cache {
 
     /// Sets the interfaces that answer from copies of entries.
     pub(crate) fn mirrored_by(self, interfaces: &Arc<dyn InterfaceAnswers>) -> Self {
-        Self { interfaces: Arc::clone(interfaces), ..self }
+        Self {
+            interfaces: Arc::clone(interfaces),
+            ..self
+        }
     }
 
     pub(crate) fn interfaces(&self) -> &dyn InterfaceAnswers {
@@ -136,7 +140,9 @@ impl Cache {
     /// Gives interfaces that have an answer to this question the new one. `generation` is the
     /// interfaces' before the answer was fetched.
     pub(crate) fn update_interfaces(&self, key: &CacheKey, query: &Query<'_>, generation: u64) {
-        let Some(question) = KeyFields::of(key).and_then(|fields| self.question_on_interface(fields)) else {
+        let Some(question) =
+            KeyFields::of(key).and_then(|fields| self.question_on_interface(fields))
+        else {
             return;
         };
         match self.copy(query) {
@@ -146,7 +152,10 @@ impl Cache {
     }
 
     /// Returns the question of an entry if interfaces have an answer to it.
-    pub(crate) fn question_on_interface<'k>(&self, fields: KeyFields<'k>) -> Option<CachedQuestion<'k>> {
+    pub(crate) fn question_on_interface<'k>(
+        &self,
+        fields: KeyFields<'k>,
+    ) -> Option<CachedQuestion<'k>> {
         CachedQuestion::of(fields).filter(|question| self.interfaces.holds(question))
     }
 
@@ -160,7 +169,11 @@ impl Cache {
             return None;
         }
         // bosh-dns returns a cached answer whether or not the query has EDNS.
-        let mut key = Form { transparent: false, ..self.form }.key(query);
+        let mut key = Form {
+            transparent: false,
+            ..self.form
+        }
+        .key(query);
         if self.compat.cache_as_authority {
             key[KEY_CLASS..KEY_CLASS + 2].fill(0);
         }
@@ -171,9 +184,13 @@ impl Cache {
     pub(crate) fn without_dnssec(&self, query: &Query<'_>) -> Option<Vec<u8>> {
         let edns = query.edns.filter(|edns| edns.dnssec_ok)?;
         let mut plain = *query;
-        plain.edns = Some(wire::Edns { dnssec_ok: false, ..edns });
+        plain.edns = Some(wire::Edns {
+            dnssec_ok: false,
+            ..edns
+        });
         let mut reply = Vec::new();
-        self.write_fresh(&self.key(&plain)?, query, &mut reply).then_some(reply)
+        self.write_fresh(&self.key(&plain)?, query, &mut reply)
+            .then_some(reply)
     }
 
     /// Returns whether [`Self::key`] equals [`Form::key`] where it returns a key.
@@ -185,11 +202,16 @@ impl Cache {
     pub(crate) fn get(&self, key: &CacheKey, query: &Query<'_>) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
-        if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply)) {
+        if entry
+            .as_ref()
+            .is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply))
+        {
             return Lookup::Fresh(reply);
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-        let Some(entry) = entry else { return Lookup::Miss };
+        let Some(entry) = entry else {
+            return Lookup::Miss;
+        };
         let age = entry.since.elapsed();
         if age >= entry.lifetime + entry.stale {
             return Lookup::Miss;
@@ -211,8 +233,15 @@ impl Cache {
 
     /// Writes a fresh answer into `reply`; `false` if there is none. A miss is not counted here,
     /// because the client's query looks the name up again.
-    pub(crate) fn write_fresh(&self, key: &CacheKey, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
-        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
+    pub(crate) fn write_fresh(
+        &self,
+        key: &CacheKey,
+        query: &Query<'_>,
+        reply: &mut Vec<u8>,
+    ) -> bool {
+        self.store
+            .get(&key[..])
+            .is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
     }
 
     /// Writes an answer into `reply` if it is fresh; returns whether it did.
@@ -220,14 +249,26 @@ impl Cache {
         if !self.write_at(entry, query, entry.since.elapsed(), reply) {
             return false;
         }
-        let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
+        let count = if entry.denial {
+            &self.counters.denial_hits
+        } else {
+            &self.counters.hits
+        };
         count.fetch_add(1, Ordering::Relaxed);
         true
     }
 
     /// Writes the reply from an entry of this age; `false` if it has expired.
-    fn write_at(&self, entry: &Entry, query: &Query<'_>, age: Duration, reply: &mut Vec<u8>) -> bool {
-        let Some(ttl) = entry.fresh_ttl_at(age) else { return false };
+    fn write_at(
+        &self,
+        entry: &Entry,
+        query: &Query<'_>,
+        age: Duration,
+        reply: &mut Vec<u8>,
+    ) -> bool {
+        let Some(ttl) = entry.fresh_ttl_at(age) else {
+            return false;
+        };
         self.write(entry, query, ttl, reply);
         true
     }
@@ -237,7 +278,8 @@ impl Cache {
     pub(crate) fn reply_at(&self, query: &Query<'_>, age: Duration) -> Option<Vec<u8>> {
         let entry = self.store.get(&self.key(query)?[..])?;
         let mut reply = Vec::new();
-        self.write_at(&entry, query, age, &mut reply).then_some(reply)
+        self.write_at(&entry, query, age, &mut reply)
+            .then_some(reply)
     }
 
     /// Returns a copy of the fresh answer to a query, for
@@ -273,7 +315,11 @@ impl Cache {
         let mut reply = Vec::new();
         self.write(entry, query, STALE_TTL, &mut reply);
         let is_nxdomain = Flags::of(&reply).rcode() == message::NXDOMAIN;
-        let code = if is_nxdomain { InfoCode::StaleNxdomain } else { InfoCode::StaleAnswer };
+        let code = if is_nxdomain {
+            InfoCode::StaleNxdomain
+        } else {
+            InfoCode::StaleAnswer
+        };
         ExtendedError::new(code, "").push(query, &mut reply);
         reply
     }
@@ -289,13 +335,17 @@ impl Cache {
         recursor: Option<Arc<str>>,
         generation: Generation,
     ) {
-        let Some(terms) = Terms::of(query, reply, index, self.compat) else { return };
+        let Some(terms) = Terms::of(query, reply, index, self.compat) else {
+            return;
+        };
         message::remove_opt(reply, index);
         let mut ttls = SmallVec::new();
         let mut owners = SmallVec::new();
         let name = query.question.raw_name;
         for (_, record) in index.walk(reply) {
-            let (Ok(ttl_at), Ok(owner)) = (u16::try_from(record.ttl_at), u16::try_from(record.owner)) else {
+            let (Ok(ttl_at), Ok(owner)) =
+                (u16::try_from(record.ttl_at), u16::try_from(record.owner))
+            else {
                 return;
             };
             ttls.push(ttl_at);
@@ -335,7 +385,14 @@ impl Cache {
             denial: entry.denial,
         };
         let now = entry.since;
-        self.store.insert(key, entry, terms, now, generation, &Mirrored(&*self.interfaces));
+        self.store.insert(
+            key,
+            entry,
+            terms,
+            now,
+            generation,
+            &Mirrored(&*self.interfaces),
+        );
     }
 
     /// Writes a reply to this client from an entry.
@@ -378,7 +435,8 @@ impl Cache {
 
     /// Removes the entries whose key is selected; returns their number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&KeyFields<'_>) -> bool) -> u64 {
-        self.store.flush(|key, _| KeyFields::of(key).is_none_or(|fields| goes(&fields)))
+        self.store
+            .flush(|key, _| KeyFields::of(key).is_none_or(|fields| goes(&fields)))
     }
 
     /// Calls `each` with every entry and its age, in no particular order.
@@ -407,7 +465,8 @@ struct Mirrored<'a>(&'a dyn InterfaceAnswers);
 
 impl store::Mirror for Mirrored<'_> {
     fn last_used_ns(&self, key: &[u8]) -> Option<u64> {
-        self.0.last_used_ns(&CachedQuestion::of(KeyFields::of(key)?)?)
+        self.0
+            .last_used_ns(&CachedQuestion::of(KeyFields::of(key)?)?)
     }
 
     fn evicted(&self, key: &[u8]) {
@@ -466,7 +525,8 @@ impl Terms {
     fn of(query: &Query<'_>, reply: &[u8], index: &MessageIndex, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
         let question = index.question()?;
-        let same = message::same_question(&query.message[query.question_range()], reply.get(question)?);
+        let same =
+            message::same_question(&query.message[query.question_range()], reply.get(question)?);
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;
         }
@@ -475,14 +535,25 @@ impl Terms {
         let mut minimum = None;
         // An alias whose target has no such records is no data either (RFC 2308, section 2.2).
         let mut has_data = false;
-        for (section, record) in index.walk(reply).filter(|(_, record)| record.rtype != message::TYPE_OPT) {
+        for (section, record) in index
+            .walk(reply)
+            .filter(|(_, record)| record.rtype != message::TYPE_OPT)
+        {
             // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
-            let ttl = if record.ttl > i32::MAX as u32 { 0 } else { record.ttl };
+            let ttl = if record.ttl > i32::MAX as u32 {
+                0
+            } else {
+                record.ttl
+            };
             smallest = smallest.min(ttl);
             has_data |= section == 0 && (record.rtype == qtype || qtype == TYPE_ANY);
             if section == 1 && record.rtype == message::TYPE_SOA {
                 // The last field of the SOA.
-                minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
+                minimum = record
+                    .data
+                    .end
+                    .checked_sub(4)
+                    .and_then(|at| message::u32_at(reply, at));
             }
         }
         // Valid only for the current transaction (RFC 1035, section 3.2.1).
@@ -493,21 +564,41 @@ impl Terms {
         match (flags.rcode(), index.records[0], minimum) {
             (message::NOERROR, _, _) if has_data => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
-                Some(Self { ttl, lifetime: ttl, denial: false })
+                Some(Self {
+                    ttl,
+                    lifetime: ttl,
+                    denial: false,
+                })
             }
             // Clients see the SOA's TTL (observed), but the answer is fresh for the lower of TTL
             // and minimum (RFC 2308, section 5).
             (message::NOERROR, 0, Some(minimum)) => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_DENIAL_TTL);
-                Some(Self { ttl, lifetime: ttl.min(minimum.max(MIN_TTL)), denial: true })
+                Some(Self {
+                    ttl,
+                    lifetime: ttl.min(minimum.max(MIN_TTL)),
+                    denial: true,
+                })
             }
             (message::NXDOMAIN, _, Some(minimum)) | (message::NOERROR, 1.., Some(minimum)) => {
                 let ttl = smallest.min(minimum).clamp(MIN_TTL, MAX_DENIAL_TTL);
-                Some(Self { ttl, lifetime: ttl, denial: true })
+                Some(Self {
+                    ttl,
+                    lifetime: ttl,
+                    denial: true,
+                })
             }
-            (message::NOERROR, _, None) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
+            (message::NOERROR, _, None) => Some(Self {
+                ttl: MIN_TTL,
+                lifetime: MIN_TTL,
+                denial: true,
+            }),
             // Only http handlers pass this on as an answer (observed).
-            (message::SERVFAIL, _, _) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
+            (message::SERVFAIL, _, _) => Some(Self {
+                ttl: MIN_TTL,
+                lifetime: MIN_TTL,
+                denial: true,
+            }),
             _ => None,
         }
     }

@@ -29,7 +29,10 @@ use super::{
 };
 use dns_core::{
     config::Compat,
-    wire::{ExtendedError, ForwardedAnswer, InfoCode, Query, ReplyFlags, Transport, append_opt, begin_reply},
+    wire::{
+        ExtendedError, ForwardedAnswer, InfoCode, Query, ReplyFlags, Transport, append_opt,
+        begin_reply,
+    },
 };
 
 /// Maximum number of queries that wait for the recursors of the configuration, or of one handler.
@@ -41,7 +44,8 @@ const MAX_WAITING_FOR_HTTP: usize = 1024;
 const STALE_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// The reason of a denial.
-const BLOCKED: ExtendedError = ExtendedError::new(InfoCode::Blocked, "denied by a handler of this server");
+const BLOCKED: ExtendedError =
+    ExtendedError::new(InfoCode::Blocked, "denied by a handler of this server");
 
 /// Answers queries from one source. Clones share source and cache.
 #[derive(Clone, Debug)]
@@ -125,7 +129,12 @@ struct Fetched {
 }
 
 impl CachedSource {
-    pub(crate) fn new(source: UncachedSource, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
+    pub(crate) fn new(
+        source: UncachedSource,
+        cache: Option<Arc<Cache>>,
+        form: Form,
+        compat: Compat,
+    ) -> Self {
         let most = match source {
             UncachedSource::Http(_) => MAX_WAITING_FOR_HTTP,
             UncachedSource::Dns(_) | UncachedSource::Deny(_) => MAX_WAITING_FOR_DNS,
@@ -136,7 +145,13 @@ impl CachedSource {
             flights: SingleFlight::default(),
             failures: (!compat.forget_failures).then(Failures::default),
         };
-        Self { shared: Arc::new(Shared { source, cache, common: Arc::new(common) }) }
+        Self {
+            shared: Arc::new(Shared {
+                source,
+                cache,
+                common: Arc::new(common),
+            }),
+        }
     }
 
     pub(crate) fn downgrade(&self) -> WeakSource {
@@ -155,8 +170,18 @@ impl CachedSource {
 
     /// Returns the same source without its cache.
     pub(crate) fn without_cache(&self) -> Self {
-        let Shared { source, cache: _, common } = &*self.shared;
-        Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
+        let Shared {
+            source,
+            cache: _,
+            common,
+        } = &*self.shared;
+        Self {
+            shared: Arc::new(Shared {
+                source: source.clone(),
+                cache: None,
+                common: common.clone(),
+            }),
+        }
     }
 
     /// Returns the number of queries waiting for the source, and their limit.
@@ -166,7 +191,11 @@ impl CachedSource {
 
     /// Returns the number of queries answered with a cached failure (RFC 9520).
     pub fn failure_hits(&self) -> u64 {
-        self.shared.common.failures.as_ref().map_or(0, Failures::hits)
+        self.shared
+            .common
+            .failures
+            .as_ref()
+            .map_or(0, Failures::hits)
     }
 
     pub(crate) fn source(&self) -> &UncachedSource {
@@ -195,14 +224,20 @@ impl CachedSource {
         if let Some(failures) = &self.shared.common.failures {
             failures.flush();
         }
-        self.cache().map(|cache| cache.flush(|fields| selection.admits(fields)))
+        self.cache()
+            .map(|cache| cache.flush(|fields| selection.admits(fields)))
     }
 
     async fn reply(&self, query: &Query<'_>) -> Vec<u8> {
         let shared = &self.shared;
-        let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
+        let cached = shared
+            .cache
+            .as_ref()
+            .and_then(|cache| Some((cache, cache.key(query)?)));
         let Some((cache, key)) = cached else {
-            let Some(_permit) = shared.admit(query) else { return Fetched::refused(query).reply };
+            let Some(_permit) = shared.admit(query) else {
+                return Fetched::refused(query).reply;
+            };
             return shared.fetch_for_all(None, query, true).await.reply;
         };
         let generation = cache.generation();
@@ -215,13 +250,24 @@ impl CachedSource {
             (None, Some(entry)) => cache.stale_reply(&entry, query),
             (None, None) => Fetched::refused(query).reply,
             (Some(permit), Some(entry)) => {
-                let place = Place { cache, key: &key, generation };
+                let place = Place {
+                    cache,
+                    key: &key,
+                    generation,
+                };
                 Box::pin(self.renew(permit, place, query, &entry)).await
             }
             (Some(_permit), None) => {
-                let place = Place { cache, key: &key, generation };
+                let place = Place {
+                    cache,
+                    key: &key,
+                    generation,
+                };
                 let fetched = shared.fetch_for_all(Some(place), query, true).await;
-                let plain = fetched.failed.then(|| cache.without_dnssec(query)).flatten();
+                let plain = fetched
+                    .failed
+                    .then(|| cache.without_dnssec(query))
+                    .flatten();
                 plain.unwrap_or(fetched.reply)
             }
         }
@@ -235,18 +281,29 @@ impl CachedSource {
         query: &Query<'_>,
         entry: &Arc<Entry>,
     ) -> Vec<u8> {
-        let Place { cache, key, generation } = place;
+        let Place {
+            cache,
+            key,
+            generation,
+        } = place;
         let renewal = {
             let (shared, key, query) = (Arc::clone(&self.shared), key.clone(), query.to_owned());
             async move {
                 let _permit = permit;
-                let place = shared.cache.as_deref().map(|cache| Place { cache, key: &key, generation });
+                let place = shared.cache.as_deref().map(|cache| Place {
+                    cache,
+                    key: &key,
+                    generation,
+                });
                 shared.fetch_for_all(place, &query.as_query(), false).await
             }
         };
         // The renewal continues after this client stops waiting.
         match tokio::time::timeout(STALE_TIMEOUT, tokio::spawn(renewal)).await {
-            Ok(Ok(Fetched { reply, failed: false })) => reply,
+            Ok(Ok(Fetched {
+                reply,
+                failed: false,
+            })) => reply,
             _ => {
                 entry.renewal_failed();
                 cache.stale_reply(entry, query)
@@ -261,7 +318,11 @@ impl Answer for CachedSource {
     }
 
     fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
-        let Shared { source, cache, common } = &*self.shared;
+        let Shared {
+            source,
+            cache,
+            common,
+        } = &*self.shared;
         if let UncachedSource::Deny(denial) = source {
             *out = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
             append_opt(query, out);
@@ -269,17 +330,29 @@ impl Answer for CachedSource {
             return true;
         }
         if let Some(cache) = cache
-            && cache.key(query).is_some_and(|key| cache.write_fresh(&key, query, out))
+            && cache
+                .key(query)
+                .is_some_and(|key| cache.write_fresh(&key, query, out))
         {
             return true;
         }
-        if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
+        if cache
+            .as_ref()
+            .is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok())
+        {
             // The cache may contain an answer that is better than a failure.
             return false;
         }
-        let failures = common.failures.as_ref().filter(|failures| !failures.is_empty());
-        let generation = cache.as_ref().map(|cache| cache.generation()).unwrap_or_default();
-        let failed = failures.and_then(|failures| failures.get(&common.flight(query, generation, None)));
+        let failures = common
+            .failures
+            .as_ref()
+            .filter(|failures| !failures.is_empty());
+        let generation = cache
+            .as_ref()
+            .map(|cache| cache.generation())
+            .unwrap_or_default();
+        let failed =
+            failures.and_then(|failures| failures.get(&common.flight(query, generation, None)));
         if let Some(result) = failed {
             *out = Fetched::of_cached_failure(&result, query, common.form).reply;
             return true;
@@ -298,12 +371,21 @@ impl Answer for CachedSource {
     fn refresh<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let shared = &self.shared;
-            let Some((cache, key)) = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)))
+            let Some((cache, key)) = shared
+                .cache
+                .as_ref()
+                .and_then(|cache| Some((cache, cache.key(query)?)))
             else {
                 return;
             };
-            let Some(_permit) = shared.admit(query) else { return };
-            let place = Place { cache, key: &key, generation: cache.generation() };
+            let Some(_permit) = shared.admit(query) else {
+                return;
+            };
+            let place = Place {
+                cache,
+                key: &key,
+                generation: cache.generation(),
+            };
             shared.fetch_for_all(Some(place), query, false).await;
         })
     }
@@ -312,7 +394,12 @@ impl Answer for CachedSource {
 impl Common {
     /// Returns the key of a query's flight. A query after a flush does not join a flight that
     /// started before.
-    fn flight(&self, query: &Query<'_>, generation: Generation, place: Option<Place<'_>>) -> FlightKey {
+    fn flight(
+        &self,
+        query: &Query<'_>,
+        generation: Generation,
+        place: Option<Place<'_>>,
+    ) -> FlightKey {
         let mut key = match place {
             Some(Place { cache, key, .. }) if cache.has_keys_of_form() => CacheKey::from_slice(key),
             _ => self.form.key(query),
@@ -340,7 +427,12 @@ impl Shared {
         let generation = place.map(|place| place.generation).unwrap_or_default();
         let key = self.common.flight(query, generation, place);
         loop {
-            if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
+            if let Some(result) = self
+                .common
+                .failures
+                .as_ref()
+                .and_then(|failures| failures.get(&key))
+            {
                 return Fetched::of_cached_failure(&result, query, self.common.form);
             }
             match self.common.flights.join(&key) {
@@ -367,9 +459,20 @@ impl Shared {
         flight: &FlightKey,
     ) -> Fetched {
         let mirrored = place.map_or(0, |place| place.cache.interfaces().generation());
-        let Forwarded { mut reply, mut index, failed, errors, keep, busy, recursor } =
-            self.source.fetch(query).await;
-        if let Some(Place { cache, key, generation }) = place
+        let Forwarded {
+            mut reply,
+            mut index,
+            failed,
+            errors,
+            keep,
+            busy,
+            recursor,
+        } = self.source.fetch(query).await;
+        if let Some(Place {
+            cache,
+            key,
+            generation,
+        }) = place
             && (!failed || keep && keep_failures)
         {
             cache.admit(key, query, (&mut reply, &mut index), recursor, generation);
@@ -378,7 +481,12 @@ impl Shared {
         let has_opt = index.opt.is_some();
         let share = || {
             let (reply, index, errors) = (reply.clone(), index.clone(), errors.clone());
-            Arc::new(FlightResult { reply, index, failed, errors })
+            Arc::new(FlightResult {
+                reply,
+                index,
+                failed,
+                errors,
+            })
         };
         let failures = self.common.failures.as_ref().filter(|_| failed && !busy);
         let mut shared = failures.map(|failures| {
@@ -396,7 +504,9 @@ impl Shared {
         if !has_opt {
             append_opt(query, &mut reply);
         }
-        errors.iter().for_each(|error| error.push(query, &mut reply));
+        errors
+            .iter()
+            .for_each(|error| error.push(query, &mut reply));
         Fetched { reply, failed }
     }
 }
@@ -405,7 +515,12 @@ impl Fetched {
     /// Returns the reply for a client that joined another client's query: with its own id, flags,
     /// letter case and EDNS.
     fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
-        let FlightResult { reply, index, failed, errors } = result;
+        let FlightResult {
+            reply,
+            index,
+            failed,
+            errors,
+        } = result;
         let mut reply = reply.clone();
         message::remove_opt(&mut reply, &mut index.clone());
         message::set_id(&mut reply, query.id);
@@ -416,8 +531,13 @@ impl Fetched {
             message::set_own_flags(&mut reply, query);
         }
         append_opt(query, &mut reply);
-        errors.iter().for_each(|error| error.push(query, &mut reply));
-        Self { reply, failed: *failed }
+        errors
+            .iter()
+            .for_each(|error| error.push(query, &mut reply));
+        Self {
+            reply,
+            failed: *failed,
+        }
     }
 
     /// Returns the reply to a query whose look-up has just failed for another client.
@@ -429,10 +549,15 @@ impl Fetched {
 
     /// Returns the reply to a query whose client has too many others waiting.
     fn refused(query: &Query<'_>) -> Self {
-        let Forwarded { mut reply, .. } = Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION);
+        let Forwarded { mut reply, .. } =
+            Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION);
         append_opt(query, &mut reply);
-        ExtendedError::new(InfoCode::Other, "too many queries of this client wait").push(query, &mut reply);
-        Self { reply, failed: true }
+        ExtendedError::new(InfoCode::Other, "too many queries of this client wait")
+            .push(query, &mut reply);
+        Self {
+            reply,
+            failed: true,
+        }
     }
 }
 
@@ -444,7 +569,10 @@ impl UncachedSource {
             Self::Http(http) => Box::pin(http.fetch(query)).await,
             Self::Deny(denial) => {
                 let reply = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
-                Forwarded { errors: vec![BLOCKED], ..Forwarded::own(reply, false) }
+                Forwarded {
+                    errors: vec![BLOCKED],
+                    ..Forwarded::own(reply, false)
+                }
             }
         }
     }
@@ -500,7 +628,10 @@ impl SingleFlight {
         match self.followers.lock().entry(FlightKey::from_slice(key)) {
             hash_map::Entry::Vacant(place) => {
                 place.insert(Vec::new());
-                Part::Leader(Leader { flights: self, key: Some(key) })
+                Part::Leader(Leader {
+                    flights: self,
+                    key: Some(key),
+                })
             }
             hash_map::Entry::Occupied(mut followers) => {
                 let (sender, receiver) = oneshot::channel();
@@ -519,7 +650,10 @@ impl SingleFlight {
 impl Leader<'_> {
     /// Ends the flight; returns the clients that wait for its result.
     pub(crate) fn end(mut self) -> Vec<Follower> {
-        self.key.take().map(|key| self.flights.end(key)).unwrap_or_default()
+        self.key
+            .take()
+            .map(|key| self.flights.end(key))
+            .unwrap_or_default()
     }
 }
 
@@ -580,7 +714,8 @@ impl Failures {
         let now = Instant::now();
         let mut remembered = self.remembered.lock();
         while let Some((since, _)) = remembered.order.front()
-            && (now.duration_since(*since) >= FAILURE_LIFETIME || remembered.order.len() >= MAX_FAILURES)
+            && (now.duration_since(*since) >= FAILURE_LIFETIME
+                || remembered.order.len() >= MAX_FAILURES)
         {
             remembered.forget_oldest();
         }
@@ -602,8 +737,14 @@ impl Failures {
 
 impl Remembered {
     fn forget_oldest(&mut self) {
-        let Some((since, key)) = self.order.pop_front() else { return };
-        if self.by_key.get(&key).is_some_and(|(latest, _)| *latest == since) {
+        let Some((since, key)) = self.order.pop_front() else {
+            return;
+        };
+        if self
+            .by_key
+            .get(&key)
+            .is_some_and(|(latest, _)| *latest == since)
+        {
             self.by_key.remove(&key);
         }
     }

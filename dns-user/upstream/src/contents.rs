@@ -77,12 +77,18 @@ pub struct Listing {
 impl Selection {
     /// Returns whether the answer with this key is selected.
     pub(crate) fn admits(&self, fields: &KeyFields<'_>) -> bool {
-        let Self { name, zone, query_type } = self;
+        let Self {
+            name,
+            zone,
+            query_type,
+        } = self;
         query_type.is_none_or(|wanted| wanted == fields.qtype)
-            && name.as_ref().is_none_or(|name| name.as_wire() == fields.name)
-            && zone
+            && name
                 .as_ref()
-                .is_none_or(|zone| Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone)))
+                .is_none_or(|name| name.as_wire() == fields.name)
+            && zone.as_ref().is_none_or(|zone| {
+                Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone))
+            })
     }
 }
 
@@ -101,7 +107,10 @@ impl Listing {
                     && let Some(mut answer) = CachedAnswer::of(handler, &name, fields, entry, age)
                 {
                     answer.on_interface = cache.question_on_interface(*fields).is_some();
-                    answer.records = selection.name.as_ref().map(|_| records(&entry.message, answer.ttl));
+                    answer.records = selection
+                        .name
+                        .as_ref()
+                        .map(|_| records(&entry.message, answer.ttl));
                     found.push((name, answer));
                 }
             });
@@ -110,10 +119,22 @@ impl Listing {
         found.sort_by_cached_key(|(name, answer)| {
             let mut labels: Vec<Vec<u8>> = name.labels().map(<[u8]>::to_vec).collect();
             labels.reverse();
-            (labels, answer.query_type.clone(), answer.dnssec_ok, answer.checking_disabled)
+            (
+                labels,
+                answer.query_type.clone(),
+                answer.dnssec_ok,
+                answer.checking_disabled,
+            )
         });
         let omitted = found.len().saturating_sub(limit);
-        Self { entries: found.into_iter().take(limit).map(|(_, answer)| answer).collect(), omitted }
+        Self {
+            entries: found
+                .into_iter()
+                .take(limit)
+                .map(|(_, answer)| answer)
+                .collect(),
+            omitted,
+        }
     }
 }
 
@@ -157,7 +178,9 @@ fn class_text(class: u16) -> String {
 
 /// Returns the answer section in presentation format, with the TTL of a reply sent now.
 fn records(message: &[u8], ttl: u32) -> Vec<String> {
-    let Ok(message) = Message::from_vec(message) else { return Vec::new() };
+    let Ok(message) = Message::from_vec(message) else {
+        return Vec::new();
+    };
     let with_ttl = |record: &Record| {
         let mut record = record.clone();
         record.ttl = ttl;

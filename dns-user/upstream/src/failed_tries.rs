@@ -128,7 +128,10 @@ impl FailedTries {
 
     /// Returns the number of failures for every reason.
     pub(crate) fn by_reason(&self) -> impl Iterator<Item = (Reason, u64)> {
-        Reason::ALL.iter().zip(&self.failures).map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
+        Reason::ALL
+            .iter()
+            .zip(&self.failures)
+            .map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
     }
 
     /// Returns the number of tries in a row without a reply, up to the latest.
@@ -209,7 +212,10 @@ impl FailedTries {
     }
 
     fn state(&self) -> CounterValues {
-        CounterValues { tries: self.tries(), failures: self.by_reason().map(|(_, count)| count).collect() }
+        CounterValues {
+            tries: self.tries(),
+            failures: self.by_reason().map(|(_, count)| count).collect(),
+        }
     }
 }
 
@@ -233,7 +239,11 @@ struct Summary {
 impl Summary {
     /// Returns the failures between two states; `None` if there were none.
     fn between(before: &CounterValues, now: &CounterValues) -> Option<Self> {
-        let counts = now.failures.iter().zip(&before.failures).map(|(now, before)| now - before);
+        let counts = now
+            .failures
+            .iter()
+            .zip(&before.failures)
+            .map(|(now, before)| now - before);
         let mut counts: Vec<(&str, u64)> = Reason::ALL
             .iter()
             .map(|reason| reason.label())
@@ -242,14 +252,25 @@ impl Summary {
             .collect();
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let failed = counts.iter().map(|(_, count)| count).sum();
-        let reasons: Vec<String> = counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let reasons: Vec<String> = counts
+            .iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
         // A query sent before the interval may have failed within it.
         let tries = (now.tries - before.tries).max(failed);
-        (failed > 0).then(|| Self { tries, failed, reasons: reasons.join(", ") })
+        (failed > 0).then(|| Self {
+            tries,
+            failed,
+            reasons: reasons.join(", "),
+        })
     }
 
     fn log(&self, recursor: &str, interval: Duration) {
-        let Self { tries, failed, reasons } = self;
+        let Self {
+            tries,
+            failed,
+            reasons,
+        } = self;
         let text = format!(
             "{failed} of {tries} queries to a recursor failed within {} s: {reasons}",
             interval.as_secs()
@@ -276,14 +297,27 @@ mod tests {
         };
         assert_eq!(Summary::between(&state(5, 1, 1), &state(9, 1, 1)), None);
         let summary = Summary::between(&state(5, 1, 1), &state(105, 3, 8)).unwrap();
-        assert_eq!(summary, Summary { tries: 100, failed: 9, reasons: "servfail 7, timeout 2".to_owned() });
+        assert_eq!(
+            summary,
+            Summary {
+                tries: 100,
+                failed: 9,
+                reasons: "servfail 7, timeout 2".to_owned()
+            }
+        );
     }
 
     #[test]
     fn reason_bits_are_distinct() {
         for (index, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, index);
-            assert_eq!(Reason::ALL.iter().filter(|other| other.label() == reason.label()).count(), 1);
+            assert_eq!(
+                Reason::ALL
+                    .iter()
+                    .filter(|other| other.label() == reason.label())
+                    .count(),
+                1
+            );
         }
         assert!(Reason::ALL.len() <= 16);
     }
@@ -312,7 +346,9 @@ mod tests {
         assert_ne!(*tries.series.lock(), 0);
         assert_eq!(tries.by_reason().next(), Some((Reason::TimedOut, 3)));
         // A second task ends the same series earlier.
-        Arc::clone(&tries).summarise(tries.state(), Duration::from_millis(1)).await;
+        Arc::clone(&tries)
+            .summarise(tries.state(), Duration::from_millis(1))
+            .await;
         assert_eq!(*tries.series.lock(), 0);
     }
 }

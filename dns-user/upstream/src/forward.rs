@@ -53,13 +53,26 @@ impl Forwarder {
         hosts: &Arc<HostNames>,
     ) -> Self {
         let set = ArcSwap::from_pointee(RecursorSet::new(names, options, selection, &[], hosts));
-        Self { set, options, selection, compat, hosts: Arc::clone(hosts), none_lines: LineLimit::new() }
+        Self {
+            set,
+            options,
+            selection,
+            compat,
+            hosts: Arc::clone(hosts),
+            none_lines: LineLimit::new(),
+        }
     }
 
     /// Replaces the recursors. Recursors that stay keep their sockets and counters.
     pub(crate) fn replace(&self, names: &[String]) {
         let old = self.set.load();
-        let set = RecursorSet::new(names, self.options, self.selection, &old.recursors, &self.hosts);
+        let set = RecursorSet::new(
+            names,
+            self.options,
+            self.selection,
+            &old.recursors,
+            &self.hosts,
+        );
         self.set.store(Arc::new(set));
     }
 
@@ -100,11 +113,20 @@ impl Forwarder {
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
                     let recursor = Some(Arc::clone(&recursor.name));
-                    return Forwarded { recursor, ..validated.finish(query, form) };
+                    return Forwarded {
+                        recursor,
+                        ..validated.finish(query, form)
+                    };
                 }
                 Ok(validated) => {
-                    let failure = Failure { validated, recursor: Arc::clone(&recursor.name) };
-                    if best.as_ref().is_none_or(|best| failure.rank() >= best.rank()) {
+                    let failure = Failure {
+                        validated,
+                        recursor: Arc::clone(&recursor.name),
+                    };
+                    if best
+                        .as_ref()
+                        .is_none_or(|best| failure.rank() >= best.rank())
+                    {
                         best = Some(failure);
                     }
                 }
@@ -116,11 +138,17 @@ impl Forwarder {
         }
         if self.compat.nxdomain_for_failures {
             let failed = best.is_none_or(|best| best.rank() == 0);
-            return Forwarded { failed, ..Forwarded::bare(query, message::NXDOMAIN, ReplyFlags::ERROR) };
+            return Forwarded {
+                failed,
+                ..Forwarded::bare(query, message::NXDOMAIN, ReplyFlags::ERROR)
+            };
         }
         match best {
             Some(failure) => failure.finish(query, self.options),
-            None => Forwarded { busy, ..unanswered(query, last_error) },
+            None => Forwarded {
+                busy,
+                ..unanswered(query, last_error)
+            },
         }
     }
 
@@ -134,7 +162,8 @@ impl Forwarder {
             ProbeDecision::Wait => true,
             ProbeDecision::Skip => false,
             ProbeDecision::Probe => {
-                let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.options.form);
+                let (recursor, query, form) =
+                    (Arc::clone(recursor), query.to_owned(), self.options.form);
                 tokio::spawn(async move {
                     let query = query.as_query();
                     // The result updates the recursor's counters.
@@ -149,7 +178,9 @@ impl Forwarder {
     /// overload of this server.
     fn counts_as_failure(&self, outcome: &Result<ValidatedReply, TryError>) -> bool {
         match outcome {
-            Ok(validated) if validated.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
+            Ok(validated) if validated.rcode() == message::NXDOMAIN => {
+                self.compat.nxdomain_is_failure
+            }
             Ok(validated) => validated.rcode() != message::NOERROR,
             Err(error) => *error != TryError::Busy,
         }
@@ -162,8 +193,14 @@ fn unanswered(query: &Query<'_>, last_error: Option<TryError>) -> Forwarded {
         Some(error) => format!("no recursor answered: {error}"),
         None => "no recursor is known".to_owned(),
     };
-    let errors = vec![ExtendedError::with_text(InfoCode::NoReachableAuthority, text)];
-    Forwarded { errors, ..Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION) }
+    let errors = vec![ExtendedError::with_text(
+        InfoCode::NoReachableAuthority,
+        text,
+    )];
+    Forwarded {
+        errors,
+        ..Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION)
+    }
 }
 
 impl RecursorSet {
@@ -178,7 +215,9 @@ impl RecursorSet {
         let mut recursors: Vec<Arc<Recursor>> = Vec::with_capacity(names.len());
         for name in names {
             let known = known.iter().find(|recursor| *recursor.name == **name);
-            recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, options, hosts)), Arc::clone));
+            recursors.push(
+                known.map_or_else(|| Arc::new(Recursor::new(name, options, hosts)), Arc::clone),
+            );
         }
         if selection == RecursorSelection::Smart {
             fastrand::shuffle(&mut recursors);
@@ -201,8 +240,11 @@ impl Failure {
     /// NXDOMAIN is the most informative, especially with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
         let ValidatedReply { reply, index } = &self.validated;
-        let with_soa =
-            || index.walk(reply).any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA);
+        let with_soa = || {
+            index
+                .walk(reply)
+                .any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA)
+        };
         match self.validated.rcode() {
             message::NXDOMAIN if with_soa() => 2,
             message::NXDOMAIN => 1,
@@ -214,13 +256,25 @@ impl Failure {
     /// or concerns only the exchange with the recursor.
     fn finish(self, query: &Query<'_>, options: RecursorOptions) -> Forwarded {
         let failed = self.rank() == 0;
-        let Self { validated, recursor } = self;
+        let Self {
+            validated,
+            recursor,
+        } = self;
         let recursor = Some(recursor);
         if validated.index.questions == 1 && !validated.has_extended_rcode() {
-            return Forwarded { failed, recursor, ..validated.finish(query, options.form) };
+            return Forwarded {
+                failed,
+                recursor,
+                ..validated.finish(query, options.form)
+            };
         }
         let (rcode, errors) = (validated.rcode(), validated.errors());
-        Forwarded { failed, recursor, errors, ..Forwarded::bare(query, rcode, ReplyFlags::RECURSION) }
+        Forwarded {
+            failed,
+            recursor,
+            errors,
+            ..Forwarded::bare(query, rcode, ReplyFlags::RECURSION)
+        }
     }
 }
 
@@ -275,7 +329,11 @@ impl RecursorOrder {
     /// Creates the order of `count` recursors; the first is preferred.
     pub(crate) fn new(mode: RecursorSelection, count: usize) -> Self {
         let histories = (0..count).map(|_| History::default()).collect();
-        Self { mode, preferred: AtomicUsize::new(0), histories }
+        Self {
+            mode,
+            preferred: AtomicUsize::new(0),
+            histories,
+        }
     }
 
     /// Returns indexes in the order in which they are tried.
@@ -291,17 +349,23 @@ impl RecursorOrder {
     }
 
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
-        self.histories.get(index).map_or(0, |history| history.all.load(Ordering::Relaxed).count_ones())
+        self.histories.get(index).map_or(0, |history| {
+            history.all.load(Ordering::Relaxed).count_ones()
+        })
     }
 
     /// Records the result of a try.
     pub(crate) fn record(&self, index: usize, failed: bool) {
-        let Some(history) = self.histories.get(index) else { return };
+        let Some(history) = self.histories.get(index) else {
+            return;
+        };
         let failures = history.record(failed);
         if self.mode == RecursorSelection::Smart && failures >= MAX_FAILURES && failed {
             let next = (index + 1) % self.histories.len();
-            let moved =
-                self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            let moved = self
+                .preferred
+                .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
             if moved {
                 // The recursor starts without failures when it is preferred again.
                 history.turn.store(0, Ordering::Relaxed);
@@ -329,7 +393,11 @@ mod failover_tests {
         assert_eq!(order(&recursors), [0, 1, 2]);
         recursors.record(0, true);
         assert_eq!(order(&recursors), [1, 2, 0]);
-        assert_eq!(recursors.recent_failures(0), 5, "operators still see the failures");
+        assert_eq!(
+            recursors.recent_failures(0),
+            5,
+            "operators still see the failures"
+        );
     }
 
     #[test]

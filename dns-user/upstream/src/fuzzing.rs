@@ -46,11 +46,19 @@ impl CachedReplies {
         let Self(cache) = self;
         let _removed = cache.flush(|_| true);
         let query = parsed(query)?;
-        let forwarded = ValidatedReply::new(reply).ok()?.finish(&query, Form::default());
+        let forwarded = ValidatedReply::new(reply)
+            .ok()?
+            .finish(&query, Form::default());
         let (mut reply, mut index) = (forwarded.reply, forwarded.index);
         let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &query, (&mut reply, &mut index), None, cache.generation());
+            cache.admit(
+                key,
+                &query,
+                (&mut reply, &mut index),
+                None,
+                cache.generation(),
+            );
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);
@@ -58,7 +66,11 @@ impl CachedReplies {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Stale(_) | Lookup::Miss => None,
         });
-        Some(Given { at_once: reply, from_cache, copy: cache.copy(&query) })
+        Some(Given {
+            at_once: reply,
+            from_cache,
+            copy: cache.copy(&query),
+        })
     }
 
     /// Returns the cache's reply to a client that sends `query` when the last answer has this age.
@@ -105,9 +117,16 @@ mod tests {
         reply.extend(b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01");
         let replies = CachedReplies::new();
         let given = replies.give(query, reply.clone()).unwrap();
-        assert_eq!((&given.at_once, given.from_cache.as_ref()), (&reply, Some(&reply)));
+        assert_eq!(
+            (&given.at_once, given.from_cache.as_ref()),
+            (&reply, Some(&reply))
+        );
         assert!(is_sound(&reply) && !is_sound(&reply[..reply.len() - 1]));
-        assert!(replies.give(query, reply[..reply.len() - 1].to_vec()).is_none());
+        assert!(
+            replies
+                .give(query, reply[..reply.len() - 1].to_vec())
+                .is_none()
+        );
         let document =
             br#"{"Status": 0, "Answer": [{"name": "x", "type": 1, "TTL": 60, "data": "10.0.0.1"}]}"#;
         assert!(is_sound(&http_answer(query, document).unwrap()));

@@ -103,21 +103,31 @@ impl Handlers {
         let mut http_clients = HashMap::new();
         let by_domain = handlers.into_iter().map(|handler| {
             let domain = handler.domain.clone();
-            let known = previous.by_domain.get(&domain).filter(|known| known.config == handler);
+            let known = previous
+                .by_domain
+                .get(&domain)
+                .filter(|known| known.config == handler);
             let handler = match known {
                 Some(known) => known.clone(),
                 None => Handler::new(handler, config, hosts, interfaces, |trust| {
-                    http_clients.entry(trust.clone()).or_insert_with(|| client(hosts, trust)).clone()
+                    http_clients
+                        .entry(trust.clone())
+                        .or_insert_with(|| client(hosts, trust))
+                        .clone()
                 }),
             };
             (domain, handler)
         });
-        Self { by_domain: by_domain.collect() }
+        Self {
+            by_domain: by_domain.collect(),
+        }
     }
 
     /// Returns the domains with the sources of their answers.
     pub fn sources(&self) -> impl Iterator<Item = (&Name, &CachedSource)> {
-        self.by_domain.iter().map(|(domain, handler)| (domain, &handler.source))
+        self.by_domain
+            .iter()
+            .map(|(domain, handler)| (domain, &handler.source))
     }
 }
 
@@ -139,7 +149,11 @@ impl Handler {
             ))),
             HandlerSource::Http(HttpServer { url, trust }) => {
                 let client = http_client(trust);
-                UncachedSource::Http(Arc::new(HttpSource::new(url.clone(), client, config.request_timeout)))
+                UncachedSource::Http(Arc::new(HttpSource::new(
+                    url.clone(),
+                    client,
+                    config.request_timeout,
+                )))
             }
             HandlerSource::Deny(denial) => UncachedSource::Deny(*denial),
         };
@@ -147,7 +161,10 @@ impl Handler {
         let (form, compat) = (form(config), config.compat);
         let cache = (handler.cache && worth_keeping)
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
-        Self { config: handler, source: CachedSource::new(source, cache, form, compat) }
+        Self {
+            config: handler,
+            source: CachedSource::new(source, cache, form, compat),
+        }
     }
 }
 
@@ -157,7 +174,12 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<Config
     let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
     let list = match json {
         Json::List(_) | Json::Null => json,
-        other => return Err(error(format!("is {}, not a list of handlers", other.kind()))),
+        other => {
+            return Err(error(format!(
+                "is {}, not a list of handlers",
+                other.kind()
+            )));
+        }
     };
     // Read through the parent, so that errors name `handlers[3].source.type`.
     let document = Json::Object(vec![("handlers".to_owned(), list)]);
@@ -167,37 +189,61 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<Config
 }
 
 fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<ConfigError>> {
-    let cache = handler.object("cache").and_then(|cache| cache.boolean("enabled"));
+    let cache = handler
+        .object("cache")
+        .and_then(|cache| cache.boolean("enabled"));
     match (parse_domain(handler), parse_source(handler), cache) {
-        (Ok(domain), Ok(source), Ok(cache)) => {
-            Ok(HandlerConfig { domain, source, cache: cache.unwrap_or(false) })
-        }
-        (domain, source, cache) => {
-            Err([domain.err(), source.err(), cache.err()].into_iter().flatten().collect())
-        }
+        (Ok(domain), Ok(source), Ok(cache)) => Ok(HandlerConfig {
+            domain,
+            source,
+            cache: cache.unwrap_or(false),
+        }),
+        (domain, source, cache) => Err([domain.err(), source.err(), cache.err()]
+            .into_iter()
+            .flatten()
+            .collect()),
     }
 }
 
 fn parse_domain(handler: &ObjectReader<'_>) -> Result<Name, ConfigError> {
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
-        handler.error("domain", "is missing; expected a domain such as \"corp.example.\", or \".\" for all")
+        handler.error(
+            "domain",
+            "is missing; expected a domain such as \"corp.example.\", or \".\" for all",
+        )
     })?;
-    Name::from_text(domain).map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))
+    Name::from_text(domain)
+        .map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))
 }
 
 fn parse_source(handler: &ObjectReader<'_>) -> Result<HandlerSource, ConfigError> {
     let source = handler.object("source")?;
-    match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
+    match source.choice(
+        "type",
+        &[
+            ("dns", Kind::Dns),
+            ("http", Kind::Http),
+            ("deny", Kind::Deny),
+        ],
+    )? {
         None => Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
         Some(Kind::Dns) => Ok(HandlerSource::Dns(parse_recursors(&source)?)),
-        Some(Kind::Http) => {
-            Ok(HandlerSource::Http(HttpServer { url: parse_url(&source)?, trust: parse_trust(&source)? }))
-        }
+        Some(Kind::Http) => Ok(HandlerSource::Http(HttpServer {
+            url: parse_url(&source)?,
+            trust: parse_trust(&source)?,
+        })),
         Some(Kind::Deny) => {
-            let choices =
-                [("", Denial::Nxdomain), ("NXDOMAIN", Denial::Nxdomain), ("REFUSED", Denial::Refused)];
-            Ok(HandlerSource::Deny(source.choice("response", &choices)?.unwrap_or(Denial::Nxdomain)))
+            let choices = [
+                ("", Denial::Nxdomain),
+                ("NXDOMAIN", Denial::Nxdomain),
+                ("REFUSED", Denial::Refused),
+            ];
+            Ok(HandlerSource::Deny(
+                source
+                    .choice("response", &choices)?
+                    .unwrap_or(Denial::Nxdomain),
+            ))
         }
     }
 }
@@ -213,20 +259,30 @@ enum Kind {
 fn parse_recursors(source: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
     let texts = source.texts("recursors")?.unwrap_or_default();
     if texts.is_empty() {
-        return Err(source.error("recursors", "is empty; a handler of type \"dns\" needs at least one"));
+        return Err(source.error(
+            "recursors",
+            "is empty; a handler of type \"dns\" needs at least one",
+        ));
     }
-    let recursors = texts.into_iter().map(with_port).collect::<Result<_, NoRecursor>>();
+    let recursors = texts
+        .into_iter()
+        .map(with_port)
+        .collect::<Result<_, NoRecursor>>();
     recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
 }
 
 fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {
-    const ALLOWED: &str = "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
+    const ALLOWED: &str =
+        "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
     let text = source.text("url")?.filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
-    let url =
-        Url::parse(text).map_err(|reason| source.error("url", &format!("{text:?}: {reason}; {ALLOWED}")))?;
+    let url = Url::parse(text)
+        .map_err(|reason| source.error("url", &format!("{text:?}: {reason}; {ALLOWED}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-        return Err(source.error("url", &format!("{text:?} has an unsupported scheme; {ALLOWED}")));
+        return Err(source.error(
+            "url",
+            &format!("{text:?} has an unsupported scheme; {ALLOWED}"),
+        ));
     }
     Ok(url)
 }
@@ -234,9 +290,10 @@ fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {
 fn parse_trust(source: &ObjectReader<'_>) -> Result<Trust, ConfigError> {
     let file = source.text("ca_file")?.filter(|file| !file.is_empty());
     match (source.boolean("insecure_skip_verify")?, file) {
-        (Some(true), Some(_)) => {
-            Err(source.error("insecure_skip_verify", "contradicts `ca_file`; remove one of them"))
-        }
+        (Some(true), Some(_)) => Err(source.error(
+            "insecure_skip_verify",
+            "contradicts `ca_file`; remove one of them",
+        )),
         (Some(true), None) => Ok(Trust::Anyone),
         (_, Some(file)) => Ok(Trust::File(file.into())),
         (_, None) => Ok(Trust::System),
@@ -248,7 +305,9 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Vec<HandlerConfig>, String> {
-        Handlers::parse([("h.json", text.as_bytes())]).whole().map_err(|errors| errors.to_string())
+        Handlers::parse([("h.json", text.as_bytes())])
+            .whole()
+            .map_err(|errors| errors.to_string())
     }
 
     #[test]
@@ -261,7 +320,9 @@ mod tests {
                 {"domain": "r.", "source": {"type": "deny", "response": "REFUSED"}}]"#,
         )
         .unwrap();
-        let recursors = ["10.0.0.1:53", "[::1]:53", "host:5353"].map(str::to_owned).to_vec();
+        let recursors = ["10.0.0.1:53", "[::1]:53", "host:5353"]
+            .map(str::to_owned)
+            .to_vec();
         assert_eq!(
             handlers[0],
             HandlerConfig {
@@ -270,21 +331,41 @@ mod tests {
                 cache: true
             }
         );
-        let server =
-            |text: &str, trust| HandlerSource::Http(HttpServer { url: text.parse().unwrap(), trust });
-        assert_eq!(handlers[1].source, server("https://dns.example/x", Trust::System));
+        let server = |text: &str, trust| {
+            HandlerSource::Http(HttpServer {
+                url: text.parse().unwrap(),
+                trust,
+            })
+        };
+        assert_eq!(
+            handlers[1].source,
+            server("https://dns.example/x", Trust::System)
+        );
         for (settings, trust) in [
-            (r#""ca_file": "/etc/ca.pem""#, Trust::File("/etc/ca.pem".into())),
-            (r#""ca_file": "", "insecure_skip_verify": true"#, Trust::Anyone),
+            (
+                r#""ca_file": "/etc/ca.pem""#,
+                Trust::File("/etc/ca.pem".into()),
+            ),
+            (
+                r#""ca_file": "", "insecure_skip_verify": true"#,
+                Trust::Anyone,
+            ),
             (r#""insecure_skip_verify": false"#, Trust::System),
         ] {
             let text = format!(
                 r#"[{{"domain": "x.", "source": {{"type": "http", "url": "https://dns.example", {settings}}}}}]"#
             );
-            assert_eq!(parse(&text).unwrap()[0].source, server("https://dns.example", trust), "{settings}");
+            assert_eq!(
+                parse(&text).unwrap()[0].source,
+                server("https://dns.example", trust),
+                "{settings}"
+            );
         }
         assert_eq!(handlers[2].source, HandlerSource::Deny(Denial::Nxdomain));
-        assert_eq!((&handlers[2].domain, handlers[2].cache), (&Name::root(), false));
+        assert_eq!(
+            (&handlers[2].domain, handlers[2].cache),
+            (&Name::root(), false)
+        );
         assert_eq!(handlers[3].source, HandlerSource::Deny(Denial::Refused));
         assert_eq!(parse("[]"), Ok(vec![]));
         assert_eq!(parse("null"), Ok(vec![]));
@@ -294,9 +375,14 @@ mod tests {
     fn the_last_of_several_counts() {
         let deny = br#"[{"domain": "a.", "source": {"type": "deny", "response": "REFUSED"}}]"#;
         let dns = br#"[{"domain": "A", "source": {"type": "dns", "recursors": ["1.2.3.4"]}}]"#;
-        let handlers = Handlers::parse([("1.json", &deny[..]), ("2.json", dns)]).whole().unwrap();
+        let handlers = Handlers::parse([("1.json", &deny[..]), ("2.json", dns)])
+            .whole()
+            .unwrap();
         assert_eq!(handlers.len(), 1);
-        assert_eq!(handlers[0].source, HandlerSource::Dns(vec!["1.2.3.4:53".to_owned()]));
+        assert_eq!(
+            handlers[0].source,
+            HandlerSource::Dns(vec!["1.2.3.4:53".to_owned()])
+        );
     }
 
     #[test]
@@ -310,7 +396,10 @@ mod tests {
             ("3.json", br#"[{"domain": "c.", "source": {"type": "deny"}, "cache": 1}]"#),
         ];
         let ParsedFiles { valid, errors } = Handlers::parse(files);
-        let domains: Vec<String> = valid.iter().map(|handler| handler.domain.to_string()).collect();
+        let domains: Vec<String> = valid
+            .iter()
+            .map(|handler| handler.domain.to_string())
+            .collect();
         assert_eq!(domains, ["b."]);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         let expected = [
@@ -330,12 +419,27 @@ mod tests {
         for (text, expected) in [
             ("", "h.json: no JSON"),
             ("[}", "h.json: no JSON"),
-            (r#"{"domain": "x."}"#, "h.json: is an object, not a list of handlers"),
+            (
+                r#"{"domain": "x."}"#,
+                "h.json: is an object, not a list of handlers",
+            ),
             ("[1]", "h.json: handlers[0]: is 1; expected an object"),
-            (r#"[{"source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: is missing"),
-            (r#"[{"domain": "a..b", "source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: \"a..b\""),
-            (r#"[{"domain": "x.", "source": {}}]"#, "h.json: handlers[0].source.type: is missing"),
-            (r#"[{"domain": "x."}]"#, "h.json: handlers[0].source.type: is missing"),
+            (
+                r#"[{"source": {"type": "deny"}}]"#,
+                "h.json: handlers[0].domain: is missing",
+            ),
+            (
+                r#"[{"domain": "a..b", "source": {"type": "deny"}}]"#,
+                "h.json: handlers[0].domain: \"a..b\"",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {}}]"#,
+                "h.json: handlers[0].source.type: is missing",
+            ),
+            (
+                r#"[{"domain": "x."}]"#,
+                "h.json: handlers[0].source.type: is missing",
+            ),
             (
                 r#"[{"domain": "x.", "source": {"type": "file"}}]"#,
                 "h.json: handlers[0].source.type: \"file\"",

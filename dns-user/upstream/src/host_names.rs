@@ -66,15 +66,27 @@ impl HostNames {
     /// `own`.
     pub fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
         let by_address = |name: &&String| name.parse::<SocketAddr>().is_ok();
-        Arc::new(Self { recursors: recursors.iter().filter(by_address).cloned().collect(), own })
+        Arc::new(Self {
+            recursors: recursors.iter().filter(by_address).cloned().collect(),
+            own,
+        })
     }
 
     /// Starts resolving a name. Must be called inside a tokio runtime.
     pub fn follow(self: &Arc<Self>, host: &str) -> Arc<HostName> {
         let again = Arc::new(Notify::new());
         let addresses = watch::Sender::new(Arc::from([]));
-        let name = Arc::new(HostName { addresses, failures: AtomicUsize::new(0), again: Arc::clone(&again) });
-        tokio::spawn(keep_up(Arc::clone(self), host.to_owned(), Arc::downgrade(&name), again));
+        let name = Arc::new(HostName {
+            addresses,
+            failures: AtomicUsize::new(0),
+            again: Arc::clone(&again),
+        });
+        tokio::spawn(keep_up(
+            Arc::clone(self),
+            host.to_owned(),
+            Arc::downgrade(&name),
+            again,
+        ));
         name
     }
 
@@ -91,7 +103,10 @@ impl HostNames {
         let name = Name::from_text(host).ok()?;
         if host.eq_ignore_ascii_case("localhost") {
             // RFC 6761, section 6.3.
-            return Some((vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()], longest));
+            return Some((
+                vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+                longest,
+            ));
         }
         let mut servers = self.recursors.clone();
         servers.extend(nameservers(&self.own.load()));
@@ -104,12 +119,20 @@ impl HostNames {
             randomise_case: false,
         };
         let nobody = Arc::new(Self::default());
-        let forwarder =
-            Forwarder::new(&servers, options, RecursorSelection::Serial, Compat::default(), &nobody);
+        let forwarder = Forwarder::new(
+            &servers,
+            options,
+            RecursorSelection::Serial,
+            Compat::default(),
+            &nobody,
+        );
         for qtype in [TYPE_A, TYPE_AAAA] {
             let (addresses, ttl) = ask(&forwarder, &name, qtype).await;
             if !addresses.is_empty() {
-                return Some((addresses, Duration::from_secs(ttl.into()).clamp(least, longest)));
+                return Some((
+                    addresses,
+                    Duration::from_secs(ttl.into()).clamp(least, longest),
+                ));
             }
         }
         None
@@ -121,7 +144,8 @@ impl HostName {
     /// `patience`.
     pub async fn address(&self, patience: Duration) -> Option<IpAddr> {
         let mut addresses = self.addresses.subscribe();
-        let known = tokio::time::timeout(patience, addresses.wait_for(|known| !known.is_empty())).await;
+        let known =
+            tokio::time::timeout(patience, addresses.wait_for(|known| !known.is_empty())).await;
         let known = known.ok()?.ok()?;
         let turn = self.failures.load(Ordering::Relaxed) % known.len();
         known.get(turn).copied()
@@ -176,27 +200,36 @@ async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, agai
 async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u32) {
     let message = query_message(0, FLAG_RD, name.as_wire(), qtype);
     // `message` was built above and always parses.
-    let Parsed::Query(query) = parse(&message) else { return (Vec::new(), 0) };
+    let Parsed::Query(query) = parse(&message) else {
+        return (Vec::new(), 0);
+    };
     let reply = forwarder.forward(&query).await.reply;
     let index = MessageIndex::of(&reply).unwrap_or_default();
     let mut smallest = u32::MAX;
-    let answers = index.walk(&reply).filter(|(section, record)| *section == 0 && record.rtype == qtype);
+    let answers = index
+        .walk(&reply)
+        .filter(|(section, record)| *section == 0 && record.rtype == qtype);
     let addresses = answers.filter_map(|(_, record)| {
         smallest = smallest.min(record.ttl);
         let data = reply.get(record.data)?;
         let v4 = <[u8; 4]>::try_from(data).map(IpAddr::from);
-        v4.or_else(|_| <[u8; 16]>::try_from(data).map(IpAddr::from)).ok()
+        v4.or_else(|_| <[u8; 16]>::try_from(data).map(IpAddr::from))
+            .ok()
     });
     (addresses.collect(), smallest)
 }
 
 /// Finds the addresses of a host in the text of /etc/hosts (hosts(5)).
 fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default());
     let matching = lines.filter_map(|line| {
         let mut words = line.split_whitespace();
         let address = words.next()?.parse().ok()?;
-        words.any(|word| word.eq_ignore_ascii_case(host)).then_some(address)
+        words
+            .any(|word| word.eq_ignore_ascii_case(host))
+            .then_some(address)
     });
     matching.collect()
 }
@@ -240,7 +273,12 @@ pub(super) struct Nameservers {
 impl Nameservers {
     /// Reads the file. An unreadable file yields an empty list.
     pub(super) fn new(own: Arc<ArcSwap<Vec<SocketAddr>>>, excluded: Vec<String>) -> Self {
-        let mut new = Self { own, excluded, seen: Default::default(), names: Vec::new() };
+        let mut new = Self {
+            own,
+            excluded,
+            seen: Default::default(),
+            names: Vec::new(),
+        };
         new.seen = new.version();
         new.names = new.read();
         new
@@ -291,9 +329,11 @@ impl Nameservers {
 
     fn read(&self) -> Vec<String> {
         let names = match fs::read(RESOLV_CONF) {
-            Ok(bytes) => {
-                parse_resolv_conf(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1), false)
-            }
+            Ok(bytes) => parse_resolv_conf(
+                &String::from_utf8_lossy(&bytes),
+                &own_addresses(&self.seen.1),
+                false,
+            ),
             Err(error) => {
                 tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
                 Vec::new()
@@ -337,7 +377,9 @@ fn parse_resolv_conf(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<Str
         }
         let Some(word) = words.next() else { continue };
         // A link-local address may contain its interface: `fe80::1%eth0`.
-        let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
+        let (address, zone) = word
+            .split_once('%')
+            .map_or((word, None), |(ip, zone)| (ip, Some(zone)));
         let Ok(address) = address.parse::<IpAddr>() else {
             tracing::warn!(nameserver = word, "nameserver skipped: not an IP address");
             continue;
@@ -357,7 +399,9 @@ fn parse_resolv_conf(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<Str
 }
 
 fn interface_index(zone: &str) -> Option<u32> {
-    zone.parse().ok().or_else(|| nix::net::if_::if_nametoindex(zone).ok())
+    zone.parse()
+        .ok()
+        .or_else(|| nix::net::if_::if_nametoindex(zone).ok())
 }
 
 #[cfg(test)]
@@ -366,16 +410,20 @@ mod tests {
 
     #[test]
     fn hosts_are_read() {
-        let text =
-            "127.0.0.1 localhost\n# 10.0.0.1 ns\n10.0.0.2\tns.Example ns # x\nfd00::2 ns\nns 10.0.0.3\n";
-        let addresses: Vec<String> = of_hosts(text, "NS").iter().map(ToString::to_string).collect();
+        let text = "127.0.0.1 localhost\n# 10.0.0.1 ns\n10.0.0.2\tns.Example ns # x\nfd00::2 ns\nns 10.0.0.3\n";
+        let addresses: Vec<String> = of_hosts(text, "NS")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(addresses, ["10.0.0.2", "fd00::2"]);
         assert!(of_hosts(text, "x").is_empty());
     }
 
     #[test]
     fn zones_are_interfaces() {
-        let Ok(index) = nix::net::if_::if_nametoindex("lo") else { return };
+        let Ok(index) = nix::net::if_::if_nametoindex("lo") else {
+            return;
+        };
         let expected = SocketAddrV6::new("fe80::2".parse().unwrap(), 53, 0, index);
         assert_eq!(socket_address("[fe80::2%lo]:53"), Some(expected.into()));
         assert_eq!(socket_address("[fe80::2%no-such-if]:53"), None);
@@ -390,7 +438,12 @@ mod tests {
         let own = own_addresses(&["169.254.0.2:53".parse().unwrap()]);
         assert_eq!(
             parse_resolv_conf(text, &own, false),
-            ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]
+            [
+                "10.0.0.2:53",
+                "10.0.0.3:53",
+                "[fd00::1]:53",
+                "[fe80::1%7]:53"
+            ]
         );
     }
 
@@ -399,7 +452,12 @@ mod tests {
         for wildcard in ["0.0.0.0:53", "[::]:53"] {
             let own = own_addresses(&[wildcard.parse().unwrap()]);
             // Every machine has a loopback interface, though it may be down and without addresses.
-            assert!(own.len() > 1 || nix::ifaddrs::getifaddrs().unwrap().all(|one| one.address.is_none()));
+            assert!(
+                own.len() > 1
+                    || nix::ifaddrs::getifaddrs()
+                        .unwrap()
+                        .all(|one| one.address.is_none())
+            );
         }
     }
 }

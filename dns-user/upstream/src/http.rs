@@ -50,12 +50,19 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
 pub(crate) fn client(hosts: &Arc<HostNames>, trust: &Trust) -> HttpClient {
-    let hosts = Hosts { names: Arc::clone(hosts), followed: Arc::default() };
+    let hosts = Hosts {
+        names: Arc::clone(hosts),
+        followed: Arc::default(),
+    };
     let mut http = HttpConnector::new_with_resolver(hosts);
     http.enforce_http(false);
     http.set_nodelay(true);
-    let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(trust.client_config());
-    let connector = connector.https_or_http().enable_http1().wrap_connector(http);
+    let connector =
+        hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(trust.client_config());
+    let connector = connector
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(http);
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
@@ -83,7 +90,9 @@ impl Service<dns::Name> for Hosts {
     fn call(&mut self, name: dns::Name) -> Self::Future {
         let Self { names, followed } = self;
         let mut followed = followed.lock();
-        let host = followed.entry(name.as_str().to_owned()).or_insert_with(|| names.follow(name.as_str()));
+        let host = followed
+            .entry(name.as_str().to_owned())
+            .or_insert_with(|| names.follow(name.as_str()));
         let host = Arc::clone(host);
         Box::pin(async move {
             let address = host.address(LOOK_UP_TIMEOUT).await;
@@ -106,7 +115,12 @@ pub(crate) struct HttpSource {
 
 impl fmt::Debug for HttpSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url, client: _, timeout, failure_lines: _ } = self;
+        let Self {
+            url,
+            client: _,
+            timeout,
+            failure_lines: _,
+        } = self;
         f.debug_struct("HttpSource")
             .field("url", &redacted(url))
             .field("timeout", timeout)
@@ -166,7 +180,12 @@ impl HttpSource {
         }
         // Slightly shorter, so that the client gets the handler's SERVFAIL.
         let timeout = request_timeout - request_timeout / 10;
-        Self { url, client, timeout, failure_lines: LineLimit::new() }
+        Self {
+            url,
+            client,
+            timeout,
+            failure_lines: LineLimit::new(),
+        }
     }
 
     pub(crate) fn url(&self) -> &Url {
@@ -194,7 +213,10 @@ impl HttpSource {
                 let text = "the HTTP server of this domain gave no answer";
                 let errors = vec![ExtendedError::new(InfoCode::NetworkError, text)];
                 let reply = begin_reply(query, message::SERVFAIL, ReplyFlags::LOCAL);
-                Forwarded { errors, ..Forwarded::own(reply, true) }
+                Forwarded {
+                    errors,
+                    ..Forwarded::own(reply, true)
+                }
             }
         }
     }
@@ -217,10 +239,17 @@ impl HttpSource {
                 return Err(HttpError::Status(response.status()));
             }
             let coding = response.headers().get(header::CONTENT_ENCODING);
-            let is_compressed = coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"));
-            let document = Limited::new(response.into_body(), MAX_DOCUMENT).collect().await;
+            let is_compressed =
+                coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"));
+            let document = Limited::new(response.into_body(), MAX_DOCUMENT)
+                .collect()
+                .await;
             let document = document.map_err(HttpError::Body)?.to_bytes();
-            let document = if is_compressed { decompress(&document)?.into() } else { document };
+            let document = if is_compressed {
+                decompress(&document)?.into()
+            } else {
+                document
+            };
             return Ok(json_answer::reply(query, &document)?);
         }
         Err(HttpError::Redirects)
@@ -233,8 +262,13 @@ fn redirect_target<B>(url: &Url, response: &Response<B>) -> Result<Option<Url>, 
     if !matches!(response.status().as_u16(), 301..=303 | 307 | 308) {
         return Ok(None);
     }
-    let Some(location) = response.headers().get(header::LOCATION) else { return Ok(None) };
-    let target = location.to_str().ok().and_then(|location| url.join(location).ok());
+    let Some(location) = response.headers().get(header::LOCATION) else {
+        return Ok(None);
+    };
+    let target = location
+        .to_str()
+        .ok()
+        .and_then(|location| url.join(location).ok());
     match target.filter(|target| matches!(target.scheme(), "http" | "https")) {
         Some(target) => Ok(Some(target)),
         None => Err(HttpError::Location),
@@ -245,9 +279,13 @@ fn redirect_target<B>(url: &Url, response: &Response<B>) -> Result<Option<Url>, 
 fn decompress(document: &[u8]) -> Result<Vec<u8>, HttpError> {
     let mut text = Vec::new();
     let mut decoder = MultiGzDecoder::new(document).take(MAX_DOCUMENT as u64 + 1);
-    decoder.read_to_end(&mut text).map_err(|error| HttpError::Body(error.into()))?;
+    decoder
+        .read_to_end(&mut text)
+        .map_err(|error| HttpError::Body(error.into()))?;
     if text.len() > MAX_DOCUMENT {
-        return Err(HttpError::Body("the decompressed document is too large".into()));
+        return Err(HttpError::Body(
+            "the decompressed document is too large".into(),
+        ));
     }
     Ok(text)
 }
@@ -258,7 +296,9 @@ fn presentation(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
     while let Some((&length, tail)) = rest.split_first() {
-        let Some((label, tail)) = tail.split_at_checked(usize::from(length)) else { break };
+        let Some((label, tail)) = tail.split_at_checked(usize::from(length)) else {
+            break;
+        };
         if label.is_empty() {
             break;
         }
@@ -288,9 +328,14 @@ mod tests {
     #[test]
     fn url_secrets_are_redacted() {
         let url = |text| Url::parse(text).unwrap();
-        let secret = redacted(&url("https://user:password@dns.example:8443/x/?key=secret&a=b"));
+        let secret = redacted(&url(
+            "https://user:password@dns.example:8443/x/?key=secret&a=b",
+        ));
         assert_eq!(secret, "https://***@dns.example:8443/x/?***");
-        assert_eq!(redacted(&url("http://dns.example/x/")), "http://dns.example/x/");
+        assert_eq!(
+            redacted(&url("http://dns.example/x/")),
+            "http://dns.example/x/"
+        );
     }
 
     #[test]

@@ -29,7 +29,13 @@ pub struct CachedQuestion<'a> {
 impl<'a> CachedQuestion<'a> {
     /// Returns the question of a cache's entry; `None` if interfaces never answer it.
     pub(crate) fn of(fields: KeyFields<'a>) -> Option<Self> {
-        let KeyFields { dnssec_ok, checking_disabled, qtype, qclass, name } = fields;
+        let KeyFields {
+            dnssec_ok,
+            checking_disabled,
+            qtype,
+            qclass,
+            name,
+        } = fields;
         // 0: the cache ignores the class (`compat.cache_as_authority`).
         (qclass == CLASS_IN || qclass == 0).then(|| Self {
             name: NameRef::of_wire(name),

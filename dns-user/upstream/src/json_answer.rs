@@ -47,7 +47,11 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
     message::set_truncated(&mut reply, truncated);
     // The first owner is the question's name whatever the JSON says (observed); after an alias it
     // is the alias's target.
-    let mut owner = if query.question.raw_name.len() > 1 { QUESTION_NAME.to_vec() } else { vec![0] };
+    let mut owner = if query.question.raw_name.len() > 1 {
+        QUESTION_NAME.to_vec()
+    } else {
+        vec![0]
+    };
     let mut written = 0;
     for answer in &answers {
         let Some(data) = rdata(answer.rtype, answer.data) else {
@@ -115,12 +119,21 @@ fn members(json: &Json) -> Option<&[(String, Json)]> {
 
 /// Finds the last member of this name that is not null.
 fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
-    let named = members.iter().rev().filter(|(member, _)| member.eq_ignore_ascii_case(name));
-    named.map(|(_, value)| value).find(|value| **value != Json::Null)
+    let named = members
+        .iter()
+        .rev()
+        .filter(|(member, _)| member.eq_ignore_ascii_case(name));
+    named
+        .map(|(_, value)| value)
+        .find(|value| **value != Json::Null)
 }
 
 /// Parses an integer from 0 to `max`.
-fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u64>, JsonAnswerError> {
+fn number(
+    json: Option<&Json>,
+    name: &'static str,
+    max: u64,
+) -> Result<Option<u64>, JsonAnswerError> {
     let number = match json {
         None => return Ok(None),
         Some(Json::Number(number)) => number.as_u64().filter(|number| *number <= max),
@@ -168,13 +181,19 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
             let tag = words.next()?;
             push_string(&mut data, tag.as_bytes())?;
             let value = text.split_once(tag)?.1.trim();
-            let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+            let value = value
+                .strip_prefix('"')
+                .and_then(|value| value.strip_suffix('"'))
+                .unwrap_or(value);
             data.extend_from_slice(value.as_bytes());
             return Some(data);
         }
         _ => return None,
     }
-    words.next().is_none_or(|_| matches!(rtype, 1 | 28)).then_some(data)
+    words
+        .next()
+        .is_none_or(|_| matches!(rtype, 1 | 28))
+        .then_some(data)
 }
 
 /// Appends a domain name in its letter case, uncompressed.
@@ -202,7 +221,9 @@ fn strings(text: &str) -> Option<Vec<u8>> {
         if text.is_empty() {
             data.push(0);
         }
-        text.as_bytes().chunks(255).try_for_each(|chunk| push_string(&mut data, chunk))?;
+        text.as_bytes()
+            .chunks(255)
+            .try_for_each(|chunk| push_string(&mut data, chunk))?;
         return Some(data);
     }
     while !rest.is_empty() {
@@ -221,7 +242,9 @@ fn strings(text: &str) -> Option<Vec<u8>> {
                 (_, other) => string.push(other),
             }
         };
-        string.chunks(255).try_for_each(|chunk| push_string(&mut data, chunk))?;
+        string
+            .chunks(255)
+            .try_for_each(|chunk| push_string(&mut data, chunk))?;
         if string.is_empty() {
             data.push(0);
         }
@@ -236,7 +259,8 @@ fn generic_data(text: &str) -> Option<Vec<u8>> {
     let length: usize = words.next()?.parse().ok()?;
     let digits: String = words.collect();
     let nibble = |at: usize| char::from(*digits.as_bytes().get(at)?).to_digit(16);
-    let data = (0..digits.len() / 2).map(|at| Some((nibble(2 * at)? << 4 | nibble(2 * at + 1)?) as u8));
+    let data =
+        (0..digits.len() / 2).map(|at| Some((nibble(2 * at)? << 4 | nibble(2 * at + 1)?) as u8));
     let data: Vec<u8> = data.collect::<Option<_>>()?;
     (digits.len() == 2 * length).then_some(data)
 }
@@ -253,7 +277,9 @@ mod tests {
 
     /// Returns the reply to [`QUERY`].
     fn reply_to(document: &str) -> Result<Vec<u8>, JsonAnswerError> {
-        let Parsed::Query(query) = parse(QUERY) else { panic!("a query") };
+        let Parsed::Query(query) = parse(QUERY) else {
+            panic!("a query")
+        };
         reply(&query, document.as_bytes())
     }
 
@@ -261,12 +287,20 @@ mod tests {
     fn answers_become_records() {
         for (rtype, text, expected) in [
             (1, "192.0.2.1", &b"\xc0\0\x02\x01"[..]),
-            (28, "2001:db8::1", b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01"),
+            (
+                28,
+                "2001:db8::1",
+                b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01",
+            ),
             (5, "Target.example.", b"\x06Target\x07example\0"),
             (5, "target", b"\x06target\0"),
             (15, "10 mail.example.", b"\0\x0a\x04mail\x07example\0"),
             (33, "1 2 8080 s.", b"\0\x01\0\x02\x1f\x90\x01s\0"),
-            (6, "a. b. 1 2 3 4 5", b"\x01a\0\x01b\0\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05"),
+            (
+                6,
+                "a. b. 1 2 3 4 5",
+                b"\x01a\0\x01b\0\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05",
+            ),
             (16, "\"text\"", b"\x04text"),
             (16, "\"a\\\"\\065\" \"\"", b"\x03a\"A\0"),
             (16, "\"a\"\"b\"", b"\x01a\x01b"),
@@ -275,7 +309,11 @@ mod tests {
             (257, "0 issue \"ca.example\"", b"\0\x05issueca.example"),
             (65_280, "\\# 3 01 02ff", b"\x01\x02\xff"),
         ] {
-            assert_eq!(rdata(rtype, text).as_deref(), Some(expected), "type {rtype}: {text}");
+            assert_eq!(
+                rdata(rtype, text).as_deref(),
+                Some(expected),
+                "type {rtype}: {text}"
+            );
         }
         let long = "x".repeat(300);
         assert_eq!(rdata(16, &long).unwrap().len(), 302);
@@ -315,7 +353,8 @@ mod tests {
     fn status_and_tc_are_copied() {
         assert_eq!(reply_to(r#"{"status": 3}"#).unwrap()[3], 0x83);
         let reply =
-            reply_to(r#"{"tc": true, "answer": [{"Type": 1, "ttl": 9, "DATA": "192.0.2.1"}]}"#).unwrap();
+            reply_to(r#"{"tc": true, "answer": [{"Type": 1, "ttl": 9, "DATA": "192.0.2.1"}]}"#)
+                .unwrap();
         assert_eq!((reply[2], reply[7]), (0x87, 1));
         for empty in ["{}", "null", r#"{"Answer": null}"#, r#"{"Answer": []}"#] {
             assert_eq!(reply_to(empty).unwrap()[2..8], [0x85, 0x80, 0, 1, 0, 0]);
@@ -345,21 +384,34 @@ mod tests {
 
     #[test]
     fn generic_data_must_fit_type() {
-        for (rtype, data) in
-            [(1, "\\# 3 c00002"), (28, "\\# 1 00"), (41, "\\# 0"), (5, "\\# 2 c0ff"), (250, "\\# 0")]
-        {
-            let lie = format!(r#"{{"type": {rtype}, "data": "{}"}}"#, data.replace('\\', "\\\\"));
-            assert_eq!(reply_to(&format!(r#"{{"Answer": [{lie}]}}"#)), Err(JsonAnswerError::Unreadable(1)));
+        for (rtype, data) in [
+            (1, "\\# 3 c00002"),
+            (28, "\\# 1 00"),
+            (41, "\\# 0"),
+            (5, "\\# 2 c0ff"),
+            (250, "\\# 0"),
+        ] {
+            let lie = format!(
+                r#"{{"type": {rtype}, "data": "{}"}}"#,
+                data.replace('\\', "\\\\")
+            );
+            assert_eq!(
+                reply_to(&format!(r#"{{"Answer": [{lie}]}}"#)),
+                Err(JsonAnswerError::Unreadable(1))
+            );
             let truth = r#"{"type": 1, "TTL": 7, "data": "192.0.2.1"}"#;
             let both = reply_to(&format!(r#"{{"Answer": [{lie}, {truth}]}}"#)).unwrap();
-            assert_eq!(message::MessageIndex::of(&both).map(|index| index.records), Some([1, 0, 0]), "{lie}");
+            assert_eq!(
+                message::MessageIndex::of(&both).map(|index| index.records),
+                Some([1, 0, 0]),
+                "{lie}"
+            );
         }
     }
 
     #[test]
     fn oversized_answer_is_truncated() {
-        let one =
-            r#"{"type": 16, "data": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}"#;
+        let one = r#"{"type": 16, "data": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}"#;
         let document = format!(r#"{{"Answer": [{}]}}"#, vec![one; 2000].join(","));
         let reply = reply_to(&document).unwrap();
         assert_eq!(reply[2] & 0x02, 0x02);

@@ -86,21 +86,40 @@ impl Upstream {
     /// `interfaces` mirror the cache.
     ///
     /// Must be called inside a tokio runtime.
-    pub fn new(config: &Config, own: &[SocketAddr], interfaces: &Arc<dyn InterfaceAnswers>) -> Self {
+    pub fn new(
+        config: &Config,
+        own: &[SocketAddr],
+        interfaces: &Arc<dyn InterfaceAnswers>,
+    ) -> Self {
         let recursion = &config.recursion;
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
         let hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
-            return Self { recursors: None, own, hosts };
+            return Self {
+                recursors: None,
+                own,
+                hosts,
+            };
         }
         let new = |names: &[String]| {
-            Arc::new(Forwarder::new(names, options(config), recursion.selection, config.compat, &hosts))
+            Arc::new(Forwarder::new(
+                names,
+                options(config),
+                recursion.selection,
+                config.compat,
+                &hosts,
+            ))
         };
-        let nameservers =
-            recursion.recursors.is_empty().then(|| Nameservers::new(own.clone(), recursion.excluded.clone()));
+        let nameservers = recursion
+            .recursors
+            .is_empty()
+            .then(|| Nameservers::new(own.clone(), recursion.excluded.clone()));
         let forwarder = match &nameservers {
             Some(nameservers) => new(nameservers.names()),
-            None => new(&without_excluded(recursion.recursors.clone(), &recursion.excluded)),
+            None => new(&without_excluded(
+                recursion.recursors.clone(),
+                &recursion.excluded,
+            )),
         };
         let (form, compat) = (form(config), config.compat);
         let cache = config
@@ -119,7 +138,11 @@ impl Upstream {
             };
             tokio::spawn(nameservers.follow(move || used.upgrade().is_some(), replace));
         }
-        Self { recursors: Some(recursors), own, hosts }
+        Self {
+            recursors: Some(recursors),
+            own,
+            hosts,
+        }
     }
 
     /// Returns the resolver of host names, for handlers.
@@ -158,7 +181,10 @@ fn options(config: &Config) -> RecursorOptions {
 
 /// Returns the parts of a client's query that are forwarded.
 fn form(config: &Config) -> Form {
-    Form { transparent: config.compat.transparent_forwarding, client_subnet: config.recursion.client_subnet }
+    Form {
+        transparent: config.compat.transparent_forwarding,
+        client_subnet: config.recursion.client_subnet,
+    }
 }
 
 /// Removes excluded recursors. Addresses are compared by value, not by spelling.
@@ -277,9 +303,15 @@ impl CurrentUpstreams {
     /// Returns every source with the domain of its handler: first the configured recursors, with
     /// `None`.
     pub(crate) fn sources(&self) -> Vec<(Option<Name>, CachedSource)> {
-        let recursors = self.upstream.load().recursors().map(|source| (None, source));
+        let recursors = self
+            .upstream
+            .load()
+            .recursors()
+            .map(|source| (None, source));
         let handlers = self.handlers.load();
-        let handlers = handlers.sources().map(|(domain, source)| (Some(domain.clone()), source.clone()));
+        let handlers = handlers
+            .sources()
+            .map(|(domain, source)| (Some(domain.clone()), source.clone()));
         recursors.into_iter().chain(handlers).collect()
     }
 
@@ -304,7 +336,9 @@ impl CurrentUpstreams {
                     .to_owned(),
             );
         }
-        let is_out = recursors.iter().all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
+        let is_out = recursors
+            .iter()
+            .all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
         is_out.then(|| {
             let addresses: Vec<&str> = recursors.iter().map(|recursor| recursor.address.as_str()).collect();
             format!(
@@ -318,7 +352,10 @@ impl CurrentUpstreams {
     /// Returns the waiting queries of each source with the domain of its handler; `None` for the
     /// configured recursors.
     pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
-        let sources = self.sources().into_iter().filter(|(_, source)| source.waits());
+        let sources = self
+            .sources()
+            .into_iter()
+            .filter(|(_, source)| source.waits());
         sources
             .map(|(domain, source)| (domain.map(|domain| domain.to_string()), source.admission()))
             .collect()
@@ -326,20 +363,29 @@ impl CurrentUpstreams {
 
     /// Returns the status of the recursors' cache; `None` without a cache.
     pub fn cache(&self) -> Option<CacheStatus> {
-        self.upstream.load().recursors()?.cache().map(CacheStatus::of)
+        self.upstream
+            .load()
+            .recursors()?
+            .cache()
+            .map(CacheStatus::of)
     }
 
     /// Explains how a name is forwarded: by the handler of a domain, or by the configured
     /// recursors. Returns `None` if that source does not exist.
     pub fn explain(&self, handler: Option<&Name>, name: &Name) -> Option<ForwardingExplanation> {
-        let (_, source) = self.sources().into_iter().find(|(domain, _)| domain.as_ref() == handler)?;
+        let (_, source) = self
+            .sources()
+            .into_iter()
+            .find(|(domain, _)| domain.as_ref() == handler)?;
         Some(source.explain(name))
     }
 
     /// Lists at most `limit` of the selected answers in all caches.
     pub fn list(&self, selection: &Selection, limit: usize) -> Listing {
         let sources = self.sources();
-        let caches = sources.iter().filter_map(|(domain, source)| Some((domain.as_ref(), source.cache()?)));
+        let caches = sources
+            .iter()
+            .filter_map(|(domain, source)| Some((domain.as_ref(), source.cache()?)));
         Listing::of(caches, selection, limit)
     }
 

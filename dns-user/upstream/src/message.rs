@@ -18,7 +18,8 @@ use super::{
     rdata::{FixedFields, is_valid_rdata, name_end, valid_name_end},
 };
 use dns_core::wire::{
-    ExtendedError, FLAG_CD, FLAG_RD, OPT_LEN, Query, ReplyFlags, UDP_PAYLOAD_SIZE, begin_reply, opt_record,
+    ExtendedError, FLAG_CD, FLAG_RD, OPT_LEN, Query, ReplyFlags, UDP_PAYLOAD_SIZE, begin_reply,
+    opt_record,
 };
 pub(crate) use dns_core::wire::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
@@ -82,7 +83,8 @@ pub(crate) struct KeyFields<'a> {
 impl<'a> KeyFields<'a> {
     /// Splits a key; `None` if it is too short.
     pub(crate) fn of(key: &'a [u8]) -> Option<Self> {
-        let ([flags, type_high, type_low, class_high, class_low], name) = key.split_first_chunk()?;
+        let ([flags, type_high, type_low, class_high, class_low], name) =
+            key.split_first_chunk()?;
         Some(Self {
             dnssec_ok: flags & 1 != 0,
             checking_disabled: flags & 2 != 0,
@@ -124,9 +126,13 @@ impl Form {
             | u8::from(query.checking_disabled()) << 1
             | u8::from(query.recursion_desired()) << 2;
         if self.transparent {
-            flags |= u8::from(query.flags & FLAG_AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
+            flags |=
+                u8::from(query.flags & FLAG_AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
         }
-        let ([t, y], [c, l]) = (query.question.qtype.to_be_bytes(), query.question.qclass.to_be_bytes());
+        let ([t, y], [c, l]) = (
+            query.question.qtype.to_be_bytes(),
+            query.question.qclass.to_be_bytes(),
+        );
         let fields = [flags, t, y, c, l];
         let mut key = CacheKey::from_slice(&fields);
         key.extend_from_slice(query.question.raw_name);
@@ -188,7 +194,8 @@ impl ValidatedReply {
     /// Returns whether the OPT contains upper bits of the RCODE (RFC 6891, section 6.1.3).
     pub(crate) fn has_extended_rcode(&self) -> bool {
         let opt = self.index.opt.as_ref();
-        opt.and_then(|opt| self.reply.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
+        opt.and_then(|opt| self.reply.get(opt.start + 5))
+            .is_some_and(|&bits| bits != 0)
     }
 
     pub(crate) fn is_truncated(&self) -> bool {
@@ -197,24 +204,44 @@ impl ValidatedReply {
 
     /// Returns the Extended DNS Errors in the OPT.
     pub(crate) fn errors(&self) -> Vec<ExtendedError> {
-        let Some(opt) = &self.index.opt else { return Vec::new() };
+        let Some(opt) = &self.index.opt else {
+            return Vec::new();
+        };
         // The owner of the OPT is the root.
-        self.reply.get(opt.start + OPT_LEN..opt.end).map(ExtendedError::read_all).unwrap_or_default()
+        self.reply
+            .get(opt.start + OPT_LEN..opt.end)
+            .map(ExtendedError::read_all)
+            .unwrap_or_default()
     }
 
     /// Returns the reply with the client's id and letter case and without the recursor's OPT, which
     /// concerns only this hop (RFC 6891, section 6.1.1).
     pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
         // With transparent forwarding, the client gets the whole OPT.
-        let errors = if form.transparent { Vec::new() } else { self.errors() };
-        let Self { mut reply, mut index } = self;
+        let errors = if form.transparent {
+            Vec::new()
+        } else {
+            self.errors()
+        };
+        let Self {
+            mut reply,
+            mut index,
+        } = self;
         reply.truncate(index.end);
         set_id(&mut reply, query.id);
         restore_case(&mut reply, &index, query);
         if !form.transparent {
             remove_opt(&mut reply, &mut index);
         }
-        Forwarded { reply, index, failed: false, errors, keep: false, busy: false, recursor: None }
+        Forwarded {
+            reply,
+            index,
+            failed: false,
+            errors,
+            keep: false,
+            busy: false,
+            recursor: None,
+        }
     }
 }
 
@@ -240,13 +267,24 @@ pub(crate) struct Forwarded {
 impl Forwarded {
     /// Returns a reply without records, marked as a failure.
     pub(crate) fn bare(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Self {
-        Self { keep: false, ..Self::own(begin_reply(query, rcode, flags), true) }
+        Self {
+            keep: false,
+            ..Self::own(begin_reply(query, rcode, flags), true)
+        }
     }
 
     /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let index = MessageIndex::of(&reply).unwrap_or_default();
-        Self { reply, index, failed, errors: Vec::new(), keep: failed, busy: false, recursor: None }
+        Self {
+            reply,
+            index,
+            failed,
+            errors: Vec::new(),
+            keep: failed,
+            busy: false,
+            recursor: None,
+        }
     }
 }
 
@@ -274,7 +312,11 @@ pub(crate) struct Flags([u8; 2]);
 
 impl Flags {
     pub(crate) fn of(message: &[u8]) -> Self {
-        Self(message.get(2..4).map_or([0; 2], |bytes| [bytes[0], bytes[1]]))
+        Self(
+            message
+                .get(2..4)
+                .map_or([0; 2], |bytes| [bytes[0], bytes[1]]),
+        )
     }
 
     pub(crate) fn is_reply(self) -> bool {
@@ -337,7 +379,11 @@ impl MessageIndex {
     /// Validates `message`; `None` if a section runs past its end or a record is malformed.
     pub(crate) fn of(message: &[u8]) -> Option<Self> {
         let questions = u16_at(message, 4)?;
-        let records = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, 10)?];
+        let records = [
+            u16_at(message, 6)?,
+            u16_at(message, 8)?,
+            u16_at(message, 10)?,
+        ];
         let mut at = HEADER_LEN;
         let mut numbers = FixedFields::default();
         for _ in 0..questions {
@@ -366,7 +412,13 @@ impl MessageIndex {
                 at = record.data.end;
             }
         }
-        Some(Self { questions, records, question_end, opt, end: at })
+        Some(Self {
+            questions,
+            records,
+            question_end,
+            opt,
+            end: at,
+        })
     }
 
     /// Returns the range of the only question: name, type, class.
@@ -382,13 +434,13 @@ impl MessageIndex {
     ) -> impl Iterator<Item = (usize, IndexedRecord)> + use<'a> {
         let counts = self.records;
         let mut at = self.question_end;
-        (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
-            move |section| {
+        (0..3)
+            .flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section])))
+            .map_while(move |section| {
                 let record = IndexedRecord::at(message, at, valid_name_end(message, at)?)?;
                 at = record.data.end;
                 Some((section, record))
-            },
-        )
+            })
     }
 }
 
@@ -434,14 +486,18 @@ pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
 /// Returns whether two question sections are equal except for letter case. Length bytes are at most
 /// 63 and thus never letters; the last four bytes, type and class, are compared exactly.
 pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
-    let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else { return false };
+    let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else {
+        return false;
+    };
     ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
 }
 
 /// Appends an OPT of the given size, DO clear, no options.
 #[cfg(test)]
 pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
-    let Some(count) = u16_at(message, 10) else { return };
+    let Some(count) = u16_at(message, 10) else {
+        return;
+    };
     message.extend_from_slice(&opt_record(udp_size, 0, false));
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
@@ -450,7 +506,9 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
 /// records are optional.
 pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
     let Some(opt) = index.opt.take() else { return };
-    let before = index.walk(message).filter(|(section, record)| *section == 2 && record.owner < opt.start);
+    let before = index
+        .walk(message)
+        .filter(|(section, record)| *section == 2 && record.owner < opt.start);
     index.records[2] = u16::try_from(before.count()).unwrap_or(u16::MAX);
     message.truncate(opt.start);
     index.end = opt.start;
@@ -460,10 +518,19 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
 /// Sets the flags that this server determines: the query's RD and CD, RA, and AD only for a client
 /// that understands it (RFC 6840, section 5.8).
 pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {
-    let Some([high, low]) = reply.get_mut(2..4).and_then(|flags| flags.first_chunk_mut()) else { return };
+    let Some([high, low]) = reply
+        .get_mut(2..4)
+        .and_then(|flags| flags.first_chunk_mut())
+    else {
+        return;
+    };
     let [asked_high, asked_low] = query.flags.to_be_bytes();
     *high = *high & !RD | asked_high & RD;
-    let kept = if query.wants_authentic_data() { AD | RCODE } else { RCODE };
+    let kept = if query.wants_authentic_data() {
+        AD | RCODE
+    } else {
+        RCODE
+    };
     *low = *low & kept | asked_low & CD | RA;
 }
 
@@ -476,7 +543,9 @@ pub(crate) fn hide_authentic(reply: &mut [u8], query: &Query<'_>) {
 
 /// Restores the client's letter case in the question of a reply with this index.
 pub(crate) fn restore_case(reply: &mut [u8], index: &MessageIndex, query: &Query<'_>) {
-    let Some(theirs) = index.question() else { return };
+    let Some(theirs) = index.question() else {
+        return;
+    };
     let ours = &query.message[query.question_range()];
     if same_question(ours, &reply[theirs.clone()]) {
         reply[theirs].copy_from_slice(ours);
@@ -485,7 +554,13 @@ pub(crate) fn restore_case(reply: &mut [u8], index: &MessageIndex, query: &Query
 
 /// Appends a record to the answer section of a message without further sections; `false` if the
 /// message would become too long, without changing it.
-pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
+pub(crate) fn push_answer(
+    message: &mut Vec<u8>,
+    owner: &[u8],
+    rtype: u16,
+    ttl: u32,
+    data: &[u8],
+) -> bool {
     push_record(message, 6, owner, rtype, ttl, data)
 }
 
@@ -503,8 +578,12 @@ fn push_record(
     ttl: u32,
     data: &[u8],
 ) -> bool {
-    let Some(count) = u16_at(message, count_at).filter(|&count| count < u16::MAX) else { return false };
-    let Ok(length) = u16::try_from(data.len()) else { return false };
+    let Some(count) = u16_at(message, count_at).filter(|&count| count < u16::MAX) else {
+        return false;
+    };
+    let Ok(length) = u16::try_from(data.len()) else {
+        return false;
+    };
     if message.len() + owner.len() + 10 + data.len() > usize::from(u16::MAX) {
         return false;
     }
@@ -521,7 +600,20 @@ fn push_record(
 /// Returns an empty truncated reply (TC) to `question`, with the flags of a reply that was cut short.
 pub(crate) fn truncated_reply(cut: &[u8], question: &[u8]) -> Vec<u8> {
     let flags = Flags::of(cut).0;
-    let mut reply = vec![0, 0, flags[0] | QR | TC, flags[1] & !RCODE, 0, 1, 0, 0, 0, 0, 0, 0];
+    let mut reply = vec![
+        0,
+        0,
+        flags[0] | QR | TC,
+        flags[1] & !RCODE,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
     reply.extend_from_slice(question);
     reply
 }
@@ -536,8 +628,13 @@ pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
 /// Removes the last answer, which starts at `start`, unless its type occurs in zones and its data
 /// has the format of that type. Returns whether it was kept. `numbers` contains the fixed fields
 /// before it, and afterwards also its own.
-pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
-    let record = name_end(message, start, numbers).and_then(|fixed| IndexedRecord::at(message, start, fixed));
+pub(crate) fn keep_sound_answer(
+    message: &mut Vec<u8>,
+    start: usize,
+    numbers: &mut FixedFields,
+) -> bool {
+    let record = name_end(message, start, numbers)
+        .and_then(|fixed| IndexedRecord::at(message, start, fixed));
     let is_sound = record.is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
@@ -566,8 +663,15 @@ mod tests {
 
     /// Returns a reply with one A record and an OPT.
     fn reply() -> Vec<u8> {
-        let mut message = b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\0\x02Ok\x07example\0\0\x01\0\x01".to_vec();
-        assert!(push_answer(&mut message, &QUESTION_NAME, 1, 300, &[192, 0, 2, 1]));
+        let mut message =
+            b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\0\x02Ok\x07example\0\0\x01\0\x01".to_vec();
+        assert!(push_answer(
+            &mut message,
+            &QUESTION_NAME,
+            1,
+            300,
+            &[192, 0, 2, 1]
+        ));
         append_opt(&mut message, 1232);
         message
     }
@@ -579,8 +683,10 @@ mod tests {
         assert_eq!(index.records, [1, 0, 1]);
         assert_eq!(index.opt, Some(44..55));
         assert_eq!(index.end, message.len());
-        let walked: Vec<_> =
-            index.walk(&message).map(|(section, record)| (section, record.rtype, record.ttl)).collect();
+        let walked: Vec<_> = index
+            .walk(&message)
+            .map(|(section, record)| (section, record.rtype, record.ttl))
+            .collect();
         assert_eq!(walked, [(0, 1, 300), (2, TYPE_OPT, 0)]);
 
         let mut without = message.clone();
@@ -593,15 +699,28 @@ mod tests {
     fn every_cut_is_noticed() {
         let message = reply();
         for length in 0..message.len() {
-            assert_eq!(MessageIndex::of(&message[..length]), None, "cut to {length} bytes");
+            assert_eq!(
+                MessageIndex::of(&message[..length]),
+                None,
+                "cut to {length} bytes"
+            );
         }
     }
 
     #[test]
     fn questions_compare_case_insensitively() {
-        assert!(same_question(b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"));
-        assert!(!same_question(b"\x02ok\0\0\x41\0\x01", b"\x02ok\0\0\x61\0\x01"));
-        assert!(!same_question(b"\x02ok\0\0\x01\0\x01", b"\x03oks\0\0\x01\0\x01"));
+        assert!(same_question(
+            b"\x02Ok\0\0\x01\0\x01",
+            b"\x02oK\0\0\x01\0\x01"
+        ));
+        assert!(!same_question(
+            b"\x02ok\0\0\x41\0\x01",
+            b"\x02ok\0\0\x61\0\x01"
+        ));
+        assert!(!same_question(
+            b"\x02ok\0\0\x01\0\x01",
+            b"\x03oks\0\0\x01\0\x01"
+        ));
     }
 
     /// Builds a query for `oK. A` with these flags and OPT.
@@ -613,20 +732,33 @@ mod tests {
 
     /// Parses the query in `message`.
     fn query(message: &[u8]) -> Query<'_> {
-        let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+        let Parsed::Query(query) = parse(message) else {
+            panic!("a query of our own making")
+        };
         query
     }
 
     /// An OPT of 4096 bytes with DO, a cookie that is too short, and Client Subnet.
-    const OPT: &[u8] = b"\0\0\x29\x10\0\0\0\x80\0\0\x10\0\x0a\0\x01x\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
+    const OPT: &[u8] =
+        b"\0\0\x29\x10\0\0\0\x80\0\0\x10\0\x0a\0\x01x\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
 
     #[test]
     fn client_options_stay_behind() {
         let asked = message([0x01, 0x10], OPT);
         let sent = Form::default().message(&query(&asked));
-        assert_eq!(sent[..12], *b"\0\0\x01\x30\0\x01\0\0\0\0\0\x01", "AD is ours, CD is the client's");
-        assert_eq!(sent[12..], *b"\x02oK\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\x80\0\0\0");
-        let with_subnet = Form { client_subnet: true, ..Form::default() };
+        assert_eq!(
+            sent[..12],
+            *b"\0\0\x01\x30\0\x01\0\0\0\0\0\x01",
+            "AD is ours, CD is the client's"
+        );
+        assert_eq!(
+            sent[12..],
+            *b"\x02oK\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\x80\0\0\0"
+        );
+        let with_subnet = Form {
+            client_subnet: true,
+            ..Form::default()
+        };
         let sent = with_subnet.message(&query(&asked));
         assert_eq!(sent[29..], *b"\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0\x02");
     }
@@ -636,8 +768,13 @@ mod tests {
         let asked = message([0x01, 0x10], OPT);
         let key = Form::default().key(&query(&asked));
         let fields = KeyFields::of(&key);
-        let expected =
-            KeyFields { dnssec_ok: true, checking_disabled: true, qtype: 1, qclass: 1, name: b"\x02ok\0" };
+        let expected = KeyFields {
+            dnssec_ok: true,
+            checking_disabled: true,
+            qtype: 1,
+            qclass: 1,
+            name: b"\x02ok\0",
+        };
         assert_eq!((fields, KeyFields::of(&key[..4])), (Some(expected), None));
     }
 
@@ -646,12 +783,20 @@ mod tests {
         let opt = |dnssec_ok: bool| opt_record(512, 0, dnssec_ok).to_vec();
         let messages: Vec<Vec<u8>> = [[0, 0], [1, 0], [1, 0x10], [1, 0x20]]
             .into_iter()
-            .flat_map(|flags| [&[][..], &opt(false), &opt(true), OPT].map(|opt| message(flags, opt)))
+            .flat_map(|flags| {
+                [&[][..], &opt(false), &opt(true), OPT].map(|opt| message(flags, opt))
+            })
             .collect();
         for form in [
             Form::default(),
-            Form { transparent: true, client_subnet: false },
-            Form { transparent: false, client_subnet: true },
+            Form {
+                transparent: true,
+                client_subnet: false,
+            },
+            Form {
+                transparent: false,
+                client_subnet: true,
+            },
         ] {
             for one in &messages {
                 for other in &messages {

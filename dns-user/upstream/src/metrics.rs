@@ -47,10 +47,14 @@ impl UpstreamMetrics {
 
     /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut all = vec![families::LIMIT.of(LIMITS.map(|(resource, limit)| ([resource], limit as f64)))];
+        let mut all =
+            vec![families::LIMIT.of(LIMITS.map(|(resource, limit)| ([resource], limit as f64)))];
         for (domain, source) in self.in_force.sources() {
             let domain = domain.map(|domain| domain.to_string());
-            let (handler, zones) = (domain.as_deref().unwrap_or(""), domain.as_deref().unwrap_or("."));
+            let (handler, zones) = (
+                domain.as_deref().unwrap_or(""),
+                domain.as_deref().unwrap_or("."),
+            );
             if let Some(cache) = source.cache() {
                 all.extend(of_cache(&self.server, zones, cache));
             }
@@ -66,13 +70,25 @@ impl UpstreamMetrics {
 }
 
 fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
-    let CacheCounters { hits, denial_hits, misses, stale_hits } = &cache.counters;
+    let CacheCounters {
+        hits,
+        denial_hits,
+        misses,
+        stale_hits,
+    } = &cache.counters;
     let [hits, denial_hits, misses, stale_hits] =
         [hits, denial_hits, misses, stale_hits].map(|count| count.load(Relaxed));
-    let Totals { entries, denials, bytes, evictions } = cache.totals();
+    let Totals {
+        entries,
+        denials,
+        bytes,
+        evictions,
+    } = cache.totals();
     let common = [server, zones, labels::VIEW];
-    let (success, denial) =
-        ([server, "success", zones, labels::VIEW], [server, "denial", zones, labels::VIEW]);
+    let (success, denial) = (
+        [server, "success", zones, labels::VIEW],
+        [server, "denial", zones, labels::VIEW],
+    );
     [
         families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denials as f64)]),
         families::COREDNS_CACHE_HITS_TOTAL.of([(success, hits), (denial, denial_hits)]),
@@ -87,7 +103,12 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
 /// Returns the metric families of the queries waiting for a source. `handler` is its domain, empty
 /// for the configured recursors.
 fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
-    let AdmissionStatus { limit, waiting, refused, .. } = source.admission();
+    let AdmissionStatus {
+        limit,
+        waiting,
+        refused,
+        ..
+    } = source.admission();
     [
         families::WAITING_QUERIES.of([([handler], waiting as f64)]),
         families::WAITING_QUERIES_LIMIT.of([([handler], limit as f64)]),
@@ -102,11 +123,17 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     let set = forwarder.set();
     let preferred = set.order.preferred();
     let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
-        let RecursorCounters { failed, mismatched, latency_us: _, latencies, latency_sum_us } =
-            &recursor.counters;
+        let RecursorCounters {
+            failed,
+            mismatched,
+            latency_us: _,
+            latencies,
+            latency_sum_us,
+        } = &recursor.counters;
         let labels = [&*recursor.name, handler];
-        let failures =
-            failed.by_reason().map(|(reason, count)| ([&*recursor.name, handler, reason.label()], count));
+        let failures = failed
+            .by_reason()
+            .map(|(reason, count)| ([&*recursor.name, handler, reason.label()], count));
         [
             families::RECURSOR_QUERIES_TOTAL.of([(labels, failed.tries())]),
             families::RECURSOR_FAILURES_TOTAL.of(failures),
@@ -115,12 +142,20 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
             families::RECURSOR_DURATION_SECONDS.of([(labels, latency(latencies, latency_sum_us))]),
         ]
     };
-    set.recursors.iter().enumerate().flat_map(of_recursor).collect()
+    set.recursors
+        .iter()
+        .enumerate()
+        .flat_map(of_recursor)
+        .collect()
 }
 
 fn latency(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
     let replies = latencies.iter().map(|replies| replies.load(Relaxed));
-    histogram(&LATENCY_BOUNDS_US.map(seconds), replies, seconds(sum_us.load(Relaxed)))
+    histogram(
+        &LATENCY_BOUNDS_US.map(seconds),
+        replies,
+        seconds(sum_us.load(Relaxed)),
+    )
 }
 
 fn seconds(microseconds: u64) -> f64 {
@@ -141,7 +176,9 @@ mod tests {
             families::RECURSOR_DURATION_SECONDS.of([(["10.0.0.2:53", ""], latency)]),
             families::RECURSOR_QUERIES_TOTAL.of([(["10.0.0.2:53", ""], 7), (["b", "x."], 8)]),
         ];
-        let text = prometheus::TextEncoder::new().encode_to_string(&all).unwrap();
+        let text = prometheus::TextEncoder::new()
+            .encode_to_string(&all)
+            .unwrap();
         for line in [
             r#"bosh_dns_xdp_recursor_queries_total{handler="",recursor="10.0.0.2:53"} 7"#,
             r#"bosh_dns_xdp_recursor_queries_total{handler="x.",recursor="b"} 8"#,
@@ -149,7 +186,10 @@ mod tests {
             r#"bosh_dns_xdp_recursor_duration_seconds_bucket{handler="",recursor="10.0.0.2:53",le="+Inf"} 3"#,
             r#"bosh_dns_xdp_recursor_duration_seconds_sum{handler="",recursor="10.0.0.2:53"} 3.0005"#,
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is not in\n{text}"
+            );
         }
     }
 }

@@ -37,7 +37,9 @@ impl FixedFields {
     /// Returns whether `part` overlaps any of these fields.
     fn touch(&self, part: &Range<usize>) -> bool {
         let next = self.0.partition_point(|fields| fields.end <= part.start);
-        self.0.get(next).is_some_and(|fields| fields.start < part.end)
+        self.0
+            .get(next)
+            .is_some_and(|fields| fields.start < part.end)
     }
 }
 
@@ -102,8 +104,12 @@ pub(super) fn is_valid_rdata(
     data: Range<usize>,
     numbers: &FixedFields,
 ) -> bool {
-    let Some(message) = message.get(..data.end) else { return false };
-    let end = form(rtype, class).iter().try_fold(data.start, |at, field| field.end(message, at, numbers));
+    let Some(message) = message.get(..data.end) else {
+        return false;
+    };
+    let end = form(rtype, class)
+        .iter()
+        .try_fold(data.start, |at, field| field.end(message, at, numbers));
     end == Some(data.end)
 }
 
@@ -214,9 +220,19 @@ mod tests {
         ] {
             assert_eq!(name_end(&message(broken), 12), None, "{broken:?}");
         }
-        let longest = [[&[63][..], &[b'x'; 63]].concat().repeat(3), vec![61; 62], vec![0]].concat();
+        let longest = [
+            [&[63][..], &[b'x'; 63]].concat().repeat(3),
+            vec![61; 62],
+            vec![0],
+        ]
+        .concat();
         assert_eq!(name_end(&message(&longest), 12), Some(12 + 255));
-        let too_long = [[&[63][..], &[b'x'; 63]].concat().repeat(3), vec![62; 63], vec![0]].concat();
+        let too_long = [
+            [&[63][..], &[b'x'; 63]].concat().repeat(3),
+            vec![62; 63],
+            vec![0],
+        ]
+        .concat();
         assert_eq!(name_end(&message(&too_long), 12), None);
         // Each pointer refers to the previous one; no real server emits a chain this long.
         let chain = |count: u16| {
@@ -236,10 +252,21 @@ mod tests {
         numbers.add(15..19);
         numbers.add(22..26);
         // A name, four numbers, a label followed by a pointer, numbers, pointers.
-        let message =
-            message(b"\x01a\0\x01\0\0\0\x00\xc0\x0c\x01b\0\0\xc0\x0c\xc0\x0e\xc0\x0f\xc0\x13\xc0\x16");
-        for (at, end) in [(26, Some(28)), (28, Some(30)), (30, None), (32, Some(34)), (34, None)] {
-            assert_eq!(super::name_end(&message, at, &numbers), end, "the pointer at {at}");
+        let message = message(
+            b"\x01a\0\x01\0\0\0\x00\xc0\x0c\x01b\0\0\xc0\x0c\xc0\x0e\xc0\x0f\xc0\x13\xc0\x16",
+        );
+        for (at, end) in [
+            (26, Some(28)),
+            (28, Some(30)),
+            (30, None),
+            (32, Some(34)),
+            (34, None),
+        ] {
+            assert_eq!(
+                super::name_end(&message, at, &numbers),
+                end,
+                "the pointer at {at}"
+            );
         }
     }
 
@@ -269,13 +296,25 @@ mod tests {
         ] {
             let message = message(data);
             assert_eq!(
-                is_valid_rdata(&message, rtype, CLASS_IN, 12..message.len(), &FixedFields::default()),
+                is_valid_rdata(
+                    &message,
+                    rtype,
+                    CLASS_IN,
+                    12..message.len(),
+                    &FixedFields::default()
+                ),
                 sound,
                 "type {rtype}: {data:?}"
             );
         }
         // An A record of Chaosnet is a name and a number (RFC 1035, section 3.4.1 covers IN only).
-        assert!(is_valid_rdata(&message(b"\0\0\x01"), 1, 3, 12..15, &FixedFields::default()));
+        assert!(is_valid_rdata(
+            &message(b"\0\0\x01"),
+            1,
+            3,
+            12..15,
+            &FixedFields::default()
+        ));
     }
 
     proptest! {

@@ -146,7 +146,12 @@ impl Silence {
         let (now, due) = (self.now_ms(), at.load(Ordering::Relaxed));
         now >= due
             && at
-                .compare_exchange(due, now + milliseconds(interval), Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(
+                    due,
+                    now + milliseconds(interval),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )
                 .is_ok()
     }
 
@@ -184,8 +189,9 @@ pub(crate) struct RecursorCounters {
 }
 
 /// Upper bounds of the latency histogram in microseconds.
-pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
-    [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
+pub(crate) const LATENCY_BOUNDS_US: [u64; 12] = [
+    250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000,
+];
 
 impl RecursorCounters {
     fn new(recursor: &str) -> Self {
@@ -262,7 +268,11 @@ impl Recursor {
 
     /// Returns the transport of a query to this recursor.
     fn transport(&self, query: &Query<'_>) -> Transport {
-        if self.tls.is_some() { Transport::Tcp } else { query.transport }
+        if self.tls.is_some() {
+            Transport::Tcp
+        } else {
+            query.transport
+        }
     }
 
     /// Repeats a query without EDNS that has timed out, if earlier ones with EDNS got no answer either.
@@ -277,20 +287,28 @@ impl Recursor {
             return None;
         }
         let mut plain = without_edns(query, message);
-        let reply = self.ask_once(query, Transport::Udp, &mut plain, false).await.ok()?;
+        let reply = self
+            .ask_once(query, Transport::Udp, &mut plain, false)
+            .await
+            .ok()?;
         self.silence.found_edns_dropped();
         // The recursor may merely have been down for a moment.
         if self.silence.edns_check_is_due() {
             self.check_edns(query, message);
         }
-        Some(self.complete(query, Transport::Udp, &mut plain, reply).await)
+        Some(
+            self.complete(query, Transport::Udp, &mut plain, reply)
+                .await,
+        )
     }
 
     /// Queries with EDNS in the background, to find out whether such queries are still dropped.
     fn check_edns(self: &Arc<Self>, query: &Query<'_>, message: &[u8]) {
         let (recursor, query, mut message) = (Arc::clone(self), query.to_owned(), message.to_vec());
         tokio::spawn(async move {
-            let outcome = recursor.ask_once(&query.as_query(), Transport::Udp, &mut message, false).await;
+            let outcome = recursor
+                .ask_once(&query.as_query(), Transport::Udp, &mut message, false)
+                .await;
             if matches!(outcome, Err(TryError::TimedOut)) {
                 tracing::warn!(
                     recursor = &*recursor.name,
@@ -313,10 +331,16 @@ impl Recursor {
         let reply = loop {
             // The last try is for recursors that do not preserve the letter case.
             let randomise_case = self.options.randomise_case && tries == 0;
-            let outcome = self.ask_once(query, transport, message, randomise_case).await;
+            let outcome = self
+                .ask_once(query, transport, message, randomise_case)
+                .await;
             match outcome {
-                Err(error) if error.is_network_error() && tries < self.options.max_retries => tries += 1,
-                Err(TryError::TimedOut) if randomise_case && tries == self.options.max_retries => tries += 1,
+                Err(error) if error.is_network_error() && tries < self.options.max_retries => {
+                    tries += 1
+                }
+                Err(TryError::TimedOut) if randomise_case && tries == self.options.max_retries => {
+                    tries += 1
+                }
                 outcome => break outcome?,
             }
         };
@@ -369,7 +393,10 @@ impl Recursor {
         randomise_case: bool,
     ) -> Result<ValidatedReply, TryError> {
         self.counters.failed.began();
-        let sockets = self.sockets().await.inspect_err(|_| self.counters.failed.failed(Reason::NoAddress))?;
+        let sockets = self
+            .sockets()
+            .await
+            .inspect_err(|_| self.counters.failed.failed(Reason::NoAddress))?;
         let start = Instant::now();
         let question = query.question_range();
         let outcome = match transport {
@@ -381,7 +408,10 @@ impl Recursor {
                     Some(_) => SocketChoice::WithoutQuestion,
                     None => SocketChoice::Any,
                 };
-                let reply = sockets.udp.ask(message, question.clone(), randomise_case, choice).await;
+                let reply = sockets
+                    .udp
+                    .ask(message, question.clone(), randomise_case, choice)
+                    .await;
                 reply.and_then(|reply| ValidatedReply::of_datagram(reply, &message[question]))
             }
             Transport::Tcp if self.tls.is_some() => {
@@ -390,24 +420,37 @@ impl Recursor {
                 message::set_id(message, message::id(&padded));
                 reply.and_then(ValidatedReply::new)
             }
-            Transport::Tcp => {
-                Box::pin(sockets.tcp.ask(message, question)).await.and_then(ValidatedReply::new)
-            }
+            Transport::Tcp => Box::pin(sockets.tcp.ask(message, question))
+                .await
+                .and_then(ValidatedReply::new),
         };
         let took = start.elapsed();
         self.note(&outcome, took);
         if let Some(dnstap) = dns_dnstap::get() {
-            let protocol = if self.tls.is_some() { Protocol::Dot } else { transport.into() };
+            let protocol = if self.tls.is_some() {
+                Protocol::Dot
+            } else {
+                transport.into()
+            };
             let reply = outcome.as_ref().ok().map(|validated| &*validated.reply);
             let to = Some(sockets.address);
-            let exchange =
-                Exchange { protocol, from: None, to, query: message, reply, age: Duration::ZERO, took };
+            let exchange = Exchange {
+                protocol,
+                from: None,
+                to,
+                query: message,
+                reply,
+                age: Duration::ZERO,
+                took,
+            };
             dnstap.forwarder(&exchange, &self.name);
         }
         if transport == Transport::Udp && has_edns(message) {
             self.note_edns(&outcome);
         }
-        if outcome.as_ref().is_err_and(|error| error.is_network_error())
+        if outcome
+            .as_ref()
+            .is_err_and(|error| error.is_network_error())
             && let Some((host, _)) = &self.host
         {
             // The host name may have a different address now.
@@ -419,7 +462,9 @@ impl Recursor {
     /// Returns whether a query that already holds an NXDOMAIN should wait for this recursor. While
     /// the recursor is silent, one query per second probes it.
     pub(crate) fn probe_decision(&self) -> ProbeDecision {
-        let Silence { tries, probe_at_ms, .. } = &self.silence;
+        let Silence {
+            tries, probe_at_ms, ..
+        } = &self.silence;
         if tries.load(Ordering::Relaxed) < SILENT_TRIES {
             ProbeDecision::Wait
         } else if self.silence.is_my_turn(probe_at_ms, PROBE_INTERVAL) {
@@ -436,7 +481,10 @@ impl Recursor {
             Err(_) => {}
             Ok(_) => {
                 if self.silence.answered_edns() {
-                    tracing::info!(recursor = &*self.name, "the recursor answers queries with EDNS");
+                    tracing::info!(
+                        recursor = &*self.name,
+                        "the recursor answers queries with EDNS"
+                    );
                 }
             }
         }
@@ -451,12 +499,21 @@ impl Recursor {
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
             _ => self.silence.tries.store(0, Ordering::Relaxed),
         }
-        let RecursorCounters { failed, mismatched: _, latency_us, latencies, latency_sum_us } =
-            &self.counters;
+        let RecursorCounters {
+            failed,
+            mismatched: _,
+            latency_us,
+            latencies,
+            latency_sum_us,
+        } = &self.counters;
         if outcome.is_ok() {
             let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
             let before = latency_us.load(Ordering::Relaxed);
-            let after = if before == 0 { took } else { before - before / 8 + took / 8 };
+            let after = if before == 0 {
+                took
+            } else {
+                before - before / 8 + took / 8
+            };
             latency_us.store(after, Ordering::Relaxed);
             let bucket = LATENCY_BOUNDS_US.partition_point(|&bound| bound < took);
             latencies[bucket].fetch_add(1, Ordering::Relaxed);
@@ -484,7 +541,12 @@ impl Recursor {
         if let Some(sockets) = open.filter(|sockets| sockets.address == address) {
             return Ok(sockets);
         }
-        let sockets = Arc::new(Sockets::new(address, self.options, &self.counters, self.tls.clone()));
+        let sockets = Arc::new(Sockets::new(
+            address,
+            self.options,
+            &self.counters,
+            self.tls.clone(),
+        ));
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)
     }
@@ -497,12 +559,23 @@ impl Sockets {
         counters: &RecursorCounters,
         tls: Option<Arc<Tls>>,
     ) -> Self {
-        let RecursorOptions { timeout, matching, form, .. } = options;
+        let RecursorOptions {
+            timeout,
+            matching,
+            form,
+            ..
+        } = options;
         let mismatched = Arc::clone(&counters.mismatched);
         Self {
             address,
             udp: UdpSockets::new(address, timeout, matching, mismatched),
-            tcp: TcpConnections::new(address, timeout, matching, !form.transparent || tls.is_some(), tls),
+            tcp: TcpConnections::new(
+                address,
+                timeout,
+                matching,
+                !form.transparent || tls.is_some(),
+                tls,
+            ),
         }
     }
 }
@@ -539,7 +612,9 @@ fn without_edns(query: &Query<'_>, message: &[u8]) -> Vec<u8> {
 /// Randomises the letter case of the question's name (draft-vixie-dnsext-dns0x20). The last four
 /// bytes, type and class, are unchanged.
 fn randomise(question: &mut [u8]) {
-    let Some(end) = question.len().checked_sub(4) else { return };
+    let Some(end) = question.len().checked_sub(4) else {
+        return;
+    };
     for bytes in question[..end].chunks_mut(32) {
         let mut bits: u32 = rand::random();
         for byte in bytes.iter_mut().filter(|byte| byte.is_ascii_alphabetic()) {

@@ -30,7 +30,10 @@ fn reply(
     if names.is_empty() {
         return None;
     }
-    let flags = ReplyFlags { authoritative: true, recursion_available: false };
+    let flags = ReplyFlags {
+        authoritative: true,
+        recursion_available: false,
+    };
     let mut reply = begin_reply(query, message::NOERROR, flags);
     if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
         if names.len() > 1 {
@@ -56,14 +59,27 @@ mod tests {
 
     #[test]
     fn only_ptr_and_any_are_answered() {
-        let names = || vec![Box::from(&b"\x05Third\x04BOSH\0"[..]), Box::from(&b"\x01b\0"[..])];
-        let names = |address| if address == Ipv4Addr::new(10, 1, 0, 5) { names() } else { vec![] };
+        let names = || {
+            vec![
+                Box::from(&b"\x05Third\x04BOSH\0"[..]),
+                Box::from(&b"\x01b\0"[..]),
+            ]
+        };
+        let names = |address| {
+            if address == Ipv4Addr::new(10, 1, 0, 5) {
+                names()
+            } else {
+                vec![]
+            }
+        };
         let ask = |name: &[u8], qtype: u16| {
             let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
             message.extend_from_slice(name);
             message.extend_from_slice(&qtype.to_be_bytes());
             message.extend_from_slice(&[0, 1]);
-            let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+            let Parsed::Query(query) = parse(&message) else {
+                panic!("a query")
+            };
             reply(&query, names, fastrand::Rng::new)
         };
         let known = b"\x015\x010\x011\x0210\x07in-addr\x04arpa\0";
@@ -71,7 +87,10 @@ mod tests {
             let reply = ask(known, qtype).unwrap();
             assert_eq!(reply[2..8], [0x85, 0, 0, 1, 0, count], "type {qtype}");
         }
-        assert_eq!(ask(b"\x016\x010\x011\x0210\x07in-addr\x04arpa\0", TYPE_PTR), None);
+        assert_eq!(
+            ask(b"\x016\x010\x011\x0210\x07in-addr\x04arpa\0", TYPE_PTR),
+            None
+        );
         assert_eq!(ask(b"\x03foo\x04arpa\0", TYPE_PTR), None);
     }
 }

@@ -13,8 +13,8 @@ use super::{
 use dns_core::{
     name::Name,
     wire::{
-        CLASS_IN, ForwardedAnswer, Query, ReplyFlags, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, append_opt,
-        begin_reply,
+        CLASS_IN, ForwardedAnswer, Query, ReplyFlags, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR,
+        append_opt, begin_reply,
     },
 };
 
@@ -79,9 +79,18 @@ impl SpecialNames {
         let private = (16..32).map(|second| format!("{second}.172.in-addr.arpa"));
         let shared = (64..128).map(|second| format!("{second}.100.in-addr.arpa"));
         let blocks: Vec<String> = private.chain(shared).collect();
-        let empty = EMPTY_ZONES.into_iter().chain(blocks.iter().map(String::as_str));
-        let zones = more.into_iter().chain(empty.map(|text| (text, Content::Empty)));
-        Self { next, zones: zones.filter_map(|(text, content)| zone(text, content)).collect() }
+        let empty = EMPTY_ZONES
+            .into_iter()
+            .chain(blocks.iter().map(String::as_str));
+        let zones = more
+            .into_iter()
+            .chain(empty.map(|text| (text, Content::Empty)));
+        Self {
+            next,
+            zones: zones
+                .filter_map(|(text, content)| zone(text, content))
+                .collect(),
+        }
     }
 
     /// Returns the reply to a query for a special-use name; `None` for any other.
@@ -92,7 +101,11 @@ impl SpecialNames {
         let name = query.question.name();
         let (zone, content) = self.zones.iter().find(|(zone, _)| name.is_within(zone))?;
         let exists = name == *zone || *content == Content::Loopback;
-        let rcode = if exists { message::NOERROR } else { message::NXDOMAIN };
+        let rcode = if exists {
+            message::NOERROR
+        } else {
+            message::NXDOMAIN
+        };
         let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
         let qtype = query.question.qtype;
         let wants = |rtype| qtype == rtype || qtype == TYPE_ANY;
@@ -154,7 +167,11 @@ mod tests {
 
     impl Answer for Refuses {
         fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
-            Box::pin(std::future::ready(begin_reply(query, message::REFUSED, ReplyFlags::RECURSION)))
+            Box::pin(std::future::ready(begin_reply(
+                query,
+                message::REFUSED,
+                ReplyFlags::RECURSION,
+            )))
         }
     }
 
@@ -164,10 +181,16 @@ mod tests {
         message.extend_from_slice(Name::from_text(name).unwrap().as_wire());
         message.extend_from_slice(&qtype.to_be_bytes());
         message.extend_from_slice(&[0, 1]);
-        let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+        let Parsed::Query(query) = parse(&message) else {
+            panic!("a query")
+        };
         let reply = SpecialNames::new(Arc::new(Refuses)).reply(&query)?;
         let index = message::MessageIndex::of(&reply).unwrap();
-        Some((reply[3] & 15, index.records, reply[index.question_end..].to_vec()))
+        Some((
+            reply[3] & 15,
+            index.records,
+            reply[index.question_end..].to_vec(),
+        ))
     }
 
     #[test]
@@ -179,24 +202,49 @@ mod tests {
             ("localhost", 15, 0, [0, 1, 0], b"\0\0\x2a\x30"),
             ("invalid", 1, 0, [0, 1, 0], b"\0\0\x2a\x30"),
             ("x.invalid", 1, 3, [0, 1, 0], b"\0\0\x2a\x30"),
-            ("facebookwkhpilnemxj7asaniu7vnjjbiltxjqhye3mhbshg7kx5tfyd.onion", 1, 3, [0, 1, 0], b""),
+            (
+                "facebookwkhpilnemxj7asaniu7vnjjbiltxjqhye3mhbshg7kx5tfyd.onion",
+                1,
+                3,
+                [0, 1, 0],
+                b"",
+            ),
             ("1.0.0.127.in-addr.arpa", 12, 0, [1, 0, 0], LOCALHOST),
             ("2.0.0.127.in-addr.arpa", 12, 3, [0, 1, 0], b""),
-            (&format!("1.{}ip6.arpa", "0.".repeat(31)), 12, 0, [1, 0, 0], LOCALHOST),
+            (
+                &format!("1.{}ip6.arpa", "0.".repeat(31)),
+                12,
+                0,
+                [1, 0, 0],
+                LOCALHOST,
+            ),
             ("4.3.2.10.in-addr.arpa", 12, 3, [0, 1, 0], b""),
             ("1.1.100.100.in-addr.arpa", 12, 3, [0, 1, 0], b""),
         ] {
             let (found_rcode, found_counts, records) = ask(name, qtype).unwrap();
-            assert_eq!((found_rcode, found_counts), (rcode, counts), "{name} {qtype}");
+            assert_eq!(
+                (found_rcode, found_counts),
+                (rcode, counts),
+                "{name} {qtype}"
+            );
             assert!(records.ends_with(end), "{name} {qtype}: {records:02x?}");
         }
-        for name in ["localhosts", "example.com", "4.3.2.11.in-addr.arpa", "1.1.128.100.in-addr.arpa", "."] {
+        for name in [
+            "localhosts",
+            "example.com",
+            "4.3.2.11.in-addr.arpa",
+            "1.1.128.100.in-addr.arpa",
+            ".",
+        ] {
             assert_eq!(ask(name, 1), None, "{name}");
         }
     }
 
     #[test]
     fn every_zone_is_a_name() {
-        assert_eq!(SpecialNames::new(Arc::new(Refuses)).zones.len(), EMPTY_ZONES.len() + 16 + 64 + 5);
+        assert_eq!(
+            SpecialNames::new(Arc::new(Refuses)).zones.len(),
+            EMPTY_ZONES.len() + 16 + 64 + 5
+        );
     }
 }

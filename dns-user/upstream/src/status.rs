@@ -66,7 +66,12 @@ pub struct CacheStatus {
 
 impl CacheStatus {
     pub(crate) fn of(cache: &Cache) -> Self {
-        let Totals { entries, denials, bytes, evictions } = cache.swept_totals();
+        let Totals {
+            entries,
+            denials,
+            bytes,
+            evictions,
+        } = cache.swept_totals();
         let counters = &cache.counters;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Self {
@@ -87,8 +92,13 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     let preferred = set.order.preferred();
     let status = |index: usize| {
         let recursor = &set.recursors[index];
-        let RecursorCounters { failed, mismatched, latency_us, latencies: _, latency_sum_us: _ } =
-            &recursor.counters;
+        let RecursorCounters {
+            failed,
+            mismatched,
+            latency_us,
+            latencies: _,
+            latency_sum_us: _,
+        } = &recursor.counters;
         let latency = latency_us.load(Ordering::Relaxed);
         let failures = failed.by_reason().filter(|(_, count)| *count > 0);
         RecursorStatus {
@@ -96,7 +106,9 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
             resolved: recursor.address(),
             preferred: index == preferred,
             tries: failed.tries(),
-            failures: failures.map(|(reason, count)| (reason.label().into(), count)).collect(),
+            failures: failures
+                .map(|(reason, count)| (reason.label().into(), count))
+                .collect(),
             mismatched: mismatched.load(Ordering::Relaxed),
             recent_failures: set.order.recent_failures(index),
             unanswered_tries: failed.unanswered(),
@@ -164,10 +176,16 @@ impl CachedSource {
                     Parsed::Query(query) => cache.key(&query).and_then(|key| cache.peek(&key)),
                     _ => None,
                 };
-                let Some((entry, left)) = found else { return CacheFinding::missing(query_type) };
+                let Some((entry, left)) = found else {
+                    return CacheFinding::missing(query_type);
+                };
                 CacheFinding {
                     query_type,
-                    state: if left.is_some() { CachedState::Fresh } else { CachedState::Stale },
+                    state: if left.is_some() {
+                        CachedState::Fresh
+                    } else {
+                        CachedState::Stale
+                    },
                     ttl_seconds: left.unwrap_or_default().as_secs(),
                     denial: Some(entry.denial),
                     recursor: entry.recursor.as_deref().map(str::to_owned),
@@ -175,23 +193,42 @@ impl CachedSource {
             };
             vec![answer("A", TYPE_A), answer("AAAA", TYPE_AAAA)]
         });
-        ForwardingExplanation { recursors, url, cached }
+        ForwardingExplanation {
+            recursors,
+            url,
+            cached,
+        }
     }
 }
 
 impl CacheFinding {
     fn missing(query_type: &'static str) -> Self {
-        Self { query_type, state: CachedState::Missing, ttl_seconds: 0, denial: None, recursor: None }
+        Self {
+            query_type,
+            state: CachedState::Missing,
+            ttl_seconds: 0,
+            denial: None,
+            recursor: None,
+        }
     }
 }
 
 impl fmt::Display for ForwardingExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { recursors, url, cached } = self;
+        let Self {
+            recursors,
+            url,
+            cached,
+        } = self;
         for (place, recursor) in recursors.iter().enumerate() {
-            let order = if place == 0 { "asked first" } else { "asked next" };
-            let latency =
-                recursor.latency_ms.map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
+            let order = if place == 0 {
+                "asked first"
+            } else {
+                "asked next"
+            };
+            let latency = recursor
+                .latency_ms
+                .map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
             let failed = recursor.recent_failures;
             writeln!(
                 f,
@@ -202,16 +239,34 @@ impl fmt::Display for ForwardingExplanation {
         if let Some(url) = url {
             writeln!(f, "server {url}")?;
         }
-        let Some(cached) = cached else { return writeln!(f, "cache: off") };
-        for CacheFinding { query_type, state, ttl_seconds, denial, recursor } in cached {
-            let kind = if *denial == Some(true) { "denial" } else { "answer" };
-            let from = recursor.as_ref().map_or_else(String::new, |recursor| format!(" from {recursor}"));
+        let Some(cached) = cached else {
+            return writeln!(f, "cache: off");
+        };
+        for CacheFinding {
+            query_type,
+            state,
+            ttl_seconds,
+            denial,
+            recursor,
+        } in cached
+        {
+            let kind = if *denial == Some(true) {
+                "denial"
+            } else {
+                "answer"
+            };
+            let from = recursor
+                .as_ref()
+                .map_or_else(String::new, |recursor| format!(" from {recursor}"));
             match state {
                 CachedState::Missing => writeln!(f, "cache: no {query_type}")?,
-                CachedState::Fresh => writeln!(f, "cache: {query_type} {kind}{from}, TTL {ttl_seconds} s")?,
-                CachedState::Stale => {
-                    writeln!(f, "cache: {query_type} {kind}{from}, expired; served if no recursor answers")?
+                CachedState::Fresh => {
+                    writeln!(f, "cache: {query_type} {kind}{from}, TTL {ttl_seconds} s")?
                 }
+                CachedState::Stale => writeln!(
+                    f,
+                    "cache: {query_type} {kind}{from}, expired; served if no recursor answers"
+                )?,
             }
         }
         Ok(())

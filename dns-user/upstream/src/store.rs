@@ -113,7 +113,11 @@ impl<V> Store<V> {
     /// Creates an empty store of at most `most` bytes, whose entries have at least `least_weight`.
     pub(crate) fn new(most: u64, least_weight: u64) -> Self {
         let least_shard = LEAST_SHARD.max(least_weight.saturating_mul(LEAST_ENTRIES));
-        let count = if most / SHARDS as u64 >= least_shard { SHARDS } else { 1 };
+        let count = if most / SHARDS as u64 >= least_shard {
+            SHARDS
+        } else {
+            1
+        };
         let shard = || Shard {
             slots: HashTable::new(),
             hand: 0,
@@ -149,8 +153,14 @@ impl<V> Store<V> {
         mirror: &impl Mirror,
     ) {
         let (hash, shard) = self.shard(key);
-        let slot =
-            Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false, copy_used_ns: 0 };
+        let slot = Slot {
+            key: key.into(),
+            value: Arc::new(value),
+            hash,
+            terms,
+            used: false,
+            copy_used_ns: 0,
+        };
         let mut shard = shard.lock();
         // Checked under the lock, which a flush takes after starting a new generation.
         if self.generation() == generation {
@@ -166,7 +176,8 @@ impl<V> Store<V> {
     /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        let flush = |shard: &Mutex<Shard<V>>| shard.lock().retain(|slot| !goes(&slot.key, &slot.value));
+        let flush =
+            |shard: &Mutex<Shard<V>>| shard.lock().retain(|slot| !goes(&slot.key, &slot.value));
         self.shards.iter().map(flush).sum()
     }
 
@@ -179,30 +190,42 @@ impl<V> Store<V> {
     /// Calls `each` for every entry, in no particular order, one shard after the other.
     pub(crate) fn for_each(&self, mut each: impl FnMut(&[u8], &V)) {
         for shard in &self.shards {
-            shard.lock().slots.iter().for_each(|slot| each(&slot.key, &slot.value));
+            shard
+                .lock()
+                .slots
+                .iter()
+                .for_each(|slot| each(&slot.key, &slot.value));
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.shards.iter().map(|shard| shard.lock().totals).fold(Totals::default(), |sum, one| Totals {
-            entries: sum.entries + one.entries,
-            denials: sum.denials + one.denials,
-            bytes: sum.bytes + one.bytes,
-            evictions: sum.evictions + one.evictions,
-        })
+        self.shards
+            .iter()
+            .map(|shard| shard.lock().totals)
+            .fold(Totals::default(), |sum, one| Totals {
+                entries: sum.entries + one.entries,
+                denials: sum.denials + one.denials,
+                bytes: sum.bytes + one.bytes,
+                evictions: sum.evictions + one.evictions,
+            })
     }
 
     /// Returns the hash of a key and its shard. The shard's table uses the lowest and the highest
     /// bits of the hash.
     fn shard(&self, key: &[u8]) -> (u64, &Mutex<Shard<V>>) {
         let hash = self.hasher.hash_one(key);
-        (hash, &self.shards[(hash >> 40) as usize % self.shards.len()])
+        (
+            hash,
+            &self.shards[(hash >> 40) as usize % self.shards.len()],
+        )
     }
 }
 
 impl<V> Shard<V> {
     fn insert(&mut self, slot: Slot<V>, now: BootInstant, mirror: &impl Mirror) {
-        let same = self.slots.find_entry(slot.hash, |other| other.key == slot.key);
+        let same = self
+            .slots
+            .find_entry(slot.hash, |other| other.key == slot.key);
         if let Ok(replaced) = same {
             let (replaced, _) = replaced.remove();
             self.totals.remove(&replaced.terms);
@@ -230,7 +253,11 @@ impl<V> Shard<V> {
     /// Passes over the next bucket in search of an expired entry, which it removes.
     fn pass_expired(&mut self, now: BootInstant) {
         self.expired_hand = self.after(self.expired_hand);
-        if self.slots.get_bucket(self.expired_hand).is_some_and(|slot| slot.terms.until <= now) {
+        if self
+            .slots
+            .get_bucket(self.expired_hand)
+            .is_some_and(|slot| slot.terms.until <= now)
+        {
             let _expired = self.remove(self.expired_hand);
         }
     }
@@ -238,7 +265,9 @@ impl<V> Shard<V> {
     /// Passes over the next bucket: removes its entry, or makes it unused if used ones are spared.
     fn pass(&mut self, now: BootInstant, spares_used: bool, mirror: &impl Mirror) {
         self.hand = self.after(self.hand);
-        let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
+        let Some(slot) = self.slots.get_bucket_mut(self.hand) else {
+            return;
+        };
         let is_over = slot.terms.until <= now;
         if !is_over && spares_used {
             let copy_used_ns = mirror.last_used_ns(&slot.key).unwrap_or(0);
@@ -258,7 +287,11 @@ impl<V> Shard<V> {
 
     /// Returns the bucket after this one, in a circle.
     fn after(&self, bucket: usize) -> usize {
-        if bucket + 1 < self.slots.num_buckets() { bucket + 1 } else { 0 }
+        if bucket + 1 < self.slots.num_buckets() {
+            bucket + 1
+        } else {
+            0
+        }
     }
 
     /// Removes the slot in this bucket.
@@ -294,7 +327,11 @@ impl Totals {
     }
 
     fn count(&mut self, denial: bool) -> &mut u64 {
-        if denial { &mut self.denials } else { &mut self.entries }
+        if denial {
+            &mut self.denials
+        } else {
+            &mut self.entries
+        }
     }
 }
 
@@ -307,8 +344,19 @@ mod tests {
     /// Stores `number` with a weight of 100 for `seconds`.
     fn insert(store: &Store<u32>, number: u32, seconds: u64, now: BootInstant) {
         let until = now + Duration::from_secs(seconds);
-        let terms = Terms { weight: 100, until, denial: false };
-        store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &NoMirror);
+        let terms = Terms {
+            weight: 100,
+            until,
+            denial: false,
+        };
+        store.insert(
+            &number.to_be_bytes(),
+            number,
+            terms,
+            now,
+            store.generation(),
+            &NoMirror,
+        );
     }
 
     struct NoMirror;
@@ -343,10 +391,25 @@ mod tests {
     fn uses_of_copies_count() {
         let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
-        let copies = Copies { of: 0..20, used_ns: 1.into(), evicted: Vec::new().into() };
+        let copies = Copies {
+            of: 0..20,
+            used_ns: 1.into(),
+            evicted: Vec::new().into(),
+        };
         let insert = |number: u32| {
-            let terms = Terms { weight: 100, until: now + Duration::from_secs(60), denial: false };
-            store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &copies);
+            let terms = Terms {
+                weight: 100,
+                until: now + Duration::from_secs(60),
+                denial: false,
+            };
+            store.insert(
+                &number.to_be_bytes(),
+                number,
+                terms,
+                now,
+                store.generation(),
+                &copies,
+            );
         };
         for number in 100..1000 {
             insert(number);
@@ -358,18 +421,32 @@ mod tests {
         assert_eq!(copies.evicted.borrow().len(), 900);
         // Copies that clients do not use any more are evicted with their entries.
         (1000..5000).for_each(insert);
-        assert!((0..20u32).all(|number| copies.evicted.borrow().contains(&number.to_be_bytes().to_vec())));
+        assert!((0..20u32).all(|number| {
+            copies
+                .evicted
+                .borrow()
+                .contains(&number.to_be_bytes().to_vec())
+        }));
     }
 
     fn holds(store: &Store<u32>, number: u32) -> bool {
-        store.get(&number.to_be_bytes()).is_some_and(|value| *value == number)
+        store
+            .get(&number.to_be_bytes())
+            .is_some_and(|value| *value == number)
     }
 
     #[test]
     fn full_store_evicts_unused_entries() {
         let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
-        assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
+        assert_eq!(
+            store.totals(),
+            Totals {
+                entries: 100,
+                bytes: 10_000,
+                ..Totals::default()
+            }
+        );
         // A flood of new names does not evict names in steady use.
         for number in 100..1000 {
             assert!((0..20).all(|used| holds(&store, used)), "before {number}");
@@ -398,9 +475,20 @@ mod tests {
     fn entries_are_passed_in_turn() {
         let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         let passes = Passes([0; 50].into());
-        let terms = Terms { weight: 100, until: now + Duration::from_secs(60), denial: false };
+        let terms = Terms {
+            weight: 100,
+            until: now + Duration::from_secs(60),
+            denial: false,
+        };
         for number in 0..2000u32 {
-            store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &passes);
+            store.insert(
+                &number.to_be_bytes(),
+                number,
+                terms,
+                now,
+                store.generation(),
+                &passes,
+            );
         }
         let passes = passes.0.into_inner();
         let (least, most) = (passes.iter().min().unwrap(), passes.iter().max().unwrap());
@@ -414,9 +502,20 @@ mod tests {
         for limit in [1, 5, 20, 100, 500] {
             let (store, now) = (Store::new(BYTES, BYTES / limit), BootInstant::now());
             let weight = u32::try_from(BYTES / limit).unwrap();
-            let terms = Terms { weight, until: now + Duration::from_secs(60), denial: false };
+            let terms = Terms {
+                weight,
+                until: now + Duration::from_secs(60),
+                denial: false,
+            };
             for number in 0..1000u32 {
-                store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &NoMirror);
+                store.insert(
+                    &number.to_be_bytes(),
+                    number,
+                    terms,
+                    now,
+                    store.generation(),
+                    &NoMirror,
+                );
             }
             assert_eq!(store.totals().entries, limit);
         }
@@ -428,24 +527,51 @@ mod tests {
         (0..500).for_each(|number| insert(&store, number, 1, now));
         let later = now + Duration::from_secs(2);
         (500..1000).for_each(|number| insert(&store, number, 60, later));
-        let Totals { entries, evictions, .. } = store.totals();
-        assert!(entries < 700 && evictions == 0, "{entries} entries, {evictions} evictions");
+        let Totals {
+            entries, evictions, ..
+        } = store.totals();
+        assert!(
+            entries < 700 && evictions == 0,
+            "{entries} entries, {evictions} evictions"
+        );
         store.sweep(later);
-        assert_eq!(store.totals(), Totals { entries: 500, bytes: 50_000, ..Totals::default() });
+        assert_eq!(
+            store.totals(),
+            Totals {
+                entries: 500,
+                bytes: 50_000,
+                ..Totals::default()
+            }
+        );
     }
 
     #[test]
     fn replaced_value_counts_once() {
         let (store, now) = (Store::new(10_000, 100), BootInstant::now());
         let insert = |weight, denial| {
-            let terms = Terms { weight, until: now, denial };
+            let terms = Terms {
+                weight,
+                until: now,
+                denial,
+            };
             store.insert(b"key", 7, terms, now, store.generation(), &NoMirror);
         };
         insert(50, true);
         insert(60, false);
-        assert_eq!(store.totals(), Totals { entries: 1, bytes: 60, ..Totals::default() });
+        assert_eq!(
+            store.totals(),
+            Totals {
+                entries: 1,
+                bytes: 60,
+                ..Totals::default()
+            }
+        );
         insert(10_001, false);
-        assert_eq!(store.totals(), Totals::default(), "too heavy, and the old value is gone");
+        assert_eq!(
+            store.totals(),
+            Totals::default(),
+            "too heavy, and the old value is gone"
+        );
     }
 
     #[test]
@@ -453,7 +579,14 @@ mod tests {
         let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
         (0..1000).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.flush(|_, value| value % 10 != 0), 900);
-        assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
+        assert_eq!(
+            store.totals(),
+            Totals {
+                entries: 100,
+                bytes: 10_000,
+                ..Totals::default()
+            }
+        );
         let mut seen = 0;
         store.for_each(|_, _| seen += 1);
         assert_eq!(seen, 100);
@@ -462,7 +595,11 @@ mod tests {
     #[test]
     fn flush_rejects_earlier_requests() {
         let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
-        let terms = Terms { weight: 100, until: now, denial: false };
+        let terms = Terms {
+            weight: 100,
+            until: now,
+            denial: false,
+        };
         let before = store.generation();
         assert_eq!(store.flush(|_, _: &u32| false), 0);
         store.insert(b"key", 1, terms, now, before, &NoMirror);

@@ -78,9 +78,17 @@ impl Tls {
     pub(crate) fn new(name: Option<&str>) -> Self {
         // No certificate has the name that stands for an impossible one.
         let impossible = || ServerName::IpAddress(IpAddr::from(Ipv4Addr::UNSPECIFIED).into());
-        let name = name.map(|name| ServerName::try_from(name.to_owned()).unwrap_or_else(|_| impossible()));
-        let trust = if name.is_some() { Trust::System } else { Trust::Anyone };
-        Self { config: Arc::new(trust.client_config()), name }
+        let name =
+            name.map(|name| ServerName::try_from(name.to_owned()).unwrap_or_else(|_| impossible()));
+        let trust = if name.is_some() {
+            Trust::System
+        } else {
+            Trust::Anyone
+        };
+        Self {
+            config: Arc::new(trust.client_config()),
+            name,
+        }
     }
 }
 
@@ -137,12 +145,23 @@ impl TcpConnections {
         persistent: bool,
         tls: Option<Arc<Tls>>,
     ) -> Self {
-        Self { address, timeout, matching, persistent, tls, pool: Arc::default() }
+        Self {
+            address,
+            timeout,
+            matching,
+            persistent,
+            tls,
+            pool: Arc::default(),
+        }
     }
 
     /// Sends `query` with a new id and waits for its reply. If a shared connection is closed with
     /// the query unanswered, sends it once more on a new connection.
-    pub(crate) async fn ask(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, TryError> {
+    pub(crate) async fn ask(
+        &self,
+        query: &mut [u8],
+        question: Range<usize>,
+    ) -> Result<Vec<u8>, TryError> {
         let exchange = async {
             let connection = self.choose().ok_or(TryError::Busy)?;
             let unanswered = match connection.exchange(query, question.clone()).await {
@@ -153,11 +172,16 @@ impl TcpConnections {
                 return Err(unanswered.error);
             }
             let connection = self.open();
-            let reply = connection.exchange(query, question).await.map_err(|unanswered| unanswered.error)?;
+            let reply = connection
+                .exchange(query, question)
+                .await
+                .map_err(|unanswered| unanswered.error)?;
             self.pool.lock().open.push(connection);
             Ok(reply)
         };
-        tokio::time::timeout(self.timeout, exchange).await.unwrap_or(Err(TryError::TimedOut))
+        tokio::time::timeout(self.timeout, exchange)
+            .await
+            .unwrap_or(Err(TryError::TimedOut))
     }
 
     /// Selects the connection for a query; `None` if all have the maximum number of queries.
@@ -171,8 +195,11 @@ impl TcpConnections {
             Some(last) if last.elapsed() < UNSHARED => 1,
             _ => MAX_PIPELINED,
         };
-        let least =
-            pool.open.iter().map(|connection| (connection.load(), connection)).min_by_key(|(load, _)| *load);
+        let least = pool
+            .open
+            .iter()
+            .map(|connection| (connection.load(), connection))
+            .min_by_key(|(load, _)| *load);
         match least {
             Some((0, connection)) => return Some(Arc::clone(connection)),
             Some((load, connection)) if pool.open.len() >= FEW && load < most => {
@@ -188,7 +215,10 @@ impl TcpConnections {
 
     fn open(&self) -> Arc<Connection> {
         let (frames, queue) = mpsc::unbounded_channel();
-        let connection = Arc::new(Connection { frames, pending: Mutex::default() });
+        let connection = Arc::new(Connection {
+            frames,
+            pending: Mutex::default(),
+        });
         let (served, pool) = (Arc::clone(&connection), Arc::clone(&self.pool));
         let (address, matching, tls) = (self.address, self.matching, self.tls.clone());
         tokio::spawn(async move {
@@ -205,23 +235,41 @@ impl TcpConnections {
 
 impl Connection {
     /// Sends a query and waits for its reply, without a time limit.
-    async fn exchange(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, Unanswered> {
-        let alone = |error: TryError| Unanswered { error, shared: false };
+    async fn exchange(
+        &self,
+        query: &mut [u8],
+        question: Range<usize>,
+    ) -> Result<Vec<u8>, Unanswered> {
+        let alone = |error: TryError| Unanswered {
+            error,
+            shared: false,
+        };
         let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
         let length = u16::try_from(query.len()).map_err(|_| alone(TryError::Unreadable))?;
         let (sender, receiver) = oneshot::channel();
-        let id = self.enter(Waiting { question: SmallVec::from_slice(question), sender })?;
+        let id = self.enter(Waiting {
+            question: SmallVec::from_slice(question),
+            sender,
+        })?;
         message::set_id(query, id);
         // If the task has ended, `receiver` fails.
-        let _ = self.frames.send([&length.to_be_bytes()[..], query].concat());
-        receiver.await.unwrap_or(Err(Unanswered { error: TryError::Closed, shared: true }))
+        let _ = self
+            .frames
+            .send([&length.to_be_bytes()[..], query].concat());
+        receiver.await.unwrap_or(Err(Unanswered {
+            error: TryError::Closed,
+            shared: true,
+        }))
     }
 
     /// Registers a query under a free random id.
     fn enter(&self, waiting: Waiting) -> Result<u16, Unanswered> {
         let mut pending = self.pending.lock();
         if pending.ended {
-            return Err(Unanswered { error: TryError::Closed, shared: true });
+            return Err(Unanswered {
+                error: TryError::Closed,
+                shared: true,
+            });
         }
         let id = loop {
             let id = rand::random();
@@ -238,12 +286,21 @@ impl Connection {
     /// because the server may answer sequentially.
     fn takes_queries(&self) -> bool {
         let pending = self.pending.lock();
-        !pending.ended && !pending.waiting.values().any(|waiting| waiting.sender.is_closed())
+        !pending.ended
+            && !pending
+                .waiting
+                .values()
+                .any(|waiting| waiting.sender.is_closed())
     }
 
     /// Returns the number of queries that wait for replies.
     fn load(&self) -> usize {
-        self.pending.lock().waiting.values().filter(|waiting| !waiting.sender.is_closed()).count()
+        self.pending
+            .lock()
+            .waiting
+            .values()
+            .filter(|waiting| !waiting.sender.is_closed())
+            .count()
     }
 
     /// Connects, then sends queries and delivers replies until the connection is closed or has been
@@ -259,9 +316,13 @@ impl Connection {
         let _ = stream.set_nodelay(true);
         let Some(Tls { config, name }) = tls else {
             let (reader, writer) = stream.into_split();
-            return self.converse(reader, writer, MAX_IDLE, matching, queue).await;
+            return self
+                .converse(reader, writer, MAX_IDLE, matching, queue)
+                .await;
         };
-        let name = name.clone().unwrap_or(ServerName::IpAddress(address.ip().into()));
+        let name = name
+            .clone()
+            .unwrap_or(ServerName::IpAddress(address.ip().into()));
         let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await.map_err(|error| {
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(suppressed) = LIMIT.admit(address.ip()) {
@@ -270,7 +331,8 @@ impl Connection {
             TryError::Tls
         })?;
         let (reader, writer) = tokio::io::split(stream);
-        self.converse(reader, writer, MAX_IDLE_TLS, matching, queue).await
+        self.converse(reader, writer, MAX_IDLE_TLS, matching, queue)
+            .await
     }
 
     async fn converse(
@@ -319,7 +381,10 @@ impl Connection {
         let mut pending = self.pending.lock();
         let waiting = message::u16_at(reply, 0).and_then(|id| pending.waiting.remove(&id));
         let Some(Waiting { question, sender }) = waiting else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, TryError::WrongReply));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                TryError::WrongReply,
+            ));
         };
         let outcome = match match_reply(reply, &question, false) {
             ReplyMatch::Reply => Ok(reply.to_vec()),
@@ -328,14 +393,20 @@ impl Connection {
             ReplyMatch::OtherQuestion | ReplyMatch::NoReply => Err(TryError::WrongReply),
         };
         // The client may be gone.
-        let _ = sender.send(outcome.map_err(|error| Unanswered { error, shared: false }));
+        let _ = sender.send(outcome.map_err(|error| Unanswered {
+            error,
+            shared: false,
+        }));
         Ok(())
     }
 
     /// Ends the connection if no query waits for a reply.
     fn end_if_idle(&self) -> bool {
         let mut pending = self.pending.lock();
-        pending.ended = pending.waiting.values().all(|waiting| waiting.sender.is_closed());
+        pending.ended = pending
+            .waiting
+            .values()
+            .all(|waiting| waiting.sender.is_closed());
         pending.ended
     }
 
@@ -347,7 +418,10 @@ impl Connection {
         let shared = uses > 1 && matches!(error, TryError::Closed | TryError::Reset);
         let mut unanswered = false;
         for (_, waiting) in pending.waiting.drain() {
-            unanswered |= waiting.sender.send(Err(Unanswered { error, shared })).is_ok();
+            unanswered |= waiting
+                .sender
+                .send(Err(Unanswered { error, shared }))
+                .is_ok();
         }
         unanswered && left < uses
     }
@@ -389,7 +463,10 @@ impl Trust {
                 .expect("ring supports the TLS versions that rustls takes by default")
         };
         let checked_by = |verifier: ServerVerifier| {
-            builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
+            builder()
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier))
+                .with_no_client_auth()
         };
         match self {
             Self::System => match builder().with_native_roots() {

@@ -89,7 +89,13 @@ impl UdpSockets {
         matching: Matching,
         mismatched: Arc<AtomicU64>,
     ) -> Self {
-        Self { address, timeout, matching, slots: Default::default(), mismatched }
+        Self {
+            address,
+            timeout,
+            matching,
+            slots: Default::default(),
+            mismatched,
+        }
     }
 
     /// Sends `query` with a new id and waits for its reply; the query keeps the id. `question` is
@@ -133,7 +139,13 @@ impl UdpSockets {
     ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<QueryResult>), TryError> {
         let mut slot = self.slots[chosen].lock();
         let (sender, receiver) = oneshot::channel();
-        let mut waiting = PendingQuery { question, exact_case, serial: 0, second_best: None, sender };
+        let mut waiting = PendingQuery {
+            question,
+            exact_case,
+            serial: 0,
+            second_best: None,
+            sender,
+        };
         if let Some(socket) = &*slot {
             match socket.enter(waiting, self, ReuseLimits::Enforced) {
                 Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
@@ -149,8 +161,14 @@ impl UdpSockets {
                 return Ok((socket, id, receiver));
             }
         };
-        tokio::spawn(Arc::clone(&socket).serve(self.matching, self.timeout, Arc::clone(&self.mismatched)));
-        let id = socket.enter(waiting, self, ReuseLimits::Enforced).map_err(|_| TryError::TimedOut)?;
+        tokio::spawn(Arc::clone(&socket).serve(
+            self.matching,
+            self.timeout,
+            Arc::clone(&self.mismatched),
+        ));
+        let id = socket
+            .enter(waiting, self, ReuseLimits::Enforced)
+            .map_err(|_| TryError::TimedOut)?;
         *slot = Some(Arc::clone(&socket));
         Ok((socket, id, receiver))
     }
@@ -159,7 +177,9 @@ impl UdpSockets {
     /// is better than no forwarding.
     fn register_anywhere(&self, mut waiting: PendingQuery) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
-            let Some(socket) = slot.lock().clone() else { continue };
+            let Some(socket) = slot.lock().clone() else {
+                continue;
+            };
             match socket.enter(waiting, self, ReuseLimits::Ignored) {
                 Ok(id) => return Some((socket, id)),
                 Err(ended) => waiting = ended,
@@ -233,7 +253,11 @@ impl Socket {
         // SAFETY: the socket owns its descriptor, always gives the same one and keeps
         // it open until it is dropped, which happens inside the `AsyncFd`.
         let io = unsafe { AsyncFd::register_with_interest(socket.into(), interest) }?;
-        Ok(Self { io, opened: Instant::now(), pending: Mutex::default() })
+        Ok(Self {
+            io,
+            opened: Instant::now(),
+            pending: Mutex::default(),
+        })
     }
 
     /// Registers a query under a free random id; returns the query if this socket takes no more.
@@ -264,7 +288,9 @@ impl Socket {
         query.serial = pending.next_serial;
         pending.next_serial += 1;
         pending.uses += 1;
-        pending.order.push_back((now + sockets.timeout, id, query.serial));
+        pending
+            .order
+            .push_back((now + sockets.timeout, id, query.serial));
         pending.waiting.insert(id, query);
         Ok(id)
     }
@@ -290,7 +316,12 @@ impl Socket {
     }
 
     /// Delivers replies and expires queries until the socket is retired and no longer needed.
-    async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, mismatched: Arc<AtomicU64>) {
+    async fn serve(
+        self: Arc<Self>,
+        matching: Matching,
+        timeout: Duration,
+        mismatched: Arc<AtomicU64>,
+    ) {
         let sleep = tokio::time::sleep(timeout.min(MAX_SLEEP));
         tokio::pin!(sleep);
         loop {
@@ -347,8 +378,12 @@ impl Socket {
 impl PendingQueries {
     /// Delivers a datagram to the query that it answers; `false` if there is none.
     fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
-        let Some(id) = message::u16_at(datagram, 0) else { return false };
-        let Some(waiting) = self.waiting.get_mut(&id) else { return false };
+        let Some(id) = message::u16_at(datagram, 0) else {
+            return false;
+        };
+        let Some(waiting) = self.waiting.get_mut(&id) else {
+            return false;
+        };
         let outcome = match match_reply(datagram, &waiting.question, waiting.exact_case) {
             ReplyMatch::Reply | ReplyMatch::CutShort => Ok(datagram.to_vec()),
             ReplyMatch::Unreadable => Err(TryError::Unreadable),
@@ -374,7 +409,9 @@ impl PendingQueries {
             && deadline <= now
         {
             if let Some(waiting) = self.waiting.remove(&id) {
-                let _ = waiting.sender.send(waiting.second_best.ok_or(TryError::TimedOut));
+                let _ = waiting
+                    .sender
+                    .send(waiting.second_best.ok_or(TryError::TimedOut));
             }
             self.forget_answered();
         }
@@ -382,13 +419,19 @@ impl PendingQueries {
 
     /// Returns whether a query with the same question is in flight.
     fn has_question(&self, question: &[u8]) -> bool {
-        self.waiting.values().any(|waiting| message::same_question(&waiting.question, question))
+        self.waiting
+            .values()
+            .any(|waiting| message::same_question(&waiting.question, question))
     }
 
     /// Drops answered queries from the front of the order.
     fn forget_answered(&mut self) {
         while let Some(&(_, id, serial)) = self.order.front() {
-            if self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial) {
+            if self
+                .waiting
+                .get(&id)
+                .is_some_and(|waiting| waiting.serial == serial)
+            {
                 return;
             }
             self.order.pop_front();
@@ -430,15 +473,29 @@ pub(super) fn match_reply(datagram: &[u8], question: &[u8], exact_case: bool) ->
             _ if flags.truncated() => ReplyMatch::CutShort,
             // Some servers refuse without repeating the question. That they cannot answer says nothing
             // about the name; every other RCODE does, and must name its question.
-            message::FORMERR | message::SERVFAIL | message::NOTIMP | message::REFUSED => ReplyMatch::Reply,
+            message::FORMERR | message::SERVFAIL | message::NOTIMP | message::REFUSED => {
+                ReplyMatch::Reply
+            }
             _ => ReplyMatch::OtherQuestion,
         };
     }
     let Some(theirs) = message::question_range(datagram).map(|range| &datagram[range]) else {
-        return if flags.truncated() { ReplyMatch::CutShort } else { ReplyMatch::Unreadable };
+        return if flags.truncated() {
+            ReplyMatch::CutShort
+        } else {
+            ReplyMatch::Unreadable
+        };
     };
-    let same = if exact_case { *theirs == *question } else { message::same_question(question, theirs) };
-    if same { ReplyMatch::Reply } else { ReplyMatch::OtherQuestion }
+    let same = if exact_case {
+        *theirs == *question
+    } else {
+        message::same_question(question, theirs)
+    };
+    if same {
+        ReplyMatch::Reply
+    } else {
+        ReplyMatch::OtherQuestion
+    }
 }
 
 //----------- Inbox --------------------------------------------------------
@@ -462,7 +519,9 @@ pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error 
         loop {
             match incoming.receive(socket, libc::MSG_DONTWAIT) {
                 Ok(count) => {
-                    incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
+                    incoming
+                        .datagrams(count)
+                        .for_each(|datagram| each(datagram.bytes));
                     if count < BATCH {
                         // The kernel found the queue empty, so another call is unnecessary. If it
                         // found an error instead, that is kept for the next call.
@@ -506,8 +565,10 @@ mod inbox_tests {
         for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
             // Various sizes, including an empty and a large one.
             let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
-            let expected: Vec<(usize, Option<u8>)> =
-                sizes.zip(0..).map(|(size, number)| (size, (size > 0).then_some(number))).collect();
+            let expected: Vec<(usize, Option<u8>)> = sizes
+                .zip(0..)
+                .map(|(size, number)| (size, (size > 0).then_some(number)))
+                .collect();
             for &(size, last) in &expected {
                 let datagram = vec![last.unwrap_or(0); size];
                 assert_eq!(sender.send(&datagram).unwrap(), size);

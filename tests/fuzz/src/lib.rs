@@ -26,14 +26,44 @@ pub struct Target {
 
 /// Targets by name, in the order of their runs.
 pub const TARGETS: &[Target] = &[
-    Target { name: "aliases", run: aliases::run },
-    Target { name: "config", run: config::run },
-    Target { name: "forward", run: forward::run },
-    Target { name: "handlers", run: handlers::run },
-    Target { name: "http", run: http::run },
-    Target { name: "message", run: message::run },
-    Target { name: "names", run: names::run },
-    Target { name: "query", run: query::run },
-    Target { name: "records", run: records::run },
-    Target { name: "table", run: table::run },
+    Target {
+        name: "aliases",
+        run: aliases::run,
+    },
+    Target {
+        name: "config",
+        run: config::run,
+    },
+    Target {
+        name: "forward",
+        run: forward::run,
+    },
+    Target {
+        name: "handlers",
+        run: handlers::run,
+    },
+    Target {
+        name: "http",
+        run: http::run,
+    },
+    Target {
+        name: "message",
+        run: message::run,
+    },
+    Target {
+        name: "names",
+        run: names::run,
+    },
+    Target {
+        name: "query",
+        run: query::run,
+    },
+    Target {
+        name: "records",
+        run: records::run,
+    },
+    Target {
+        name: "table",
+        run: table::run,
+    },
 ];

@@ -7,9 +7,14 @@ pub(crate) fn run(bytes: &[u8]) {
         assert_eq!(name.as_wire(), bytes[..length].to_ascii_lowercase());
         assert_eq!(Name::from_text(&name.to_string()), Ok(name));
     }
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     if let Ok(name) = Name::from_text(text) {
-        assert_eq!(Name::from_wire(name.as_wire()), Ok((name.clone(), name.as_wire().len())));
+        assert_eq!(
+            Name::from_wire(name.as_wire()),
+            Ok((name.clone(), name.as_wire().len()))
+        );
         assert_eq!(name.suffixes().count(), name.label_count() + 1);
     }
 }

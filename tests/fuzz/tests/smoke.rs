@@ -1,6 +1,9 @@
 //! Each target on its corpus, and on inputs derived from it: the same inputs every time, unless `SEED` is set.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
 
 use std::{
     env, fs,
@@ -47,12 +50,20 @@ smoke!(aliases config forward handlers http message names query records table);
 fn try_inputs(name: &str) {
     setrlimit(Resource::RLIMIT_AS, MEMORY, MEMORY).unwrap();
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-    let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(name);
+    let mut files: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
     let corpus: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     assert!(!corpus.is_empty(), "{} is empty", folder.display());
-    let seed = env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let seed = env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(1);
     let mut random = Rng::with_seed(seed);
     for input in &corpus {
         attempt(name, target.run, input);
@@ -71,7 +82,10 @@ fn attempt(name: &str, run: fn(&[u8]), input: &[u8]) {
     if let Err(cause) = panic::catch_unwind(AssertUnwindSafe(|| run(input))) {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
         fs::write(&file, input).unwrap();
-        eprintln!("the input is in {}: add it to corpus/{name} with the fix", file.display());
+        eprintln!(
+            "the input is in {}: add it to corpus/{name} with the fix",
+            file.display()
+        );
         panic::resume_unwind(cause);
     }
 }

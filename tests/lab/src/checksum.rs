@@ -20,7 +20,10 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for part in parts {
         for pair in part.chunks(2) {
-            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+            sum += u32::from(u16::from_be_bytes([
+                pair[0],
+                pair.get(1).copied().unwrap_or(0),
+            ]));
             sum = (sum & 0xffff) + (sum >> 16);
         }
     }
@@ -62,7 +65,13 @@ pub fn udp_frame(
         }
         (from, to) => panic!("a packet from {from} to {to}"),
     }
-    let header = [from.port().to_be_bytes(), to.port().to_be_bytes(), udp_len.to_be_bytes(), [0, 0]].concat();
+    let header = [
+        from.port().to_be_bytes(),
+        to.port().to_be_bytes(),
+        udp_len.to_be_bytes(),
+        [0, 0],
+    ]
+    .concat();
     let pseudo = pseudo(from.ip(), to.ip(), udp_len);
     // Zero would mean no checksum (RFC 768).
     let sum = match checksum(&[&pseudo, &header, message]) {

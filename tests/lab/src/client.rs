@@ -47,7 +47,12 @@ pub fn ask_raw_as(
     message: &[u8],
     patience: Duration,
 ) -> io::Result<Vec<u8>> {
-    ask_by(UdpSocket::bind(source(client, server))?, server, |_| message.to_vec(), patience)
+    ask_by(
+        UdpSocket::bind(source(client, server))?,
+        server,
+        |_| message.to_vec(),
+        patience,
+    )
 }
 
 /// Like [`ask_raw`], with a message that depends on the source address and port.
@@ -56,12 +61,21 @@ pub fn ask_raw_from(
     message: impl FnOnce(SocketAddr) -> Vec<u8>,
     patience: Duration,
 ) -> io::Result<Vec<u8>> {
-    ask_by(UdpSocket::bind(source(None, server))?, server, message, patience)
+    ask_by(
+        UdpSocket::bind(source(None, server))?,
+        server,
+        message,
+        patience,
+    )
 }
 
 /// Returns the bind address of a client's socket, with any port.
 fn source(client: Option<IpAddr>, server: SocketAddr) -> SocketAddr {
-    let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
+    let any = if server.is_ipv4() {
+        IpAddr::from([0; 4])
+    } else {
+        IpAddr::from([0u16; 8])
+    };
     (client.unwrap_or(any), 0).into()
 }
 
@@ -92,7 +106,11 @@ pub fn ask_tcp_raw(server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Like [`ask_tcp_raw`], from the local address `client` (`None`: any).
-pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
+pub fn ask_tcp_raw_from(
+    client: Option<IpAddr>,
+    server: SocketAddr,
+    message: &[u8],
+) -> Result<Vec<u8>> {
     let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
     if client.is_some() {
         socket.bind(&source(client, server).into())?;
@@ -120,7 +138,11 @@ pub fn addresses(reply: &Message) -> Vec<IpAddr> {
         RData::AAAA(address) => Some(IpAddr::V6(address.0)),
         _ => None,
     };
-    let mut found: Vec<IpAddr> = reply.answers.iter().filter_map(|record| address(&record.data)).collect();
+    let mut found: Vec<IpAddr> = reply
+        .answers
+        .iter()
+        .filter_map(|record| address(&record.data))
+        .collect();
     found.sort();
     found
 }

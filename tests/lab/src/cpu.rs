@@ -63,7 +63,9 @@ impl CpuTime {
 
     /// Returns the sum over several processes.
     pub fn of_processes(pids: &[u32]) -> io::Result<Self> {
-        pids.iter().try_fold(Self::default(), |sum, &pid| Ok(Self(sum.0 + Self::of_process(pid)?.0)))
+        pids.iter().try_fold(Self::default(), |sum, &pid| {
+            Ok(Self(sum.0 + Self::of_process(pid)?.0))
+        })
     }
 }
 
@@ -79,8 +81,13 @@ impl Sub for CpuTime {
 /// First field of `schedstat`: nanoseconds on a CPU (Documentation/scheduler/sched-stats).
 fn run_time(task: &Path) -> io::Result<Duration> {
     let text = fs::read_to_string(task.join("schedstat"))?;
-    let nanoseconds = text.split_whitespace().next().and_then(|field| field.parse().ok());
-    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::Error::other("unreadable schedstat"))
+    let nanoseconds = text
+        .split_whitespace()
+        .next()
+        .and_then(|field| field.parse().ok());
+    nanoseconds
+        .map(Duration::from_nanos)
+        .ok_or_else(|| io::Error::other("unreadable schedstat"))
 }
 
 /// Returns the process ids of the threaded NAPI kernel threads of an interface.
@@ -92,8 +99,16 @@ pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for process in fs::read_dir("/proc")? {
         let process = process?;
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if fs::read_to_string(process.path().join("comm")).is_ok_and(|name| name.starts_with(&wanted)) {
+        let Some(pid) = process
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if fs::read_to_string(process.path().join("comm"))
+            .is_ok_and(|name| name.starts_with(&wanted))
+        {
             found.push(pid);
         }
     }
@@ -103,7 +118,8 @@ pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
 /// Returns how often a thread has gone to sleep voluntarily (`voluntary_ctxt_switches`).
 pub fn sleeps(thread: u32) -> io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
-    field(&status, "voluntary_ctxt_switches").ok_or_else(|| io::Error::other("no count of context switches"))
+    field(&status, "voluntary_ctxt_switches")
+        .ok_or_else(|| io::Error::other("no count of context switches"))
 }
 
 /// Returns the bytes that the kernel holds (`memlock`) for the BPF maps that a process has
@@ -112,27 +128,41 @@ pub fn map_memory(pid: u32) -> io::Result<u64> {
     let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
     for descriptor in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         // A descriptor may be closed between listing and reading.
-        let Ok(text) = fs::read_to_string(descriptor?.path()) else { continue };
+        let Ok(text) = fs::read_to_string(descriptor?.path()) else {
+            continue;
+        };
         maps.extend(field(&text, "map_id").and_then(|id| u32::try_from(id).ok()));
         programs.extend(field(&text, "prog_id").and_then(|id| u32::try_from(id).ok()));
     }
-    for program in loaded_programs().filter_map(Result::ok).filter(|program| programs.contains(&program.id()))
+    for program in loaded_programs()
+        .filter_map(Result::ok)
+        .filter(|program| programs.contains(&program.id()))
     {
-        maps.extend(program.map_ids().map_err(io::Error::other)?.into_iter().flatten());
+        maps.extend(
+            program
+                .map_ids()
+                .map_err(io::Error::other)?
+                .into_iter()
+                .flatten(),
+        );
     }
     maps.into_iter().map(memory_of_map).sum()
 }
 
 /// Returns `memlock` of the map with this id.
 fn memory_of_map(id: u32) -> io::Result<u64> {
-    let map = MapInfo::from_id(id).and_then(|info| info.fd()).map_err(io::Error::other)?;
+    let map = MapInfo::from_id(id)
+        .and_then(|info| info.fd())
+        .map_err(io::Error::other)?;
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
     field(&text, "memlock").ok_or_else(|| io::Error::other("no memlock"))
 }
 
 /// Finds a number in the text of a `fdinfo` or `status` file.
 fn field(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value?.trim().parse().ok()
 }
 
@@ -143,5 +173,7 @@ pub fn machine_time() -> Result<Duration> {
     let (up, idle) = text.trim().split_once(' ').context("two numbers")?;
     // Those online, because this thread may be confined to some of them.
     let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("no number of CPUs")? as f64;
-    Ok(Duration::from_secs_f64((up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0)))
+    Ok(Duration::from_secs_f64(
+        (up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0),
+    ))
 }

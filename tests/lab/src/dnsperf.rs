@@ -58,7 +58,12 @@ pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
 impl<'a> Load<'a> {
     /// Creates a load of as many of these queries as possible, without percentiles.
     pub fn new(queries: &'a Path, duration: Duration) -> Self {
-        Self { queries, duration, rate: None, percentiles: false }
+        Self {
+            queries,
+            duration,
+            rate: None,
+            percentiles: false,
+        }
     }
 
     /// Runs dnsperf against the lab's server; `launcher` is prepended to the command (a namespace, a
@@ -66,7 +71,11 @@ impl<'a> Load<'a> {
     pub fn run(&self, launcher: &[String]) -> Result<Seen> {
         let mut words: Vec<String> = launcher.to_vec();
         words.extend(["dnsperf", "-s"].map(str::to_owned));
-        words.extend([SERVER_ADDRESS.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
+        words.extend([
+            SERVER_ADDRESS.to_string(),
+            "-d".to_owned(),
+            self.queries.display().to_string(),
+        ]);
         words.extend(["-l", &self.duration.as_secs_f64().to_string()].map(str::to_owned));
         words.extend(["-c", "8", "-T", "1", "-q", "200", "-t", "2"].map(str::to_owned));
         if let Some(rate) = self.rate {
@@ -84,11 +93,16 @@ fn parse(report: &str) -> Result<Seen> {
     let mut seen = Seen::default();
     for line in report.lines() {
         if let Some(reply) = line.strip_prefix("> ") {
-            let seconds = reply.split_whitespace().nth(3).and_then(|field| field.parse().ok());
+            let seconds = reply
+                .split_whitespace()
+                .nth(3)
+                .and_then(|field| field.parse().ok());
             seen.latencies.extend(seconds.map(Duration::from_secs_f64));
             continue;
         }
-        let Some((key, value)) = line.trim().split_once(':') else { continue };
+        let Some((key, value)) = line.trim().split_once(':') else {
+            continue;
+        };
         let first = value.split_whitespace().next().unwrap_or_default();
         match key {
             "Queries sent" => seen.sent = first.parse()?,

@@ -31,13 +31,22 @@ impl Rounds {
     /// Returns the smallest and the largest value.
     pub fn spread(&self) -> (f64, f64) {
         let fold = |pick: fn(f64, f64) -> f64, start| self.0.iter().copied().fold(start, pick);
-        (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
+        (
+            fold(f64::min, f64::INFINITY),
+            fold(f64::max, f64::NEG_INFINITY),
+        )
     }
 
     /// Returns this figure relative to another one with as many rounds. A drift of the machine's
     /// speed between rounds affects both and cancels out.
     pub fn ratio_to(&self, other: &Self) -> Self {
-        Self(self.0.iter().zip(&other.0).map(|(own, theirs)| own / theirs).collect())
+        Self(
+            self.0
+                .iter()
+                .zip(&other.0)
+                .map(|(own, theirs)| own / theirs)
+                .collect(),
+        )
     }
 }
 
@@ -52,7 +61,9 @@ pub fn number(value: f64) -> String {
         _ => 2,
     };
     let text = format!("{value:.decimals$}");
-    let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
+    let (whole, fraction) = text
+        .split_once('.')
+        .map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
     let digits = whole.trim_start_matches('-');
     let mut grouped = String::new();
     for (position, digit) in digits.chars().enumerate() {
@@ -62,7 +73,10 @@ pub fn number(value: f64) -> String {
         grouped.push(digit);
     }
     let sign = if whole.starts_with('-') { "-" } else { "" };
-    fraction.map_or_else(|| format!("{sign}{grouped}"), |fraction| format!("{sign}{grouped}.{fraction}"))
+    fraction.map_or_else(
+        || format!("{sign}{grouped}"),
+        |fraction| format!("{sign}{grouped}.{fraction}"),
+    )
 }
 
 /// Figures of bosh-dns for runs without its binary: measured earlier, in the same set-ups, on
@@ -91,7 +105,10 @@ mod tests {
         assert_eq!(a.median(), 2.0);
         assert_eq!(a.spread(), (1.0, 3.0));
         let many = Rounds((1..=8).map(f64::from).collect());
-        assert_eq!((many.best_quartile(false), many.best_quartile(true)), (3.0, 6.0));
+        assert_eq!(
+            (many.best_quartile(false), many.best_quartile(true)),
+            (3.0, 6.0)
+        );
         assert_eq!(a.ratio_to(&Rounds(vec![1.0, 1.0, 4.0])).0, [3.0, 1.0, 0.5]);
         assert!(Rounds::default().median().is_nan());
     }

@@ -15,8 +15,18 @@ use serde_json::{Value, json};
 const GROUP_SIZES: [usize; 10] = [1, 2, 3, 2, 12, 3, 5, 40, 2, 14];
 
 /// Names of instance groups, cycled through with a numeric suffix.
-const GROUP_NAMES: [&str; 10] =
-    ["bbs", "api", "router", "uaa", "doppler", "database", "log-api", "diego-cell", "credhub", "scheduler"];
+const GROUP_NAMES: [&str; 10] = [
+    "bbs",
+    "api",
+    "router",
+    "uaa",
+    "doppler",
+    "database",
+    "log-api",
+    "diego-cell",
+    "credhub",
+    "scheduler",
+];
 
 const ZONES: usize = 3;
 
@@ -45,7 +55,10 @@ pub struct Row {
 
 /// Returns records.json of instances given by their group and address. In the network `default` of deployment `dep`,
 /// group 7 consists of instance group `web-7`; ids are `i0`, `i1` and so on.
-pub fn records<Ip: Into<IpAddr>>(version: u64, instances: impl IntoIterator<Item = (usize, Ip)>) -> Vec<u8> {
+pub fn records<Ip: Into<IpAddr>>(
+    version: u64,
+    instances: impl IntoIterator<Item = (usize, Ip)>,
+) -> Vec<u8> {
     let row = |(number, (group, ip)): (usize, (usize, Ip))| Row {
         id: format!("i{number}"),
         number,
@@ -56,7 +69,11 @@ pub fn records<Ip: Into<IpAddr>>(version: u64, instances: impl IntoIterator<Item
         ip: ip.into(),
         index: number,
     };
-    Fleet { rows: instances.into_iter().enumerate().map(row).collect(), version }.records_json()
+    Fleet {
+        rows: instances.into_iter().enumerate().map(row).collect(),
+        version,
+    }
+    .records_json()
 }
 
 impl Fleet {
@@ -70,8 +87,11 @@ impl Fleet {
                 break;
             }
             let deployment = format!("cf-{}", group / 40);
-            let instance_group =
-                format!("{}-{}", GROUP_NAMES[group % GROUP_NAMES.len()], group / GROUP_NAMES.len());
+            let instance_group = format!(
+                "{}-{}",
+                GROUP_NAMES[group % GROUP_NAMES.len()],
+                group / GROUP_NAMES.len()
+            );
             for index in 0..size {
                 let number = rows.len() + 1;
                 rows.push(Row {
@@ -99,7 +119,8 @@ impl Fleet {
     pub fn records_json(&self) -> Vec<u8> {
         let rows: Vec<Value> = self.rows.iter().map(Row::to_json).collect();
         let (keys, rows, version) = (json!(RECORD_KEYS), json!(rows), self.version);
-        format!(r#"{{"record_keys":{keys},"record_infos":{rows},"version":{version}}}"#).into_bytes()
+        format!(r#"{{"record_keys":{keys},"record_infos":{rows},"version":{version}}}"#)
+            .into_bytes()
     }
 
     /// Returns an alias file: one alias per instance group of the first deployment, and one with an
@@ -123,9 +144,13 @@ impl Fleet {
     /// Returns an alias file with one alias for the Diego cells of all deployments, as in
     /// foundations with isolation segments, and a variant with an underscore.
     pub fn cell_aliases_json(&self) -> Vec<u8> {
-        let cells = self.rows.iter().filter(|row| row.instance_group.starts_with("diego-cell"));
-        let mut groups: Vec<(&str, &str)> =
-            cells.map(|row| (row.instance_group.as_str(), row.deployment.as_str())).collect();
+        let cells = self
+            .rows
+            .iter()
+            .filter(|row| row.instance_group.starts_with("diego-cell"));
+        let mut groups: Vec<(&str, &str)> = cells
+            .map(|row| (row.instance_group.as_str(), row.deployment.as_str()))
+            .collect();
         groups.dedup();
         let targets = |first: &str| -> Vec<String> {
             groups
@@ -146,7 +171,13 @@ impl Fleet {
         let mut names = Vec::new();
         let mut last_group = None;
         for row in &self.rows {
-            let Row { id, instance_group, deployment, groups, .. } = row;
+            let Row {
+                id,
+                instance_group,
+                deployment,
+                groups,
+                ..
+            } = row;
             if last_group != Some(instance_group) {
                 names.extend(groups.iter().map(|group| format!("q-s0.q-g{group}.bosh")));
                 names.push(format!("q-s0.{instance_group}.default.{deployment}.bosh"));
@@ -166,7 +197,16 @@ impl Fleet {
 impl Row {
     /// Returns the row in the order of [`RECORD_KEYS`].
     fn to_json(&self) -> Value {
-        let Self { id, number, instance_group, groups, zone, deployment, ip, index } = self;
+        let Self {
+            id,
+            number,
+            instance_group,
+            groups,
+            zone,
+            deployment,
+            ip,
+            index,
+        } = self;
         let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
         json!([
             id,
@@ -195,7 +235,14 @@ fn address(number: usize) -> Ipv4Addr {
 fn uuid(random: &mut Rng) -> String {
     let bits = random.u128(..);
     let digits = format!("{bits:032x}");
-    format!("{}-{}-4{}-a{}-{}", &digits[..8], &digits[8..12], &digits[13..16], &digits[17..20], &digits[20..])
+    format!(
+        "{}-{}-4{}-a{}-{}",
+        &digits[..8],
+        &digits[8..12],
+        &digits[13..16],
+        &digits[17..20],
+        &digits[20..]
+    )
 }
 
 #[cfg(test)]
@@ -206,10 +253,16 @@ mod tests {
     fn fleet_generation_is_deterministic() {
         let fleet = Fleet::generate(1_000, 7);
         assert_eq!(fleet.rows().len(), 1_000);
-        assert_eq!(fleet.records_json(), Fleet::generate(1_000, 7).records_json());
+        assert_eq!(
+            fleet.records_json(),
+            Fleet::generate(1_000, 7).records_json()
+        );
         assert_eq!(fleet.rows()[0].id.len(), 36);
-        let deployments: std::collections::BTreeSet<&str> =
-            fleet.rows().iter().map(|row| row.deployment.as_str()).collect();
+        let deployments: std::collections::BTreeSet<&str> = fleet
+            .rows()
+            .iter()
+            .map(|row| row.deployment.as_str())
+            .collect();
         assert!(deployments.len() > 1, "{deployments:?}");
     }
 
@@ -217,7 +270,10 @@ mod tests {
     fn fleet_names_cover_every_form() {
         let names = Fleet::generate(500, 7).names();
         for ending in ["q-g1.bosh", "service.cf.internal", "default.cf-0.bosh"] {
-            assert!(names.iter().any(|name| name.ends_with(ending)), "no name ends in {ending}");
+            assert!(
+                names.iter().any(|name| name.ends_with(ending)),
+                "no name ends in {ending}"
+            );
         }
     }
 }

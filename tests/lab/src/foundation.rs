@@ -61,7 +61,12 @@ impl Foundation {
         let files = aliases.iter().map(|aliases| ("aliases.json", &aliases[..]));
         let (alias_files, _) = AliasFiles::parse(files).context("aliases")?;
         let (snapshot, _) = Snapshot::build(parsed, &alias_files);
-        Ok(Self { records, aliases, snapshot, max_names: DEFAULT_MAX_NAMES })
+        Ok(Self {
+            records,
+            aliases,
+            snapshot,
+            max_names: DEFAULT_MAX_NAMES,
+        })
     }
 
     /// Returns the published names in order of priority.
@@ -86,10 +91,19 @@ impl Foundation {
     /// Moves an instance to the address `to`, and increments the version of the records. The rest of the file
     /// stays as it is, as when a director writes it.
     pub fn recreate(&mut self, row: u32, to: Ipv4Addr) -> Result<Change> {
-        let instance = self.snapshot.instance(row).context("the records hold no such instance")?;
-        let group = instance.group_ids().next().context("the instance is in no group")?;
+        let instance = self
+            .snapshot
+            .instance(row)
+            .context("the records hold no such instance")?;
+        let group = instance
+            .group_ids()
+            .next()
+            .context("the instance is in no group")?;
         let name = format!("q-s0.q-g{group}.{}", instance.domain);
-        let from = instance.ip.context("the instance has no address")?.to_string();
+        let from = instance
+            .ip
+            .context("the instance has no address")?
+            .to_string();
         let text = str::from_utf8(&self.records).context("records.json")?;
         let mut text = text.replace(&format!("\"{from}\""), &format!("\"{to}\""));
         if let Some(version) = self.snapshot.version() {
@@ -97,7 +111,10 @@ impl Foundation {
             text = text.replacen(&old, &new, 1);
         }
         let changed = Self::parse(text.into_bytes(), self.aliases.take())?;
-        *self = Self { max_names: self.max_names, ..changed };
+        *self = Self {
+            max_names: self.max_names,
+            ..changed
+        };
         Ok(Change { name, from, to })
     }
 }

@@ -66,14 +66,22 @@ impl Frames {
     pub fn of_lines(lab: &Lab, lines: &[String], edns: Option<u16>) -> Result<Self> {
         let hardware = lab.hardware_addresses()?;
         let frame = |(number, line): (usize, &String)| {
-            let (name, record_type) = line.trim().split_once(' ').context("no type after the name")?;
+            let (name, record_type) = line
+                .trim()
+                .split_once(' ')
+                .context("no type after the name")?;
             let message = message(number as u16, name, record_type.parse()?, edns)?;
             let from = SocketAddr::from((lab.client_address(), FIRST_PORT + number as u16 % PORTS));
             let frame = checksum::udp_frame(hardware, from, lab.endpoint(), &message);
-            ensure!(frame.len() <= MAX_FRAME_LEN, "{name}: too long for the generator");
+            ensure!(
+                frame.len() <= MAX_FRAME_LEN,
+                "{name}: too long for the generator"
+            );
             Ok(frame)
         };
-        Ok(Self(lines.iter().enumerate().map(frame).collect::<Result<_>>()?))
+        Ok(Self(
+            lines.iter().enumerate().map(frame).collect::<Result<_>>()?,
+        ))
     }
 }
 
@@ -108,28 +116,50 @@ impl<'a> Generator<'a> {
     pub fn new(lab: &'a Lab, frames: &Frames) -> Result<Self> {
         let count = u32::try_from(frames.0.len())?;
         ensure!(count > 0, "nothing to ask");
-        let mut object =
-            EbpfLoader::new().map_max_entries("FRAMES", count).load(bench_programs::GENERATOR)?;
+        let mut object = EbpfLoader::new()
+            .map_max_entries("FRAMES", count)
+            .load(bench_programs::GENERATOR)?;
         type FrameWords = [u64; size_of::<Frame>() / 8];
-        let mut map: Array<&mut MapData, FrameWords> =
-            object.map_mut("FRAMES").context("no map FRAMES")?.try_into()?;
+        let mut map: Array<&mut MapData, FrameWords> = object
+            .map_mut("FRAMES")
+            .context("no map FRAMES")?
+            .try_into()?;
         for (number, bytes) in (0..).zip(&frames.0) {
             let mut padded = [0; MAX_FRAME_LEN];
-            padded.get_mut(..bytes.len()).context("a name that is too long")?.copy_from_slice(bytes);
-            let frame = Frame { len: bytes.len() as u64, bytes: zerocopy::transmute!(padded) };
+            padded
+                .get_mut(..bytes.len())
+                .context("a name that is too long")?
+                .copy_from_slice(bytes);
+            let frame = Frame {
+                len: bytes.len() as u64,
+                bytes: zerocopy::transmute!(padded),
+            };
             let words: FrameWords = zerocopy::transmute!(frame);
             map.set(number, words, 0)?;
         }
-        let mut take = |name| object.take_map(name).context("no maps of orders and counts");
+        let mut take = |name| {
+            object
+                .take_map(name)
+                .context("no maps of orders and counts")
+        };
         let (orders, counts) = (take("ORDERS")?.try_into()?, take("COUNTS")?.try_into()?);
         let generate = program(&mut object, "generate")?;
         generate.load()?;
-        lab.client.run(|| generate.attach(UNUSED_INTERFACE, XdpMode::Skb))??;
+        lab.client
+            .run(|| generate.attach(UNUSED_INTERFACE, XdpMode::Skb))??;
         let count_replies = program(&mut object, "count")?;
         count_replies.load()?;
-        lab.client.run(|| count_replies.attach(CLIENT_INTERFACE, XdpMode::Driver))??;
+        lab.client
+            .run(|| count_replies.attach(CLIENT_INTERFACE, XdpMode::Driver))??;
         lab.pin_napi()?;
-        Ok(Self { lab, object, orders, counts, frames: count.into(), loads: 0 })
+        Ok(Self {
+            lab,
+            object,
+            orders,
+            counts,
+            frames: count.into(),
+            loads: 0,
+        })
     }
 
     /// Returns the packets sent and received in all loads so far.
@@ -138,9 +168,17 @@ impl<'a> Generator<'a> {
     }
 
     /// Sends queries from the client's CPU while `meanwhile` runs.
-    pub fn during<T>(&mut self, load: Load, meanwhile: impl FnOnce(&Counter<'_>) -> Result<T>) -> Result<T> {
+    pub fn during<T>(
+        &mut self,
+        load: Load,
+        meanwhile: impl FnOnce(&Counter<'_>) -> Result<T>,
+    ) -> Result<T> {
         self.loads += 1;
-        let mut orders = Orders { load: self.loads, frames: self.frames, ..Orders::default() };
+        let mut orders = Orders {
+            load: self.loads,
+            frames: self.frames,
+            ..Orders::default()
+        };
         match load {
             Load::Flood => {}
             Load::Rate { rate, burst } => {
@@ -150,8 +188,17 @@ impl<'a> Generator<'a> {
         }
         let words: OrderWords = zerocopy::transmute!(orders);
         self.orders.set(0, words, 0)?;
-        let Self { lab, object, orders, counts, .. } = self;
-        let program: &Xdp = object.program("generate").context("no program")?.try_into()?;
+        let Self {
+            lab,
+            object,
+            orders,
+            counts,
+            ..
+        } = self;
+        let program: &Xdp = object
+            .program("generate")
+            .context("no program")?
+            .try_into()?;
         let replies_first = !matches!(load, Load::Flood);
         lab.let_client_napi_wait(!replies_first)?;
         let over = AtomicBool::new(false);
@@ -161,7 +208,9 @@ impl<'a> Generator<'a> {
             over.store(true, Ordering::Relaxed);
             // The rest of the run is short.
             let stopped = orders.set(0, OrderWords::default(), 0);
-            let asked = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let asked = asking
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             lab.let_client_napi_wait(false)?;
             // An error of the load explains why the measurement failed, so it comes first.
             asked?;
@@ -194,7 +243,8 @@ fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
         match program.test_run(options) {
             Ok(_) => {}
             // A signal: the program was asked to stop, and the waiting thread notices.
-            Err(ProgramError::SyscallError(call)) if call.io_error.kind() == io::ErrorKind::Interrupted => {}
+            Err(ProgramError::SyscallError(call))
+                if call.io_error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("load by live frames (Linux 5.18)"),
         }
     }
@@ -203,7 +253,10 @@ fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
 
 /// Returns an XDP program of the object.
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
-    Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+    Ok(object
+        .program_mut(name)
+        .with_context(|| format!("no program {name}"))?
+        .try_into()?)
 }
 
 /// Returns a query as stub resolvers send it.

@@ -23,7 +23,11 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// long, the program is ended. The signals are handled rather than blocked, because children would
 /// inherit a blocked mask but not a handler.
 pub fn install() -> Result<()> {
-    let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
+    let action = SigAction::new(
+        SigHandler::Handler(note),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         // SAFETY: the handler only stores to an atomic.
         unsafe { sigaction(signal, &action)? };
@@ -68,14 +72,23 @@ pub fn sleep(duration: Duration) {
 /// clean-up.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         // Format "pid (name) state parent ...": the name may contain anything, including
         // parentheses.
-        let Some((head, tail)) = stat.rsplit_once(')') else { return false };
-        let parent = tail.split_whitespace().nth(1).and_then(|field| field.parse::<u32>().ok());
+        let Some((head, tail)) = stat.rsplit_once(')') else {
+            return false;
+        };
+        let parent = tail
+            .split_whitespace()
+            .nth(1)
+            .and_then(|field| field.parse::<u32>().ok());
         parent == Some(own) && !head.ends_with("(ip")
     })
     .map(Pid::from_raw)

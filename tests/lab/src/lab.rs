@@ -72,10 +72,16 @@ impl Lab {
     ///
     /// GRO makes veth use NAPI; with TSO it would bypass NAPI for UDP.
     pub fn split() -> Result<Self> {
-        let lab = Self { split: true, ..Self::plain()? };
+        let lab = Self {
+            split: true,
+            ..Self::plain()?
+        };
         for (namespace, interface) in lab.ends() {
             for feature in [["gro", "on"], ["tso", "off"]] {
-                run(namespace.with_own_sysfs("ethtool").args(["-K", interface]).args(feature))?;
+                run(namespace
+                    .with_own_sysfs("ethtool")
+                    .args(["-K", interface])
+                    .args(feature))?;
             }
             let threaded = format!("echo 1 > /sys/class/net/{interface}/threaded");
             run(namespace.with_own_sysfs("sh").args(["-c", &threaded]))?;
@@ -86,14 +92,26 @@ impl Lab {
 
     /// Returns the lab of two namespaces, however they are joined.
     pub fn of(server: Namespace, client: Namespace) -> Self {
-        Self { server, client, split: false, addresses: [SERVER_ADDRESS.into(), CLIENT_ADDRESS.into()] }
+        Self {
+            server,
+            client,
+            split: false,
+            addresses: [SERVER_ADDRESS.into(), CLIENT_ADDRESS.into()],
+        }
     }
 
     /// Makes server and client use IPv6, with addresses beside the IPv4 ones.
     pub fn over_ipv6(mut self) -> Result<Self> {
         self.addresses = [SERVER_ADDRESS_V6.into(), CLIENT_ADDRESS_V6.into()];
         for ((namespace, interface), address) in self.ends().into_iter().zip(self.addresses) {
-            namespace.ip(&["addr", "add", &format!("{address}/64"), "dev", interface, "nodad"])?;
+            namespace.ip(&[
+                "addr",
+                "add",
+                &format!("{address}/64"),
+                "dev",
+                interface,
+                "nodad",
+            ])?;
         }
         self.introduce()?;
         Ok(self)
@@ -113,13 +131,20 @@ impl Lab {
     /// discovery.
     fn introduce(&self) -> Result<()> {
         let [server, client] = self.ends();
-        for ((near, interface), (far, other), address) in
-            [(client, server, self.addresses[0]), (server, client, self.addresses[1])]
-        {
+        for ((near, interface), (far, other), address) in [
+            (client, server, self.addresses[0]),
+            (server, client, self.addresses[1]),
+        ] {
             let hardware = hardware_address(far, other)?;
             run(near
                 .command("ip")?
-                .args(["neigh", "replace", &address.to_string(), "lladdr", hardware.trim()])
+                .args([
+                    "neigh",
+                    "replace",
+                    &address.to_string(),
+                    "lladdr",
+                    hardware.trim(),
+                ])
                 .args(["dev", interface, "nud", "permanent"]))?;
         }
         Ok(())
@@ -154,13 +179,20 @@ impl Lab {
     /// Sets whether the receive thread of the client's interface runs only while its CPU is idle.
     /// Packets without room there are then dropped by the sender.
     pub fn let_client_napi_wait(&self, waits: bool) -> Result<()> {
-        napi_threads(CLIENT_INTERFACE)?.into_iter().try_for_each(|thread| set_waiting(thread, waits))
+        napi_threads(CLIENT_INTERFACE)?
+            .into_iter()
+            .try_for_each(|thread| set_waiting(thread, waits))
     }
 
     /// Returns a meter of the server's side for a load; `processes` are the server's.
     pub fn meter(&self, processes: &[u32]) -> Result<Meter> {
-        let counters = |namespace: &Namespace| namespace.run(|| File::open("/proc/thread-self/net/dev"));
-        let napi = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
+        let counters =
+            |namespace: &Namespace| namespace.run(|| File::open("/proc/thread-self/net/dev"));
+        let napi = if self.split {
+            napi_threads(SERVER_INTERFACE)?
+        } else {
+            Vec::new()
+        };
         Ok(Meter {
             server: counters(&self.server)??,
             client: counters(&self.client)??,
@@ -173,18 +205,35 @@ impl Lab {
     /// namespace on its CPU.
     pub fn client_launcher(&self) -> Vec<String> {
         let cpu = CLIENT_CPU.min(last_cpu()).to_string();
-        ["ip", "netns", "exec", self.client.name(), "taskset", "-c", &cpu].map(str::to_owned).to_vec()
+        [
+            "ip",
+            "netns",
+            "exec",
+            self.client.name(),
+            "taskset",
+            "-c",
+            &cpu,
+        ]
+        .map(str::to_owned)
+        .to_vec()
     }
 
     /// Returns both ends, the server's first.
     fn ends(&self) -> [(&Namespace, &'static str); 2] {
-        [(&self.server, SERVER_INTERFACE), (&self.client, CLIENT_INTERFACE)]
+        [
+            (&self.server, SERVER_INTERFACE),
+            (&self.client, CLIENT_INTERFACE),
+        ]
     }
 }
 
 /// Returns the hardware address of an interface as text.
 fn hardware_address(namespace: &Namespace, interface: &str) -> Result<String> {
-    capture(namespace.with_own_sysfs("cat").arg(format!("/sys/class/net/{interface}/address")))
+    capture(
+        namespace
+            .with_own_sysfs("cat")
+            .arg(format!("/sys/class/net/{interface}/address")),
+    )
 }
 
 /// Reads the counters of a lab at little cost for the measured CPUs: files are kept open, and
@@ -231,7 +280,11 @@ impl Meter {
 
     /// Returns how often the server's NAPI threads have gone to sleep.
     pub fn sleeps(&self) -> Result<u64> {
-        Ok(self.napi.iter().map(|&thread| sleeps(thread)).sum::<io::Result<u64>>()?)
+        Ok(self
+            .napi
+            .iter()
+            .map(|&thread| sleeps(thread))
+            .sum::<io::Result<u64>>()?)
     }
 }
 
@@ -251,7 +304,9 @@ const SENT_DROPPED: usize = 11;
 
 /// Finds the number of an interface in this column of `/proc/net/dev`.
 fn column(text: &str, interface: &str, number: usize) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'))?;
     line.split_whitespace().nth(number)?.parse().ok()
 }
 
@@ -268,12 +323,21 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
 /// Sets whether a thread (0 for the calling one) runs only while its CPU is idle (`SCHED_IDLE`), or
 /// with the default policy.
 pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
-    let policy = if waits { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    let policy = if waits {
+        libc::SCHED_IDLE
+    } else {
+        libc::SCHED_OTHER
+    };
     // SAFETY: a structure of plain numbers; zeros are valid for both policies.
     let nothing = unsafe { std::mem::zeroed() };
     // SAFETY: the structure outlives the call.
-    let done = unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const nothing) };
-    ensure!(done == 0, "cannot set a thread's priority: {}", io::Error::last_os_error());
+    let done =
+        unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const nothing) };
+    ensure!(
+        done == 0,
+        "cannot set a thread's priority: {}",
+        io::Error::last_os_error()
+    );
     Ok(())
 }
 
@@ -285,12 +349,17 @@ fn last_cpu() -> usize {
 /// Returns one line about the machine: kernel, CPU, cores.
 pub fn machine() -> String {
     let text = |command: &mut Command| {
-        let output = command.output().map(|output| output.stdout).unwrap_or_default();
+        let output = command
+            .output()
+            .map(|output| output.stdout)
+            .unwrap_or_default();
         String::from_utf8_lossy(&output).trim().to_owned()
     };
     let kernel = text(Command::new("uname").args(["-sr"]));
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let cpu = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let cpu = cpu.map_or("unknown CPU", |(_, name)| name.trim());
     format!("{kernel}, {cpu}, {} cores", last_cpu() + 1)
 }
@@ -303,7 +372,10 @@ mod tests {
     fn interface_counters_are_parsed() {
         let text = "Inter-|   Receive                    |  Transmit\n face |bytes    packets errs\n                    bdxc: 81346     905    0    0    0     0          0         0    81346     905    0    7    0     0       0          0\n                    bdxc2:    70       1    0    0    0     0          0         0        0       0\n";
         let received = |interface| column(text, interface, RECEIVED);
-        assert_eq!((received("bdxc"), received("bdxc2"), received("bdx")), (Some(905), Some(1), None));
+        assert_eq!(
+            (received("bdxc"), received("bdxc2"), received("bdx")),
+            (Some(905), Some(1), None)
+        );
         assert_eq!(column(text, "bdxc", SENT_DROPPED), Some(7));
     }
 }

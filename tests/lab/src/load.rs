@@ -91,7 +91,13 @@ impl Offered {
     /// does nothing else. Pauses of the generator, or a rate slightly too low, leave the core idle
     /// and do not change it.
     pub fn per_core(&self) -> Rounds {
-        Rounds(self.cpu.0.iter().map(|microseconds| 1e6 / microseconds).collect())
+        Rounds(
+            self.cpu
+                .0
+                .iter()
+                .map(|microseconds| 1e6 / microseconds)
+                .collect(),
+        )
     }
 
     /// Returns whether the core was in the regime of a saturated one. Otherwise wake-ups are a
@@ -103,9 +109,19 @@ impl Offered {
 
 impl<'a> Loaded<'a> {
     /// Prepares to query these lines of `name type`, in this order; with `edns`, with an OPT of that size.
-    pub fn new(lab: &'a Lab, processes: &'a [u32], lines: &[String], edns: Option<u16>) -> Result<Self> {
+    pub fn new(
+        lab: &'a Lab,
+        processes: &'a [u32],
+        lines: &[String],
+        edns: Option<u16>,
+    ) -> Result<Self> {
         let generator = Generator::new(lab, &Frames::of_lines(lab, lines, edns)?)?;
-        Ok(Self { lab, processes, generator, best: None })
+        Ok(Self {
+            lab,
+            processes,
+            generator,
+            best: None,
+        })
     }
 
     /// Measures the highest rate of replies of one core. The first call searches for the load that
@@ -127,7 +143,11 @@ impl<'a> Loaded<'a> {
     /// [`Self::saturate`]. All subjects are thus in one regime: at a fixed rate the client takes
     /// replies, and the core that sends one also wakes the client (observed: a seventh of its time).
     pub fn fill(&mut self, at_interface: bool, duration: Duration) -> Result<Offered> {
-        if at_interface { self.offer(Load::Flood, duration) } else { self.saturate(duration) }
+        if at_interface {
+            self.offer(Load::Flood, duration)
+        } else {
+            self.saturate(duration)
+        }
     }
 
     /// Searches for the load with the highest rate of replies.
@@ -144,7 +164,11 @@ impl<'a> Loaded<'a> {
         while in_vain < ENOUGH {
             let highest = seen.answered.median();
             let answered = self.try_rates([rate], duration, &mut seen)?;
-            in_vain = if answered >= KEPT * rate || answered > BETTER * highest { 0 } else { in_vain + 1 };
+            in_vain = if answered >= KEPT * rate || answered > BETTER * highest {
+                0
+            } else {
+                in_vain + 1
+            };
             rate *= STEP;
         }
         for step in [STEP.sqrt(), NEAR] {
@@ -165,7 +189,10 @@ impl<'a> Loaded<'a> {
     ) -> Result<f64> {
         let mut answered = 0.0;
         for rate in rates {
-            let load = Load::Rate { rate: rate as u32, burst: BURST };
+            let load = Load::Rate {
+                rate: rate as u32,
+                burst: BURST,
+            };
             let seen = self.offer(load, duration)?;
             answered = seen.answered.median();
             if answered > best.answered.median() {
@@ -178,7 +205,12 @@ impl<'a> Loaded<'a> {
 
     /// Measures a load, whether the server keeps up with it or not, in slices over this duration.
     pub fn offer(&mut self, load: Load, duration: Duration) -> Result<Offered> {
-        let Self { lab, processes, generator, .. } = self;
+        let Self {
+            lab,
+            processes,
+            generator,
+            ..
+        } = self;
         let meter = lab.meter(processes)?;
         let (slices, sent, other) = generator.during(load, |counter| {
             thread::sleep(LEAD);
@@ -196,9 +228,16 @@ impl<'a> Loaded<'a> {
             Ok((slices, after.sent - before.sent, after.other - before.other))
         })?;
         // A subject knows all queried names; otherwise errors would be measured.
-        ensure!(other == 0, "{other} replies with another RCODE than NOERROR");
+        ensure!(
+            other == 0,
+            "{other} replies with another RCODE than NOERROR"
+        );
         let sum = |of: fn(&Slice) -> u64| slices.iter().map(of).sum::<u64>();
-        let time = slices.iter().map(|slice| slice.time).sum::<Duration>().as_secs_f64();
+        let time = slices
+            .iter()
+            .map(|slice| slice.time)
+            .sum::<Duration>()
+            .as_secs_f64();
         let (arrivals, wake_ups) = (sum(|slice| slice.arrivals), sum(|slice| slice.wake_ups));
         let rate = |slice: &Slice| slice.answered as f64 / slice.time.as_secs_f64();
         let cpu = |slice: &Slice| slice.cpu.as_secs_f64() * 1e6 / slice.answered.max(1) as f64;
@@ -206,7 +245,12 @@ impl<'a> Loaded<'a> {
             sent: sent as f64 / time,
             answered: Rounds(slices.iter().map(rate).collect()),
             cpu: Rounds(slices.iter().map(cpu).collect()),
-            busy: slices.iter().map(|slice| slice.cpu).sum::<Duration>().as_secs_f64() / time,
+            busy: slices
+                .iter()
+                .map(|slice| slice.cpu)
+                .sum::<Duration>()
+                .as_secs_f64()
+                / time,
             dropped_before: sent.saturating_sub(arrivals) as f64 / sent.max(1) as f64,
             wake_ups: wake_ups as f64 / time,
             packets_a_wake_up: arrivals as f64 / wake_ups.max(1) as f64,
@@ -236,12 +280,24 @@ impl Reading {
     /// Reads the current totals.
     fn take(meter: &Meter) -> Result<Self> {
         let [answered, arrivals, wake_ups] = [meter.replies()?, meter.arrivals()?, meter.sleeps()?];
-        Ok(Self { time: Instant::now(), cpu: meter.cpu()?, answered, arrivals, wake_ups })
+        Ok(Self {
+            time: Instant::now(),
+            cpu: meter.cpu()?,
+            answered,
+            arrivals,
+            wake_ups,
+        })
     }
 
     /// Returns the differences from an earlier reading.
     fn since(&self, earlier: &Self) -> Slice {
-        let Self { time, cpu, answered, arrivals, wake_ups } = *self;
+        let Self {
+            time,
+            cpu,
+            answered,
+            arrivals,
+            wake_ups,
+        } = *self;
         Slice {
             time: time - earlier.time,
             cpu: cpu - earlier.cpu,

@@ -21,7 +21,9 @@ pub struct Metrics(String);
 impl Metrics {
     /// Scrapes the server in `namespace`.
     pub fn read(namespace: &Namespace) -> Result<Self> {
-        namespace.run(Self::here)?.context("cannot read the server's metrics")
+        namespace
+            .run(Self::here)?
+            .context("cannot read the server's metrics")
     }
 
     /// Scrapes the server in the caller's namespace.
@@ -33,7 +35,8 @@ impl Metrics {
     pub fn at(address: SocketAddr) -> Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        stream
+            .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut reply = String::new();
         stream.read_to_string(&mut reply)?;
         let (_, body) = reply.split_once("\r\n\r\n").context("no HTTP reply")?;
@@ -43,19 +46,27 @@ impl Metrics {
     /// Sums all samples of a family whose labels contain `label`, such as `outcome="hit"`.
     pub fn sum(&self, family: &str, label: &str) -> u64 {
         let samples = self.0.lines().filter(|line| line.starts_with(family));
-        let wanted =
-            samples.filter(|line| line[family.len()..].starts_with(['{', ' ']) && line.contains(label));
-        wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
+        let wanted = samples
+            .filter(|line| line[family.len()..].starts_with(['{', ' ']) && line.contains(label));
+        wanted
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+            .sum::<f64>() as u64
     }
 
     /// Returns the number of packets since `before`, by outcome; omits zeros.
     pub fn outcomes_since(&self, before: &Self) -> Vec<(&'static str, u64)> {
         let count = |metrics: &Self, outcome: Outcome| {
-            metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &format!("outcome=\"{}\"", outcome.label()))
+            metrics.sum(
+                names::FAST_PATH_PACKETS_TOTAL,
+                &format!("outcome=\"{}\"", outcome.label()),
+            )
         };
-        let grown = Outcome::ALL
-            .iter()
-            .map(|&outcome| (outcome.label(), count(self, outcome).saturating_sub(count(before, outcome))));
+        let grown = Outcome::ALL.iter().map(|&outcome| {
+            (
+                outcome.label(),
+                count(self, outcome).saturating_sub(count(before, outcome)),
+            )
+        });
         grown.filter(|&(_, count)| count > 0).collect()
     }
 
@@ -84,7 +95,9 @@ impl Metrics {
 /// Waits until the metrics of the server in `namespace` are available, which is shortly after its
 /// first answer.
 pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
-    wait_until("the metrics", Duration::from_secs(60), || Metrics::read(namespace).is_ok())
+    wait_until("the metrics", Duration::from_secs(60), || {
+        Metrics::read(namespace).is_ok()
+    })
 }
 
 /// Waits until the fast path of the server in `namespace` is attached and has entries. It loads in

@@ -55,10 +55,16 @@ impl Namespace {
     /// Waits until an interface is active. Before, the kernel drops what is sent through it; a work queue
     /// activates it once it has the RTNL lock.
     pub fn wait_for_link(&self, interface: &str) -> Result<()> {
-        wait_until("the interface to be active", Duration::from_secs(60), || {
-            let link = capture(Command::new("ip").args(["-n", &self.name, "-o", "link", "show", interface]));
-            link.is_ok_and(|link| link.contains(" state UP "))
-        })
+        wait_until(
+            "the interface to be active",
+            Duration::from_secs(60),
+            || {
+                let link = capture(
+                    Command::new("ip").args(["-n", &self.name, "-o", "link", "show", interface]),
+                );
+                link.is_ok_and(|link| link.contains(" state UP "))
+            },
+        )
     }
 
     /// Runs `ip` with these arguments inside.
@@ -90,7 +96,8 @@ impl Namespace {
     pub fn run<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T> {
         let handle = self.open()?;
         let entered = || -> Result<T> {
-            setns(handle.as_fd(), CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
+            setns(handle.as_fd(), CloneFlags::CLONE_NEWNET)
+                .context("cannot enter the namespace")?;
             Ok(inside())
         };
         thread::scope(|scope| match scope.spawn(entered).join() {
@@ -118,21 +125,39 @@ impl Namespace {
     /// tcx).
     pub fn attached_programs(&self) -> Result<Vec<String>> {
         let links = capture(Command::new("ip").args(["-n", &self.name, "-o", "link", "show"]))?;
-        let mut found: Vec<String> =
-            links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
+        let mut found: Vec<String> = links
+            .lines()
+            .filter(|line| line.contains("prog/xdp"))
+            .map(str::to_owned)
+            .collect();
         for line in links.lines() {
-            let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
-            let (_, programs) = self.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
+            let name = line
+                .split([':', '@'])
+                .nth(1)
+                .context("ip shows number and name")?
+                .trim()
+                .to_owned();
+            let (_, programs) =
+                self.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
             found.extend(
-                programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
+                programs
+                    .iter()
+                    .map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
             );
         }
         let qdiscs = capture(Command::new("tc").args(["-n", &self.name, "qdisc", "show"]))?;
-        for line in qdiscs.lines().filter(|line| line.starts_with("qdisc clsact ")) {
-            let name = line.split(" dev ").nth(1).and_then(|rest| rest.split(' ').next());
+        for line in qdiscs
+            .lines()
+            .filter(|line| line.starts_with("qdisc clsact "))
+        {
+            let name = line
+                .split(" dev ")
+                .nth(1)
+                .and_then(|rest| rest.split(' ').next());
             let name = name.context("tc shows the device")?;
             let shown = capture(
-                Command::new("tc").args(["-n", &self.name, "filter", "show", "dev", name, "ingress"]),
+                Command::new("tc")
+                    .args(["-n", &self.name, "filter", "show", "dev", name, "ingress"]),
             )?;
             let filters = shown.lines().filter(|line| line.contains("direct-action"));
             found.extend(filters.map(|line| format!("{name}: {line}")));
@@ -182,15 +207,17 @@ pub struct End<'a> {
 
 /// Joins two namespaces by a veth pair, and waits until both ends can send.
 pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
-    run(Command::new("ip").args(["-n", &one.namespace.name, "link", "add", one.interface]).args([
-        "type",
-        "veth",
-        "peer",
-        "name",
-        other.interface,
-        "netns",
-        &other.namespace.name,
-    ]))?;
+    run(Command::new("ip")
+        .args(["-n", &one.namespace.name, "link", "add", one.interface])
+        .args([
+            "type",
+            "veth",
+            "peer",
+            "name",
+            other.interface,
+            "netns",
+            &other.namespace.name,
+        ]))?;
     for end in [one, other] {
         for address in end.addresses {
             // Without duplicate address detection, an IPv6 address is usable immediately.
@@ -202,17 +229,24 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
         }
         end.namespace.ip(&["link", "set", end.interface, "up"])?;
     }
-    [one, other].into_iter().try_for_each(|end| end.namespace.wait_for_link(end.interface))
+    [one, other]
+        .into_iter()
+        .try_for_each(|end| end.namespace.wait_for_link(end.interface))
 }
 
 /// Removes namespaces whose creating process no longer exists: leftovers of killed runs.
 fn sweep() {
-    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    let Ok(entries) = std::fs::read_dir("/run/netns") else {
+        return;
+    };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        let maker = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(maker) = maker else { continue };
-        let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(maker), None) == Err(nix::Error::ESRCH);
+        let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(maker), None)
+            == Err(nix::Error::ESRCH);
         if gone && let Err(error) = remove(&name) {
             eprintln!("cannot remove the namespace {name}: {error}");
         }

@@ -44,11 +44,18 @@ impl Pair {
 
     fn apart(label: &str) -> Result<Self> {
         let [server, client] = ["s", "c"].map(|part| Namespace::new(&format!("{label}-{part}")));
-        Ok(Self { server: server?, client: client? })
+        Ok(Self {
+            server: server?,
+            client: client?,
+        })
     }
 
     fn join(self, server: (&str, &[&str]), client: (&str, &[&str])) -> Result<Self> {
-        let end = |namespace, (interface, addresses)| End { namespace, interface, addresses };
+        let end = |namespace, (interface, addresses)| End {
+            namespace,
+            interface,
+            addresses,
+        };
         join(end(&self.server, server), end(&self.client, client))?;
         Ok(self)
     }
@@ -77,7 +84,10 @@ pub fn ask(
     let bytes = query.to_vec()?;
     let reply = read(from.run(|| client::ask_raw(server, &bytes, patience))?)?;
     if let Some(reply) = &reply {
-        ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
+        ensure!(
+            reply.metadata.id == query.metadata.id,
+            "a reply to another query"
+        );
     }
     Ok(reply)
 }
@@ -98,7 +108,10 @@ pub fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
     match reply {
         Ok(reply) => Ok(Some(Message::from_vec(&reply)?)),
         Err(error)
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused
+            ) =>
         {
             Ok(None)
         }

@@ -26,11 +26,19 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// Also fails if this program was interrupted meanwhile: some programs (dnsperf) report partial
 /// results on SIGTERM and exit successfully.
 pub fn capture(command: &mut Command) -> Result<String> {
-    let Output { status, stdout, stderr } =
-        command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
     ensure!(!interrupt::requested(), "interrupted");
     if !status.success() {
-        bail!("{command:?} failed ({status}): {}", String::from_utf8_lossy(&stderr).trim());
+        bail!(
+            "{command:?} failed ({status}): {}",
+            String::from_utf8_lossy(&stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
@@ -42,7 +50,11 @@ pub struct Kept(Child);
 impl Kept {
     /// Starts a command; the process is ended on drop.
     pub fn spawn(command: &mut Command) -> Result<Self> {
-        Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
+        Ok(Self(
+            command
+                .spawn()
+                .with_context(|| format!("cannot run {command:?}"))?,
+        ))
     }
 
     pub fn pid(&self) -> u32 {
@@ -125,14 +137,22 @@ pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) 
 /// Returns the value of a line in `/proc/PID/status`.
 pub fn status_line(pid: impl Display, name: &str) -> Result<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(line.with_context(|| format!("no {name} in {status}"))?.trim().to_owned())
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line
+        .with_context(|| format!("no {name} in {status}"))?
+        .trim()
+        .to_owned())
 }
 
 /// Returns a size in `/proc/PID/status`, such as `VmRSS`, in bytes.
 pub fn memory(pid: impl Display, name: &str) -> Result<u64> {
     let size = status_line(pid, name)?;
-    let kib: u64 = size.strip_suffix(" kB").with_context(|| format!("{name}: {size}"))?.parse()?;
+    let kib: u64 = size
+        .strip_suffix(" kB")
+        .with_context(|| format!("{name}: {size}"))?
+        .parse()?;
     Ok(kib << 10)
 }
 
@@ -141,14 +161,26 @@ pub fn memory(pid: impl Display, name: &str) -> Result<u64> {
 pub fn datagrams_received(process: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
-    let (names, values) = lines.next().zip(lines.next()).context("no line of UDP in snmp")?;
-    let place = names.split(' ').position(|name| name == "InDatagrams").context("no InDatagrams in snmp")?;
-    Ok(values.split(' ').nth(place).context("a value for each name in snmp")?.parse()?)
+    let (names, values) = lines
+        .next()
+        .zip(lines.next())
+        .context("no line of UDP in snmp")?;
+    let place = names
+        .split(' ')
+        .position(|name| name == "InDatagrams")
+        .context("no InDatagrams in snmp")?;
+    Ok(values
+        .split(' ')
+        .nth(place)
+        .context("a value for each name in snmp")?
+        .parse()?)
 }
 
 /// Returns the memory of a process in bytes, with its share of the pages that others use, too.
 pub fn proportional_set_size(pid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
     Ok(line.context("no Pss in smaps_rollup")?.parse::<u64>()? << 10)
 }

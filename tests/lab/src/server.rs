@@ -50,16 +50,24 @@ pub fn program() -> Result<PathBuf> {
     }
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     let candidates = ["release", "debug"].map(|profile| target.join(profile).join("bosh-dns-xdp"));
-    let newest =
-        candidates.into_iter().filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)));
-    let newest = newest.max().context("the server is not built: run `cargo xtask build`")?;
+    let newest = candidates
+        .into_iter()
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)));
+    let newest = newest
+        .max()
+        .context("the server is not built: run `cargo xtask build`")?;
     Ok(newest.1)
 }
 
 /// Returns the path of another program of this workspace, in its debug build.
 pub fn companion(name: &str) -> Result<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/debug").join(name);
-    ensure!(path.exists(), "{name} is not built: run `cargo build --workspace --bins`");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../target/debug")
+        .join(name);
+    ensure!(
+        path.exists(),
+        "{name} is not built: run `cargo build --workspace --bins`"
+    );
     Ok(path.canonicalize()?)
 }
 
@@ -117,7 +125,12 @@ pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
 pub fn records_of_groups(sizes: &[u16]) -> Vec<u8> {
     let instances = sizes.iter().flat_map(|&size| {
         let first = Ipv4Addr::from_bits(0x0a00_0000 + (u32::from(size) << 8));
-        (0..size).map(move |index| (size.into(), Ipv4Addr::from_bits(first.to_bits() + u32::from(index))))
+        (0..size).map(move |index| {
+            (
+                size.into(),
+                Ipv4Addr::from_bits(first.to_bits() + u32::from(index)),
+            )
+        })
     });
     fleet::records(1, instances)
 }
@@ -159,13 +172,22 @@ impl Server {
     ) -> Result<Self> {
         let mut config = config(folder.path(), address);
         // Named, so that interfaces are attached before any query arrives.
-        merge(&mut config, &json!({"xdp": {"interfaces": ["lo", "srv", "late"]}}));
+        merge(
+            &mut config,
+            &json!({"xdp": {"interfaces": ["lo", "srv", "late"]}}),
+        );
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
         fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;
         let process = spawn(&program, namespace, folder.path(), prepare)?;
         let in_namespace = namespace.map(|namespace| namespace.name().to_owned());
-        let mut server = Self { process, address, folder, in_namespace, program };
+        let mut server = Self {
+            process,
+            address,
+            folder,
+            in_namespace,
+            program,
+        };
         server.wait_until_ready(namespace)?;
         Ok(server)
     }
@@ -200,8 +222,13 @@ impl Server {
             next += 1;
             for task in fs::read_dir(format!("/proc/{pid}/task"))? {
                 // A thread may end meanwhile.
-                let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
-                found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+                let children =
+                    fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+                found.extend(
+                    children
+                        .split_whitespace()
+                        .filter_map(|pid| pid.parse::<u32>().ok()),
+                );
             }
         }
         Ok(found)
@@ -210,7 +237,9 @@ impl Server {
     /// Sends a signal to the server and its children.
     pub fn signal_all(&self, signal: Signal) -> Result<()> {
         let processes = self.processes()?;
-        processes.into_iter().try_for_each(|pid| Ok(kill(Pid::from_raw(pid.cast_signed()), signal)?))
+        processes
+            .into_iter()
+            .try_for_each(|pid| Ok(kill(Pid::from_raw(pid.cast_signed()), signal)?))
     }
 
     /// Returns the log written so far. A thread writes it, some time after the event.
@@ -257,7 +286,8 @@ impl Server {
         let mut ended = None;
         let waited = wait_until("the server's first answer", Duration::from_secs(60), || {
             ended = self.process.ended().ok().flatten();
-            ended.is_some() || namespace.map_or_else(answered, |inside| inside.run(answered).unwrap_or(false))
+            ended.is_some()
+                || namespace.map_or_else(answered, |inside| inside.run(answered).unwrap_or(false))
         });
         match (waited, ended) {
             (_, Some(status)) => bail!("the server ended ({status}):\n{}", self.log()),
@@ -275,12 +305,20 @@ fn spawn(
     folder: &Path,
     prepare: impl FnOnce(&mut Command),
 ) -> Result<Kept> {
-    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("log"))?;
     let mut command = match namespace {
         Some(namespace) => namespace.command(program)?,
         None => Command::new(program),
     };
     command.arg("--config").arg(folder.join("config.json"));
     prepare(&mut command);
-    Kept::spawn(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
+    Kept::spawn(
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log),
+    )
 }

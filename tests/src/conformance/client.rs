@@ -58,12 +58,16 @@ pub fn ask(query: &Query, ports: &Ports, timeout: Duration) -> Result<Observed> 
         id = u16::from_be_bytes([*high, *low]);
     }
     let port = query.port.as_deref().unwrap_or("PORT");
-    let port = *ports.get(port).with_context(|| format!("{port} is missing"))?;
+    let port = *ports
+        .get(port)
+        .with_context(|| format!("{port} is missing"))?;
     let server = SocketAddr::new(query.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
     let reply = match query.proto.unwrap_or_default() {
         Proto::Udp => ask_raw(server, &message, timeout),
         Proto::Tcp => {
-            let length = query.tcp_length.map_or_else(|| u16::try_from(message.len()), Ok)?;
+            let length = query
+                .tcp_length
+                .map_or_else(|| u16::try_from(message.len()), Ok)?;
             ask_tcp(&message, length, server, timeout)
         }
     };
@@ -97,7 +101,10 @@ pub fn ask_session(queries: &[Query], server: SocketAddr) -> Result<Vec<Observed
 
 fn read_reply(reply: &[u8], id: u16) -> Observed {
     match Seen::parse(reply) {
-        Ok(message) => Observed::Reply { id_echoed: message.id == id, message },
+        Ok(message) => Observed::Reply {
+            id_echoed: message.id == id,
+            message,
+        },
         Err(error) => Observed::Unparsable(format!("{error:#}: {}", super::message::to_hex(reply))),
     }
 }
@@ -125,7 +132,12 @@ fn error_name(error: &io::Error) -> String {
 }
 
 /// Sends and receives one message on a fresh connection.
-fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, timeout: Duration) -> io::Result<Vec<u8>> {
+fn ask_tcp(
+    message: &[u8],
+    length: u16,
+    server: SocketAddr,
+    timeout: Duration,
+) -> io::Result<Vec<u8>> {
     let mut stream = connect(server, timeout)?;
     stream.write_all(&[&length.to_be_bytes()[..], message].concat())?;
     receive_tcp(&mut stream)
@@ -170,23 +182,52 @@ pub fn api(
     let config = client_config(folder, certificate)?;
     let stream = match connect(server, API_TIMEOUT) {
         Ok(stream) => stream,
-        Err(error) => return Ok(Response { error: Some(error_name(&error)), ..Response::default() }),
+        Err(error) => {
+            return Ok(Response {
+                error: Some(error_name(&error)),
+                ..Response::default()
+            });
+        }
     };
     let connection = ClientConnection::new(Arc::new(config), ServerName::try_from(name)?)?;
-    Ok(match exchange(StreamOwned::new(connection, stream), server, method, path) {
-        Ok((status, body)) => Response { status: Some(status), body: Some(body), ..Response::default() },
-        Err(error) if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
-            Response { error: Some(error_name(&error)), ..Response::default() }
-        }
-        Err(_) => Response { error: Some("tls".to_owned()), ..Response::default() },
-    })
+    Ok(
+        match exchange(StreamOwned::new(connection, stream), server, method, path) {
+            Ok((status, body)) => Response {
+                status: Some(status),
+                body: Some(body),
+                ..Response::default()
+            },
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+                ) =>
+            {
+                Response {
+                    error: Some(error_name(&error)),
+                    ..Response::default()
+                }
+            }
+            Err(_) => Response {
+                error: Some("tls".to_owned()),
+                ..Response::default()
+            },
+        },
+    )
 }
 
 /// Sends a plain GET request.
 pub fn get(server: SocketAddr, path: &str) -> Response {
     match connect(server, TIMEOUT).and_then(|stream| exchange(stream, server, "GET", path)) {
-        Ok((status, body)) => Response { status: Some(status), body: Some(body), ..Response::default() },
-        Err(error) => Response { error: Some(error_name(&error)), ..Response::default() },
+        Ok((status, body)) => Response {
+            status: Some(status),
+            body: Some(body),
+            ..Response::default()
+        },
+        Err(error) => Response {
+            error: Some(error_name(&error)),
+            ..Response::default()
+        },
     }
 }
 
@@ -197,9 +238,16 @@ fn exchange(
     method: &str,
     path: &str,
 ) -> io::Result<(u16, String)> {
-    let length = if method == "GET" { "" } else { "Content-Length: 0\r\n" };
+    let length = if method == "GET" {
+        ""
+    } else {
+        "Content-Length: 0\r\n"
+    };
     // HTTP/1.0, so that the body ends with the connection and is not chunked.
-    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {server}\r\n{length}\r\n")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: {server}\r\n{length}\r\n"
+    )?;
     stream.flush()?;
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -209,8 +257,13 @@ fn exchange(
         Ok(_) => {}
     }
     let text = String::from_utf8_lossy(&bytes);
-    let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::ConnectionReset)?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .ok_or(io::ErrorKind::ConnectionReset)?;
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
     Ok((status.ok_or(io::ErrorKind::InvalidData)?, body.to_owned()))
 }
 
@@ -247,10 +300,16 @@ pub fn authority(folder: &Path) -> Result<RootCertStore> {
 /// # Errors
 ///
 /// Fails if the files cannot be read.
-pub fn identity(folder: &Path, name: &str) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-    let (certificate, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
-    let certificate =
-        CertificateDer::from_pem_file(&certificate).with_context(|| certificate.display().to_string())?;
+pub fn identity(
+    folder: &Path,
+    name: &str,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let (certificate, key) = (
+        folder.join(format!("{name}.crt")),
+        folder.join(format!("{name}.key")),
+    );
+    let certificate = CertificateDer::from_pem_file(&certificate)
+        .with_context(|| certificate.display().to_string())?;
     let key = PrivateKeyDer::from_pem_file(&key).with_context(|| key.display().to_string())?;
     Ok((vec![certificate], key))
 }

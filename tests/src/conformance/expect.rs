@@ -19,12 +19,20 @@ use super::{
 /// # Errors
 ///
 /// Fails if the recording itself cannot be read.
-pub fn differences(case: &Case, observed: &Observed, folder: &Path, late: u32) -> Result<Vec<String>> {
+pub fn differences(
+    case: &Case,
+    observed: &Observed,
+    folder: &Path,
+    late: u32,
+) -> Result<Vec<String>> {
     let alternatives = case.expect_any.iter().flatten().chain(&case.expect);
     let mut nearest: Option<Vec<String>> = None;
     for expected in alternatives {
         let found = compare(&case.q, expected, observed, folder, late)?;
-        if nearest.as_ref().is_none_or(|nearest| found.len() < nearest.len()) {
+        if nearest
+            .as_ref()
+            .is_none_or(|nearest| found.len() < nearest.len())
+        {
             nearest = Some(found);
         }
     }
@@ -43,11 +51,19 @@ pub fn compare(
     folder: &Path,
     late: u32,
 ) -> Result<Vec<String>> {
-    let no_reply = expected.no_response || expected.error.is_some() || expected.unparsable.is_some();
+    let no_reply =
+        expected.no_response || expected.error.is_some() || expected.unparsable.is_some();
     let as_expected = match observed {
         Observed::Reply { message, id_echoed } if !no_reply => {
-            let mut found = Differences { found: Vec::new(), slack: Slack::new(expected, late) };
-            found.check("the message id is echoed", expected.id_echoed.unwrap_or(true), *id_echoed);
+            let mut found = Differences {
+                found: Vec::new(),
+                slack: Slack::new(expected, late),
+            };
+            found.check(
+                "the message id is echoed",
+                expected.id_echoed.unwrap_or(true),
+                *id_echoed,
+            );
             found.message(query, expected, message, folder)?;
             return Ok(found.found);
         }
@@ -60,9 +76,16 @@ pub fn compare(
         return Ok(Vec::new());
     }
     let wanted = match expected {
-        Expect { no_response: true, .. } => "no response".to_owned(),
-        Expect { error: Some(error), .. } => error.clone(),
-        Expect { unparsable: Some(_), .. } => "a reply that cannot be walked".to_owned(),
+        Expect {
+            no_response: true, ..
+        } => "no response".to_owned(),
+        Expect {
+            error: Some(error), ..
+        } => error.clone(),
+        Expect {
+            unparsable: Some(_),
+            ..
+        } => "a reply that cannot be walked".to_owned(),
         _ => format!("{:?} {:?}", expected.rcode, expected.answers),
     };
     Ok(vec![format!("want {wanted}, got {observed:?}")])
@@ -87,7 +110,10 @@ impl Slack {
     /// Returns the slack that an expectation allows.
     fn new(expected: &Expect, late: u32) -> Self {
         let above = expected.ttl_slack;
-        Self { above, below: if above == 0 { 0 } else { above + late } }
+        Self {
+            above,
+            below: if above == 0 { 0 } else { above + late },
+        }
     }
 
     /// Returns whether a TTL is within the slack.
@@ -100,12 +126,29 @@ impl Differences {
     /// Records a difference unless the values are equal.
     fn check<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, wanted: T, got: T) {
         if wanted != got {
-            self.found.push(format!("{what}: want {wanted:?}, got {got:?}"));
+            self.found
+                .push(format!("{what}: want {wanted:?}, got {got:?}"));
         }
     }
 
-    fn message(&mut self, query: &Query, expected: &Expect, seen: &Seen, folder: &Path) -> Result<()> {
-        let Flags { qr, opcode, aa, tc, rd, ra, z, ad, cd } = seen.flags;
+    fn message(
+        &mut self,
+        query: &Query,
+        expected: &Expect,
+        seen: &Seen,
+        folder: &Path,
+    ) -> Result<()> {
+        let Flags {
+            qr,
+            opcode,
+            aa,
+            tc,
+            rd,
+            ra,
+            z,
+            ad,
+            cd,
+        } = seen.flags;
         self.check("qr", true, qr);
         if let Some(rcode) = &expected.rcode {
             self.check("rcode", rcode, &seen.rcode);
@@ -138,13 +181,20 @@ impl Differences {
             ("additional", &expected.additional, &seen.additional),
         ] {
             if !are_alike(wanted, got, slack) {
-                self.found.push(format!("{section}: want {wanted:?}, got {got:?} ({slack:?})"));
+                self.found.push(format!(
+                    "{section}: want {wanted:?}, got {got:?} ({slack:?})"
+                ));
             }
         }
         if let Some(most) = expected.size_max.filter(|most| seen.size > *most) {
-            self.found.push(format!("{} bytes, more than {most}", seen.size));
+            self.found
+                .push(format!("{} bytes, more than {most}", seen.size));
         }
-        self.check("bytes after the end of the message", expected.trailing, seen.trailing);
+        self.check(
+            "bytes after the end of the message",
+            expected.trailing,
+            seen.trailing,
+        );
         Ok(())
     }
 
@@ -187,14 +237,23 @@ impl Differences {
         }
         let stray = without(got, &wanted);
         if !stray.is_empty() {
-            self.found.push(format!("answers that are not allowed, or repeated: {stray:?}"));
+            self.found.push(format!(
+                "answers that are not allowed, or repeated: {stray:?}"
+            ));
         }
         match expected.count {
             Some(count) if count.holds(got.len() as u64) => {}
             Some(count) => {
-                self.found.push(format!("{} answers, not {} to {}", got.len(), count.min, count.max));
+                self.found.push(format!(
+                    "{} answers, not {} to {}",
+                    got.len(),
+                    count.min,
+                    count.max
+                ));
             }
-            None => self.found.push("the recording does not state the number of correct answers".to_owned()),
+            None => self
+                .found
+                .push("the recording does not state the number of correct answers".to_owned()),
         }
         Ok(())
     }
@@ -208,12 +267,18 @@ fn question(query: &Query) -> Result<(String, String, String)> {
     };
     let name = canonical(query.name.as_deref().unwrap_or("."))?;
     let qtype = type_name(number(query.qtype.as_ref(), type_number)?);
-    Ok((name, qtype, class_name(number(query.class.as_ref(), class_number)?)))
+    Ok((
+        name,
+        qtype,
+        class_name(number(query.class.as_ref(), class_number)?),
+    ))
 }
 
 /// Returns the expected answers, including those from `answers_ref`.
 fn recorded_answers(expected: &Expect, folder: &Path, asked: &str) -> Result<Vec<Record>> {
-    let Some(file) = &expected.answers_ref else { return Ok(expected.answers.clone()) };
+    let Some(file) = &expected.answers_ref else {
+        return Ok(expected.answers.clone());
+    };
     let mut records: Vec<Record> = read_json(&folder.join(file))?;
     for record in records.iter_mut().filter(|record| record.0 == "@") {
         asked.clone_into(&mut record.0);
@@ -283,27 +348,57 @@ mod tests {
     /// Returns a reply whose answers are in another order than recorded, as after shuffling.
     fn reply() -> Observed {
         let record = |name: &str, rtype: &str, ttl, rdata: &str| {
-            Record(name.to_owned(), rtype.to_owned(), ttl, rdata.to_owned(), None)
+            Record(
+                name.to_owned(),
+                rtype.to_owned(),
+                ttl,
+                rdata.to_owned(),
+                None,
+            )
         };
         let text = str::to_owned;
         let message = Seen {
-            flags: Flags { qr: true, aa: true, ra: true, rd: true, ..Flags::default() },
+            flags: Flags {
+                qr: true,
+                aa: true,
+                ra: true,
+                rd: true,
+                ..Flags::default()
+            },
             rcode: text("NOERROR"),
             question: vec![(text("Web.bosh."), text("A"), text("IN"))],
-            answers: vec![record("Web.bosh.", "A", 5, "10.0.0.2"), record("Web.bosh.", "A", 5, "10.0.0.1")],
+            answers: vec![
+                record("Web.bosh.", "A", 5, "10.0.0.2"),
+                record("Web.bosh.", "A", 5, "10.0.0.1"),
+            ],
             authority: vec![record("bosh.", "NS", 7, "ns.bosh.")],
-            opt: Some(Opt { udp_size: 1232, dnssec_ok: Some(false), version: Some(0), options: Vec::new() }),
+            opt: Some(Opt {
+                udp_size: 1232,
+                dnssec_ok: Some(false),
+                version: Some(0),
+                options: Vec::new(),
+            }),
             size: 100,
             ..Seen::default()
         };
-        Observed::Reply { message, id_echoed: true }
+        Observed::Reply {
+            message,
+            id_echoed: true,
+        }
     }
 
     /// Compares `observed` with an expectation in recorded form.
     fn found(expectation: Value, observed: &Observed) -> Vec<String> {
         let query = json!({"name": "Web.bosh", "type": "A", "edns": {"udp_size": 1232}});
         let query: Query = serde_json::from_value(query).unwrap();
-        compare(&query, &serde_json::from_value(expectation).unwrap(), observed, Path::new("."), 0).unwrap()
+        compare(
+            &query,
+            &serde_json::from_value(expectation).unwrap(),
+            observed,
+            Path::new("."),
+            0,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -334,10 +429,34 @@ mod tests {
             ("question", json!([["web.bosh.", "A", "IN"]])),
             ("question", json!([])),
             ("answers", json!([["Web.bosh.", "A", 5, "10.0.0.1"]])),
-            ("answers", json!([["Web.bosh.", "A", 5, "10.0.0.1"], ["Web.bosh.", "A", 5, "10.0.0.1"]])),
-            ("answers", json!([["Web.bosh.", "A", 5, "10.0.0.1"], ["Web.bosh.", "A", 6, "10.0.0.2"]])),
-            ("answers", json!([["Web.bosh.", "A", 5, "10.0.0.1"], ["web.bosh.", "A", 5, "10.0.0.2"]])),
-            ("answers", json!([["Web.bosh.", "A", 5, "10.0.0.1"], ["Web.bosh.", "A", 5, "10.0.0.2", "CH"]])),
+            (
+                "answers",
+                json!([
+                    ["Web.bosh.", "A", 5, "10.0.0.1"],
+                    ["Web.bosh.", "A", 5, "10.0.0.1"]
+                ]),
+            ),
+            (
+                "answers",
+                json!([
+                    ["Web.bosh.", "A", 5, "10.0.0.1"],
+                    ["Web.bosh.", "A", 6, "10.0.0.2"]
+                ]),
+            ),
+            (
+                "answers",
+                json!([
+                    ["Web.bosh.", "A", 5, "10.0.0.1"],
+                    ["web.bosh.", "A", 5, "10.0.0.2"]
+                ]),
+            ),
+            (
+                "answers",
+                json!([
+                    ["Web.bosh.", "A", 5, "10.0.0.1"],
+                    ["Web.bosh.", "A", 5, "10.0.0.2", "CH"]
+                ]),
+            ),
             ("answers_mode", json!("none")),
             ("authority", json!([])),
             ("additional", json!([["bosh.", "A", 7, "10.0.0.1"]])),
@@ -347,15 +466,20 @@ mod tests {
         for (member, value) in otherwise {
             let mut changed = expectation();
             changed[member] = value.clone();
-            assert!(!found(changed, &reply()).is_empty(), "{member}: {value} passes");
+            assert!(
+                !found(changed, &reply()).is_empty(),
+                "{member}: {value} passes"
+            );
         }
     }
 
     #[test]
     fn missing_reply_is_reported() {
-        for observed in
-            [Observed::NoResponse, Observed::Error("x".to_owned()), Observed::Unparsable("x".to_owned())]
-        {
+        for observed in [
+            Observed::NoResponse,
+            Observed::Error("x".to_owned()),
+            Observed::Unparsable("x".to_owned()),
+        ] {
             assert!(!found(expectation(), &observed).is_empty(), "{observed:?}");
         }
     }
@@ -374,7 +498,10 @@ mod tests {
         assert!(part(json!({"min": 2, "max": 2}), all.clone()));
         assert!(!part(json!({"min": 3, "max": 3}), all.clone()));
         assert!(!part(json!({"min": 1, "max": 1}), all));
-        assert!(!part(json!({"min": 1, "max": 3}), json!([address(1), address(3)])));
+        assert!(!part(
+            json!({"min": 1, "max": 3}),
+            json!([address(1), address(3)])
+        ));
     }
 
     #[test]
@@ -390,7 +517,8 @@ mod tests {
     #[test]
     fn late_replay_may_lower_ttls() {
         let late = |slack: u32, wanted: u32, late| {
-            let expected = json!({"ttl_slack": slack, "answers": [["a.", "A", wanted, "10.0.0.1"]]});
+            let expected =
+                json!({"ttl_slack": slack, "answers": [["a.", "A", wanted, "10.0.0.1"]]});
             let expected: Expect = serde_json::from_value(expected).unwrap();
             Slack::new(&expected, late).holds(wanted, 5)
         };

@@ -30,14 +30,19 @@ impl HttpServer {
     ///
     /// Fails if the port is in use.
     pub fn start(runtime: &Runtime, script: HttpScript, port: u16) -> Result<Self> {
-        let shared = Arc::new(Shared { script, seen: Mutex::default() });
+        let shared = Arc::new(Shared {
+            script,
+            seen: Mutex::default(),
+        });
         let listener = runtime
             .block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, port)))
             .with_context(|| format!("port {port} is not free"))?;
         let tasks = Arc::clone(&shared);
         runtime.spawn(async move {
             loop {
-                let Ok((stream, _)) = listener.accept().await else { continue };
+                let Ok((stream, _)) = listener.accept().await else {
+                    continue;
+                };
                 let shared = Arc::clone(&tasks);
                 let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
                     let shared = Arc::clone(&shared);
@@ -66,20 +71,37 @@ impl Shared {
         let query = uri.query().unwrap_or_default();
         let parameter = |name: &str| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(key, _)| *key == name).map(|(_, value)| unescape(value)).unwrap_or_default()
+            pairs
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| unescape(value))
+                .unwrap_or_default()
         };
         let (name, qtype) = (parameter("name"), parameter("type"));
         let seen = json!({"method": "GET", "path": uri.path(), "name": name, "type": qtype});
         self.seen.lock().push(seen);
         let lower = name.to_lowercase();
         let rule = self.script.rules.iter().find(|rule| {
-            let wanted = rule.qtype.as_str().map_or_else(|| rule.qtype.to_string(), str::to_owned);
+            let wanted = rule
+                .qtype
+                .as_str()
+                .map_or_else(|| rule.qtype.to_string(), str::to_owned);
             let rule = rule.name.to_lowercase();
             (rule == "*" || rule == lower) && (wanted == "*" || wanted == qtype)
         });
-        let not_found = || HttpAction { status: Some(404), ..HttpAction::default() };
-        let action = rule.map(|rule| rule.action.clone()).or_else(|| self.script.default.clone());
-        let HttpAction { status, json, body, many_a, delay_ms } = action.unwrap_or_else(not_found);
+        let not_found = || HttpAction {
+            status: Some(404),
+            ..HttpAction::default()
+        };
+        let action = rule
+            .map(|rule| rule.action.clone())
+            .or_else(|| self.script.default.clone());
+        let HttpAction {
+            status,
+            json,
+            body,
+            many_a,
+            delay_ms,
+        } = action.unwrap_or_else(not_found);
         sleep(Duration::from_millis(delay_ms)).await;
         let addresses = many_a.map(|many| {
             let row = |number| {
@@ -88,13 +110,18 @@ impl Shared {
             };
             json!({"Answer": (0..many.count).map(row).collect::<Vec<_>>()})
         });
-        let text = addresses.or(json).map(|document| document.to_string()).or(body).unwrap_or_default();
+        let text = addresses
+            .or(json)
+            .map(|document| document.to_string())
+            .or(body)
+            .unwrap_or_default();
         let mut response = Response::new(Full::new(Bytes::from(text)));
         // An invalid status in a script becomes 200.
         *response.status_mut() = status.unwrap_or(200).try_into().unwrap_or_default();
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("application/json"),
+        );
         response
     }
 }
@@ -106,8 +133,8 @@ fn unescape(text: &str) -> String {
     while let Some((&byte, after)) = rest.split_first() {
         rest = after;
         let escaped = (byte == b'%').then(|| after.get(..2)).flatten();
-        let escaped =
-            escaped.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        let escaped = escaped
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
         match (byte, escaped) {
             (_, Some(escaped)) => {
                 bytes.push(escaped);

@@ -107,10 +107,30 @@ impl Flags {
 
     /// Encodes the flags; the lowest four bits are left free for the response code.
     pub fn write(self) -> u16 {
-        let Self { qr, opcode, aa, tc, rd, ra, z, ad, cd } = self;
-        let bits = [(qr, 15), (aa, 10), (tc, 9), (rd, 8), (ra, 7), (z, 6), (ad, 5), (cd, 4)];
+        let Self {
+            qr,
+            opcode,
+            aa,
+            tc,
+            rd,
+            ra,
+            z,
+            ad,
+            cd,
+        } = self;
+        let bits = [
+            (qr, 15),
+            (aa, 10),
+            (tc, 9),
+            (rd, 8),
+            (ra, 7),
+            (z, 6),
+            (ad, 5),
+            (cd, 4),
+        ];
         let opcode = u16::from(opcode & 15) << 11;
-        bits.into_iter().fold(opcode, |sum, (set, number)| sum | u16::from(set) << number)
+        bits.into_iter()
+            .fold(opcode, |sum, (set, number)| sum | u16::from(set) << number)
     }
 }
 
@@ -124,15 +144,21 @@ impl Seen {
         let mut reader = Reader { message, offset: 0 };
         let (id, flags) = (reader.u16()?, reader.u16()?);
         let counts = [reader.u16()?, reader.u16()?, reader.u16()?, reader.u16()?];
-        let mut seen = Self { id, flags: Flags::read(flags), size: message.len(), ..Self::default() };
+        let mut seen = Self {
+            id,
+            flags: Flags::read(flags),
+            size: message.len(),
+            ..Self::default()
+        };
         let mut rcode = flags & 15;
         for _ in 0..counts[0] {
             let name = reader.name()?;
             let question = (name, type_name(reader.u16()?), class_name(reader.u16()?));
             seen.question.push(question);
         }
-        for (section, count) in
-            [&mut seen.answers, &mut seen.authority, &mut seen.additional].into_iter().zip(&counts[1..])
+        for (section, count) in [&mut seen.answers, &mut seen.authority, &mut seen.additional]
+            .into_iter()
+            .zip(&counts[1..])
         {
             for _ in 0..*count {
                 let name = reader.name()?;
@@ -177,7 +203,13 @@ pub fn write_query(query: &Query, id: u16) -> Result<Vec<u8>> {
     write_name(&mut message, name)?;
     let qtype = query.qtype.as_ref().context("a query without a type")?;
     message.extend(type_number(qtype)?.to_be_bytes());
-    message.extend(query.class.as_ref().map_or(Ok(1), class_number)?.to_be_bytes());
+    message.extend(
+        query
+            .class
+            .as_ref()
+            .map_or(Ok(1), class_number)?
+            .to_be_bytes(),
+    );
     if let Some(opt) = &query.edns {
         write_opt(&mut message, opt)?;
     }
@@ -186,7 +218,10 @@ pub fn write_query(query: &Query, id: u16) -> Result<Vec<u8>> {
 
 pub fn write_header(id: u16, flags: u16, counts: [u16; 4]) -> Vec<u8> {
     let [questions, answers, authority, additional] = counts;
-    [id, flags, questions, answers, authority, additional].into_iter().flat_map(u16::to_be_bytes).collect()
+    [id, flags, questions, answers, authority, additional]
+        .into_iter()
+        .flat_map(u16::to_be_bytes)
+        .collect()
 }
 
 /// Appends an OPT.
@@ -195,7 +230,12 @@ pub fn write_header(id: u16, flags: u16, counts: [u16; 4]) -> Vec<u8> {
 ///
 /// Fails if the data of an option is not hexadecimal.
 pub fn write_opt(message: &mut Vec<u8>, opt: &Opt) -> Result<()> {
-    let Opt { udp_size, dnssec_ok, version, options } = opt;
+    let Opt {
+        udp_size,
+        dnssec_ok,
+        version,
+        options,
+    } = opt;
     let mut data = Vec::new();
     for (code, hex) in options {
         let bytes = from_hex(hex)?;
@@ -206,7 +246,12 @@ pub fn write_opt(message: &mut Vec<u8>, opt: &Opt) -> Result<()> {
     message.push(0);
     message.extend(OPT.to_be_bytes());
     message.extend(udp_size.to_be_bytes());
-    message.extend([0, version.unwrap_or(0), if dnssec_ok.unwrap_or(false) { 0x80 } else { 0 }, 0]);
+    message.extend([
+        0,
+        version.unwrap_or(0),
+        if dnssec_ok.unwrap_or(false) { 0x80 } else { 0 },
+        0,
+    ]);
     message.extend(u16::try_from(data.len())?.to_be_bytes());
     message.extend(data);
     Ok(())
@@ -216,10 +261,18 @@ fn read_opt(udp_size: u16, ttl: u32, mut data: &[u8]) -> Opt {
     let mut options = Vec::new();
     while let [code_high, code_low, length_high, length_low, rest @ ..] = data {
         let length = usize::from(u16::from_be_bytes([*length_high, *length_low])).min(rest.len());
-        options.push((u16::from_be_bytes([*code_high, *code_low]), to_hex(&rest[..length])));
+        options.push((
+            u16::from_be_bytes([*code_high, *code_low]),
+            to_hex(&rest[..length]),
+        ));
         data = &rest[length..];
     }
-    Opt { udp_size, dnssec_ok: Some(ttl & 0x8000 != 0), version: Some((ttl >> 16) as u8), options }
+    Opt {
+        udp_size,
+        dnssec_ok: Some(ttl & 0x8000 != 0),
+        version: Some((ttl >> 16) as u8),
+        options,
+    }
 }
 
 //----------- Records --------------------------------------------------------
@@ -236,7 +289,9 @@ pub fn write_record(message: &mut Vec<u8>, record: &Record, question: Option<&st
     } else {
         write_name(message, name)?;
     }
-    let class = class.as_ref().map_or(Ok(1), |class| class_number(&Value::from(class.as_str())))?;
+    let class = class
+        .as_ref()
+        .map_or(Ok(1), |class| class_number(&Value::from(class.as_str())))?;
     let data = write_rdata(rtype, rdata).with_context(|| format!("rdata {rdata:?} of {rtype}"))?;
     message.extend(type_number(&Value::from(rtype.as_str()))?.to_be_bytes());
     message.extend(class.to_be_bytes());
@@ -275,13 +330,25 @@ fn write_rdata(rtype: &str, text: &str) -> Result<Vec<u8>> {
         _ => bail!("type {rtype} is not known here"),
     };
     for _ in 0..numbers {
-        data.extend(words.next().context("too short")?.parse::<u16>()?.to_be_bytes());
+        data.extend(
+            words
+                .next()
+                .context("too short")?
+                .parse::<u16>()?
+                .to_be_bytes(),
+        );
     }
     for _ in 0..names {
         write_name(&mut data, words.next().context("too short")?)?;
     }
     for _ in 0..more_numbers {
-        data.extend(words.next().context("too short")?.parse::<u32>()?.to_be_bytes());
+        data.extend(
+            words
+                .next()
+                .context("too short")?
+                .parse::<u32>()?
+                .to_be_bytes(),
+        );
     }
     ensure!(words.next().is_none(), "too long");
     Ok(data)
@@ -299,7 +366,10 @@ fn show_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> String {
 /// Returns rdata of a known type in presentation form; `None` if it does not fit the type.
 fn show_known_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> Option<String> {
     let end = start + data.len();
-    let mut reader = Reader { message, offset: start };
+    let mut reader = Reader {
+        message,
+        offset: start,
+    };
     let shown = match type_name(rtype).as_str() {
         "A" => return Some(Ipv4Addr::from(<[u8; 4]>::try_from(data).ok()?).to_string()),
         "AAAA" => return Some(Ipv6Addr::from(<[u8; 16]>::try_from(data).ok()?).to_string()),
@@ -328,7 +398,13 @@ fn show_text(mut data: &[u8]) -> Option<String> {
     let mut strings = Vec::new();
     while let [length, rest @ ..] = data {
         let (string, after) = rest.split_at_checked(usize::from(*length))?;
-        strings.push(format!("\"{}\"", string.iter().map(|&byte| char::from(byte)).collect::<String>()));
+        strings.push(format!(
+            "\"{}\"",
+            string
+                .iter()
+                .map(|&byte| char::from(byte))
+                .collect::<String>()
+        ));
         data = after;
     }
     (!strings.is_empty()).then(|| strings.join(" "))
@@ -344,7 +420,11 @@ fn show_text(mut data: &[u8]) -> Option<String> {
 pub fn canonical(name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     write_name(&mut bytes, name)?;
-    Reader { message: &bytes, offset: 0 }.name()
+    Reader {
+        message: &bytes,
+        offset: 0,
+    }
+    .name()
 }
 
 /// Appends a name in presentation form, uncompressed; understands `\.` and `\046`.
@@ -383,7 +463,10 @@ pub fn write_name(message: &mut Vec<u8>, name: &str) -> Result<()> {
         end_label(&mut label)?;
     }
     message.push(0);
-    ensure!(message.len() - start <= 255, "the name {name:?} is too long");
+    ensure!(
+        message.len() - start <= 255,
+        "the name {name:?} is too long"
+    );
     Ok(())
 }
 
@@ -411,7 +494,10 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8]> {
         let end = self.offset + length;
-        let bytes = self.message.get(self.offset..end).context("the message ends too early")?;
+        let bytes = self
+            .message
+            .get(self.offset..end)
+            .context("the message ends too early")?;
         self.offset = end;
         Ok(bytes)
     }
@@ -457,7 +543,10 @@ impl<'a> Reader<'a> {
 //----------- Tables ---------------------------------------------------------
 
 fn name_of(table: &[(&'static str, u16)], number: u16) -> Option<&'static str> {
-    table.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
+    table
+        .iter()
+        .find(|(_, known)| *known == number)
+        .map(|(name, _)| *name)
 }
 
 /// Looks up a number given as a name, as `PREFIX123` or as a number.
@@ -465,7 +554,10 @@ fn number_of(table: &[(&str, u16)], prefix: &str, given: &Value) -> Result<u16> 
     let number = match given {
         Value::Number(number) => number.as_u64().and_then(|number| number.try_into().ok()),
         Value::String(name) => {
-            let known = table.iter().find(|(known, _)| known == name).map(|(_, number)| *number);
+            let known = table
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, number)| *number);
             known.or_else(|| name.strip_prefix(prefix)?.parse().ok())
         }
         _ => None,
@@ -514,9 +606,15 @@ pub fn rcode_number(name: &str) -> Result<u16> {
 ///
 /// Fails on other characters or an odd number of digits.
 pub fn from_hex(digits: &str) -> Result<Vec<u8>> {
-    ensure!(digits.is_ascii() && digits.len().is_multiple_of(2), "{digits:?} is not hexadecimal");
+    ensure!(
+        digits.is_ascii() && digits.len().is_multiple_of(2),
+        "{digits:?} is not hexadecimal"
+    );
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
-    (0..digits.len()).step_by(2).map(|at| byte(at).context("not hexadecimal")).collect()
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| byte(at).context("not hexadecimal"))
+        .collect()
 }
 
 pub fn to_hex(bytes: &[u8]) -> String {

@@ -65,18 +65,30 @@ impl Recorded {
     /// Fails if the folder does not exist.
     pub fn find() -> Result<Self> {
         let own = Self::own();
-        let Some(named) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(own) };
+        let Some(named) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else {
+            return Ok(own);
+        };
         let below = named.join("scenarios");
         let scenarios = if below.is_dir() { below } else { named };
-        ensure!(scenarios.is_dir(), "{FOLDER_VARIABLE} names {}, which is not a folder", scenarios.display());
+        ensure!(
+            scenarios.is_dir(),
+            "{FOLDER_VARIABLE} names {}, which is not a folder",
+            scenarios.display()
+        );
         let certificates = Some(scenarios.join(CERTIFICATES)).filter(|folder| folder.is_dir());
-        Ok(Self { certificates: certificates.unwrap_or(own.certificates), scenarios })
+        Ok(Self {
+            certificates: certificates.unwrap_or(own.certificates),
+            scenarios,
+        })
     }
 
     /// Returns this project's scenarios.
     pub fn own() -> Self {
         let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/scenarios");
-        Self { certificates: scenarios.join(CERTIFICATES), scenarios }
+        Self {
+            certificates: scenarios.join(CERTIFICATES),
+            scenarios,
+        }
     }
 
     /// Returns the sorted names of scenarios that begin with one of `only` (any name if empty) and
@@ -89,7 +101,9 @@ impl Recorded {
         let wanted = env::var(ONLY_VARIABLE).unwrap_or_default();
         let wanted: Vec<&str> = wanted.split_whitespace().collect();
         let mut names = Vec::new();
-        for entry in fs::read_dir(&self.scenarios).with_context(|| self.scenarios.display().to_string())? {
+        for entry in
+            fs::read_dir(&self.scenarios).with_context(|| self.scenarios.display().to_string())?
+        {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_among = |prefixes: &[&str]| {
@@ -129,7 +143,10 @@ impl Commands {
         };
         Ok(Self {
             dns: dns.map_or_else(|| own(server::program(), "--config {config}"), Ok)?,
-            health: health.map_or_else(|| own(server::companion("bosh-dns-xdp-health"), "{config}"), Ok)?,
+            health: health.map_or_else(
+                || own(server::companion("bosh-dns-xdp-health"), "{config}"),
+                Ok,
+            )?,
             is_another,
         })
     }

@@ -20,8 +20,8 @@ use tokio::{
 
 use super::{
     message::{
-        Flags, Seen, canonical, class_number, from_hex, rcode_number, type_number, write_header, write_name,
-        write_opt, write_record,
+        Flags, Seen, canonical, class_number, from_hex, rcode_number, type_number, write_header,
+        write_name, write_opt, write_record,
     },
     scenario::{Action, Opt, Proto, Record, RecursorScript, ScriptedOpt},
 };
@@ -56,14 +56,19 @@ impl Recursor {
     ///
     /// Fails if the port is in use.
     pub fn start(runtime: &Runtime, script: RecursorScript, port: u16) -> Result<Self> {
-        let shared = Arc::new(Shared(Mutex::new(State { script, ..State::default() })));
+        let shared = Arc::new(Shared(Mutex::new(State {
+            script,
+            ..State::default()
+        })));
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let _inside = runtime.enter();
         let socket = |kind| -> Result<Socket> {
             let socket = Socket::new(Domain::IPV4, kind, None)?;
             socket.set_reuse_address(kind == Type::STREAM)?;
             socket.set_nonblocking(true)?;
-            socket.bind(&address.into()).with_context(|| format!("{address} is not free"))?;
+            socket
+                .bind(&address.into())
+                .with_context(|| format!("{address} is not free"))?;
             Ok(socket)
         };
         let (udp, tcp) = (socket(Type::DGRAM)?, socket(Type::STREAM)?);
@@ -86,7 +91,12 @@ impl Recursor {
     /// Returns the number of queries so far, by transport.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let state = self.0.state();
-        let count = |proto: &str| (proto.to_owned(), state.counts.get(proto).copied().unwrap_or(0));
+        let count = |proto: &str| {
+            (
+                proto.to_owned(),
+                state.counts.get(proto).copied().unwrap_or(0),
+            )
+        };
         BTreeMap::from(["udp", "tcp"].map(count))
     }
 
@@ -105,8 +115,12 @@ async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; 65_535];
     loop {
         // An error belongs to an earlier reply, whose client has gone.
-        let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
-        let Some((delay, reply)) = shared.answer(&buffer[..length], Proto::Udp) else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
+        let Some((delay, reply)) = shared.answer(&buffer[..length], Proto::Udp) else {
+            continue;
+        };
         let socket = Arc::clone(&socket);
         let send = async move {
             if !delay.is_zero() {
@@ -125,7 +139,9 @@ async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
 
 async fn serve_tcp(shared: Arc<Shared>, listener: TcpListener) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
         tokio::spawn(converse(Arc::clone(&shared), stream));
     }
 }
@@ -135,11 +151,17 @@ async fn converse(shared: Arc<Shared>, mut stream: TcpStream) -> Option<()> {
     loop {
         let length = timeout(IDLE, stream.read_u16()).await.ok()?.ok()?;
         let mut query = vec![0; usize::from(length)];
-        timeout(IDLE, stream.read_exact(&mut query)).await.ok()?.ok()?;
+        timeout(IDLE, stream.read_exact(&mut query))
+            .await
+            .ok()?
+            .ok()?;
         let (delay, reply) = shared.answer(&query, Proto::Tcp)?;
         sleep(delay).await;
         let length = u16::try_from(reply.len()).ok()?;
-        stream.write_all(&[&length.to_be_bytes()[..], &reply].concat()).await.ok()?;
+        stream
+            .write_all(&[&length.to_be_bytes()[..], &reply].concat())
+            .await
+            .ok()?;
     }
 }
 
@@ -154,7 +176,9 @@ impl Shared {
         let (name, qtype, class) = query.question.first()?.clone();
         let mut state = self.state();
         *state.counts.entry(proto.to_string()).or_default() += 1;
-        let Flags { opcode, rd, ad, cd, .. } = query.flags;
+        let Flags {
+            opcode, rd, ad, cd, ..
+        } = query.flags;
         state.last = Some(json!({
             "proto": proto.to_string(), "id": query.id, "name": name, "type": qtype, "class": class,
             "rd": rd, "ad": ad, "cd": cd, "opcode": opcode, "opt": query.opt.as_ref().map(shown),
@@ -187,22 +211,38 @@ impl State {
             if !(is_named && is_typed && (rule.proto == "*" || rule.proto == proto.to_string())) {
                 continue;
             }
-            if let Some(last) = rule.seq.as_ref().and_then(|sequence| sequence.len().checked_sub(1)) {
+            if let Some(last) = rule
+                .seq
+                .as_ref()
+                .and_then(|sequence| sequence.len().checked_sub(1))
+            {
                 let used = self.used.entry(place).or_default();
                 let now = (*used).min(last);
                 *used += 1;
-                return rule.seq.as_ref().map(|sequence| sequence[now].clone()).unwrap_or_default();
+                return rule
+                    .seq
+                    .as_ref()
+                    .map(|sequence| sequence[now].clone())
+                    .unwrap_or_default();
             }
             return rule.action.clone().unwrap_or_default();
         }
-        let nxdomain = || Action { rcode: Some("NXDOMAIN".to_owned()), ..Action::default() };
+        let nxdomain = || Action {
+            rcode: Some("NXDOMAIN".to_owned()),
+            ..Action::default()
+        };
         self.script.default.clone().unwrap_or_else(nxdomain)
     }
 }
 
 /// Returns an OPT in the format of recordings.
 fn shown(opt: &Opt) -> Value {
-    let Opt { udp_size, dnssec_ok, version, options } = opt;
+    let Opt {
+        udp_size,
+        dnssec_ok,
+        version,
+        options,
+    } = opt;
     let mut shown = json!({"udp_size": udp_size, "do": dnssec_ok, "version": version});
     if !options.is_empty() {
         shown["options"] = json!(options);
@@ -218,7 +258,10 @@ fn write_reply(query: &Seen, action: &Action) -> Result<Vec<u8>> {
         let rest = raw.get(2..).unwrap_or_default();
         return Ok([&query.id.to_be_bytes()[..], rest].concat());
     }
-    let (name, qtype) = action.question.as_ref().map_or((name, qtype), |(name, qtype)| (name, qtype));
+    let (name, qtype) = action
+        .question
+        .as_ref()
+        .map_or((name, qtype), |(name, qtype)| (name, qtype));
     let records = |section: &[Record]| -> Vec<Record> {
         let mut records = section.to_vec();
         for record in records.iter_mut().filter(|record| record.0 == "@") {
@@ -230,7 +273,13 @@ fn write_reply(query: &Seen, action: &Action) -> Result<Vec<u8>> {
     if let Some(many) = &action.many_a {
         let address = |number: u32| Ipv4Addr::from_bits(many.base.to_bits() + number).to_string();
         answers.extend((0..many.count).map(|number| {
-            Record(query.question[0].0.clone(), "A".to_owned(), many.ttl, address(number), None)
+            Record(
+                query.question[0].0.clone(),
+                "A".to_owned(),
+                many.ttl,
+                address(number),
+                None,
+            )
         }));
     }
     let (authority, additional) = (records(&action.authority), records(&action.additional));
@@ -256,7 +305,11 @@ fn write_reply(query: &Seen, action: &Action) -> Result<Vec<u8>> {
         cd: action.cd.unwrap_or(cd),
     };
     let rcode = rcode_number(action.rcode.as_deref().unwrap_or("NOERROR"))? & 15;
-    let id = if action.wrong_id { query.id ^ 0x5555 } else { query.id };
+    let id = if action.wrong_id {
+        query.id ^ 0x5555
+    } else {
+        query.id
+    };
     let counts = [
         usize::from(!action.no_question),
         answers.len(),

@@ -102,9 +102,12 @@ impl Part {
         };
         if let Some(starts) = read_json_lines::<startup::Start>(&folder.join("startup.jsonl"))? {
             let judged = starts.into_iter().filter(|start| start.expect.is_some());
-            return Ok(judged.map(|start| part(Some(start), Crowd::Many, 0)).collect());
+            return Ok(judged
+                .map(|start| part(Some(start), Crowd::Many, 0))
+                .collect());
         }
-        let steps: Vec<steps::Step> = read_json_lines(&folder.join("steps.jsonl"))?.unwrap_or_default();
+        let steps: Vec<steps::Step> =
+            read_json_lines(&folder.join("steps.jsonl"))?.unwrap_or_default();
         let scenario: Scenario = read_json(&folder.join("scenario.json"))?;
         let crowd = if steps.iter().any(steps::Step::counts_seconds) {
             Crowd::Alone
@@ -113,7 +116,11 @@ impl Part {
         } else {
             Crowd::Few
         };
-        Ok(vec![part(None, crowd, steps.iter().map(steps::Step::pauses_ms).sum())])
+        Ok(vec![part(
+            None,
+            crowd,
+            steps.iter().map(steps::Step::pauses_ms).sum(),
+        )])
     }
 
     /// Replays the part on a thread inside a network namespace, with `extra` merged into the DNS
@@ -123,7 +130,12 @@ impl Part {
     ///
     /// Fails if the recording cannot be read or its surroundings cannot be built; differences from
     /// the recording are returned as verdicts.
-    pub fn replay(&self, recorded: &Recorded, commands: &Commands, extra: &Value) -> Result<Vec<Verdict>> {
+    pub fn replay(
+        &self,
+        recorded: &Recorded,
+        commands: &Commands,
+        extra: &Value,
+    ) -> Result<Vec<Verdict>> {
         let mut scenario: Scenario = read_json(&self.folder.join("scenario.json"))?;
         let command = match scenario.server {
             Kind::Dns => {
@@ -133,14 +145,24 @@ impl Part {
             Kind::Health => &commands.health,
         };
         match &self.start {
-            Some(start) => Ok(vec![start.replay(scenario, &self.folder, &recorded.certificates, command)?]),
+            Some(start) => Ok(vec![start.replay(
+                scenario,
+                &self.folder,
+                &recorded.certificates,
+                command,
+            )?]),
             None => replay(scenario, &self.folder, &recorded.certificates, command),
         }
     }
 }
 
 /// Replays queries and steps.
-fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str) -> Result<Vec<Verdict>> {
+fn replay(
+    scenario: Scenario,
+    folder: &Path,
+    certificates: &Path,
+    command: &str,
+) -> Result<Vec<Verdict>> {
     let mut world = World::new(scenario, folder, certificates)?;
     world.write_config()?;
     world.launch(command)?;
@@ -149,9 +171,20 @@ fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str)
     let (cases, steps) = (cases.unwrap_or_default(), steps.unwrap_or_default());
     if !world.wait_until_ready(START)? {
         let ids = cases.iter().map(|case| &case.id);
-        let ids = ids.chain(steps.iter().filter(|step| step.is_judged()).map(steps::Step::id));
+        let ids = ids.chain(
+            steps
+                .iter()
+                .filter(|step| step.is_judged())
+                .map(steps::Step::id),
+        );
         let down = || vec![format!("the server did not start:\n{}", world.log())];
-        return Ok(ids.map(|id| Verdict { id: id.clone(), differences: down(), quirk: None }).collect());
+        return Ok(ids
+            .map(|id| Verdict {
+                id: id.clone(),
+                differences: down(),
+                quirk: None,
+            })
+            .collect());
     }
     let mut verdicts = Vec::new();
     for case in &cases {
@@ -168,7 +201,11 @@ fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str)
     }
     let problems = world.script_problems();
     if !problems.is_empty() {
-        verdicts.push(Verdict { id: "scripts".to_owned(), differences: problems, quirk: None });
+        verdicts.push(Verdict {
+            id: "scripts".to_owned(),
+            differences: problems,
+            quirk: None,
+        });
     }
     Ok(verdicts)
 }
@@ -184,7 +221,10 @@ pub(super) struct Asked {
 
 /// Sends a recorded query.
 pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
-    let expects_silence = case.expect.as_ref().is_some_and(|expect| expect.no_response);
+    let expects_silence = case
+        .expect
+        .as_ref()
+        .is_some_and(|expect| expect.no_response);
     let default = if expects_silence { SILENCE } else { TIMEOUT };
     let before = world.upstream_counts();
     let begin = Instant::now();
@@ -192,25 +232,43 @@ pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
     let observed = client::ask(&case.q, &world.ports, timeout)?;
     let elapsed_ms = u64::try_from(begin.elapsed().as_millis())?;
     thread::sleep(Duration::from_millis(case.count_after_ms));
-    Ok(Asked { observed, elapsed_ms, upstream: growth(&before, world.upstream_counts()) })
+    Ok(Asked {
+        observed,
+        elapsed_ms,
+        upstream: growth(&before, world.upstream_counts()),
+    })
 }
 
 impl Asked {
     /// Returns the differences from the recording.
     pub(super) fn differences(&self, world: &World<'_>, case: &Case) -> Result<Vec<String>> {
         let mut found = expect::differences(case, &self.observed, world.source, world.late())?;
-        if let Some(elapsed) = case.elapsed_ms.filter(|elapsed| !elapsed.holds(self.elapsed_ms)) {
-            found.push(format!("took {} ms, not {} to {}", self.elapsed_ms, elapsed.min, elapsed.max));
+        if let Some(elapsed) = case
+            .elapsed_ms
+            .filter(|elapsed| !elapsed.holds(self.elapsed_ms))
+        {
+            found.push(format!(
+                "took {} ms, not {} to {}",
+                self.elapsed_ms, elapsed.min, elapsed.max
+            ));
         }
-        if let Some(wanted) = case.upstream.as_ref().filter(|wanted| **wanted != self.upstream) {
-            found.push(format!("upstream queries: want {wanted:?}, got {:?}", self.upstream));
+        if let Some(wanted) = case
+            .upstream
+            .as_ref()
+            .filter(|wanted| **wanted != self.upstream)
+        {
+            found.push(format!(
+                "upstream queries: want {wanted:?}, got {:?}",
+                self.upstream
+            ));
         }
         for (name, wanted) in case.upstream_last.iter().flatten() {
             let last = world.upstream_last(name);
             let got = last.map(|last| match wanted {
-                Value::Object(members) => {
-                    members.keys().map(|key| (key.clone(), last[key].clone())).collect()
-                }
+                Value::Object(members) => members
+                    .keys()
+                    .map(|key| (key.clone(), last[key].clone()))
+                    .collect(),
                 _ => last,
             });
             let got = got.unwrap_or(Value::Null);
@@ -227,7 +285,10 @@ fn growth(before: &Counts, after: Counts) -> Counts {
     let grown = |(name, counts): (String, BTreeMap<String, u64>)| {
         let before = before.get(&name);
         let counts = counts.into_iter().map(|(proto, count)| {
-            let before = before.and_then(|before| before.get(&proto)).copied().unwrap_or(0);
+            let before = before
+                .and_then(|before| before.get(&proto))
+                .copied()
+                .unwrap_or(0);
             (proto, count - before)
         });
         let counts: BTreeMap<String, u64> = counts.filter(|(_, count)| *count > 0).collect();

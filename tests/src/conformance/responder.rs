@@ -54,22 +54,34 @@ impl Responder {
     ) -> Result<Self> {
         let acceptor = TlsAcceptor::from(Arc::new(server_config(&script, certificates)?));
         let address = SocketAddr::new(ip, port);
-        let listener =
-            runtime.block_on(TcpListener::bind(address)).with_context(|| format!("{address} is not free"))?;
-        let shared = Arc::new(Shared { script: Mutex::new(script), hits: AtomicU64::new(0) });
+        let listener = runtime
+            .block_on(TcpListener::bind(address))
+            .with_context(|| format!("{address} is not free"))?;
+        let shared = Arc::new(Shared {
+            script: Mutex::new(script),
+            hits: AtomicU64::new(0),
+        });
         let tasks = Arc::clone(&shared);
         let accepting = runtime.spawn(async move {
             loop {
-                let Ok((stream, _)) = listener.accept().await else { continue };
+                let Ok((stream, _)) = listener.accept().await else {
+                    continue;
+                };
                 let (shared, acceptor) = (Arc::clone(&tasks), acceptor.clone());
                 tokio::spawn(async move {
                     // The handshake fails without a client certificate of the CA.
                     let stream = acceptor.accept(stream).await.ok()?;
-                    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-                        let shared = Arc::clone(&shared);
-                        async move { Ok::<_, Infallible>(shared.respond(request.uri().path()).await) }
-                    });
-                    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+                    let service =
+                        service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                            let shared = Arc::clone(&shared);
+                            async move {
+                                Ok::<_, Infallible>(shared.respond(request.uri().path()).await)
+                            }
+                        });
+                    http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service)
+                        .await
+                        .ok()
                 });
             }
         });
@@ -103,7 +115,15 @@ impl Shared {
     async fn respond(&self, path: &str) -> Response<Full<Bytes>> {
         self.hits.fetch_add(1, Ordering::Relaxed);
         let script = self.script.lock().clone();
-        let HealthScript { state, group_state, http_status, body, delay_ms, cert: _, refuse: _ } = script;
+        let HealthScript {
+            state,
+            group_state,
+            http_status,
+            body,
+            delay_ms,
+            cert: _,
+            refuse: _,
+        } = script;
         let mut response = Response::default();
         if path != "/health" {
             *response.status_mut() = hyper::StatusCode::NOT_FOUND;
@@ -130,7 +150,10 @@ fn server_config(script: &HealthScript, certificates: &Path) -> Result<ServerCon
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(authority(certificates)?);
     let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build()?;
-    let (chain, key) = identity(certificates, script.cert.as_deref().unwrap_or("health_server"))?;
+    let (chain, key) = identity(
+        certificates,
+        script.cert.as_deref().unwrap_or("health_server"),
+    )?;
     Ok(ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(clients)

@@ -484,9 +484,13 @@ pub fn read_json_lines<T: DeserializeOwned>(path: &Path) -> Result<Option<Vec<T>
         return Ok(None);
     }
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let lines = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty());
     let parsed = lines.map(|(number, line)| {
-        serde_json::from_str(line).with_context(|| format!("{}: line {}", path.display(), number + 1))
+        serde_json::from_str(line)
+            .with_context(|| format!("{}: line {}", path.display(), number + 1))
     });
     parsed.collect::<Result<_>>().map(Some)
 }

@@ -78,23 +78,35 @@ impl Start {
         let mut world = World::new(scenario, folder, certificates)?;
         world.write_config()?;
         for (path, contents) in &self.files {
-            let text = contents.as_str().map_or_else(|| contents.to_string(), str::to_owned);
+            let text = contents
+                .as_str()
+                .map_or_else(|| contents.to_string(), str::to_owned);
             world.write_file(path, &text, true)?;
         }
         if let Some(text) = &self.config_text {
             world.write_file("config.json", text, true)?;
         }
         let program = command.split_whitespace().next().unwrap_or_default();
-        let with_arguments = self.args.as_ref().map(|arguments| format!("{program} {arguments}"));
+        let with_arguments = self
+            .args
+            .as_ref()
+            .map(|arguments| format!("{program} {arguments}"));
         world.launch(with_arguments.as_deref().unwrap_or(command))?;
         let ready = world.wait_until_ready(START)?;
-        let exit_code = world.wait_for_exit(Duration::from_millis(self.within_ms.unwrap_or(400)))?;
+        let exit_code =
+            world.wait_for_exit(Duration::from_millis(self.within_ms.unwrap_or(400)))?;
         let differences = self.differences(&world, ready, exit_code)?;
-        Ok(Verdict { id: self.id.clone(), differences, quirk: self.quirk.clone() })
+        Ok(Verdict {
+            id: self.id.clone(),
+            differences,
+            quirk: self.quirk.clone(),
+        })
     }
 
     fn change(&self, config: &mut Value) {
-        let Some(config) = config.as_object_mut() else { return };
+        let Some(config) = config.as_object_mut() else {
+            return;
+        };
         for key in &self.config_remove {
             config.remove(key);
         }
@@ -107,8 +119,15 @@ impl Start {
     }
 
     /// Returns the differences from the recording.
-    fn differences(&self, world: &World<'_>, ready: bool, exit_code: Option<i32>) -> Result<Vec<String>> {
-        let Some(expected) = &self.expect else { return Ok(Vec::new()) };
+    fn differences(
+        &self,
+        world: &World<'_>,
+        ready: bool,
+        exit_code: Option<i32>,
+    ) -> Result<Vec<String>> {
+        let Some(expected) = &self.expect else {
+            return Ok(Vec::new());
+        };
         let mut found = Vec::new();
         let starts = ready && exit_code.is_none();
         if starts != expected.starts {
@@ -120,7 +139,10 @@ impl Start {
             return Ok(found);
         }
         if !starts && (expected.exit_code == Some(0)) != (exit_code == Some(0)) {
-            found.push(format!("exit code: want {:?}, got {exit_code:?}", expected.exit_code));
+            found.push(format!(
+                "exit code: want {:?}, got {exit_code:?}",
+                expected.exit_code
+            ));
         }
         if starts && expected.answers.len() != self.queries.len() {
             found.push("the recording lacks an expectation for some query".to_owned());

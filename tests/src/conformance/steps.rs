@@ -243,7 +243,9 @@ impl Step {
     /// Returns whether the verdict depends on the second of the query, by a TTL countdown or by the
     /// reply time.
     pub fn counts_seconds(&self) -> bool {
-        let Self::Query(case) = self else { return false };
+        let Self::Query(case) = self else {
+            return false;
+        };
         let expected = case.expect.iter().chain(case.expect_any.iter().flatten());
         case.elapsed_ms.is_some() || expected.into_iter().any(|expect| expect.ttl_slack > 0)
     }
@@ -267,7 +269,10 @@ impl Step {
         let (differences, quirk) = match self {
             Self::Query(case) => {
                 let asked = ask(world, case)?;
-                let differences = self.is_judged().then(|| asked.differences(world, case)).transpose()?;
+                let differences = self
+                    .is_judged()
+                    .then(|| asked.differences(world, case))
+                    .transpose()?;
                 (differences, &case.quirk)
             }
             Self::Sleep(step) => {
@@ -279,7 +284,8 @@ impl Step {
                 (None, &None)
             }
             Self::DeleteFile(step) => {
-                fs::remove_file(world.folder.path().join(&step.path)).with_context(|| step.path.clone())?;
+                fs::remove_file(world.folder.path().join(&step.path))
+                    .with_context(|| step.path.clone())?;
                 (None, &None)
             }
             Self::SetHealth(step) => {
@@ -287,7 +293,10 @@ impl Step {
                 (None, &None)
             }
             Self::SetRecursor(step) => {
-                let recursor = world.recursors.get(&step.name).with_context(|| step.name.clone())?;
+                let recursor = world
+                    .recursors
+                    .get(&step.name)
+                    .with_context(|| step.name.clone())?;
                 recursor.set_script(step.spec.clone());
                 (None, &None)
             }
@@ -297,19 +306,32 @@ impl Step {
             }
             Self::ApiGet(step) => {
                 let got = step.request(world)?;
-                (step.expect.as_ref().map(|wanted| compare_api(wanted, &got)).transpose()?, &step.quirk)
+                (
+                    step.expect
+                        .as_ref()
+                        .map(|wanted| compare_api(wanted, &got))
+                        .transpose()?,
+                    &step.quirk,
+                )
             }
             Self::TcpSession(step) => (step.converse(world)?, &step.quirk),
-            Self::HealthHits(step) | Self::HealthHitsDuring(step) => (step.count(world), &step.quirk),
+            Self::HealthHits(step) | Self::HealthHitsDuring(step) => {
+                (step.count(world), &step.quirk)
+            }
             Self::UpstreamCounts(step) => (step.count(world), &step.quirk),
             Self::Metrics(step) => (same(step.expect.as_ref(), &step.read(world)?), &step.quirk),
             Self::AwaitExit(step) => {
-                let code = world.wait_for_exit(Duration::from_millis(step.within_ms.unwrap_or(8000)))?;
+                let code =
+                    world.wait_for_exit(Duration::from_millis(step.within_ms.unwrap_or(8000)))?;
                 let got = json!({"exited": code.is_some(), "code": code});
                 (same(step.expect.as_ref(), &got), &step.quirk)
             }
         };
-        let verdict = |differences| Verdict { id: self.id().clone(), differences, quirk: quirk.clone() };
+        let verdict = |differences| Verdict {
+            id: self.id().clone(),
+            differences,
+            quirk: quirk.clone(),
+        };
         Ok(differences.map(verdict))
     }
 }
@@ -334,7 +356,14 @@ impl ApiGet {
         let method = self.method.as_deref().unwrap_or("GET");
         let name = world.scenario.server.certificate_name();
         let path = world.expand(&self.path);
-        client::api(server, name, method, &path, world.certificates, self.cert.as_deref())
+        client::api(
+            server,
+            name,
+            method,
+            &path,
+            world.certificates,
+            self.cert.as_deref(),
+        )
     }
 }
 
@@ -348,12 +377,18 @@ fn compare_api(wanted: &Response, got: &Response) -> Result<Vec<String>> {
         return Ok(found);
     }
     if wanted.status != got.status {
-        found.push(format!("api status: want {:?}, got {:?}", wanted.status, got.status));
+        found.push(format!(
+            "api status: want {:?}, got {:?}",
+            wanted.status, got.status
+        ));
     }
     let body = got.body.as_deref().unwrap_or_default();
     if let Some(wanted) = &wanted.ndjson {
         let lines = body.lines().filter(|line| !line.trim().is_empty());
-        let Ok(mut rows) = lines.map(serde_json::from_str).collect::<Result<Vec<Value>, _>>() else {
+        let Ok(mut rows) = lines
+            .map(serde_json::from_str)
+            .collect::<Result<Vec<Value>, _>>()
+        else {
             found.push(format!("the body is not JSON lines: {body:?}"));
             return Ok(found);
         };
@@ -374,7 +409,9 @@ impl TcpSession {
     fn converse(&self, world: &World<'_>) -> Result<Option<Vec<String>>> {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.ports["PORT"]));
         let observed = client::ask_session(&self.queries, server)?;
-        let Some(expected) = &self.expect else { return Ok(None) };
+        let Some(expected) = &self.expect else {
+            return Ok(None);
+        };
         let mut found = Vec::new();
         if expected.len() != self.queries.len() {
             found.push("the recording lacks an expectation for some query".to_owned());
@@ -382,8 +419,13 @@ impl TcpSession {
         for (number, ((query, expected), observed)) in
             self.queries.iter().zip(expected).zip(&observed).enumerate()
         {
-            let differences = expect::compare(query, expected, observed, world.source, world.late())?;
-            found.extend(differences.iter().map(|difference| format!("#{number} {difference}")));
+            let differences =
+                expect::compare(query, expected, observed, world.source, world.late())?;
+            found.extend(
+                differences
+                    .iter()
+                    .map(|difference| format!("#{number} {difference}")),
+            );
         }
         Ok(Some(found))
     }
@@ -392,7 +434,12 @@ impl TcpSession {
 impl HealthHits {
     /// Counts requests so far, or during the given period.
     fn count(&self, world: &World<'_>) -> Option<Vec<String>> {
-        let hits = || self.ips.iter().map(|&ip| (ip, world.health_hits(ip))).collect::<BTreeMap<_, _>>();
+        let hits = || {
+            self.ips
+                .iter()
+                .map(|&ip| (ip, world.health_hits(ip)))
+                .collect::<BTreeMap<_, _>>()
+        };
         let during = self.ms > 0;
         let before = during.then(hits).unwrap_or_default();
         thread::sleep(Duration::from_millis(self.ms));
@@ -400,7 +447,9 @@ impl HealthHits {
         for (ip, count) in &mut got {
             *count = count.saturating_sub(before.get(ip).copied().unwrap_or(0));
         }
-        self.expect.as_ref().map(|wanted| compare_counts(wanted, &got))
+        self.expect
+            .as_ref()
+            .map(|wanted| compare_counts(wanted, &got))
     }
 }
 
@@ -410,10 +459,16 @@ impl UpstreamCounts {
         let mut got = BTreeMap::new();
         for (name, counts) in world.upstream_counts() {
             if self.names.contains(&name) {
-                got.extend(counts.into_iter().map(|(proto, count)| (format!("{name}.{proto}"), count)));
+                got.extend(
+                    counts
+                        .into_iter()
+                        .map(|(proto, count)| (format!("{name}.{proto}"), count)),
+                );
             }
         }
-        self.expect.as_ref().map(|wanted| compare_counts(wanted, &got))
+        self.expect
+            .as_ref()
+            .map(|wanted| compare_counts(wanted, &got))
     }
 }
 
@@ -458,5 +513,9 @@ impl Metrics {
 
 fn same(wanted: Option<&Value>, got: &Value) -> Option<Vec<String>> {
     let wanted = wanted?;
-    Some(if wanted == got { Vec::new() } else { vec![format!("want {wanted}, got {got}")] })
+    Some(if wanted == got {
+        Vec::new()
+    } else {
+        vec![format!("want {wanted}, got {got}")]
+    })
 }

@@ -29,14 +29,27 @@ use super::{
 use crate::process::Kept;
 
 /// Placeholders of ports: a string that consists of one becomes a number.
-const PORTS: &[&str] = &["PORT", "PORT2", "PORT3", "API_PORT", "HEALTH_PORT", "METRICS_PORT"];
+const PORTS: &[&str] = &[
+    "PORT",
+    "PORT2",
+    "PORT3",
+    "API_PORT",
+    "HEALTH_PORT",
+    "METRICS_PORT",
+];
 
 /// The first port, below the kernel's ephemeral range.
 const FIRST_PORT: u16 = 12_000;
 
 /// Files of a scenario that are not copied to the scratch folder.
-const NOT_COPIED: &[&str] =
-    &["scenario.json", "cases.jsonl", "steps.jsonl", "startup.jsonl", "answers", "states"];
+const NOT_COPIED: &[&str] = &[
+    "scenario.json",
+    "cases.jsonl",
+    "steps.jsonl",
+    "startup.jsonl",
+    "answers",
+    "states",
+];
 
 /// Time limit for a server's exit after SIGTERM.
 const FAREWELL: Duration = Duration::from_millis(1500);
@@ -74,7 +87,10 @@ impl<'a> World<'a> {
     ///
     /// Fails if a port is in use, or a file cannot be read or written.
     pub fn new(scenario: Scenario, source: &'a Path, certificates: &'a Path) -> Result<Self> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let mut world = Self {
             server: None,
             folder: TempDir::with_prefix("bdx-")?,
@@ -99,40 +115,64 @@ impl<'a> World<'a> {
         let mut next = FIRST_PORT..;
         let mut port = || next.next().context("no port is left");
         let further = self.scenario.extra_ports.iter().map(String::as_str);
-        for name in ["PORT", "API_PORT", "METRICS_PORT", "HEALTH_PORT"].into_iter().chain(further) {
+        for name in ["PORT", "API_PORT", "METRICS_PORT", "HEALTH_PORT"]
+            .into_iter()
+            .chain(further)
+        {
             self.ports.insert(name.to_owned(), port()?);
         }
-        let Scenario { recursors, http, health, .. } = self.scenario.clone();
+        let Scenario {
+            recursors,
+            http,
+            health,
+            ..
+        } = self.scenario.clone();
         self.texts.extend([
             ("DIR".to_owned(), self.folder.path().display().to_string()),
-            ("CERTS".to_owned(), self.certificates.canonicalize()?.display().to_string()),
+            (
+                "CERTS".to_owned(),
+                self.certificates.canonicalize()?.display().to_string(),
+            ),
         ]);
-        self.texts.extend(self.ports.iter().map(|(name, port)| (name.clone(), port.to_string())));
+        self.texts.extend(
+            self.ports
+                .iter()
+                .map(|(name, port)| (name.clone(), port.to_string())),
+        );
         for (name, script) in recursors {
             let port = port()?;
             self.texts.insert(name.clone(), format!("127.0.0.1:{port}"));
             if !script.not_listening {
-                self.recursors.insert(name, Recursor::start(&self.runtime, script, port)?);
+                self.recursors
+                    .insert(name, Recursor::start(&self.runtime, script, port)?);
             }
         }
         for (name, script) in http {
             let port = port()?;
             self.texts.insert(name.clone(), format!("127.0.0.1:{port}"));
             if !script.not_listening {
-                self.https.insert(name, HttpServer::start(&self.runtime, script, port)?);
+                self.https
+                    .insert(name, HttpServer::start(&self.runtime, script, port)?);
             }
         }
-        health.into_iter().try_for_each(|(ip, script)| self.set_health(ip, Some(script)))
+        health
+            .into_iter()
+            .try_for_each(|(ip, script)| self.set_health(ip, Some(script)))
     }
 
     /// Copies the scenario's files to the scratch folder with placeholders expanded.
     fn copy_files(&self) -> Result<()> {
-        copy(self.source, self.folder.path(), NOT_COPIED, &|text| self.expand(text))?;
+        copy(self.source, self.folder.path(), NOT_COPIED, &|text| {
+            self.expand(text)
+        })?;
         for folder in &self.scenario.make_dirs {
             fs::create_dir_all(self.folder.path().join(folder))?;
         }
         for file in &self.scenario.executable_files {
-            fs::set_permissions(self.folder.path().join(file), fs::Permissions::from_mode(0o755))?;
+            fs::set_permissions(
+                self.folder.path().join(file),
+                fs::Permissions::from_mode(0o755),
+            )?;
         }
         Ok(())
     }
@@ -151,7 +191,10 @@ impl<'a> World<'a> {
     pub fn write_config(&self) -> Result<()> {
         let mut config = self.scenario.config.clone();
         self.expand_json(&mut config);
-        Ok(fs::write(self.config_file(), serde_json::to_vec_pretty(&config)?)?)
+        Ok(fs::write(
+            self.config_file(),
+            serde_json::to_vec_pretty(&config)?,
+        )?)
     }
 
     /// Starts the server; `command` is split at spaces.
@@ -161,17 +204,32 @@ impl<'a> World<'a> {
     /// Fails if the command cannot be run.
     pub fn launch(&mut self, command: &str) -> Result<()> {
         let config = self.config_file().display().to_string();
-        let mut words = command.split_whitespace().map(|word| word.replace("{config}", &config));
-        let log = File::options().create(true).append(true).open(self.folder.path().join("server.log"))?;
+        let mut words = command
+            .split_whitespace()
+            .map(|word| word.replace("{config}", &config));
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.path().join("server.log"))?;
         let mut command = Command::new(words.next().context("the server's command is empty")?);
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().to_lowercase().contains("proxy") {
                 command.env_remove(variable);
             }
         }
-        let environment = self.scenario.env.iter().map(|(name, value)| (name, self.expand(value)));
-        command.args(words).envs(environment).current_dir(self.folder.path());
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let environment = self
+            .scenario
+            .env
+            .iter()
+            .map(|(name, value)| (name, self.expand(value)));
+        command
+            .args(words)
+            .envs(environment)
+            .current_dir(self.folder.path());
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         self.server = Some(Kept::spawn(&mut command)?);
         Ok(())
     }
@@ -183,7 +241,10 @@ impl<'a> World<'a> {
     ///
     /// Fails if the scenario names an undefined port.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<bool> {
-        let port = self.ports.get(&self.scenario.ready_port).context("no such port")?;
+        let port = self
+            .ports
+            .get(&self.scenario.ready_port)
+            .context("no such port")?;
         let address = SocketAddr::new(self.scenario.ready_addr, *port);
         let deadline = Instant::now() + limit;
         while Instant::now() < deadline && self.exit_code()?.is_none() {
@@ -217,8 +278,16 @@ impl<'a> World<'a> {
     /// Fails if the server was not started.
     pub fn exit_code(&mut self) -> Result<Option<i32>> {
         use std::os::unix::process::ExitStatusExt;
-        let status = self.server.as_mut().context("the server was not started")?.ended()?;
-        Ok(status.map(|status| status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())))
+        let status = self
+            .server
+            .as_mut()
+            .context("the server was not started")?
+            .ended()?;
+        Ok(status.map(|status| {
+            status
+                .code()
+                .unwrap_or_else(|| -status.signal().unwrap_or_default())
+        }))
     }
 
     /// Sends a signal to the server.
@@ -227,7 +296,10 @@ impl<'a> World<'a> {
     ///
     /// Fails if the signal is unknown or the server has exited.
     pub fn signal(&self, name: &str) -> Result<()> {
-        self.server.as_ref().context("the server was not started")?.signal(name.parse::<Signal>()?)
+        self.server
+            .as_ref()
+            .context("the server was not started")?
+            .signal(name.parse::<Signal>()?)
     }
 
     /// Returns the server's log.
@@ -289,9 +361,15 @@ impl<'a> World<'a> {
 
     /// Returns the queries that the scripted servers have received so far.
     pub fn upstream_counts(&self) -> Counts {
-        let recursors = self.recursors.iter().map(|(name, recursor)| (name.clone(), recursor.counts()));
+        let recursors = self
+            .recursors
+            .iter()
+            .map(|(name, recursor)| (name.clone(), recursor.counts()));
         let http = |server: &HttpServer| BTreeMap::from([("http".to_owned(), server.count())]);
-        let https = self.https.iter().map(|(name, server)| (name.clone(), http(server)));
+        let https = self
+            .https
+            .iter()
+            .map(|(name, server)| (name.clone(), http(server)));
         recursors.chain(https).collect()
     }
 
@@ -308,8 +386,9 @@ impl<'a> World<'a> {
 
     /// Returns the errors found so far in the scripts.
     pub fn script_problems(&self) -> Vec<String> {
-        let problem =
-            |(name, recursor): (&String, &Recursor)| Some(format!("{name}: {}", recursor.problem()?));
+        let problem = |(name, recursor): (&String, &Recursor)| {
+            Some(format!("{name}: {}", recursor.problem()?))
+        };
         self.recursors.iter().filter_map(problem).collect()
     }
 
@@ -317,18 +396,26 @@ impl<'a> World<'a> {
     pub fn expand(&self, text: &str) -> String {
         self.texts
             .iter()
-            .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value))
+            .fold(text.to_owned(), |text, (name, value)| {
+                text.replace(&format!("${{{name}}}"), value)
+            })
     }
 
     /// Expands the placeholders in all strings of a document; a string that is a port placeholder
     /// becomes a number.
     fn expand_json(&self, value: &mut Value) {
         match value {
-            Value::Object(members) => members.values_mut().for_each(|value| self.expand_json(value)),
+            Value::Object(members) => members
+                .values_mut()
+                .for_each(|value| self.expand_json(value)),
             Value::Array(items) => items.iter_mut().for_each(|value| self.expand_json(value)),
             Value::String(text) => {
-                let port = text.strip_prefix("${").and_then(|text| text.strip_suffix('}'));
-                let port = port.filter(|name| PORTS.contains(name)).and_then(|name| self.ports.get(name));
+                let port = text
+                    .strip_prefix("${")
+                    .and_then(|text| text.strip_suffix('}'));
+                let port = port
+                    .filter(|name| PORTS.contains(name))
+                    .and_then(|name| self.ports.get(name));
                 *value = port.map_or_else(|| self.expand(text).into(), |&port| port.into());
             }
             _ => {}
@@ -365,7 +452,9 @@ fn copy(from: &Path, to: &Path, but: &[&str], expand: &dyn Fn(&str) -> String) -
             bail!("{} is neither a file nor a folder", from.display());
         }
         let bytes = fs::read(&from)?;
-        let expanded = std::str::from_utf8(&bytes).ok().map(|text| expand(text).into_bytes());
+        let expanded = std::str::from_utf8(&bytes)
+            .ok()
+            .map(|text| expand(text).into_bytes());
         fs::write(&to, expanded.unwrap_or(bytes))?;
     }
     Ok(())

@@ -15,15 +15,19 @@ pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
 
 /// Returns the replies from which the programs choose at random, see [`model`].
 pub fn models(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Vec<Vec<u8>> {
-    let Ok((header, _)) = AnswerHeader::read_from_prefix(entry.as_bytes()) else { return Vec::new() };
+    let Ok((header, _)) = AnswerHeader::read_from_prefix(entry.as_bytes()) else {
+        return Vec::new();
+    };
     let group = usize::from(query.edns.is_some());
     let ([first, count], [least, most]) = (header.variants[group], header.limits[group]);
-    let limit = query.edns.map_or(512, |edns| usize::from(edns.udp_size).max(512));
+    let limit = query
+        .edns
+        .map_or(512, |edns| usize::from(edns.udp_size).max(512));
     if limit < usize::from(least) || limit > usize::from(most) {
         return Vec::new();
     }
-    let replies =
-        (first..first + count).filter_map(|index| reply(entry, &header, index.into(), query, age_ns));
+    let replies = (first..first + count)
+        .filter_map(|index| reply(entry, &header, index.into(), query, age_ns));
     replies.collect()
 }
 
@@ -35,8 +39,14 @@ fn reply(
     age_ns: u64,
 ) -> Option<Vec<u8>> {
     let bytes = entry.as_bytes();
-    let name = bytes.get(size_of::<AnswerHeader>()..)?.get(..usize::from(header.name_len))?;
-    let key = QueryKey::new(query.question.qtype, query.dnssec_ok(), query.checking_disabled());
+    let name = bytes
+        .get(size_of::<AnswerHeader>()..)?
+        .get(..usize::from(header.name_len))?;
+    let key = QueryKey::new(
+        query.question.qtype,
+        query.dnssec_ok(),
+        query.checking_disabled(),
+    );
     if !query.recursion_desired()
         || query.question.qclass != 1
         || query.has_options()
@@ -48,12 +58,21 @@ fn reply(
     let number = counted(header.ttl, header.lifetime, header.generation, age_ns)?;
     let at = AnswerHeader::variants_offset(name.len()) + index * size_of::<Variant>();
     let (variant, _) = Variant::read_from_prefix(bytes.get(at..)?).ok()?;
-    let mut body = bytes.get(usize::from(variant.body_at)..)?.get(..usize::from(variant.body_len))?.to_vec();
+    let mut body = bytes
+        .get(usize::from(variant.body_at)..)?
+        .get(..usize::from(variant.body_len))?
+        .to_vec();
     for &at in header.ttls.get(..usize::from(header.ttl_count))? {
-        body.get_mut(usize::from(at)..)?.get_mut(..4)?.copy_from_slice(&number.to_be_bytes());
+        body.get_mut(usize::from(at)..)?
+            .get_mut(..4)?
+            .copy_from_slice(&number.to_be_bytes());
     }
     let [high, low] = variant.flags;
-    let low = if query.wants_authentic_data() { low } else { low & !AD };
+    let low = if query.wants_authentic_data() {
+        low
+    } else {
+        low & !AD
+    };
     let mut reply = query.id.to_be_bytes().to_vec();
     reply.extend([high, low, 0, 1]);
     reply.extend(variant.counts.as_flattened());

@@ -26,17 +26,25 @@ pub fn free_address() -> SocketAddr {
     let first = process::id() as usize * 64;
     let range = usize::from(PORTS.end - PORTS.start);
     let ports = (0..range).map(|next| PORTS.start + ((first + next) % range) as u16);
-    ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).find(is_reserved).expect("a port is free")
+    ports
+        .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        .find(is_reserved)
+        .expect("a port is free")
 }
 
 /// Reserves a port by an abstract socket of its number; returns whether it succeeded and the port is free.
 fn is_reserved(address: &SocketAddr) -> bool {
     let name = UnixAddress::from_abstract_name(format!("bosh-dns-xdp-test-{}", address.port()));
-    let Ok(reserved) = name.and_then(|name| UnixListener::bind_addr(&name)) else { return false };
+    let Ok(reserved) = name.and_then(|name| UnixListener::bind_addr(&name)) else {
+        return false;
+    };
     if TcpListener::bind(address).is_err() || UdpSocket::bind(address).is_err() {
         return false;
     }
-    RESERVED.lock().expect("no thread panics with it").push(reserved);
+    RESERVED
+        .lock()
+        .expect("no thread panics with it")
+        .push(reserved);
     true
 }
 
@@ -50,6 +58,10 @@ mod tests {
         addresses.sort();
         addresses.dedup();
         assert_eq!(addresses.len(), 200);
-        assert!(addresses.iter().all(|address| TcpListener::bind(address).is_ok()));
+        assert!(
+            addresses
+                .iter()
+                .all(|address| TcpListener::bind(address).is_ok())
+        );
     }
 }

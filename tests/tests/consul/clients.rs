@@ -53,7 +53,10 @@ fn common_clients_resolve_consul_names() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-clients")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
-    let (definitions, java) = (folder.path().join("web.json"), folder.path().join("Resolve.java"));
+    let (definitions, java) = (
+        folder.path().join("web.json"),
+        folder.path().join("Resolve.java"),
+    );
     fs::write(&definitions, DEFINITIONS)?;
     fs::write(&java, JAVA)?;
     let extra = json!({
@@ -63,8 +66,10 @@ fn common_clients_resolve_consul_names() -> Result<()> {
     let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
     let _conf = ResolvConf::new(&namespace, OURS.ip())?;
     let name = "web.service.consul";
-    let addresses: BTreeSet<String> =
-        [1, 2].map(|last| Ipv4Addr::new(10, 7, 0, last).to_string()).into_iter().collect();
+    let addresses: BTreeSet<String> = [1, 2]
+        .map(|last| Ipv4Addr::new(10, 7, 0, last).to_string())
+        .into_iter()
+        .collect();
     let run = |program: &str, arguments: &[&str]| -> Result<Option<BTreeSet<String>>> {
         if !requirements::met(program, is_installed(program)) {
             return Ok(None);
@@ -77,7 +82,8 @@ fn common_clients_resolve_consul_names() -> Result<()> {
         ensure!(found == addresses, "dig: {found:?}");
     }
     if let Some(found) = run("dig", &["+short", "+tcp", name, "SRV"])? {
-        let expected = ["0a070001", "0a070002"].map(|hex| format!("1 1 8080 {hex}.addr.dc1.consul."));
+        let expected =
+            ["0a070001", "0a070002"].map(|hex| format!("1 1 8080 {hex}.addr.dc1.consul."));
         ensure!(found == expected.into_iter().collect(), "dig: {found:?}");
     }
     if let Some(found) = run("python3", &["-c", PYTHON, name])? {
@@ -102,28 +108,57 @@ fn common_clients_resolve_consul_names() -> Result<()> {
 
 /// Waits until Go's resolver has returned exactly these addresses of a name. nats-server is written
 /// in Go: it resolves a route's name before each attempt, picks an address at random and logs it.
-fn resolved_by_go(namespace: &Namespace, name: &str, addresses: &BTreeSet<String>, log: &Path) -> Result<()> {
+fn resolved_by_go(
+    namespace: &Namespace,
+    name: &str,
+    addresses: &BTreeSet<String>,
+    log: &Path,
+) -> Result<()> {
     let output = fs::File::create(log)?;
     let mut command = namespace.with_own_sysfs("nats-server");
-    command.args(["-D", "-a", "127.0.0.1", "-p", "4222", "--cluster", "nats://127.0.0.1:6222"]);
+    command.args([
+        "-D",
+        "-a",
+        "127.0.0.1",
+        "-p",
+        "4222",
+        "--cluster",
+        "nats://127.0.0.1:6222",
+    ]);
     command.args(["--routes", &format!("nats-route://{name}:8080")]);
     // Forces Go's own resolver and logs the choice.
-    command.env("GODEBUG", "netdns=go+1").stdout(output.try_clone()?).stderr(output);
+    command
+        .env("GODEBUG", "netdns=go+1")
+        .stdout(output.try_clone()?)
+        .stderr(output);
     let _running = Kept::spawn(&mut command)?;
     let tried = || -> BTreeSet<String> {
         let text = fs::read_to_string(log).unwrap_or_default();
-        let attempts = text.lines().filter_map(|line| line.split_once("Trying to connect to route on "));
-        let address = |(_, tried): (&str, &str)| Some(tried.split_once('(')?.1.split_once(':')?.0.to_owned());
+        let attempts = text
+            .lines()
+            .filter_map(|line| line.split_once("Trying to connect to route on "));
+        let address =
+            |(_, tried): (&str, &str)| Some(tried.split_once('(')?.1.split_once(':')?.0.to_owned());
         attempts.filter_map(address).collect()
     };
-    wait_until("all addresses, by Go", Duration::from_secs(60), || tried() == *addresses)?;
-    ensure!(fs::read_to_string(log)?.contains("forcing use of Go's resolver"), "another resolver");
+    wait_until("all addresses, by Go", Duration::from_secs(60), || {
+        tried() == *addresses
+    })?;
+    ensure!(
+        fs::read_to_string(log)?.contains("forcing use of Go's resolver"),
+        "another resolver"
+    );
     Ok(())
 }
 
 /// Checks that a program is in one of the folders of `PATH`.
 fn is_installed(program: &str) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = std::env::split_paths(&path).any(|folder| Path::new(&folder).join(program).exists());
-    if is_there { Ok(()) } else { Err(format!("{program} is not installed")) }
+    let is_there =
+        std::env::split_paths(&path).any(|folder| Path::new(&folder).join(program).exists());
+    if is_there {
+        Ok(())
+    } else {
+        Err(format!("{program} is not installed"))
+    }
 }

@@ -45,15 +45,26 @@ fn server_starts_without_consul() -> Result<()> {
     };
     let rcode = |name: &str| ask(name).map(|reply| reply.metadata.response_code);
     // Before the first sync, registrations are unknown, which is not NXDOMAIN.
-    ensure!(rcode("service-1.service.consul.")? == ResponseCode::ServFail, "nothing is known yet");
+    ensure!(
+        rcode("service-1.service.consul.")? == ResponseCode::ServFail,
+        "nothing is known yet"
+    );
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(5, 3), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(5, 3),
+        DoubleRules::default(),
+        None,
+    )?;
     let answers = |name: &str, count: usize| {
         ask(name).is_ok_and(|reply| {
-            reply.metadata.response_code == ResponseCode::NoError && client::addresses(&reply).len() == count
+            reply.metadata.response_code == ResponseCode::NoError
+                && client::addresses(&reply).len() == count
         })
     };
-    wait_until("the catalog", EVENTUALLY, || answers("service-1.service.consul.", 3))?;
+    wait_until("the catalog", EVENTUALLY, || {
+        answers("service-1.service.consul.", 3)
+    })?;
     ensure!(
         rcode("nobody.service.consul.")? == ResponseCode::NXDomain,
         "an unregistered service is known to be missing"
@@ -61,18 +72,27 @@ fn server_starts_without_consul() -> Result<()> {
     ensure!(answers("node-2.node.dc1.consul.", 1), "a node");
     // Changes that the list of services does not show: health, and one more instance.
     double.change(|world| world.set_status("service-1", 0, "critical"));
-    wait_until("the health", EVENTUALLY, || answers("service-1.service.consul.", 2))?;
+    wait_until("the health", EVENTUALLY, || {
+        answers("service-1.service.consul.", 2)
+    })?;
     double.change(|world| world.move_node("node-2", "10.99.99.99"));
     let moved = || {
         ask("node-2.node.consul.")
             .is_ok_and(|reply| client::addresses(&reply) == [IpAddr::from([10, 99, 99, 99])])
     };
     wait_until("the moved node", EVENTUALLY, moved)?;
-    ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
+    ensure!(
+        double.tally().violations.is_empty(),
+        "{:?}",
+        double.tally().violations
+    );
     // Consul is unreachable: the last known state is served.
     drop(double);
     server.wait_for_log("Consul does not answer")?;
-    ensure!(answers("service-1.service.consul.", 2), "the last known state");
+    ensure!(
+        answers("service-1.service.consul.", 2),
+        "the last known state"
+    );
     Ok(())
 }
 
@@ -81,7 +101,12 @@ fn revoked_token_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-token")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(2, 3), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(2, 3),
+        DoubleRules::default(),
+        None,
+    )?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let extra = json!({
         "xdp": {"mode": "off"},
@@ -114,7 +139,10 @@ fn revoked_token_is_reported() -> Result<()> {
     // Its exit status depends on the checks.
     let status = command.args(["status", "--config"]).arg(config).output()?;
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
-    ensure!(status.contains("their last results are served") && status.contains("403"), "{status}");
+    ensure!(
+        status.contains("their last results are served") && status.contains("403"),
+        "{status}"
+    );
     ensure!(answers(), "the last known state");
     let is_up = |expected| {
         Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::CONSUL_UP, "") == expected)
@@ -132,7 +160,12 @@ fn refused_token_expires_the_catalog() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-expire")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(2, 3), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(2, 3),
+        DoubleRules::default(),
+        None,
+    )?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "stale_after": "1s", "expire_after": "3s"});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
@@ -146,11 +179,15 @@ fn refused_token_expires_the_catalog() -> Result<()> {
     double.set_token("another");
     // Ends the blocking query of the service, whose next request is refused.
     double.change(|world| world.set_status("service-0", 0, "critical"));
-    wait_until("the catalog to expire", EVENTUALLY, || rcode(ResponseCode::ServFail))
-        .with_context(|| server.log())?;
+    wait_until("the catalog to expire", EVENTUALLY, || {
+        rcode(ResponseCode::ServFail)
+    })
+    .with_context(|| server.log())?;
     server.wait_for_log("the catalog has expired")?;
     double.forget_token();
-    wait_until("the catalog to return", EVENTUALLY, || rcode(ResponseCode::NoError))
+    wait_until("the catalog to return", EVENTUALLY, || {
+        rcode(ResponseCode::NoError)
+    })
 }
 
 #[test]
@@ -159,27 +196,48 @@ fn live_queries_fail_over() -> Result<()> {
     let namespace = Namespace::new("consul-failover")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
     // The number of instances identifies the origin: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
-    let double = Double::start(listener, World::generated(2, 1), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(2, 1),
+        DoubleRules::default(),
+        None,
+    )?;
     double.change_other("dc2", |world| *world = World::generated(3, 2));
     double.change_other("dc3", |world| *world = World::generated(3, 4));
     double.change_other("peer:east", |world| *world = World::generated(4, 3));
     let query = |name: &str, service: &str, failover: Value| json!({"ID": name, "Name": name, "Service": {"Service": service, "Failover": failover}});
     let queries = json!([
         query("over", "service-2", json!({"Datacenters": ["dc2"]})),
-        query("nearest", "service-2", json!({"NearestN": 1, "Datacenters": ["dc2"]})),
-        query("peer", "service-3", json!({"Targets": [{"Datacenter": "dc2"}, {"Peer": "east"}]})),
+        query(
+            "nearest",
+            "service-2",
+            json!({"NearestN": 1, "Datacenters": ["dc2"]})
+        ),
+        query(
+            "peer",
+            "service-3",
+            json!({"Targets": [{"Datacenter": "dc2"}, {"Peer": "east"}]})
+        ),
     ]);
     double.set_list("/v1/query", queries);
-    double.set_list("/v1/query dc2", json!([query("there", "service-1", Value::Null)]));
+    double.set_list(
+        "/v1/query dc2",
+        json!([query("there", "service-1", Value::Null)]),
+    );
     double.set_list(
         "/v1/peerings",
         json!([{"Name": "east", "State": "ACTIVE", "StreamStatus": {"ImportedServices": ["service-3"]}}]),
     );
     let servers = |datacenter: &str, x: f64| {
-        let coordinate = json!({"Node": "s", "Coord": {"Vec": [x], "Height": 0.0, "Adjustment": 0.0}});
+        let coordinate =
+            json!({"Node": "s", "Coord": {"Vec": [x], "Height": 0.0, "Adjustment": 0.0}});
         json!({"Datacenter": datacenter, "AreaID": "WAN", "Coordinates": [coordinate]})
     };
-    let coordinates = json!([servers("dc1", 0.0), servers("dc2", 0.5), servers("dc3", 0.1)]);
+    let coordinates = json!([
+        servers("dc1", 0.0),
+        servers("dc2", 0.5),
+        servers("dc3", 0.1)
+    ]);
     double.set_list("/v1/coordinate/datacenters", coordinates);
     let extra = json!({
         "xdp": {"mode": "off"},
@@ -202,13 +260,19 @@ fn live_queries_fail_over() -> Result<()> {
         let found = || ask(name).is_ok_and(|reply| client::addresses(&reply).len() == count);
         wait_until(name, EVENTUALLY, found).with_context(|| format!("{:?}", ask(name)))?;
     }
-    for name in
-        ["nobody.query.dc2.consul.", "service-3.service.dc2.consul.", "service-2.service.east.peer.consul."]
-    {
+    for name in [
+        "nobody.query.dc2.consul.",
+        "service-3.service.dc2.consul.",
+        "service-2.service.east.peer.consul.",
+    ] {
         let rcode = ask(name)?.metadata.response_code;
         ensure!(rcode == ResponseCode::NXDomain, "{name}: {rcode}");
     }
-    ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
+    ensure!(
+        double.tally().violations.is_empty(),
+        "{:?}",
+        double.tally().violations
+    );
     Ok(())
 }
 
@@ -220,30 +284,49 @@ fn single_change_of_many_is_answered() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-large")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(SERVICES, 10), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(SERVICES, 10),
+        DoubleRules::default(),
+        None,
+    )?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "rate": 4000});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
     server.wait_for_log(&format!("{} instances", 10 * SERVICES))?;
     let query = client::query("service-0.service.consul.", RecordType::A, Some(4096))?;
-    let count =
-        || -> Result<usize> { Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len()) };
-    wait_until("all instances", EVENTUALLY, || count().is_ok_and(|count| count == 10))?;
-    wait_until("its watch", EVENTUALLY, || double.waits_for("/v1/health/service/service-0"))?;
+    let count = || -> Result<usize> {
+        Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len())
+    };
+    wait_until("all instances", EVENTUALLY, || {
+        count().is_ok_and(|count| count == 10)
+    })?;
+    wait_until("its watch", EVENTUALLY, || {
+        double.waits_for("/v1/health/service/service-0")
+    })?;
     let mut times = Vec::new();
     for round in 0..10 {
-        let (status, wanted) = if round % 2 == 0 { ("critical", 9) } else { ("passing", 10) };
+        let (status, wanted) = if round % 2 == 0 {
+            ("critical", 9)
+        } else {
+            ("passing", 10)
+        };
         double.change(|world| world.set_status("service-0", 0, status));
         let begun = Instant::now();
-        wait_until("the change", LIMIT, || count().is_ok_and(|count| count == wanted))?;
+        wait_until("the change", LIMIT, || {
+            count().is_ok_and(|count| count == wanted)
+        })?;
         times.push(begun.elapsed());
         // The watch retries after its own pause.
         std::thread::sleep(Duration::from_millis(300));
     }
     times.sort();
     let instances = 10 * SERVICES;
-    println!("{instances} instances: change to answer {:?} (median), {:?} (longest)", times[5], times[9]);
+    println!(
+        "{instances} instances: change to answer {:?} (median), {:?} (longest)",
+        times[5], times[9]
+    );
     Ok(())
 }
 
@@ -261,7 +344,12 @@ fn interface_answers_keep_watches() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-hot")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(listener, World::generated(SERVICES, 2), DoubleRules::default(), None)?;
+    let double = Double::start(
+        listener,
+        World::generated(SERVICES, 2),
+        DoubleRules::default(),
+        None,
+    )?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "max_connections": 20});
     let extra = json!({
         "xdp": {"mode": "tc", "interfaces": ["lo"]},
@@ -273,7 +361,9 @@ fn interface_answers_keep_watches() -> Result<()> {
     server.wait_for_log("6000 instances")?;
     wait_for_fast_path(&namespace).with_context(|| server.log())?;
     // The last ones get no watch without being used.
-    let hot: Vec<String> = (SERVICES - HOT..SERVICES).map(|number| format!("service-{number}")).collect();
+    let hot: Vec<String> = (SERVICES - HOT..SERVICES)
+        .map(|number| format!("service-{number}"))
+        .collect();
     let count = |service: &str| -> Result<usize> {
         let query = client::query(&format!("{service}.service.consul."), RecordType::A, None)?;
         Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len())
@@ -298,15 +388,21 @@ fn interface_answers_keep_watches() -> Result<()> {
     }
     let by_interface = replies()? - before;
     // One query a second and interface is a probe, answered in userspace.
-    ensure!(by_interface >= asked / 2, "the interface answered {by_interface} of {asked} queries");
+    ensure!(
+        by_interface >= asked / 2,
+        "the interface answered {by_interface} of {asked} queries"
+    );
     let mut times = Vec::new();
     for service in &hot {
         let watch = format!("/v1/health/service/{service}");
         // Between two requests, a watch pauses.
-        wait_until("the watch", LIMIT, || double.waits_for(&watch)).with_context(|| service.clone())?;
+        wait_until("the watch", LIMIT, || double.waits_for(&watch))
+            .with_context(|| service.clone())?;
         double.change(|world| world.set_status(service, 0, "critical"));
         let begun = Instant::now();
-        wait_until("the change", LIMIT, || count(service).is_ok_and(|count| count == 1))?;
+        wait_until("the change", LIMIT, || {
+            count(service).is_ok_and(|count| count == 1)
+        })?;
         times.push(begun.elapsed());
     }
     times.sort();

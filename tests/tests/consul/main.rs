@@ -1,7 +1,10 @@
 //! The cases of Consul's DNS interface against the running server, by UDP and TCP.
 
 mod clients;
-#[allow(dead_code, reason = "the test of the live source, whose module this is, needs more of it")]
+#[allow(
+    dead_code,
+    reason = "the test of the live source, whose module this is, needs more of it"
+)]
 #[path = "../../../dns-user/consul-source/tests/support/mod.rs"]
 mod doubles;
 mod live;
@@ -10,7 +13,10 @@ mod other_types;
 mod recursors;
 mod reload;
 mod shown;
-#[allow(dead_code, reason = "the test of the pure crate, whose module this is, needs more of it")]
+#[allow(
+    dead_code,
+    reason = "the test of the pure crate, whose module this is, needs more of it"
+)]
 #[path = "../../../dns-user/consul/tests/support/mod.rs"]
 mod support;
 
@@ -56,7 +62,11 @@ fn userspace_answers_every_case() -> Result<()> {
 #[test]
 fn fast_path_answers_every_case() -> Result<()> {
     requires!(bpf);
-    replay("consul-tc", &json!({"mode": "tc", "interfaces": ["lo"]}), true)
+    replay(
+        "consul-tc",
+        &json!({"mode": "tc", "interfaces": ["lo"]}),
+        true,
+    )
 }
 
 #[test]
@@ -65,7 +75,8 @@ fn definition_file_is_reloaded() -> Result<()> {
     let namespace = Namespace::new("consul-files")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let path = folder.path().join("web.hcl");
-    let service = |address: &str| format!("service {{\n  name = \"web\"\n  address = \"{address}\"\n}}\n");
+    let service =
+        |address: &str| format!("service {{\n  name = \"web\"\n  address = \"{address}\"\n}}\n");
     fs::write(&path, service("10.0.0.1"))?;
     let extra = json!({
         "xdp": {"mode": "off"},
@@ -74,7 +85,9 @@ fn definition_file_is_reloaded() -> Result<()> {
     let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
     let ask = || -> Result<Vec<std::net::IpAddr>> {
         let query = client::query("web.service.consul.", RecordType::A, None)?;
-        Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??))
+        Ok(client::addresses(
+            &namespace.run(|| client::ask(OURS, &query))??,
+        ))
     };
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 1)], "{:?}", ask()?);
     // At once, so that the server reads no half-written file.
@@ -88,7 +101,10 @@ fn definition_file_is_reloaded() -> Result<()> {
     // An unreadable file changes nothing and is reported.
     replace("service {\n  name = \n}\n")?;
     server.wait_for_log("web.hcl: is not HCL")?;
-    ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
+    ensure!(
+        ask()? == [Ipv4Addr::new(10, 0, 0, 2)],
+        "the last good catalog stays"
+    );
     Ok(())
 }
 
@@ -132,7 +148,8 @@ fn catalog_changes_reach_interface() -> Result<()> {
     says([10, 0, 0, 2])?;
     // A service without a healthy instance does not exist.
     fs::write(&path, service("10.0.0.2", "critical"))?;
-    let is_gone = || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NXDomain);
+    let is_gone =
+        || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NXDomain);
     wait_until("the health", EVENTUALLY, is_gone)?;
     fs::write(&path, service("10.0.0.2", "warning"))?;
     says([10, 0, 0, 2])
@@ -152,15 +169,27 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
     let (mut of_other_types, mut others_by_interface) = (0, 0);
     let mut running: Option<Server> = None;
     for scenario in Scenario::all() {
-        let reused = running.take().filter(|_| fast && scenario.upstreams.is_empty());
+        let reused = running
+            .take()
+            .filter(|_| fast && scenario.upstreams.is_empty());
         let recursors = start_recursors(&namespace, &scenario)?;
         let server = match reused {
             Some(server) => reload(server, &scenario)?,
             None => start(&namespace, &scenario, &recursors, xdp, fast)?,
         };
-        let clients: BTreeSet<_> = scenario.cases.iter().filter_map(|case| case.client).collect();
+        let clients: BTreeSet<_> = scenario
+            .cases
+            .iter()
+            .filter_map(|case| case.client)
+            .collect();
         for client in &clients {
-            run(namespace.with_own_sysfs("ip").args(["address", "add", &client.to_string(), "dev", "lo"]))?;
+            run(namespace.with_own_sysfs("ip").args([
+                "address",
+                "add",
+                &client.to_string(),
+                "dev",
+                "lo",
+            ]))?;
         }
         for (number, case) in scenario.cases.iter().enumerate() {
             asked += 1;
@@ -179,20 +208,39 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
                 }
             }
             for fault in found {
-                let Case { q, kind, transport, why, .. } = case;
-                faults.push(format!("{}[{number}] {q} {kind} {transport}: {fault} ({why})", scenario.name));
+                let Case {
+                    q,
+                    kind,
+                    transport,
+                    why,
+                    ..
+                } = case;
+                faults.push(format!(
+                    "{}[{number}] {q} {kind} {transport}: {fault} ({why})",
+                    scenario.name
+                ));
             }
         }
         for client in &clients {
             let address = format!("{client}/32");
-            run(namespace.with_own_sysfs("ip").args(["address", "delete", &address, "dev", "lo"]))?;
+            run(namespace
+                .with_own_sysfs("ip")
+                .args(["address", "delete", &address, "dev", "lo"]))?;
         }
         running = Some(server);
     }
     println!("{asked} cases replayed, {by_interface} of them answered at the interface");
     println!("{others_by_interface} of {of_other_types} others as well, as other types");
-    ensure!(!fast || others_by_interface * 2 >= of_other_types, "most of the other types should be");
-    ensure!(faults.is_empty(), "{} of {asked} cases differ:\n{}", faults.len(), faults.join("\n"));
+    ensure!(
+        !fast || others_by_interface * 2 >= of_other_types,
+        "most of the other types should be"
+    );
+    ensure!(
+        faults.is_empty(),
+        "{} of {asked} cases differ:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
     // Limits of sizes and names leave some of them to userspace.
     ensure!(
         !fast || by_interface * 2 >= of_addresses,
@@ -206,7 +254,9 @@ fn expects_addresses(case: &Case) -> bool {
     let is_empty = |section: &str| case.expect[section].as_array().is_none_or(Vec::is_empty);
     let is_address = |record: &Value| {
         record["type"] == case.kind.as_str()
-            && record["name"].as_str().is_some_and(|name| name.eq_ignore_ascii_case(&case.q))
+            && record["name"]
+                .as_str()
+                .is_some_and(|name| name.eq_ignore_ascii_case(&case.q))
     };
     case.transport == "udp"
         && matches!(case.kind.as_str(), "A" | "AAAA")
@@ -253,7 +303,11 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
 }
 
 /// Repeats the query until the interface answers; every reply must match the case.
-fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<()> {
+fn until_the_interface_answers(
+    namespace: &Namespace,
+    scenario: &Scenario,
+    case: &Case,
+) -> Result<()> {
     let mut problem = None;
     let mut before = Metrics::read(namespace)?.fast_path_replies();
     wait_until("an answer by the interface", TIMEOUT, || {
@@ -274,15 +328,26 @@ fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case:
 
 /// Repeats a query until an interface answers it as one of another type, or, because only userspace can
 /// answer some of them, a few times; every reply must match the case. Returns whether one did.
-fn repeated(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<(bool, Vec<String>)> {
+fn repeated(
+    namespace: &Namespace,
+    scenario: &Scenario,
+    case: &Case,
+) -> Result<(bool, Vec<String>)> {
     let hits = || {
-        Metrics::read(namespace).map(|read| read.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_other\""))
+        Metrics::read(namespace)
+            .map(|read| read.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_other\""))
     };
     let before = hits()?;
     for _ in 0..20 {
         let problems = namespace.run(|| ask(scenario, case))??;
         if !problems.is_empty() {
-            return Ok((false, problems.into_iter().map(|problem| format!("repeated: {problem}")).collect()));
+            return Ok((
+                false,
+                problems
+                    .into_iter()
+                    .map(|problem| format!("repeated: {problem}"))
+                    .collect(),
+            ));
         }
         if hits()? > before {
             return Ok((true, Vec::new()));
@@ -301,7 +366,8 @@ fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
             "tcp" => client::ask_tcp_raw_from(case.client, OURS, &query),
             _ => client::ask_raw_as(case.client, OURS, &query, TIMEOUT).map_err(Into::into),
         };
-        let reply = reply.with_context(|| format!("{}: {} {}", scenario.name, case.q, case.kind))?;
+        let reply =
+            reply.with_context(|| format!("{}: {} {}", scenario.name, case.q, case.kind))?;
         different.insert(expect::answers_of(&reply));
         let faults = expect::faults(scenario, case, &reply);
         if !faults.is_empty() {
@@ -318,10 +384,18 @@ fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
 
 /// Starts the recursors of a scenario in order.
 fn start_recursors(namespace: &Namespace, scenario: &Scenario) -> Result<Vec<Recursor>> {
-    let names = scenario.config["recursors"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let names = scenario.config["recursors"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
     let recursor = |(number, name): (usize, &str)| {
         let address = (Ipv4Addr::new(127, 0, 1, 1 + number as u8), 53).into();
-        let rules = scenario.upstreams.get(name).context("a recursor without rules")?.clone();
+        let rules = scenario
+            .upstreams
+            .get(name)
+            .context("a recursor without rules")?
+            .clone();
         namespace.run(|| Recursor::start(address, rules))?
     };
     names.enumerate().map(recursor).collect()
@@ -339,12 +413,15 @@ fn start(
     let consul = consul_of(folder.path(), scenario, recursors)?;
     // Consul's replies repeat the client's EDNS size.
     let compat = json!({"echo_opt": true});
-    let extra = json!({"xdp": xdp, "consul": consul, "compat": compat, "metrics": {"enabled": true}});
-    let server =
-        Server::start(Some(namespace), folder, OURS, &extra).with_context(|| scenario.name.clone())?;
+    let extra =
+        json!({"xdp": xdp, "consul": consul, "compat": compat, "metrics": {"enabled": true}});
+    let server = Server::start(Some(namespace), folder, OURS, &extra)
+        .with_context(|| scenario.name.clone())?;
     if fast {
         // The fast path loads in the background; no name is published yet.
-        let is_up = || Metrics::read(namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0);
+        let is_up = || {
+            Metrics::read(namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
+        };
         wait_until("the fast path", EVENTUALLY, is_up)
             .with_context(|| format!("{}: {}", scenario.name, server.log()))?;
     }

@@ -48,7 +48,8 @@ fn start(namespace: &Namespace, compat: Value) -> Result<Server> {
 }
 
 fn outside(namespace: &Namespace) -> Result<Recursor> {
-    let deny: Rule = serde_json::from_value(json!({"q": "*", "type": "*", "rcode": "NXDOMAIN", "ra": true}))?;
+    let deny: Rule =
+        serde_json::from_value(json!({"q": "*", "type": "*", "rcode": "NXDOMAIN", "ra": true}))?;
     namespace.run(|| Recursor::start(OUTSIDE, vec![deny]))?
 }
 
@@ -63,7 +64,11 @@ fn names_above_aliases_exist() -> Result<()> {
     let namespace = Namespace::new("names-above")?;
     let _outside = outside(&namespace)?;
     let rcode = |name: &str| {
-        Ok::<_, anyhow::Error>(ask(&namespace, OURS, name, RecordType::A)?.metadata.response_code)
+        Ok::<_, anyhow::Error>(
+            ask(&namespace, OURS, name, RecordType::A)?
+                .metadata
+                .response_code,
+        )
     };
     let above = ["service.cf.internal.", "cf.internal.", "internal."];
     {
@@ -72,14 +77,23 @@ fn names_above_aliases_exist() -> Result<()> {
             // Twice: the second reply may be cached.
             for _ in 0..2 {
                 let reply = ask(&namespace, OURS, name, RecordType::A)?;
-                ensure!(reply.metadata.response_code == ResponseCode::NoError, "{name}: {reply:?}");
-                ensure!(reply.answers.is_empty() && reply.metadata.authoritative, "{name}: {reply:?}");
+                ensure!(
+                    reply.metadata.response_code == ResponseCode::NoError,
+                    "{name}: {reply:?}"
+                );
+                ensure!(
+                    reply.answers.is_empty() && reply.metadata.authoritative,
+                    "{name}: {reply:?}"
+                );
             }
         }
         ensure!(rcode("other.cf.internal.")? == ResponseCode::NXDomain);
         ensure!(rcode("y.db.service.cf.internal.")? == ResponseCode::NXDomain);
     }
-    let _server = start(&namespace, json!({"nxdomain_for_empty_non_terminals": true}))?;
+    let _server = start(
+        &namespace,
+        json!({"nxdomain_for_empty_non_terminals": true}),
+    )?;
     for name in above {
         ensure!(rcode(name)? == ResponseCode::NXDomain, "{name}");
     }
@@ -115,10 +129,19 @@ fn strict_minimisation_finds_every_name() -> Result<()> {
     let log = fs::File::create(folder.join("unbound.log"))?;
     let mut command = namespace.command("unbound")?;
     command.args(["-d", "-c"]).arg(folder.join("unbound.conf"));
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
     let _unbound = Kept::spawn(&mut command)?;
     wait_until("unbound", EVENTUALLY, || {
-        ask(&namespace, UNBOUND, "db.service.cf.internal.", RecordType::A).is_ok()
+        ask(
+            &namespace,
+            UNBOUND,
+            "db.service.cf.internal.",
+            RecordType::A,
+        )
+        .is_ok()
     })?;
     for (name, kind) in [
         ("db.service.cf.internal.", RecordType::A),

@@ -44,7 +44,9 @@ impl Recursor {
         let udp = thread::spawn(move || {
             let mut buffer = [0; 4096];
             while !of_udp.load(Ordering::Relaxed) {
-                let Ok((length, client)) = udp.recv_from(&mut buffer) else { continue };
+                let Ok((length, client)) = udp.recv_from(&mut buffer) else {
+                    continue;
+                };
                 if let Some(reply) = reply(&udp_rules, &buffer[..length]) {
                     // The client may have gone.
                     let _ = udp.send_to(&reply, client);
@@ -60,7 +62,11 @@ impl Recursor {
                 }
             }
         });
-        Ok(Self { address, stop, threads: vec![udp, tcp] })
+        Ok(Self {
+            address,
+            stop,
+            threads: vec![udp, tcp],
+        })
     }
 }
 
@@ -83,7 +89,9 @@ fn serve(mut stream: TcpStream, rules: &[Rule]) -> Result<()> {
         stream.read_exact(&mut length)?;
         let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
         stream.read_exact(&mut query)?;
-        let Some(reply) = reply(rules, &query) else { return Ok(()) };
+        let Some(reply) = reply(rules, &query) else {
+            return Ok(());
+        };
         stream.write_all(&[&u16::try_from(reply.len())?.to_be_bytes()[..], &reply].concat())?;
     }
 }
@@ -92,7 +100,10 @@ fn serve(mut stream: TcpStream, rules: &[Rule]) -> Result<()> {
 fn reply(rules: &[Rule], query: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(query).ok()?;
     let question = query.queries.first()?;
-    let (name, kind) = (question.name().to_ascii(), question.query_type().to_string());
+    let (name, kind) = (
+        question.name().to_ascii(),
+        question.query_type().to_string(),
+    );
     let fits = |rule: &&Rule| {
         rule.silent
             || (rule.q == "*" || rule.q.eq_ignore_ascii_case(&name))
@@ -133,5 +144,9 @@ fn record(record: &Value) -> Option<Record> {
         }
         _ => return None,
     };
-    Some(Record::from_rdata(name(text("name"))?, u32::try_from(record["ttl"].as_u64()?).ok()?, data))
+    Some(Record::from_rdata(
+        name(text("name"))?,
+        u32::try_from(record["ttl"].as_u64()?).ok()?,
+        data,
+    ))
 }

@@ -67,7 +67,8 @@ impl Reloading {
 
     /// Waits until the interface gives the same answer.
     fn until_the_interface_says(&self, name: &str, address: [u8; 4], ttl: u32) -> Result<()> {
-        let fast = || Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies());
+        let fast =
+            || Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies());
         wait_until("the address, by the interface", EVENTUALLY, || {
             let before = fast();
             self.says(name, address, ttl) && fast() > before
@@ -116,27 +117,46 @@ fn reload_changes_consul_answers() -> Result<()> {
 
     // Other files and another TTL: old answers disappear from both paths.
     running.reload(&object("consul", "9s", &second))?;
-    ensure!(running.says("web.service.consul.", [10, 0, 0, 2], 9), "another file, another TTL");
+    ensure!(
+        running.says("web.service.consul.", [10, 0, 0, 2], 9),
+        "another file, another TTL"
+    );
     running.until_the_interface_says("web.service.consul.", [10, 0, 0, 2], 9)?;
 
     // Another domain: names in the previous domain are no longer Consul's.
     running.reload(&object("corp", "9s", &second))?;
-    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the new domain");
+    ensure!(
+        running.says("web.service.corp.", [10, 0, 0, 2], 9),
+        "the new domain"
+    );
     running.until_the_interface_says("web.service.corp.", [10, 0, 0, 2], 9)?;
     let rcode = running.ask("web.service.consul.")?.metadata.response_code;
     ensure!(rcode == ResponseCode::Refused, "the domain before: {rcode}");
 
     // An unreadable object changes nothing and is reported.
     running.reload(&json!({"domain": 5}))?;
-    running.server.wait_for_log("the current configuration stays in use")?;
-    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
+    running
+        .server
+        .wait_for_log("the current configuration stays in use")?;
+    ensure!(
+        running.says("web.service.corp.", [10, 0, 0, 2], 9),
+        "the object in use stays"
+    );
     // Removing the object changes nothing before a restart either.
     running.reload(&Value::Null)?;
-    running.server.wait_for_log("takes effect only after a restart: the current one stays in use")?;
-    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
+    running
+        .server
+        .wait_for_log("takes effect only after a restart: the current one stays in use")?;
+    ensure!(
+        running.says("web.service.corp.", [10, 0, 0, 2], 9),
+        "the object in use stays"
+    );
     // And back to the first object.
     running.reload(&before)?;
-    ensure!(running.says("web.service.consul.", [10, 0, 0, 1], 5), "back again");
+    ensure!(
+        running.says("web.service.consul.", [10, 0, 0, 1], 5),
+        "back again"
+    );
     Ok(())
 }
 
@@ -148,39 +168,65 @@ fn reload_switches_consul_address() -> Result<()> {
     let mut running = Reloading::start("consul-turn", &json!({"mode": "off"}), &object(8500))?;
     let start_double = |running: &Reloading, port: u16, instances: usize| -> Result<Double> {
         let listener = running.namespace.run(|| TcpListener::bind(agent(port)))??;
-        Ok(Double::start(listener, World::generated(5, instances), DoubleRules::default(), None)?)
+        Ok(Double::start(
+            listener,
+            World::generated(5, instances),
+            DoubleRules::default(),
+            None,
+        )?)
     };
     let count = |running: &Reloading| {
-        running.ask("service-1.service.consul.").map_or(0, |reply| client::addresses(&reply).len())
+        running
+            .ask("service-1.service.consul.")
+            .map_or(0, |reply| client::addresses(&reply).len())
     };
     let first = start_double(&running, 8500, 3)?;
     wait_until("the first catalog", EVENTUALLY, || count(&running) == 3)?;
 
     // The new address is unreachable: the last known state of the first Consul is served.
     running.reload(&object(8501))?;
-    ensure!(count(&running) == 3, "the last known state stays until a better one arrives");
+    ensure!(
+        count(&running) == 3,
+        "the last known state stays until a better one arrives"
+    );
     let second = start_double(&running, 8501, 2)?;
     wait_until("the second catalog", EVENTUALLY, || count(&running) == 2)?;
     let asked = first.tally().requests;
     second.change(|world| world.set_status("service-1", 0, "critical"));
-    wait_until("the second one's health", EVENTUALLY, || count(&running) == 1)?;
-    ensure!(first.tally().requests == asked, "the first one is no longer queried");
+    wait_until("the second one's health", EVENTUALLY, || {
+        count(&running) == 1
+    })?;
+    ensure!(
+        first.tally().requests == asked,
+        "the first one is no longer queried"
+    );
 
     // Another datacenter needs a restart, because no part of the catalog would apply.
     let mut elsewhere = object(8500);
     elsewhere["datacenter"] = json!("elsewhere");
     running.reload(&elsewhere)?;
-    running.server.wait_for_log("consul.datacenter changed, which takes effect only after a restart")?;
+    running
+        .server
+        .wait_for_log("consul.datacenter changed, which takes effect only after a restart")?;
     ensure!(count(&running) == 1, "the object in use stays");
 
     // An object without an agent's address: the catalog is dropped.
     running.reload(&json!({}))?;
-    let rcode = running.ask("service-1.service.consul.")?.metadata.response_code;
+    let rcode = running
+        .ask("service-1.service.consul.")?
+        .metadata
+        .response_code;
     ensure!(rcode == ResponseCode::NXDomain, "without a source: {rcode}");
     running.reload(&object(8501))?;
-    wait_until("the second catalog again", EVENTUALLY, || count(&running) == 1)?;
+    wait_until("the second catalog again", EVENTUALLY, || {
+        count(&running) == 1
+    })?;
     for double in [first, second] {
-        ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
+        ensure!(
+            double.tally().violations.is_empty(),
+            "{:?}",
+            double.tally().violations
+        );
     }
     Ok(())
 }

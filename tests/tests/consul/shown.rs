@@ -43,23 +43,42 @@ fn source_metrics_are_exposed() -> Result<()> {
     });
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-    let sum =
-        |family: &str, label: &str| -> Result<u64> { Ok(Metrics::read(&namespace)?.sum(family, label)) };
-    wait_until("the metrics", EVENTUALLY, || sum(names::CONSUL_UP, "").is_ok())?;
-    ensure!(sum(names::CONSUL_UP, "")? == 0 && sum(names::CONSUL_INSTANCES, "")? == 0, "nobody is there");
+    let sum = |family: &str, label: &str| -> Result<u64> {
+        Ok(Metrics::read(&namespace)?.sum(family, label))
+    };
+    wait_until("the metrics", EVENTUALLY, || {
+        sum(names::CONSUL_UP, "").is_ok()
+    })?;
+    ensure!(
+        sum(names::CONSUL_UP, "")? == 0 && sum(names::CONSUL_INSTANCES, "")? == 0,
+        "nobody is there"
+    );
     let failed = || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > 0);
     wait_until("a request that failed", EVENTUALLY, failed)?;
 
     let listener = namespace.run(|| TcpListener::bind(agent))??;
-    let double = Double::start(listener, World::generated(5, 3), DoubleRules::default(), None)?;
-    let is = |family: &str, label: &str, wanted: u64| sum(family, label).is_ok_and(|found| found == wanted);
-    wait_until("the instances", EVENTUALLY, || is(names::CONSUL_INSTANCES, "", 15))?;
-    wait_until("the watches", EVENTUALLY, || is(names::CONSUL_SERVICES, "state=\"watched\"", 5))?;
+    let double = Double::start(
+        listener,
+        World::generated(5, 3),
+        DoubleRules::default(),
+        None,
+    )?;
+    let is = |family: &str, label: &str, wanted: u64| {
+        sum(family, label).is_ok_and(|found| found == wanted)
+    };
+    wait_until("the instances", EVENTUALLY, || {
+        is(names::CONSUL_INSTANCES, "", 15)
+    })?;
+    wait_until("the watches", EVENTUALLY, || {
+        is(names::CONSUL_SERVICES, "state=\"watched\"", 5)
+    })?;
     ensure!(
         is(names::CONSUL_NODES, "", 3) && is(names::CONSUL_SERVICES, "state=\"known\"", 5),
         "the catalog"
     );
-    wait_until("somebody who answers", EVENTUALLY, || is(names::CONSUL_UP, "", 1))?;
+    wait_until("somebody who answers", EVENTUALLY, || {
+        is(names::CONSUL_UP, "", 1)
+    })?;
     ensure!(sum(names::CONSUL_CONNECTIONS, "")? > 0 && sum(names::CONSUL_REQUESTS_TOTAL, "")? > 0);
     ensure!(is(names::CONSUL_INDEX_RESETS_TOTAL, "", 0), "no index fell");
     double.restore();
@@ -70,11 +89,15 @@ fn source_metrics_are_exposed() -> Result<()> {
     let before = sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "")?;
     double.misbehave([Fault::NoLeader]);
     double.change(|world| world.set_status("service-1", 0, "critical"));
-    let counted = || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > before);
+    let counted =
+        || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > before);
     wait_until("the error", EVENTUALLY, counted)?;
     drop(double);
     wait_until("the outage", EVENTUALLY, || is(names::CONSUL_UP, "", 0))?;
-    ensure!(is(names::CONSUL_INSTANCES, "", 15), "the last known state is served");
+    ensure!(
+        is(names::CONSUL_INSTANCES, "", 15),
+        "the last known state is served"
+    );
     Ok(())
 }
 
@@ -102,7 +125,12 @@ fn tap_shows_both_paths() -> Result<()> {
     };
     let operate = |arguments: &[&str]| -> Result<String> {
         let mut command = namespace.command(server::program()?)?;
-        capture(command.args(arguments).arg("--config").arg(server.folder.path().join("config.json")))
+        capture(
+            command
+                .args(arguments)
+                .arg("--config")
+                .arg(server.folder.path().join("config.json")),
+        )
     };
     // Sends queries until the command has seen enough.
     let beside = |arguments: &[&str], kinds: &[RecordType]| -> Result<String> {
@@ -112,7 +140,9 @@ fn tap_shows_both_paths() -> Result<()> {
                 kinds.iter().try_for_each(|&kind| ask(kind))?;
                 thread::sleep(Duration::from_millis(20));
             }
-            command.join().map_err(|_| anyhow::anyhow!("the command panicked"))?
+            command
+                .join()
+                .map_err(|_| anyhow::anyhow!("the command panicked"))?
         })
     };
     // Only userspace knows whether DS belongs to the parent's servers.
@@ -122,8 +152,18 @@ fn tap_shows_both_paths() -> Result<()> {
         ("userspace", "consul", RecordType::DS),
     ];
     for (path, outcome, kind) in rows {
-        let arguments =
-            ["tap", "--json", "--path", path, "--name", "web.service", "--count", "2", "--seconds", "60"];
+        let arguments = [
+            "tap",
+            "--json",
+            "--path",
+            path,
+            "--name",
+            "web.service",
+            "--count",
+            "2",
+            "--seconds",
+            "60",
+        ];
         let lines = beside(&arguments, &[kind])?;
         ensure!(lines.lines().count() == 2, "{lines}");
         for line in lines.lines() {
@@ -137,22 +177,42 @@ fn tap_shows_both_paths() -> Result<()> {
             );
         }
     }
-    let page = beside(&["top", "--json", "--seconds", "2"], &[RecordType::A, RecordType::SRV])?;
+    let page = beside(
+        &["top", "--json", "--seconds", "2"],
+        &[RecordType::A, RecordType::SRV],
+    )?;
     let page: Value = serde_json::from_str(&page)?;
     for (kind, path) in [("A", "fast"), ("SRV", "fast")] {
         let mut rows = page["names"].as_array().into_iter().flatten();
         let row = rows.find(|row| row["name"] == WEB && row["type"] == kind);
-        ensure!(row.is_some_and(|row| row[path].as_i64().unwrap_or_default() > 0), "{kind}: {page}");
+        ensure!(
+            row.is_some_and(|row| row[path].as_i64().unwrap_or_default() > 0),
+            "{kind}: {page}"
+        );
     }
     let resolved = operate(&["resolve", "web.service.consul"])?;
-    ensure!(resolved.contains("the interface (fast path) for addresses and SRV over UDP"), "{resolved}");
+    ensure!(
+        resolved.contains("the interface (fast path) for addresses and SRV over UDP"),
+        "{resolved}"
+    );
     let listing: Value = serde_json::from_str(&operate(&["cache", "list", "--json"])?)?;
     let reply = &listing["local_replies"][0];
-    ensure!(reply["name"] == WEB && reply["type"] == "SRV" && reply["denial"] == false, "{listing}");
+    ensure!(
+        reply["name"] == WEB && reply["type"] == "SRV" && reply["denial"] == false,
+        "{listing}"
+    );
     let listing = operate(&["cache", "list", "--type", "SRV"])?;
-    ensure!(listing.lines().any(|line| line.contains(WEB) && line.contains("until a change")), "{listing}");
+    ensure!(
+        listing
+            .lines()
+            .any(|line| line.contains(WEB) && line.contains("until a change")),
+        "{listing}"
+    );
     let lookup = operate(&["cache", "lookup", WEB])?;
-    ensure!(lookup.contains("IN SRV: a local reply, answered by the interface"), "{lookup}");
+    ensure!(
+        lookup.contains("IN SRV: a local reply, answered by the interface"),
+        "{lookup}"
+    );
     wait_until("the status of other types", EVENTUALLY, || {
         let status = operate(&["status"]).unwrap_or_default();
         status.contains("Consul")

@@ -1,7 +1,10 @@
 //! The Debian package on a bare Debian machine with real systemd: installed, started and queried as
 //! in the README, and upgraded under load.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{
     fs,
@@ -35,16 +38,25 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the five commands of the README, as typed by a reader.
 fn commands() -> Vec<String> {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
     let (_, after) = readme.split_once("five commands as root:\n\n").unwrap();
-    let block: Vec<String> =
-        after.lines().map_while(|line| line.strip_prefix("    ")).map(str::to_owned).collect();
+    let block: Vec<String> = after
+        .lines()
+        .map_while(|line| line.strip_prefix("    "))
+        .map(str::to_owned)
+        .collect();
     assert_eq!(block.len(), 5, "{block:?}");
     block
 }
 
 fn status(machine: &Debian) -> Value {
-    serde_json::from_str(&machine.run("bosh-dns-xdp status --json || test $? = 1").unwrap()).unwrap()
+    serde_json::from_str(
+        &machine
+            .run("bosh-dns-xdp status --json || test $? = 1")
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 /// Returns the number of replies from the interface.
@@ -65,17 +77,25 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
             fs::copy(&path, dist.join(path.file_name().unwrap())).unwrap();
         }
     }
-    fs::write(machine.shared().join("records.json"), server::records_of_groups(&[1, 3])).unwrap();
+    fs::write(
+        machine.shared().join("records.json"),
+        server::records_of_groups(&[1, 3]),
+    )
+    .unwrap();
     let said: Vec<String> = commands()
         .iter()
         .map(|command| {
             let command = command.replace("NAME", NAME.0);
-            machine
-                .run(&command)
-                .unwrap_or_else(|error| panic!("{command}: {error}\n{}", machine.journal("bosh-dns-xdp")))
+            machine.run(&command).unwrap_or_else(|error| {
+                panic!("{command}: {error}\n{}", machine.journal("bosh-dns-xdp"))
+            })
         })
         .collect();
-    assert!(said[0].contains("enabled but not started: copy records.json"), "{}", said[0]);
+    assert!(
+        said[0].contains("enabled but not started: copy records.json"),
+        "{}",
+        said[0]
+    );
     Some((machine, said[3].clone(), said[4].clone()))
 }
 
@@ -83,9 +103,16 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
 fn five_commands_reach_interface_answer() {
     requires!(bpf);
     let folder = tempfile::tempdir().unwrap();
-    let Some((machine, dug, shown)) = installed(folder.path()) else { return };
-    assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
-    let contents = machine.run("dpkg-deb --contents dist/bosh-dns-xdp_*.deb").unwrap();
+    let Some((machine, dug, shown)) = installed(folder.path()) else {
+        return;
+    };
+    assert!(
+        dug.contains("status: NOERROR") && dug.contains(NAME.1),
+        "{dug}"
+    );
+    let contents = machine
+        .run("dpkg-deb --contents dist/bosh-dns-xdp_*.deb")
+        .unwrap();
     let documents = "usr/share/doc/bosh-dns-xdp";
     for path in [
         format!("{documents}/THIRD-PARTY.md"),
@@ -102,31 +129,52 @@ fn five_commands_reach_interface_answer() {
         format!("{documents}/examples/prometheus-sync-rules.yml"),
         format!("{documents}/examples/grafana-sync.json"),
     ] {
-        assert!(contents.contains(&format!("./{path}\n")), "{path}: {contents}");
+        assert!(
+            contents.contains(&format!("./{path}\n")),
+            "{path}: {contents}"
+        );
     }
     let release = "tar --extract --to-stdout --gzip --file dist/bosh-dns-xdp-*.tgz";
     for (part, path) in [
         ("./packages/bosh-dns.tgz", "bosh-dns/x86_64/bosh-dns-sync"),
-        ("./packages/bosh-dns.tgz", "bosh-dns/x86_64/bosh-dns-publish"),
+        (
+            "./packages/bosh-dns.tgz",
+            "bosh-dns/x86_64/bosh-dns-publish",
+        ),
         ("./jobs/bosh-dns-sync.tgz", "monit"),
         ("./jobs/bosh-dns-publish.tgz", "monit"),
     ] {
-        let listed = machine.run(&format!("{release} {part} | tar --list --gzip")).unwrap();
-        assert!(listed.lines().any(|line| line.trim_start_matches("./") == path), "{path}: {listed}");
+        let listed = machine
+            .run(&format!("{release} {part} | tar --list --gzip"))
+            .unwrap();
+        assert!(
+            listed
+                .lines()
+                .any(|line| line.trim_start_matches("./") == path),
+            "{path}: {listed}"
+        );
     }
-    assert!(shown.lines().next().unwrap().ends_with(": ready"), "{shown}");
+    assert!(
+        shown.lines().next().unwrap().ends_with(": ready"),
+        "{shown}"
+    );
     assert!(!shown.contains("  FAIL  "), "{shown}");
     // The programs load while userspace answers the first queries.
     let mut before = by_the_interface(&machine);
     wait_until("an answer of the interface", TIMEOUT, || {
-        let answer = machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
+        let answer = machine
+            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .unwrap();
         assert_eq!(answer.trim(), NAME.1);
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
     })
     .unwrap();
     let said = machine.run("bosh-dns-xdp status").unwrap();
     println!("{said}");
-    assert!(!said.contains("  FAIL  ") && !said.contains("newest warnings"), "{said}");
+    assert!(
+        !said.contains("  FAIL  ") && !said.contains("newest warnings"),
+        "{said}"
+    );
     // As in the unit: another user, with one capability. The attacher pins the programs on a
     // private BPF file system, because only root can use systemd's.
     let pid = status(&machine)["pid"].as_u64().unwrap();
@@ -137,20 +185,39 @@ fn five_commands_reach_interface_answer() {
         "{said}{}",
         machine.journal("bosh-dns-xdp-attach")
     );
-    let held = machine.run(&format!("grep CapBnd /proc/{pid}/status")).unwrap();
-    assert!(held.trim().ends_with(&format!("{:016x}", 1 << 10)), "{held}");
-    assert!(machine.run("stat --format=%a /sys/fs/bpf").unwrap().trim().ends_with("700"));
+    let held = machine
+        .run(&format!("grep CapBnd /proc/{pid}/status"))
+        .unwrap();
+    assert!(
+        held.trim().ends_with(&format!("{:016x}", 1 << 10)),
+        "{held}"
+    );
+    assert!(
+        machine
+            .run("stat --format=%a /sys/fs/bpf")
+            .unwrap()
+            .trim()
+            .ends_with("700")
+    );
     for unit in ["bosh-dns-xdp", "bosh-dns-xdp-attach"] {
-        let exposure = machine.run(&format!("systemd-analyze security --no-pager {unit} | tail -1")).unwrap();
+        let exposure = machine
+            .run(&format!(
+                "systemd-analyze security --no-pager {unit} | tail -1"
+            ))
+            .unwrap();
         println!("{exposure}");
-        let level = exposure.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
+        let level = exposure
+            .split_whitespace()
+            .find_map(|word| word.parse::<f64>().ok())
+            .unwrap();
         assert!(level < 2.0, "{exposure}");
     }
     // The attacher never is root, yet it sees rules of legacy iptables: the unit hands their lists over.
     let rule = |change: &str| {
         let mut command = Command::new("iptables-legacy");
         command.args([
-            change, "INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/s", "-j", "DROP",
+            change, "INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/s", "-j",
+            "DROP",
         ]);
         machine.in_network(|| run(&mut command)).unwrap().unwrap();
     };
@@ -164,20 +231,29 @@ fn five_commands_reach_interface_answer() {
     rule("-D");
     let mut before = by_the_interface(&machine);
     wait_until("an answer of the interface", TIMEOUT, || {
-        machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
+        machine
+            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .unwrap();
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
     // Whatever ends, the pinned programs answer until the services are back.
     let both = "bosh-dns-xdp bosh-dns-xdp-attach";
-    for (signal, units) in
-        [("KILL", "bosh-dns-xdp"), ("TERM", "bosh-dns-xdp"), ("KILL", both), ("TERM", both)]
-    {
+    for (signal, units) in [
+        ("KILL", "bosh-dns-xdp"),
+        ("TERM", "bosh-dns-xdp"),
+        ("KILL", both),
+        ("TERM", both),
+    ] {
         let first = status(&machine)["pid"].as_u64().unwrap();
-        machine.run(&format!("systemctl kill --signal={signal} {units}")).unwrap();
+        machine
+            .run(&format!("systemctl kill --signal={signal} {units}"))
+            .unwrap();
         if signal == "KILL" {
             // A probe in the socket of a dying server is lost with it.
-            machine.run(&format!("while test -d /proc/{first}; do sleep 0.02; done")).unwrap();
+            machine
+                .run(&format!("while test -d /proc/{first}; do sleep 0.02; done"))
+                .unwrap();
         }
         let answered = (0..20)
             .filter(|_| {
@@ -195,43 +271,83 @@ fn five_commands_reach_interface_answer() {
                 && by_the_interface(&machine) > 0
         })
         .unwrap_or_else(|error| {
-            panic!("SIG{signal} to {units}: {error}\n{}", machine.journal("bosh-dns-xdp"))
+            panic!(
+                "SIG{signal} to {units}: {error}\n{}",
+                machine.journal("bosh-dns-xdp")
+            )
         });
     }
-    assert!(machine.run("ls /run/bosh-dns-xdp-pins/*/links").unwrap().contains("1-tcx"));
+    assert!(
+        machine
+            .run("ls /run/bosh-dns-xdp-pins/*/links")
+            .unwrap()
+            .contains("1-tcx")
+    );
 
     // Reloading needs no kill(1) of procps.
-    machine.run("rm --force /usr/bin/kill && ! command -v /usr/bin/kill").unwrap();
-    machine.run("systemctl reload bosh-dns-xdp").unwrap();
-    wait_until("the reload", TIMEOUT, || machine.journal("bosh-dns-xdp").contains("SIGHUP: reload finished"))
+    machine
+        .run("rm --force /usr/bin/kill && ! command -v /usr/bin/kill")
         .unwrap();
+    machine.run("systemctl reload bosh-dns-xdp").unwrap();
+    wait_until("the reload", TIMEOUT, || {
+        machine
+            .journal("bosh-dns-xdp")
+            .contains("SIGHUP: reload finished")
+    })
+    .unwrap();
 
     // The journal has a priority per line and no second time stamp.
-    machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
+    machine
+        .run("echo broken > /var/lib/bosh-dns-xdp/records.json")
+        .unwrap();
     let journal = |priority: &str| {
         machine
-            .run(&format!("journalctl --unit=bosh-dns-xdp --output=cat --priority={priority}..{priority}"))
+            .run(&format!(
+                "journalctl --unit=bosh-dns-xdp --output=cat --priority={priority}..{priority}"
+            ))
             .unwrap()
     };
     wait_until("a line about broken records", TIMEOUT, || {
-        ["err", "warning"].iter().any(|priority| journal(priority).contains("[RecordsRepo]"))
+        ["err", "warning"]
+            .iter()
+            .any(|priority| journal(priority).contains("[RecordsRepo]"))
     })
     .unwrap();
     let informative = journal("info");
-    assert!(informative.lines().any(|line| line.starts_with("[main] ")), "{informative}");
+    assert!(
+        informative.lines().any(|line| line.starts_with("[main] ")),
+        "{informative}"
+    );
     assert!(!informative.contains(" INFO "), "{informative}");
 
     machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
-    assert!(machine.run("systemctl is-active bosh-dns-xdp || true").unwrap().contains("inactive"));
-    let pins = machine.run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true").unwrap();
+    assert!(
+        machine
+            .run("systemctl is-active bosh-dns-xdp || true")
+            .unwrap()
+            .contains("inactive")
+    );
+    let pins = machine
+        .run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true")
+        .unwrap();
     assert_eq!(pins, "", "something stays attached");
-    assert!(machine.run("test -e /etc/bosh-dns-xdp/config.json && echo there").unwrap().contains("there"));
+    assert!(
+        machine
+            .run("test -e /etc/bosh-dns-xdp/config.json && echo there")
+            .unwrap()
+            .contains("there")
+    );
     machine.run("apt-get purge --yes bosh-dns-xdp").unwrap();
-    machine.run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp").unwrap();
-    let left =
-        machine.run("getent passwd bosh-dns-xdp bosh-dns-xdp-attach bosh-dns-publish bosh-dns-sync || true");
+    machine
+        .run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp")
+        .unwrap();
+    let left = machine.run(
+        "getent passwd bosh-dns-xdp bosh-dns-xdp-attach bosh-dns-publish bosh-dns-sync || true",
+    );
     assert_eq!(left.unwrap(), "", "users stay");
-    let left = machine.run("getent group bosh-dns-control bosh-dns-xdp || true").unwrap();
+    let left = machine
+        .run("getent group bosh-dns-control bosh-dns-xdp || true")
+        .unwrap();
     assert_eq!(left, "", "groups stay");
 }
 
@@ -247,7 +363,9 @@ const PLANTED: [&str; 3] = [
 fn removal_spares_planted_links() {
     requires!(bpf);
     let folder = tempfile::tempdir().unwrap();
-    let Some((machine, ..)) = installed(folder.path()) else { return };
+    let Some((machine, ..)) = installed(folder.path()) else {
+        return;
+    };
     // Programs of another server, which has ended: no other process answers.
     let other = json!({
         "address": "127.0.0.3", "port": 53, "records_file": "/shared/records.json", "metrics": {"enabled": false},
@@ -255,21 +373,32 @@ fn removal_spares_planted_links() {
         "xdp": {"interfaces": ["lo"], "bpffs": "/sys/fs/bpf/other", "lease": "1h"},
     });
     fs::write(machine.shared().join("other.json"), other.to_string()).unwrap();
-    machine.run("systemd-run --unit=other bosh-dns-xdp run --config /shared/other.json").unwrap();
+    machine
+        .run("systemd-run --unit=other bosh-dns-xdp run --config /shared/other.json")
+        .unwrap();
     let answers = |server: &str| {
-        let answer = machine.run(&format!("dig @{server} +short +tries=1 +timeout=1 {}", NAME.0));
+        let answer = machine.run(&format!(
+            "dig @{server} +short +tries=1 +timeout=1 {}",
+            NAME.0
+        ));
         answer.is_ok_and(|answer| answer.trim() == NAME.1)
     };
     wait_until("the other server's programs", TIMEOUT, || {
         answers("127.0.0.3");
         let status = machine.run("bosh-dns-xdp status --json --config /shared/other.json");
-        let status = status.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let status = status
+            .ok()
+            .and_then(|text| serde_json::from_str::<Value>(&text).ok());
         status.is_some_and(|status| status["replies"]["fast"].as_u64() > Some(0))
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("other")));
     machine.run("systemctl kill --signal=KILL other").unwrap();
     wait_until("the other server's end", TIMEOUT, || {
-        machine.run("systemctl is-active other || true").unwrap().trim() == "failed"
+        machine
+            .run("systemctl is-active other || true")
+            .unwrap()
+            .trim()
+            == "failed"
     })
     .unwrap();
     assert!(answers("127.0.0.3"), "its programs remain");
@@ -284,23 +413,42 @@ fn removal_spares_planted_links() {
         })
         .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
         // Killed, so that only `detach` removes its programs, and masked, so that nothing starts again.
-        machine.run("systemctl mask --runtime bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
-        machine.run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+        machine
+            .run("systemctl mask --runtime bosh-dns-xdp bosh-dns-xdp-attach")
+            .unwrap();
+        machine
+            .run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach")
+            .unwrap();
         machine
             .run(&format!(
                 "OTHER=$(echo /sys/fs/bpf/other/*-53-*) && cd /run/bosh-dns-xdp-pins/*-53-* && export OTHER \
                  OWN=$(basename $PWD) && setpriv --reuid bosh-dns-xdp-attach --clear-groups sh -ec '{planted}'"
             ))
             .unwrap();
-        machine.run("sh /var/lib/dpkg/info/bosh-dns-xdp.prerm remove").unwrap();
-        assert!(answers("127.0.0.3"), "{planted}: the other server's programs were detached");
-        assert!(!answers("127.0.0.2"), "{planted}: the own programs stay attached");
-        let left = machine.run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true").unwrap();
+        machine
+            .run("sh /var/lib/dpkg/info/bosh-dns-xdp.prerm remove")
+            .unwrap();
+        assert!(
+            answers("127.0.0.3"),
+            "{planted}: the other server's programs were detached"
+        );
+        assert!(
+            !answers("127.0.0.2"),
+            "{planted}: the own programs stay attached"
+        );
+        let left = machine
+            .run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true")
+            .unwrap();
         assert_eq!(left, "", "{planted}");
-        machine.run("systemctl unmask --runtime bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+        machine
+            .run("systemctl unmask --runtime bosh-dns-xdp bosh-dns-xdp-attach")
+            .unwrap();
     }
     machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
-    assert!(answers("127.0.0.3"), "the package is gone, the other server's programs are not");
+    assert!(
+        answers("127.0.0.3"),
+        "the package is gone, the other server's programs are not"
+    );
 }
 
 /// A record for a provider that is unreachable.
@@ -318,42 +466,71 @@ spec: {endpoints: [{dnsName: www.example.org, targets: [192.0.2.1]}]}
 #[test]
 fn publisher_runs_as_separate_user() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(machine) = Debian::boot().unwrap() else { return };
+    let Some(machine) = Debian::boot().unwrap() else {
+        return;
+    };
     let deb = package(FIRST, folder.path(), "bosh-dns-xdp");
     fs::copy(&deb, machine.shared().join("new.deb")).unwrap();
     fs::write(machine.shared().join("web.yml"), PUBLISHED).unwrap();
     machine.run("dpkg --install /shared/new.deb").unwrap();
     machine.run("systemctl start bosh-dns-publish").unwrap();
-    let state = || machine.run("systemctl is-active bosh-dns-publish || true").unwrap();
+    let state = || {
+        machine
+            .run("systemctl is-active bosh-dns-publish || true")
+            .unwrap()
+    };
     assert_eq!(state().trim(), "inactive", "it has no configuration yet");
     machine
         .run("cd /etc/bosh-dns-xdp && cp /usr/share/doc/bosh-dns-xdp/examples/publish.yml . && cp /shared/web.yml publish.d")
         .unwrap();
-    machine.run("systemctl start bosh-dns-publish").unwrap_or_else(|error| {
-        panic!("{error}\n{}", machine.journal("bosh-dns-publish"));
-    });
+    machine
+        .run("systemctl start bosh-dns-publish")
+        .unwrap_or_else(|error| {
+            panic!("{error}\n{}", machine.journal("bosh-dns-publish"));
+        });
     assert_eq!(state().trim(), "active");
     let file = "/etc/bosh-dns-xdp/publish.d/web.yml.status";
     let status = || machine.run(&format!("cat {file} || true")).unwrap();
-    wait_until("the error in the status file", TIMEOUT, || status().contains("lastError")).unwrap_or_else(
-        |error| {
-            panic!("{error}: {}\n{}", status(), machine.journal("bosh-dns-publish"));
-        },
-    );
-    let owner = machine.run(&format!("stat -c %U {file} /var/lib/bosh-dns-publish/store")).unwrap();
+    wait_until("the error in the status file", TIMEOUT, || {
+        status().contains("lastError")
+    })
+    .unwrap_or_else(|error| {
+        panic!(
+            "{error}: {}\n{}",
+            status(),
+            machine.journal("bosh-dns-publish")
+        );
+    });
+    let owner = machine
+        .run(&format!(
+            "stat -c %U {file} /var/lib/bosh-dns-publish/store"
+        ))
+        .unwrap();
     assert_eq!(owner, "bosh-dns-publish\nbosh-dns-publish\n");
     let said = machine.run("bosh-dns-publish status || true").unwrap();
-    assert!(said.contains("default/etcd (coredns): NOT PUBLISHED, 1 record sets wanted"), "{said}");
-    assert!(machine.run("zcat /usr/share/man/man1/bosh-dns-publish.1.gz").unwrap().contains("transfer"));
+    assert!(
+        said.contains("default/etcd (coredns): NOT PUBLISHED, 1 record sets wanted"),
+        "{said}"
+    );
+    assert!(
+        machine
+            .run("zcat /usr/share/man/man1/bosh-dns-publish.1.gz")
+            .unwrap()
+            .contains("transfer")
+    );
     machine.run("dpkg --purge bosh-dns-xdp").unwrap();
-    machine.run("test ! -e /var/lib/bosh-dns-publish && test ! -e /usr/bin/bosh-dns-publish").unwrap();
+    machine
+        .run("test ! -e /var/lib/bosh-dns-publish && test ! -e /usr/bin/bosh-dns-publish")
+        .unwrap();
 }
 
 #[test]
 fn upgrade_keeps_hot_names_answered() {
     requires!(bpf);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let Some((machine, ..)) = installed(folders[0].path()) else { return };
+    let Some((machine, ..)) = installed(folders[0].path()) else {
+        return;
+    };
     let newer = package(NEWER, folders[1].path(), "bosh-dns-xdp");
     fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
     wait_until("an answer of the interface", TIMEOUT, || {
@@ -367,14 +544,20 @@ fn upgrade_keeps_hot_names_answered() {
     let upgraded = AtomicBool::new(false);
     let asked = thread::scope(|scope| {
         let load = scope.spawn(|| {
-            machine.in_network(|| ask_on(SocketAddr::from(SERVER), || upgraded.load(Ordering::Relaxed)))
+            machine.in_network(|| {
+                ask_on(SocketAddr::from(SERVER), || {
+                    upgraded.load(Ordering::Relaxed)
+                })
+            })
         });
         let said = machine.run("dpkg --install newer.deb");
         // Until the programs of the second server answer as well.
         let served = said.and_then(|_| {
             wait_until("the second server's answers", TIMEOUT, || {
                 // The new server serves the interface once queries have arrived through it.
-                machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0)).unwrap();
+                machine
+                    .run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0))
+                    .unwrap();
                 machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
             })
         });
@@ -385,23 +568,43 @@ fn upgrade_keeps_hot_names_answered() {
     });
     println!("{asked} queries while the package was upgraded, all answered");
     let second = (pid(&machine), version(&machine));
-    assert!(first.0 != second.0 && first.1 != second.1, "{first:?} {second:?}");
+    assert!(
+        first.0 != second.0 && first.1 != second.1,
+        "{first:?} {second:?}"
+    );
     // A manually edited configuration is kept without a prompt.
     let kept = json!({"address": "127.0.0.2", "port": 53, "log_level": "DEBUG"}).to_string();
-    machine.run(&format!("echo '{kept}' >/etc/bosh-dns-xdp/config.json; dpkg --install newer.deb")).unwrap();
-    assert_eq!(machine.run("cat /etc/bosh-dns-xdp/config.json").unwrap().trim(), kept);
+    machine
+        .run(&format!(
+            "echo '{kept}' >/etc/bosh-dns-xdp/config.json; dpkg --install newer.deb"
+        ))
+        .unwrap();
+    assert_eq!(
+        machine
+            .run("cat /etc/bosh-dns-xdp/config.json")
+            .unwrap()
+            .trim(),
+        kept
+    );
 }
 
 /// Queries the hot name until `done`, without retries; returns the number of queries.
 fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
-    let message = client::query(&format!("{}.", NAME.0), RecordType::A, None).unwrap().to_vec().unwrap();
+    let message = client::query(&format!("{}.", NAME.0), RecordType::A, None)
+        .unwrap()
+        .to_vec()
+        .unwrap();
     let mut asked = 0;
     while !done() {
         // A lost query is never answered; a busy machine may answer late.
         let reply = client::ask_raw(server, &message, Duration::from_secs(30));
         let reply = reply.unwrap_or_else(|error| panic!("query {asked} was not answered: {error}"));
         let found = client::addresses(&Message::from_vec(&reply).unwrap());
-        assert_eq!(found, [NAME.1.parse::<std::net::IpAddr>().unwrap()], "query {asked}");
+        assert_eq!(
+            found,
+            [NAME.1.parse::<std::net::IpAddr>().unwrap()],
+            "query {asked}"
+        );
         asked += 1;
         thread::sleep(Duration::from_millis(1));
     }

@@ -1,7 +1,10 @@
 //! The package of `bosh-dns-identity` on a bare Debian machine: its services start once they are
 //! configured, an upgrade keeps the pairs, and a purge leaves nothing.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{fs, path::Path, time::Duration};
 
@@ -34,10 +37,16 @@ const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deploy
 fn write_authority(folder: &Path) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, "instance identity");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "instance identity");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    fs::write(folder.join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(
+        folder.join("ca.crt"),
+        params.self_signed(&key).unwrap().pem(),
+    )
+    .unwrap();
     fs::write(folder.join("ca.key"), key.serialize_pem()).unwrap();
 }
 
@@ -45,15 +54,30 @@ fn start(machine: &Debian, service: &str) {
     machine
         .run(&format!("systemctl start {service}"))
         .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal(service)));
-    assert_eq!(state(machine, service), "active", "{}", machine.journal(service));
+    assert_eq!(
+        state(machine, service),
+        "active",
+        "{}",
+        machine.journal(service)
+    );
 }
 
 fn state(machine: &Debian, service: &str) -> String {
-    machine.run(&format!("systemctl is-active {service} || true")).unwrap().trim().to_owned()
+    machine
+        .run(&format!("systemctl is-active {service} || true"))
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 fn pid(machine: &Debian, service: &str) -> String {
-    machine.run(&format!("systemctl show --property=MainPID --value {service}")).unwrap().trim().to_owned()
+    machine
+        .run(&format!(
+            "systemctl show --property=MainPID --value {service}"
+        ))
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 /// Waits until a command succeeds; the journal of `service` explains a failure.
@@ -65,29 +89,54 @@ fn wait_for(machine: &Debian, service: &str, command: &str) {
 #[test]
 fn identity_services_start_and_upgrade() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let Some(machine) = Debian::boot().unwrap() else { return };
+    let Some(machine) = Debian::boot().unwrap() else {
+        return;
+    };
     let shared = machine.shared();
-    for (epoch, folder, name) in [(FIRST, &folders[0], "identity.deb"), (NEWER, &folders[1], "newer.deb")] {
-        fs::copy(package(epoch, folder.path(), "bosh-dns-identity"), shared.join(name)).unwrap();
+    for (epoch, folder, name) in [
+        (FIRST, &folders[0], "identity.deb"),
+        (NEWER, &folders[1], "newer.deb"),
+    ] {
+        fs::copy(
+            package(epoch, folder.path(), "bosh-dns-identity"),
+            shared.join(name),
+        )
+        .unwrap();
     }
     write_authority(&shared);
     fs::write(shared.join("records.json"), RECORDS).unwrap();
-    fs::write(shared.join("web.json"), r#"{"guid": "web-1", "internal_ip": "10.255.0.7"}"#).unwrap();
+    fs::write(
+        shared.join("web.json"),
+        r#"{"guid": "web-1", "internal_ip": "10.255.0.7"}"#,
+    )
+    .unwrap();
     fs::write(shared.join("issuer.env"), ISSUER).unwrap();
     fs::write(shared.join("agent.env"), AGENT).unwrap();
 
     machine.run("dpkg --install identity.deb").unwrap();
     for (service, options) in SERVICES {
         machine.run(&format!("systemctl start {service}")).unwrap();
-        assert_eq!(state(&machine, service), "inactive", "{service} has no {options} yet");
-        assert_eq!(machine.run(&format!("systemctl is-enabled {service}")).unwrap().trim(), "enabled");
+        assert_eq!(
+            state(&machine, service),
+            "inactive",
+            "{service} has no {options} yet"
+        );
+        assert_eq!(
+            machine
+                .run(&format!("systemctl is-enabled {service}"))
+                .unwrap()
+                .trim(),
+            "enabled"
+        );
     }
 
     // The rotator, with the options of the package.
     machine
         .run("cp ca.crt ca.key /etc/bosh-dns-identity && chmod 600 /etc/bosh-dns-identity/ca.key")
         .unwrap();
-    machine.run("cp /usr/share/doc/bosh-dns-identity/examples/run.env /etc/bosh-dns-identity").unwrap();
+    machine
+        .run("cp /usr/share/doc/bosh-dns-identity/examples/run.env /etc/bosh-dns-identity")
+        .unwrap();
     start(&machine, "bosh-dns-identity");
     let control = "--control /run/bosh-dns-identity/control";
     machine
@@ -96,19 +145,32 @@ fn identity_services_start_and_upgrade() {
     let pair = "/run/bosh-dns-identity/identities/web-1";
     let check = format!("bosh-dns-identity check --folder {pair}");
     assert_eq!(machine.run(&check).unwrap(), "no defect found\n");
-    assert_eq!(machine.run(&format!("stat --dereference --format=%a {pair}/instance.key")).unwrap(), "600\n");
+    assert_eq!(
+        machine
+            .run(&format!(
+                "stat --dereference --format=%a {pair}/instance.key"
+            ))
+            .unwrap(),
+        "600\n"
+    );
     // The unit's filter of system calls lets the pool choose SCHED_IDLE, policy 5.
     let rotator = pid(&machine, "bosh-dns-identity");
-    let policies = machine
-        .run(&format!("cat /proc/{rotator}/task/*/stat | grep key-pool | cut --delimiter=' ' --fields=41"));
+    let policies = machine.run(&format!(
+        "cat /proc/{rotator}/task/*/stat | grep key-pool | cut --delimiter=' ' --fields=41"
+    ));
     assert_eq!(policies.unwrap().trim(), "5");
-    let status: Value =
-        serde_json::from_str(&machine.run(&format!("bosh-dns-identity status --json {control}")).unwrap())
-            .unwrap();
+    let status: Value = serde_json::from_str(
+        &machine
+            .run(&format!("bosh-dns-identity status --json {control}"))
+            .unwrap(),
+    )
+    .unwrap();
     assert_eq!(status["identities"][0]["guid"], "web-1", "{status}");
 
     // Issuer and agent on one machine; the keys of roles belong to another user.
-    machine.run("cp issuer.env agent.env /etc/bosh-dns-identity").unwrap();
+    machine
+        .run("cp issuer.env agent.env /etc/bosh-dns-identity")
+        .unwrap();
     start(&machine, "bosh-dns-identity-issuer");
     machine
         .run(
@@ -119,35 +181,63 @@ fn identity_services_start_and_upgrade() {
     start(&machine, "bosh-dns-identity-agent");
     let pairs = "/var/lib/bosh-dns-identity/pairs";
     for role in ["health.bosh-dns", "api.bosh-dns"] {
-        wait_for(&machine, "bosh-dns-identity-agent", &format!("test -e {pairs}/{role}/instance.pem"));
+        wait_for(
+            &machine,
+            "bosh-dns-identity-agent",
+            &format!("test -e {pairs}/{role}/instance.pem"),
+        );
         // The user reaches its keys, although the issuer's state beside them is private.
-        let read =
-            machine.run(&format!("setpriv --reuid=www-data --clear-groups cat {pairs}/{role}/instance.key"));
+        let read = machine.run(&format!(
+            "setpriv --reuid=www-data --clear-groups cat {pairs}/{role}/instance.key"
+        ));
         assert!(read.unwrap().contains("PRIVATE KEY"));
     }
     machine
         .run("! setpriv --reuid=www-data --clear-groups ls /var/lib/bosh-dns-identity/issuer 2>/dev/null")
         .unwrap();
-    machine.run("test ! -e /var/lib/bosh-dns-identity/token").unwrap();
+    machine
+        .run("test ! -e /var/lib/bosh-dns-identity/token")
+        .unwrap();
     for (service, _) in SERVICES {
-        let exposure =
-            machine.run(&format!("systemd-analyze security --no-pager {service} | tail -1")).unwrap();
+        let exposure = machine
+            .run(&format!(
+                "systemd-analyze security --no-pager {service} | tail -1"
+            ))
+            .unwrap();
         println!("{exposure}");
     }
 
     // After a kill it restarts with the same identities; an upgrade replaces all three.
-    machine.run("systemctl kill --signal=KILL bosh-dns-identity").unwrap();
+    machine
+        .run("systemctl kill --signal=KILL bosh-dns-identity")
+        .unwrap();
     let listed = format!("bosh-dns-identity status {control} | grep -q ^web-1");
     wait_for(&machine, "bosh-dns-identity", &listed);
     let certificate = format!("cat {pair}/instance.crt {pairs}/health.bosh-dns/instance.crt");
-    let before = (SERVICES.map(|(service, _)| pid(&machine, service)), machine.run(&certificate).unwrap());
+    let before = (
+        SERVICES.map(|(service, _)| pid(&machine, service)),
+        machine.run(&certificate).unwrap(),
+    );
     machine.run("dpkg --install newer.deb").unwrap();
     let after = SERVICES.map(|(service, _)| pid(&machine, service));
-    assert!(before.0.iter().zip(&after).all(|(old, new)| old != new), "{:?} {after:?}", before.0);
+    assert!(
+        before.0.iter().zip(&after).all(|(old, new)| old != new),
+        "{:?} {after:?}",
+        before.0
+    );
     for (service, _) in SERVICES {
-        assert_eq!(state(&machine, service), "active", "{}", machine.journal(service));
+        assert_eq!(
+            state(&machine, service),
+            "active",
+            "{}",
+            machine.journal(service)
+        );
     }
-    assert_eq!(machine.run(&certificate).unwrap(), before.1, "the upgrade renews nothing");
+    assert_eq!(
+        machine.run(&certificate).unwrap(),
+        before.1,
+        "the upgrade renews nothing"
+    );
     wait_for(&machine, "bosh-dns-identity", &listed);
 
     // Certificates stay for their users until the purge.
@@ -155,7 +245,9 @@ fn identity_services_start_and_upgrade() {
     for (service, _) in SERVICES {
         assert_ne!(state(&machine, service), "active");
     }
-    machine.run(&format!("test -e {pairs}/health.bosh-dns/instance.pem")).unwrap();
+    machine
+        .run(&format!("test -e {pairs}/health.bosh-dns/instance.pem"))
+        .unwrap();
     machine.run("dpkg --purge bosh-dns-identity").unwrap();
     machine
         .run("test ! -e /var/lib/bosh-dns-identity && test ! -e /etc/bosh-dns-identity && test ! -e /run/bosh-dns-identity")

@@ -98,7 +98,11 @@ impl Refused {
 
 /// Returns the properties, with certificates of the API if it has any.
 fn with_certificates(properties: &Value, has_certificates: bool) -> Value {
-    let mut all = if has_certificates { certificates("api", "CERT") } else { json!({}) };
+    let mut all = if has_certificates {
+        certificates("api", "CERT")
+    } else {
+        json!({})
+    };
     merge(&mut all, properties);
     all
 }
@@ -132,7 +136,10 @@ pub(crate) fn render_job(job: &str, manifests: &[Value]) -> Result<Vec<Result<Fi
         .spawn()
         .context("ruby is needed: `cargo xtask test` installs it")?;
     // Ruby reads its whole input before it prints.
-    ruby.stdin.take().context("no standard input")?.write_all(&serde_json::to_vec(manifests)?)?;
+    ruby.stdin
+        .take()
+        .context("no standard input")?
+        .write_all(&serde_json::to_vec(manifests)?)?;
     let output = ruby.wait_with_output()?;
     ensure!(output.status.success(), "ruby failed ({})", output.status);
     let results: Vec<BTreeMap<String, Value>> = serde_json::from_slice(&output.stdout)?;
@@ -140,7 +147,11 @@ pub(crate) fn render_job(job: &str, manifests: &[Value]) -> Result<Vec<Result<Fi
         .into_iter()
         .map(|result| match result.get("files") {
             Some(files) => Ok(Ok(serde_json::from_value(files.clone())?)),
-            None => Ok(Err(result.get("error").and_then(Value::as_str).unwrap_or_default().to_owned())),
+            None => Ok(Err(result
+                .get("error")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned())),
         })
         .collect()
 }

@@ -57,13 +57,30 @@ impl Machine {
         for below in ["jobs", "instance/dns", "sys/log", "sys/run", "data"] {
             fs::create_dir_all(vcap.join(below))?;
         }
-        fs::write(vcap.join("instance/dns/records.json"), server::records_of_groups(&[1, 3]))?;
-        fs::write(vcap.join("instance/health.json"), json!({"state": "running"}).to_string())?;
+        fs::write(
+            vcap.join("instance/dns/records.json"),
+            server::records_of_groups(&[1, 3]),
+        )?;
+        fs::write(
+            vcap.join("instance/health.json"),
+            json!({"state": "running"}).to_string(),
+        )?;
         install_package(&vcap)?;
 
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--net", "--propagation=private", "sh", "-c", SET_UP, "sh"]);
-        command.arg(folder.path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args([
+            "--mount",
+            "--net",
+            "--propagation=private",
+            "sh",
+            "-c",
+            SET_UP,
+            "sh",
+        ]);
+        command
+            .arg(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut said = String::new();
         BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut said)?;
@@ -78,7 +95,10 @@ impl Machine {
 
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg("--target").arg(self.holder.pid().to_string()).args(["--mount", "--net", "--", program]);
+        command
+            .arg("--target")
+            .arg(self.holder.pid().to_string())
+            .args(["--mount", "--net", "--", program]);
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("/var/vcap/packages/bosh-dns/bin:{path}"));
         command
@@ -114,10 +134,16 @@ fn install_package(vcap: &Path) -> Result<()> {
     fs::copy(source.join("process.sh"), work.join("bosh-dns/process.sh"))?;
     let program = server::program()?;
     let stripped = programs.join("bosh-dns-xdp");
-    run(Command::new("objcopy").arg("--strip-debug").arg(&program).arg(stripped))?;
+    run(Command::new("objcopy")
+        .arg("--strip-debug")
+        .arg(&program)
+        .arg(stripped))?;
     for name in ["bosh-dns-sync", "bosh-dns-publish"] {
         let program = server::companion(name)?;
-        run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(programs.join(name)))?;
+        run(Command::new("objcopy")
+            .arg("--strip-debug")
+            .arg(program)
+            .arg(programs.join(name)))?;
     }
     run(Command::new("bash")
         .arg(source.join("packaging"))
@@ -139,18 +165,33 @@ fn packaging_refuses_unsuitable_stemcell() {
     // As the dynamic linker of an older system fails.
     let old = "#!/bin/sh\necho \"version GLIBC_2.31 not found\" >&2\nexit 1\n";
     write(&folder.path().join("bosh-dns/x86_64/bosh-dns-xdp"), old);
-    write(&folder.path().join("bosh-dns/aarch64/bosh-dns-xdp"), "#!/bin/sh\nexit 0\n");
+    write(
+        &folder.path().join("bosh-dns/aarch64/bosh-dns-xdp"),
+        "#!/bin/sh\nexit 0\n",
+    );
     for (machine, problem) in [
-        ("x86_64", Some("does not start on this stemcell: it needs glibc 2.31")),
-        ("s390x", Some("no programs for a stemcell of s390x, only for: aarch64 x86_64\n")),
+        (
+            "x86_64",
+            Some("does not start on this stemcell: it needs glibc 2.31"),
+        ),
+        (
+            "s390x",
+            Some("no programs for a stemcell of s390x, only for: aarch64 x86_64\n"),
+        ),
         ("aarch64", None),
     ] {
-        write(&folder.path().join("tools/uname"), &format!("#!/bin/sh\necho {machine}\n"));
+        write(
+            &folder.path().join("tools/uname"),
+            &format!("#!/bin/sh\necho {machine}\n"),
+        );
         let path = std::env::var("PATH").unwrap();
         let packaged = Command::new("bash")
             .arg(source.join("packaging"))
             .env("BOSH_INSTALL_TARGET", folder.path().join("target"))
-            .env("PATH", format!("{}:{path}", folder.path().join("tools").display()))
+            .env(
+                "PATH",
+                format!("{}:{path}", folder.path().join("tools").display()),
+            )
             .current_dir(folder.path())
             .output()
             .unwrap();
@@ -161,6 +202,9 @@ fn packaging_refuses_unsuitable_stemcell() {
             (problem.is_none(), problem.is_none()),
             "{said}"
         );
-        assert!(said.contains(problem.unwrap_or_default()), "{machine}: {said}");
+        assert!(
+            said.contains(problem.unwrap_or_default()),
+            "{machine}: {said}"
+        );
     }
 }

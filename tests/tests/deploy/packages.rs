@@ -33,20 +33,33 @@ pub(crate) const NEWER: u32 = FIRST + 60;
 
 /// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
 /// name, into `folder`.
-pub(crate) fn dist(command: &[&str], epoch: u32, folder: &Path, companions: &[(&str, &str)]) -> Result<()> {
+pub(crate) fn dist(
+    command: &[&str],
+    epoch: u32,
+    folder: &Path,
+    companions: &[(&str, &str)],
+) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut dist = Command::new("cargo");
-    dist.args(["run", "--quiet", "--package", "xtask", "--"]).args(command).arg("--out").arg(folder);
+    dist.args(["run", "--quiet", "--package", "xtask", "--"])
+        .args(command)
+        .arg("--out")
+        .arg(folder);
     let mut stripped = Vec::new();
     for (option, program) in programs(companions)? {
         // Packing the debug information of a debug build would take a minute.
         let file = tempfile::NamedTempFile::new()?.into_temp_path();
-        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file))?;
+        run(Command::new("objcopy")
+            .arg("--strip-all")
+            .arg(program)
+            .arg(&file))?;
         fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         dist.arg(format!("--{option}")).arg(&file);
         stripped.push(file);
     }
-    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string()))
+    run(dist
+        .current_dir(root)
+        .env("SOURCE_DATE_EPOCH", epoch.to_string()))
 }
 
 /// Returns the server and companions, each with its option of `cargo xtask dist`.
@@ -60,7 +73,9 @@ fn programs<'a>(companions: &[(&'a str, &str)]) -> Result<Vec<(&'a str, PathBuf)
 
 /// Fills `folder` with the packages of all programs; later dates make newer versions.
 pub(crate) fn artifacts(epoch: u32, folder: &Path) -> Result<()> {
-    once_per_run(&format!("dist-{epoch}"), folder, |out| dist(&["dist"], epoch, out, &COMPANIONS))
+    once_per_run(&format!("dist-{epoch}"), folder, |out| {
+        dist(&["dist"], epoch, out, &COMPANIONS)
+    })
 }
 
 /// Like [`artifacts`]; returns the path of the Debian package `name`.
@@ -76,15 +91,25 @@ pub(crate) fn artifact(folder: &Path, begin: &str, end: &str) -> Result<PathBuf>
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with(begin) && name.ends_with(end)
     };
-    names.collect::<Result<Vec<_>, _>>()?.into_iter().find(is_it).context(format!("{begin}*{end}"))
+    names
+        .collect::<Result<Vec<_>, _>>()?
+        .into_iter()
+        .find(is_it)
+        .context(format!("{begin}*{end}"))
 }
 
 /// Fills `folder` with the files that `make` writes into an empty one.
 ///
 /// nextest runs each test in its own process: the first one calls `make`, and the others wait for it and copy its
 /// files. Another run, or another build of the programs, calls it again. `slot` names what is made.
-pub(crate) fn once_per_run(slot: &str, folder: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let Ok(run) = env::var("NEXTEST_RUN_ID") else { return make(folder) };
+pub(crate) fn once_per_run(
+    slot: &str,
+    folder: &Path,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let Ok(run) = env::var("NEXTEST_RUN_ID") else {
+        return make(folder);
+    };
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(slot);
     let (files, stamp) = (kept.join("files"), kept.join("made-from"));
     fs::create_dir_all(&kept)?;
@@ -110,7 +135,13 @@ pub(crate) fn once_per_run(slot: &str, folder: &Path, make: impl FnOnce(&Path) -
 
 /// Accepts that there was nothing to remove.
 fn remove(removed: std::io::Result<()>) -> std::io::Result<()> {
-    removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    removed.or_else(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
 /// Returns path, size and time of modification of all programs.
@@ -118,7 +149,13 @@ fn identities() -> Result<String> {
     let mut text = String::new();
     for (_, program) in programs(&COMPANIONS)? {
         let metadata = fs::metadata(&program)?;
-        write!(text, "\n{} {} {:?}", program.display(), metadata.len(), metadata.modified()?)?;
+        write!(
+            text,
+            "\n{} {} {:?}",
+            program.display(),
+            metadata.len(),
+            metadata.modified()?
+        )?;
     }
     Ok(text)
 }
@@ -130,13 +167,17 @@ fn package_build_is_reproducible() {
     dist(&["dist"], FIRST, folders[1].path(), &COMPANIONS).unwrap();
     let files = |folder: &Path| {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-        let mut files: Vec<_> =
-            files.map(|file| (file.file_name(), fs::read(file.path()).unwrap())).collect();
+        let mut files: Vec<_> = files
+            .map(|file| (file.file_name(), fs::read(file.path()).unwrap()))
+            .collect();
         files.sort();
         files
     };
     let [first, second] = [files(folders[0].path()), files(folders[1].path())];
-    assert!(first.len() >= 6, "package, release, binary, its debug information, bill, sums");
+    assert!(
+        first.len() >= 6,
+        "package, release, binary, its debug information, bill, sums"
+    );
     for ((name, bytes), (other, again)) in first.iter().zip(&second) {
         assert_eq!(name, other);
         assert!(bytes == again, "{} differs", name.display());
@@ -153,11 +194,16 @@ fn packages_pass_lintian() {
     let folder = tempfile::tempdir().unwrap();
     let packages = ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"];
     artifacts(FIRST, folder.path()).unwrap();
-    let packages = packages.map(|name| artifact(folder.path(), &format!("{name}_"), ".deb").unwrap());
+    let packages =
+        packages.map(|name| artifact(folder.path(), &format!("{name}_"), ".deb").unwrap());
     let output = Command::new("lintian")
         .args(["--allow-root", "--fail-on", "error,warning"])
         .args(packages)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }

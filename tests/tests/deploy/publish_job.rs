@@ -1,6 +1,9 @@
 //! The job `bosh-dns-publish`: rendered as a director does, and run on an isolated machine with a real BIND.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -24,7 +27,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SECRET: &str = "c2VjcmV0IG9mIHRoZSB0dXRvcmlhbCwgMzIgb2N0ZXRzIQ==";
 
 fn render(properties: &[Value]) -> Vec<Result<Files, String>> {
-    let manifests: Vec<Value> = properties.iter().map(|one| json!({ "properties": one })).collect();
+    let manifests: Vec<Value> = properties
+        .iter()
+        .map(|one| json!({ "properties": one }))
+        .collect();
     job::render_job("bosh-dns-publish", &manifests).unwrap()
 }
 
@@ -40,8 +46,7 @@ fn documents(names: &[&str], address: &str) -> Value {
         "apiVersion": "bosh-dns-publish/v1", "kind": "DNSUpdateRecord", "metadata": {"name": "bind"}, "spec": spec,
     })];
     if !names.is_empty() {
-        let endpoint =
-            |name: &&str| json!({"dnsName": name, "recordType": "A", "recordTTL": 60, "targets": [address]});
+        let endpoint = |name: &&str| json!({"dnsName": name, "recordType": "A", "recordTTL": 60, "targets": [address]});
         let endpoints: Vec<Value> = names.iter().map(endpoint).collect();
         all.push(json!({
             "apiVersion": "externaldns.k8s.io/v1alpha1", "kind": "DNSEndpoint",
@@ -65,7 +70,10 @@ fn publish_properties_become_configuration() {
             "api": {"address": "0.0.0.0:8443", "tls": tls, "clients": ["operator"]},
         }),
     ];
-    let files: Vec<Files> = render(&jobs).into_iter().map(|result| result.unwrap()).collect();
+    let files: Vec<Files> = render(&jobs)
+        .into_iter()
+        .map(|result| result.unwrap())
+        .collect();
     let folder = tempfile::tempdir().unwrap();
     let configs: Vec<Config> = (0..2)
         .map(|index| {
@@ -76,25 +84,65 @@ fn publish_properties_become_configuration() {
         .collect();
     let data = Path::new("/var/vcap/data/bosh-dns-publish");
     assert_eq!(configs[0].documents, [data.join("documents")]);
-    assert_eq!(configs[0].store, Path::new("/var/vcap/store/bosh-dns-publish/store"));
-    assert!(configs[0].server.is_none() && configs[0].api.is_none() && configs[0].metrics.is_none());
-    let Config { documents, server, store, socket, api, metrics, managed, txt_encryption_key, .. } =
-        &configs[1];
+    assert_eq!(
+        configs[0].store,
+        Path::new("/var/vcap/store/bosh-dns-publish/store")
+    );
+    assert!(
+        configs[0].server.is_none() && configs[0].api.is_none() && configs[0].metrics.is_none()
+    );
+    let Config {
+        documents,
+        server,
+        store,
+        socket,
+        api,
+        metrics,
+        managed,
+        txt_encryption_key,
+        ..
+    } = &configs[1];
     assert_eq!(documents[1], Path::new("/var/vcap/store/names"));
-    assert_eq!(server.as_deref(), Some(Path::new("/var/vcap/jobs/bosh-dns/config/config.json")));
-    assert_eq!((store.as_path(), socket), (Path::new("/var/vcap/store/p/store"), &data.join("control.sock")));
-    assert_eq!(api.as_ref().unwrap().clients, Some(vec!["operator".to_owned()]));
-    assert_eq!((metrics.unwrap().to_string(), managed.len()), ("127.0.0.1:9100".to_owned(), 2));
-    assert!(txt_encryption_key.as_ref().unwrap().ends_with("config/txt_encryption_key"));
-    assert_eq!(configs[1].provider_settings["default/bind"]["create-ptr"], "true");
+    assert_eq!(
+        server.as_deref(),
+        Some(Path::new("/var/vcap/jobs/bosh-dns/config/config.json"))
+    );
+    assert_eq!(
+        (store.as_path(), socket),
+        (
+            Path::new("/var/vcap/store/p/store"),
+            &data.join("control.sock")
+        )
+    );
+    assert_eq!(
+        api.as_ref().unwrap().clients,
+        Some(vec!["operator".to_owned()])
+    );
+    assert_eq!(
+        (metrics.unwrap().to_string(), managed.len()),
+        ("127.0.0.1:9100".to_owned(), 2)
+    );
+    assert!(
+        txt_encryption_key
+            .as_ref()
+            .unwrap()
+            .ends_with("config/txt_encryption_key")
+    );
+    assert_eq!(
+        configs[1].provider_settings["default/bind"]["create-ptr"],
+        "true"
+    );
     assert_eq!(files[1]["config/txt_encryption_key"].trim(), "KEY OF TXT");
     assert_eq!(files[1]["config/certs/api.key"].trim(), "KEY");
     assert!(
-        files[0]["monit"].contains("bosh_dns_publish_ctl start") && files[1]["monit"].contains("bpm start")
+        files[0]["monit"].contains("bosh_dns_publish_ctl start")
+            && files[1]["monit"].contains("bpm start")
     );
-    for path in
-        ["\"/var/vcap/store/p\"", "\"/var/vcap/store/names\"", "\"/var/vcap/data/bosh-dns-xdp/control\""]
-    {
+    for path in [
+        "\"/var/vcap/store/p\"",
+        "\"/var/vcap/store/names\"",
+        "\"/var/vcap/data/bosh-dns-xdp/control\"",
+    ] {
         assert!(files[1]["config/bpm.yml"].contains(path), "{path}");
     }
     assert!(!files[0]["config/bpm.yml"].contains("unrestricted_volumes"));
@@ -103,12 +151,23 @@ fn publish_properties_become_configuration() {
 #[test]
 fn publish_mistakes_are_named() {
     for (properties, named) in [
-        (json!({"documents": {"kind": "DNSEndpoint"}}), "expected a list of documents"),
-        (json!({"documents": [{"metadata": {"name": "x"}}]}), "documents[0] has no kind"),
+        (
+            json!({"documents": {"kind": "DNSEndpoint"}}),
+            "expected a list of documents",
+        ),
+        (
+            json!({"documents": [{"metadata": {"name": "x"}}]}),
+            "documents[0] has no kind",
+        ),
         (json!({"api": {"address": "0.0.0.0:8443"}}), "api.tls.ca"),
     ] {
-        let problem = render(std::slice::from_ref(&properties)).remove(0).expect_err("not refused");
-        assert!(problem.contains(named), "{problem:?} does not name {named:?}");
+        let problem = render(std::slice::from_ref(&properties))
+            .remove(0)
+            .expect_err("not refused");
+        assert!(
+            problem.contains(named),
+            "{problem:?} does not name {named:?}"
+        );
     }
 }
 
@@ -118,15 +177,29 @@ fn publish_scripts_pass_shellcheck() {
     let folder = tempfile::tempdir().unwrap();
     let mut scripts = Vec::new();
     for (index, files) in render(&jobs).into_iter().enumerate() {
-        for (path, text) in files.unwrap().iter().filter(|(path, _)| path.starts_with("bin/")) {
-            let script = folder.path().join(format!("{index}-{}", path.replace('/', "-")));
+        for (path, text) in files
+            .unwrap()
+            .iter()
+            .filter(|(path, _)| path.starts_with("bin/"))
+        {
+            let script = folder
+                .path()
+                .join(format!("{index}-{}", path.replace('/', "-")));
             fs::write(&script, text).unwrap();
             scripts.push(script);
         }
     }
     assert_eq!(scripts.len(), 4);
-    let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let checked = Command::new("shellcheck")
+        .arg("--exclude=SC2016")
+        .args(scripts)
+        .output()
+        .unwrap();
+    assert!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&checked.stdout)
+    );
 }
 
 #[test]
@@ -141,26 +214,42 @@ fn publish_job_follows_deployments() {
                    pid-file none; session-keyfile none; }; controls { };";
     let zone = "zone example.org { type primary; file \"zone\"; allow-transfer { key publisher; }; \
                 update-policy { grant publisher zonesub ANY; }; };";
-    fs::write(named.join("named.conf"), format!("{key}\n{options}\n{zone}\n")).unwrap();
+    fs::write(
+        named.join("named.conf"),
+        format!("{key}\n{options}\n{zone}\n"),
+    )
+    .unwrap();
     let text = "$TTL 60\n@ SOA ns.example.org. admin.example.org. 1 3600 600 86400 60\n@ NS ns.example.org.\nns A 127.0.0.1\n";
     fs::write(named.join("zone"), text).unwrap();
     let mut server = machine.command("sh");
-    server.args(["-c", "cd /var/vcap/data/named && exec named -g -c named.conf >named.log 2>&1"]);
+    server.args([
+        "-c",
+        "cd /var/vcap/data/named && exec named -g -c named.conf >named.log 2>&1",
+    ]);
     let _server = Kept::spawn(&mut server).unwrap();
 
     let start = |documents: Value| {
         let properties = json!({"documents": documents, "metrics": {"enabled": true}});
         machine.deploy_job("bosh-dns-publish", properties).unwrap();
-        machine.run(&format!("{JOB}/bin/bosh_dns_publish_ctl start")).unwrap();
+        machine
+            .run(&format!("{JOB}/bin/bosh_dns_publish_ctl start"))
+            .unwrap();
     };
-    let stop = || machine.run(&format!("{JOB}/bin/bosh_dns_publish_ctl stop")).unwrap();
+    let stop = || {
+        machine
+            .run(&format!("{JOB}/bin/bosh_dns_publish_ctl stop"))
+            .unwrap()
+    };
     let logs = || {
         let run = "cat /var/vcap/sys/log/bosh-dns-publish/* /var/vcap/data/named/named.log";
         machine.run(run).unwrap_or_else(|error| error.to_string())
     };
     let addresses = |name: &str| {
         let dig = format!("dig @127.0.0.1 -p 5300 +short +tries=1 +time=5 {name}");
-        machine.run(&dig).map(|said| said.trim().to_owned()).unwrap_or_default()
+        machine
+            .run(&dig)
+            .map(|said| said.trim().to_owned())
+            .unwrap_or_default()
     };
     let wait = |event: &str, is_so: &dyn Fn() -> bool| {
         wait_until(event, TIMEOUT, is_so).unwrap_or_else(|error| panic!("{error}: {}", logs()));
@@ -174,12 +263,26 @@ fn publish_job_follows_deployments() {
     wait("the status", &|| {
         command("status").is_ok_and(|said| said.contains("published, 2 record sets wanted"))
     });
-    let pid_file = machine.vcap().join("sys/run/bosh-dns-publish/bosh-dns-publish.pid");
+    let pid_file = machine
+        .vcap()
+        .join("sys/run/bosh-dns-publish/bosh-dns-publish.pid");
     let pid = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
-    assert!(status_line(&pid, "Uid").unwrap().contains("2001"), "not vcap");
-    let get = "exec 3<>/dev/tcp/127.0.0.1/7979; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3";
-    assert!(machine.run(get).unwrap().contains("external_dns_registry_records{provider=\"default/bind\"} 2"));
-    assert!(data.join("bosh-dns-publish/documents/job.json.status").is_file());
+    assert!(
+        status_line(&pid, "Uid").unwrap().contains("2001"),
+        "not vcap"
+    );
+    let get =
+        "exec 3<>/dev/tcp/127.0.0.1/7979; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3";
+    assert!(
+        machine
+            .run(get)
+            .unwrap()
+            .contains("external_dns_registry_records{provider=\"default/bind\"} 2")
+    );
+    assert!(
+        data.join("bosh-dns-publish/documents/job.json.status")
+            .is_file()
+    );
 
     // An update as performed by monit.
     stop();
@@ -196,13 +299,21 @@ fn publish_job_follows_deployments() {
         command("status || true").is_ok_and(|said| said.contains("--confirm-deletions 2"))
     });
     assert_eq!(addresses("a.example.org"), "192.0.2.2");
-    assert!(command("apply --confirm-deletions 2").unwrap().contains("2 names changed"));
-    wait("the deletion", &|| addresses("a.example.org").is_empty() && addresses("b.example.org").is_empty());
+    assert!(
+        command("apply --confirm-deletions 2")
+            .unwrap()
+            .contains("2 names changed")
+    );
+    wait("the deletion", &|| {
+        addresses("a.example.org").is_empty() && addresses("b.example.org").is_empty()
+    });
     stop();
     stop();
     // Without documents nothing is left to publish from.
     start(json!([]));
-    wait("the start", &|| command("status").is_ok_and(|said| said.contains("no documents")));
+    wait("the start", &|| {
+        command("status").is_ok_and(|said| said.contains("no documents"))
+    });
     assert!(!data.join("bosh-dns-publish/documents/job.json").exists());
     stop();
 }

@@ -1,7 +1,10 @@
 //! Fleet names published by the packaged units: the publisher learns addresses and health through the server's control
 //! socket, which the server opens for its group.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{
     collections::BTreeSet,
@@ -51,35 +54,77 @@ fn records() -> Vec<u8> {
 /// Returns the addresses in etcd's keys of the name.
 fn published(machine: &Debian) -> BTreeSet<IpAddr> {
     let mut command = Command::new("etcdctl");
-    command.env("ETCDCTL_API", "3").args(["--endpoints", "127.0.0.1:2379"]);
-    command.args(["get", "/skydns/org/example/router/", "--prefix", "--print-value-only"]);
-    let text = machine.in_network(|| capture(&mut command)).unwrap().unwrap();
-    let hosts = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    hosts.filter_map(|value| value["host"].as_str()?.parse().ok()).collect()
+    command
+        .env("ETCDCTL_API", "3")
+        .args(["--endpoints", "127.0.0.1:2379"]);
+    command.args([
+        "get",
+        "/skydns/org/example/router/",
+        "--prefix",
+        "--print-value-only",
+    ]);
+    let text = machine
+        .in_network(|| capture(&mut command))
+        .unwrap()
+        .unwrap();
+    let hosts = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    hosts
+        .filter_map(|value| value["host"].as_str()?.parse().ok())
+        .collect()
 }
 
 #[test]
 fn packaged_publisher_learns_health() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(machine) = Debian::boot().unwrap() else { return };
+    let Some(machine) = Debian::boot().unwrap() else {
+        return;
+    };
     let shared = machine.shared();
-    fs::copy(package(FIRST, folder.path(), "bosh-dns-xdp"), shared.join("new.deb")).unwrap();
+    fs::copy(
+        package(FIRST, folder.path(), "bosh-dns-xdp"),
+        shared.join("new.deb"),
+    )
+    .unwrap();
     let authority = Authority::new("ca").unwrap();
     let files = [folder.path().join("instances"), shared.join("tls")].map(|folder| {
         fs::create_dir(&folder).unwrap();
-        write_files(&folder, &authority.issue(HEALTH_NAME).unwrap(), &authority.certificate).unwrap()
+        write_files(
+            &folder,
+            &authority.issue(HEALTH_NAME).unwrap(),
+            &authority.certificate,
+        )
+        .unwrap()
     });
-    let fleet = machine.in_network(|| Fleet::start(&files[0])).unwrap().unwrap();
+    let fleet = machine
+        .in_network(|| Fleet::start(&files[0]))
+        .unwrap()
+        .unwrap();
     let data = folder.path().join("etcd");
     let _etcd = machine
         .in_network(|| {
             let urls = ["http://127.0.0.1:2379", "http://127.0.0.1:2380"];
             let mut etcd = Command::new("etcd");
             etcd.arg("--data-dir").arg(&data).arg("--unsafe-no-fsync");
-            etcd.args(["--listen-client-urls", urls[0], "--advertise-client-urls", urls[0]]);
-            etcd.args(["--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1]]);
+            etcd.args([
+                "--listen-client-urls",
+                urls[0],
+                "--advertise-client-urls",
+                urls[0],
+            ]);
+            etcd.args([
+                "--listen-peer-urls",
+                urls[1],
+                "--initial-advertise-peer-urls",
+                urls[1],
+            ]);
             etcd.args(["--initial-cluster", &format!("default={}", urls[1])]);
-            Kept::spawn(etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+            Kept::spawn(
+                etcd.stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null()),
+            )
         })
         .unwrap()
         .unwrap();
@@ -96,9 +141,14 @@ fn packaged_publisher_learns_health() {
             "ca_file": "/shared/tls/ca.pem",
             "check_interval": "200ms",
         });
-        server::merge(&mut config, &json!({"health": health, "control": control, "xdp": {"enabled": false}}));
+        server::merge(
+            &mut config,
+            &json!({"health": health, "control": control, "xdp": {"enabled": false}}),
+        );
         fs::write(shared.join("config.json"), config.to_string()).unwrap();
-        machine.run("cp config.json /etc/bosh-dns-xdp/config.json").unwrap();
+        machine
+            .run("cp config.json /etc/bosh-dns-xdp/config.json")
+            .unwrap();
         machine
             .run("systemctl restart bosh-dns-xdp")
             .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp")));
@@ -111,14 +161,25 @@ fn packaged_publisher_learns_health() {
         fs::write(shared.join(name), text).unwrap();
     }
     // Health checks read the key.
-    machine.run("chmod 644 tls/*; cp records.json /var/lib/bosh-dns-xdp").unwrap();
-    machine.run("cp cf.yml /etc/bosh-dns-xdp/publish.d; cp publish.yml /etc/bosh-dns-xdp").unwrap();
+    machine
+        .run("chmod 644 tls/*; cp records.json /var/lib/bosh-dns-xdp")
+        .unwrap();
+    machine
+        .run("cp cf.yml /etc/bosh-dns-xdp/publish.d; cp publish.yml /etc/bosh-dns-xdp")
+        .unwrap();
     configure(json!({"group": "bosh-dns-control"}));
-    wait_until("the server", TIMEOUT, || machine.run("bosh-dns-xdp status").is_ok()).unwrap();
+    wait_until("the server", TIMEOUT, || {
+        machine.run("bosh-dns-xdp status").is_ok()
+    })
+    .unwrap();
     machine.run("systemctl start bosh-dns-publish").unwrap();
     let comes = |what: &str, expected: &BTreeSet<IpAddr>| {
         wait_until(what, TIMEOUT, || published(&machine) == *expected).unwrap_or_else(|error| {
-            panic!("{error}: {:?}\n{}", published(&machine), machine.journal("bosh-dns-publish"))
+            panic!(
+                "{error}: {:?}\n{}",
+                published(&machine),
+                machine.journal("bosh-dns-publish")
+            )
         });
     };
     let all: BTreeSet<IpAddr> = (0..3).map(instance).collect();
@@ -128,7 +189,10 @@ fn packaged_publisher_learns_health() {
     fleet.says(instance(0), Says::state("running"));
     comes("the return", &all);
     let journal = machine.journal("bosh-dns-publish");
-    assert!(!journal.contains("the fleet's addresses and health are unknown"), "{journal}");
+    assert!(
+        !journal.contains("the fleet's addresses and health are unknown"),
+        "{journal}"
+    );
 
     // Members of another group cannot use the socket: the publisher reports that, and publishes the known
     // data.

@@ -38,24 +38,43 @@ fn release(folder: &Path) -> Result<PathBuf> {
     once_per_run("release", &out, |out| {
         let folder = TempDir::with_prefix("bdx-key-")?;
         let key = folder.path().join("key");
-        run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
+        run(Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(&key))?;
         let image = server::program()?;
         let key = key.to_str().context("a path in UTF-8")?;
         let image = image.to_str().context("a path in UTF-8")?;
-        dist(&["release", VERSION, "--key", key, "--image", image], FIRST, out, &COMPANIONS)
+        dist(
+            &["release", VERSION, "--key", key, "--image", image],
+            FIRST,
+            out,
+            &COMPANIONS,
+        )
     })?;
     Ok(out)
 }
 
 /// Returns the output of a shell script with these arguments.
 fn shell(script: &str, arguments: &[&Path]) -> Result<String> {
-    capture(Command::new("bash").args(["-euo", "pipefail", "-c", script, "sh"]).args(arguments))
+    capture(
+        Command::new("bash")
+            .args(["-euo", "pipefail", "-c", script, "sh"])
+            .args(arguments),
+    )
 }
 
 /// Whether ssh-keygen accepts the signature of the checksums.
 fn is_signed(out: &Path) -> Result<bool> {
     let verified = Command::new("ssh-keygen")
-        .args(["-Y", "verify", "-n", "bosh-dns-xdp-release", "-I", "releases@bosh-dns-xdp", "-f"])
+        .args([
+            "-Y",
+            "verify",
+            "-n",
+            "bosh-dns-xdp-release",
+            "-I",
+            "releases@bosh-dns-xdp",
+            "-f",
+        ])
         .arg(out.join("allowed_signers"))
         .arg("-s")
         .arg(out.join("SHA256SUMS.sig"))
@@ -69,16 +88,25 @@ fn is_signed(out: &Path) -> Result<bool> {
 #[test]
 fn release_is_signed_and_installable() {
     let folder = TempDir::with_prefix("bdx-release-").unwrap();
-    let Some(machine) = Debian::boot().unwrap() else { return };
+    let Some(machine) = Debian::boot().unwrap() else {
+        return;
+    };
     let out = release(folder.path()).unwrap();
 
     // Checksums cover every file but their own, and the signature covers the checksums.
-    run(Command::new("sha256sum").args(["--quiet", "--check", "SHA256SUMS"]).current_dir(&out)).unwrap();
+    run(Command::new("sha256sum")
+        .args(["--quiet", "--check", "SHA256SUMS"])
+        .current_dir(&out))
+    .unwrap();
     let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
     for entry in fs::read_dir(&out).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        let is_signature = ["SHA256SUMS", "SHA256SUMS.sig", "allowed_signers"].contains(&name.as_str());
-        assert!(is_signature || sums.contains(&format!("  {name}\n")), "{name}: {sums}");
+        let is_signature =
+            ["SHA256SUMS", "SHA256SUMS.sig", "allowed_signers"].contains(&name.as_str());
+        assert!(
+            is_signature || sums.contains(&format!("  {name}\n")),
+            "{name}: {sums}"
+        );
     }
     assert!(is_signed(&out).unwrap());
     fs::write(out.join("SHA256SUMS"), sums.replacen("0", "1", 1)).unwrap();
@@ -91,18 +119,27 @@ fn release_is_signed_and_installable() {
         .map(|name| (out.join(format!("{name}_{debian_version}_amd64.deb")), name));
     for (package, name) in &packages {
         let notices = format!("./usr/share/doc/{name}/third-party-notices.gz");
-        let script = format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {notices} | zcat");
+        let script =
+            format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {notices} | zcat");
         assert_noticed(&shell(&script, &[package]).unwrap());
         let copyright = format!("./usr/share/doc/{name}/copyright");
-        let script = format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {copyright}");
+        let script =
+            format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {copyright}");
         assert!(shell(&script, &[package]).unwrap().contains(&notices[1..]));
     }
     let bosh = out.join(format!("bosh-dns-xdp-{VERSION}.tgz"));
-    let license =
-        "tar --extract --to-stdout --gzip --file \"$1\" ./license.tgz | tar --extract --to-stdout --gzip";
+    let license = "tar --extract --to-stdout --gzip --file \"$1\" ./license.tgz | tar --extract --to-stdout --gzip";
     assert_noticed(&shell(&format!("{license} ./NOTICE"), &[&bosh]).unwrap());
-    assert!(shell(&format!("{license} ./LICENSE"), &[&bosh]).unwrap().contains("Apache License"));
-    let manifest = shell("tar --extract --to-stdout --gzip --file \"$1\" ./release.MF", &[&bosh]).unwrap();
+    assert!(
+        shell(&format!("{license} ./LICENSE"), &[&bosh])
+            .unwrap()
+            .contains("Apache License")
+    );
+    let manifest = shell(
+        "tar --extract --to-stdout --gzip --file \"$1\" ./release.MF",
+        &[&bosh],
+    )
+    .unwrap();
     assert!(
         manifest.contains(&format!("version: {VERSION}\n")) && manifest.contains("\nlicense:\n"),
         "{manifest}"
@@ -114,11 +151,15 @@ fn release_is_signed_and_installable() {
     assert_noticed(&fs::read_to_string(out.join("third-party-notices.txt")).unwrap());
 
     // The bill of materials is of this version, and names the programs of each crate.
-    let bill: Value = serde_json::from_slice(&fs::read(out.join("bosh-dns-xdp.cdx.json")).unwrap()).unwrap();
+    let bill: Value =
+        serde_json::from_slice(&fs::read(out.join("bosh-dns-xdp.cdx.json")).unwrap()).unwrap();
     assert_eq!(bill["metadata"]["component"]["version"], VERSION);
     let components = bill["components"].as_array().unwrap();
     let programs_of = |name: &str| {
-        let of_name = components.iter().find(|component| component["name"] == name).unwrap();
+        let of_name = components
+            .iter()
+            .find(|component| component["name"] == name)
+            .unwrap();
         of_name["properties"][0]["value"].as_str().unwrap()
     };
     assert!(
@@ -132,19 +173,32 @@ fn release_is_signed_and_installable() {
     }
     machine.run("dpkg --install *.deb").unwrap();
     for (_, package) in packages {
-        let installed =
-            machine.run(&format!("dpkg-query --show --showformat '${{Version}}' {package}")).unwrap();
+        let installed = machine
+            .run(&format!(
+                "dpkg-query --show --showformat '${{Version}}' {package}"
+            ))
+            .unwrap();
         assert_eq!(installed.trim(), debian_version);
         let said = machine.run(&format!("{package} --version")).unwrap();
         assert!(said.split_whitespace().nth(1) == Some(VERSION), "{said}");
-        let manual = machine.run(&format!("zcat /usr/share/man/man[18]/{package}.[18].gz")).unwrap();
+        let manual = machine
+            .run(&format!("zcat /usr/share/man/man[18]/{package}.[18].gz"))
+            .unwrap();
         assert!(manual.contains(VERSION), "{manual}");
-        machine.run(&format!("bash -n /usr/share/bash-completion/completions/{package}")).unwrap();
+        machine
+            .run(&format!(
+                "bash -n /usr/share/bash-completion/completions/{package}"
+            ))
+            .unwrap();
     }
 }
 
 fn assert_noticed(notices: &str) {
-    assert!(notices.lines().any(|line| line.starts_with("tokio ")), "{} bytes", notices.len());
+    assert!(
+        notices.lines().any(|line| line.starts_with("tokio ")),
+        "{} bytes",
+        notices.len()
+    );
 }
 
 /// Containers of podman, with storage of their own.
@@ -177,7 +231,15 @@ impl Podman {
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let mut podman = self.namespace.command("unshare")?;
         podman
-            .args(["--mount", "--propagation", "private", "sh", "-euc", PODMAN, "sh"])
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-euc",
+                PODMAN,
+                "sh",
+            ])
             .arg(self.folder.path());
         capture(podman.args(arguments))
     }
@@ -209,15 +271,29 @@ fn image_answers_with_and_without_privileges() {
     if !requirements::met("podman", works) {
         return;
     }
-    for page in [include_str!("../../../README.md"), include_str!("../../../docs/one-machine.md")] {
-        assert!(page.contains(&PRIVILEGES.join(" ")), "the documented command has other options");
+    for page in [
+        include_str!("../../../README.md"),
+        include_str!("../../../docs/one-machine.md"),
+    ] {
+        assert!(
+            page.contains(&PRIVILEGES.join(" ")),
+            "the documented command has other options"
+        );
     }
     let options = PRIVILEGES.chunks(2);
-    let capabilities: Vec<&str> =
-        options.filter(|option| option[0] == "--cap-add").map(|option| option[1]).collect();
+    let capabilities: Vec<&str> = options
+        .filter(|option| option[0] == "--cap-add")
+        .map(|option| option[1])
+        .collect();
     let compose = include_str!("../../../deploy/container/compose.yml");
-    assert!(compose.contains(&format!("cap_add: [{}]", capabilities.join(", "))), "{compose}");
-    assert!(compose.contains("network_mode: host") && compose.contains("security_opt: [seccomp=unconfined]"));
+    assert!(
+        compose.contains(&format!("cap_add: [{}]", capabilities.join(", "))),
+        "{compose}"
+    );
+    assert!(
+        compose.contains("network_mode: host")
+            && compose.contains("security_opt: [seccomp=unconfined]")
+    );
     let folder = TempDir::with_prefix("bdx-image-").unwrap();
     let out = release(folder.path()).unwrap();
     let podman = Podman {
@@ -225,22 +301,48 @@ fn image_answers_with_and_without_privileges() {
         namespace: Namespace::new("image").unwrap(),
     };
     let image = artifact(&out, "bosh-dns-xdp-", "-oci.tar").unwrap();
-    podman.run(&["load", "--input", image.to_str().unwrap()]).unwrap();
+    podman
+        .run(&["load", "--input", image.to_str().unwrap()])
+        .unwrap();
     let records = folder.path().join("records");
     fs::create_dir(&records).unwrap();
-    fs::write(records.join("records.json"), server::records_of_groups(&[1])).unwrap();
+    fs::write(
+        records.join("records.json"),
+        server::records_of_groups(&[1]),
+    )
+    .unwrap();
     let volume = format!("{}:/var/lib/bosh-dns-xdp:ro", records.display());
-    for (name, privileges, path) in [("fast", &PRIVILEGES[..], "interface"), ("plain", &[], "userspace")] {
-        let common = ["run", "--detach", "--name", name, "--network", "host", "--volume", &volume];
-        podman.run(&[&common[..], &LIMITS, privileges, &["bosh-dns-xdp"]].concat()).unwrap();
-        let explained = || podman.run(&["logs", name]).unwrap_or_else(|error| error.to_string());
+    for (name, privileges, path) in [
+        ("fast", &PRIVILEGES[..], "interface"),
+        ("plain", &[], "userspace"),
+    ] {
+        let common = [
+            "run",
+            "--detach",
+            "--name",
+            name,
+            "--network",
+            "host",
+            "--volume",
+            &volume,
+        ];
+        podman
+            .run(&[&common[..], &LIMITS, privileges, &["bosh-dns-xdp"]].concat())
+            .unwrap();
+        let explained = || {
+            podman
+                .run(&["logs", name])
+                .unwrap_or_else(|error| error.to_string())
+        };
         let status = || -> Result<Value> {
             // Exit code 1 reports a failed part.
             let said = podman.run(&["exec", name, "/bosh-dns-xdp", "status", "--json"])?;
             Ok(serde_json::from_str(&said)?)
         };
-        wait_until("the container's answer", TIMEOUT, || ask(&podman.namespace).is_ok())
-            .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
+        wait_until("the container's answer", TIMEOUT, || {
+            ask(&podman.namespace).is_ok()
+        })
+        .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
         if path == "interface" {
             wait_until("an answer of the interface", TIMEOUT, || {
                 let _ = ask(&podman.namespace);
@@ -253,7 +355,9 @@ fn image_answers_with_and_without_privileges() {
             })
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
         }
-        podman.run(&["rm", "--force", "--time", "10", name]).unwrap();
+        podman
+            .run(&["rm", "--force", "--time", "10", name])
+            .unwrap();
     }
 }
 
@@ -265,12 +369,22 @@ fn artifacts_hold_both_architectures() {
     let programs = PathBuf::from(std::env::var_os("ARM64_PROGRAMS").unwrap());
     let folder = TempDir::with_prefix("bdx-arm64-").unwrap();
     let (out, image) = (folder.path().join("dist"), server::program().unwrap());
-    let options =
-        ["dist", "--image", image.to_str().unwrap(), "--arm64-programs", programs.to_str().unwrap()];
+    let options = [
+        "dist",
+        "--image",
+        image.to_str().unwrap(),
+        "--arm64-programs",
+        programs.to_str().unwrap(),
+    ];
     dist(&options, FIRST, &out, &COMPANIONS).unwrap();
     for package in ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"] {
         let deb = artifact(&out, &format!("{package}_"), "_arm64.deb").unwrap();
-        assert_eq!(shell("dpkg-deb --field \"$1\" Architecture", &[&deb]).unwrap().trim(), "arm64");
+        assert_eq!(
+            shell("dpkg-deb --field \"$1\" Architecture", &[&deb])
+                .unwrap()
+                .trim(),
+            "arm64"
+        );
         let unpacked = folder.path().join(package);
         run(Command::new("dpkg").arg("-x").arg(&deb).arg(&unpacked)).unwrap();
         let program = unpacked.join("usr/bin").join(package);
@@ -281,14 +395,20 @@ fn artifacts_hold_both_architectures() {
                 .arg("--version"),
         );
         assert_eq!(said.unwrap().split_whitespace().nth(1), Some(VERSION));
-        run(Command::new("lintian").args(["--allow-root", "--fail-on", "error,warning"]).arg(deb)).unwrap();
+        run(Command::new("lintian")
+            .args(["--allow-root", "--fail-on", "error,warning"])
+            .arg(deb))
+        .unwrap();
     }
     let bosh = artifact(&out, "bosh-dns-xdp-", ".tgz").unwrap();
     let listed = "tar --extract --to-stdout --gzip --file \"$1\" ./packages/bosh-dns.tgz | tar --list --gzip";
     let listed = shell(listed, &[&bosh]).unwrap();
     for machine in ["x86_64", "aarch64"] {
         for program in ["bosh-dns-xdp", "bosh-dns-sync"] {
-            assert!(listed.contains(&format!("bosh-dns/{machine}/{program}\n")), "{listed}");
+            assert!(
+                listed.contains(&format!("bosh-dns/{machine}/{program}\n")),
+                "{listed}"
+            );
         }
     }
     let image = artifact(&out, "bosh-dns-xdp-", "-oci.tar").unwrap();
@@ -298,8 +418,18 @@ fn artifacts_hold_both_architectures() {
     };
     let source = format!("oci-archive:{}", image.display());
     for architecture in ["amd64", "arm64"] {
-        let id = podman.run(&["pull", "--quiet", "--arch", architecture, &source]).unwrap();
-        let shown = podman.run(&["image", "inspect", "--format", "{{.Architecture}}", id.trim()]).unwrap();
+        let id = podman
+            .run(&["pull", "--quiet", "--arch", architecture, &source])
+            .unwrap();
+        let shown = podman
+            .run(&[
+                "image",
+                "inspect",
+                "--format",
+                "{{.Architecture}}",
+                id.trim(),
+            ])
+            .unwrap();
         assert_eq!(shown.trim(), architecture);
     }
 }

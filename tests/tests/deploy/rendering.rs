@@ -17,18 +17,28 @@ fn rendered() -> Result<(Table, Vec<Files>)> {
     let table = Table::read()?;
     let manifests: Vec<Value> = table.rendered.iter().map(Rendered::manifest).collect();
     let results = job::render(&manifests)?;
-    let files = table
-        .rendered
-        .iter()
-        .zip(results)
-        .map(|(row, result)| result.map_err(|problem| anyhow::anyhow!("{}: {problem}", row.about)));
+    let files =
+        table.rendered.iter().zip(results).map(|(row, result)| {
+            result.map_err(|problem| anyhow::anyhow!("{}: {problem}", row.about))
+        });
     let files = files.collect::<Result<_>>()?;
     Ok((table, files))
 }
 
 #[test]
 fn rendered_configuration_matches_reference() {
-    let (Table { defaults: Defaults { config, health_server }, rendered, .. }, files) = rendered().unwrap();
+    let (
+        Table {
+            defaults:
+                Defaults {
+                    config,
+                    health_server,
+                },
+            rendered,
+            ..
+        },
+        files,
+    ) = rendered().unwrap();
     assert!(rendered.len() >= 30);
     for (row, files) in rendered.iter().zip(&files) {
         let json = |path: &str| -> Value { serde_json::from_str(&files[path]).unwrap() };
@@ -37,7 +47,10 @@ fn rendered_configuration_matches_reference() {
         let mut found = json("config/config.json");
         found.as_object_mut().unwrap().remove("control");
         // bosh-dns has no such object; the row's expectations on it are checked below.
-        let (ours, own) = (found.as_object_mut().unwrap().remove("xdp").unwrap(), row.config.get("xdp"));
+        let (ours, own) = (
+            found.as_object_mut().unwrap().remove("xdp").unwrap(),
+            row.config.get("xdp"),
+        );
         expected.as_object_mut().unwrap().remove("xdp");
         assert_eq!(found, expected, "{}: config.json", row.about);
         for (key, value) in own.and_then(Value::as_object).into_iter().flatten() {
@@ -46,17 +59,44 @@ fn rendered_configuration_matches_reference() {
         let mut expected = health_server.clone();
         server::merge(
             &mut expected,
-            row.health_server.as_ref().unwrap_or(&Value::Object(Default::default())),
+            row.health_server
+                .as_ref()
+                .unwrap_or(&Value::Object(Default::default())),
         );
-        assert_eq!(json("config/health_server_config.json"), expected, "{}: health server", row.about);
+        assert_eq!(
+            json("config/health_server_config.json"),
+            expected,
+            "{}: health server",
+            row.about
+        );
         let empty = (Value::Object(Default::default()), Value::Array(Vec::new()));
-        assert_eq!(&json("dns/aliases.json"), row.aliases.as_ref().unwrap_or(&empty.0), "{}", row.about);
-        assert_eq!(&json("dns/handlers.json"), row.handlers.as_ref().unwrap_or(&empty.1), "{}", row.about);
+        assert_eq!(
+            &json("dns/aliases.json"),
+            row.aliases.as_ref().unwrap_or(&empty.0),
+            "{}",
+            row.about
+        );
+        assert_eq!(
+            &json("dns/handlers.json"),
+            row.handlers.as_ref().unwrap_or(&empty.1),
+            "{}",
+            row.about
+        );
         for (path, part) in &row.contains {
-            assert!(files[path].contains(part), "{}: {path} lacks {part:?}:\n{}", row.about, files[path]);
+            assert!(
+                files[path].contains(part),
+                "{}: {path} lacks {part:?}:\n{}",
+                row.about,
+                files[path]
+            );
         }
         for (path, part) in &row.lacks {
-            assert!(!files[path].contains(part), "{}: {path} has {part:?}:\n{}", row.about, files[path]);
+            assert!(
+                !files[path].contains(part),
+                "{}: {path} has {part:?}:\n{}",
+                row.about,
+                files[path]
+            );
         }
     }
 }
@@ -68,7 +108,11 @@ fn invalid_properties_are_named() {
     for (row, result) in table.refused.iter().zip(job::render(&manifests).unwrap()) {
         let problem = result.expect_err(&format!("not refused: {}", row.properties));
         for part in &row.refused {
-            assert!(problem.contains(part), "{}: {problem:?} does not name {part:?}", row.properties);
+            assert!(
+                problem.contains(part),
+                "{}: {problem:?} does not name {part:?}",
+                row.properties
+            );
         }
     }
 }
@@ -86,7 +130,10 @@ fn scripts_pass_shellcheck() {
         scripts.extend(["postinst", "prerm", "postrm"].map(|script| folder.join(script)));
     }
     // Most manifests render the same scripts.
-    let texts = files.iter().flatten().filter(|(path, _)| path.starts_with("bin/"));
+    let texts = files
+        .iter()
+        .flatten()
+        .filter(|(path, _)| path.starts_with("bin/"));
     let texts: BTreeSet<&String> = texts.map(|(_, text)| text).collect();
     for (index, text) in texts.into_iter().enumerate() {
         let script = folder.path().join(index.to_string());
@@ -94,8 +141,16 @@ fn scripts_pass_shellcheck() {
         scripts.push(script);
     }
     // SC2016: manifest values are in single quotes precisely so that the shell does not expand them.
-    let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let checked = Command::new("shellcheck")
+        .arg("--exclude=SC2016")
+        .args(scripts)
+        .output()
+        .unwrap();
+    assert!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&checked.stdout)
+    );
 }
 
 #[test]
@@ -106,9 +161,13 @@ fn server_accepts_rendered_configuration() {
     let (table, files) = rendered().unwrap();
     let machine = Machine::new().unwrap();
     // A row names it in xdp.interfaces.
-    machine.run("ip link add eth0 type veth peer name eth0-peer").unwrap();
+    machine
+        .run("ip link add eth0 type veth peer name eth0-peer")
+        .unwrap();
     // The scripts create it before the server starts.
-    machine.run("source /var/vcap/packages/bosh-dns/lib/process.sh; add_attach_user").unwrap();
+    machine
+        .run("source /var/vcap/packages/bosh-dns/lib/process.sh; add_attach_user")
+        .unwrap();
     for (row, files) in table.rendered.iter().zip(&files) {
         let job = machine.vcap().join("jobs/bosh-dns");
         fs::remove_dir_all(&job).ok();
@@ -116,7 +175,9 @@ fn server_accepts_rendered_configuration() {
         // bosh_dns_ctl adds the address before the server starts.
         let config: Value = serde_json::from_str(&files["config/config.json"]).unwrap();
         let address = config["address"].as_str().unwrap();
-        machine.run(&format!("ip address replace '{address}' dev lo")).unwrap();
+        machine
+            .run(&format!("ip address replace '{address}' dev lo"))
+            .unwrap();
         let checked = machine
             .run(
                 "cd /var/vcap/jobs/bosh-dns && bosh-dns-xdp check --json --config config/config.json || true",
@@ -150,28 +211,40 @@ const RUNTIME_CONFIG: &str = r#"{
 fn ops_file_replaces_one_add_on() {
     let file = job::bosh().join("ops/use-bosh-dns-xdp.yml");
     let script = "puts JSON.generate(YAML.load_file(ARGV[0]))";
-    let json =
-        capture(Command::new("ruby").args(["-EUTF-8", "-ryaml", "-rjson", "-e", script]).arg(file)).unwrap();
+    let json = capture(
+        Command::new("ruby")
+            .args(["-EUTF-8", "-ryaml", "-rjson", "-e", script])
+            .arg(file),
+    )
+    .unwrap();
     let mut config: Value = serde_json::from_str(RUNTIME_CONFIG).unwrap();
     for operation in serde_json::from_str::<Vec<Value>>(&json).unwrap() {
         assert_eq!(operation["type"], "replace");
         let path = operation["path"].as_str().unwrap();
-        let place = path.split('/').skip(1).fold(&mut config, |place, word| match word.split_once('=') {
-            Some((key, value)) => {
-                let rows = place.as_array_mut().unwrap();
-                rows.iter_mut().find(|row| row[key] == value).unwrap_or_else(|| panic!("{path}"))
-            }
-            None if word == "-" => {
-                let rows = place.as_array_mut().unwrap();
-                rows.push(Value::Null);
-                rows.last_mut().unwrap()
-            }
-            None => &mut place[word],
-        });
+        let place =
+            path.split('/')
+                .skip(1)
+                .fold(&mut config, |place, word| match word.split_once('=') {
+                    Some((key, value)) => {
+                        let rows = place.as_array_mut().unwrap();
+                        rows.iter_mut()
+                            .find(|row| row[key] == value)
+                            .unwrap_or_else(|| panic!("{path}"))
+                    }
+                    None if word == "-" => {
+                        let rows = place.as_array_mut().unwrap();
+                        rows.push(Value::Null);
+                        rows.last_mut().unwrap()
+                    }
+                    None => &mut place[word],
+                });
         *place = operation["value"].clone();
     }
     assert_eq!(config["addons"][0]["jobs"][0]["release"], "bosh-dns-xdp");
     assert_eq!(config["addons"][1]["jobs"][0]["release"], "bosh-dns");
     let released = json!({"name": "bosh-dns-xdp", "version": "((bosh_dns_xdp_version))"});
-    assert!(config["releases"].as_array().unwrap().contains(&released), "{config}");
+    assert!(
+        config["releases"].as_array().unwrap().contains(&released),
+        "{config}"
+    );
 }

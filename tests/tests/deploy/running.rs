@@ -1,6 +1,9 @@
 //! The job's scripts on an isolated machine: start, wait, update under load, stop.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{fs, thread, time::Duration};
 
@@ -23,7 +26,10 @@ fn properties(extra: &Value) -> Value {
     let mut properties = job::certificates("api", "no certificate");
     // A lease that outlasts an update on a busy machine.
     let xdp = json!({"interfaces": ["lo"], "lease": "60s"});
-    server::merge(&mut properties, &json!({"override_nameserver": false, "xdp": xdp}));
+    server::merge(
+        &mut properties,
+        &json!({"override_nameserver": false, "xdp": xdp}),
+    );
     server::merge(&mut properties, extra);
     properties
 }
@@ -33,7 +39,9 @@ fn properties(extra: &Value) -> Value {
 fn dig(machine: &Machine) -> String {
     let (name, _) = NAME;
     machine
-        .run(&format!("dig @169.254.0.2 {name} +short +tries=1 +timeout=30 || true"))
+        .run(&format!(
+            "dig @169.254.0.2 {name} +short +tries=1 +timeout=30 || true"
+        ))
         .unwrap()
         .trim()
         .to_owned()
@@ -42,7 +50,9 @@ fn dig(machine: &Machine) -> String {
 /// Returns the server's status, ready or not.
 fn status(machine: &Machine) -> Value {
     let config = format!("{JOB}/config/config.json");
-    let status = machine.run(&format!("bosh-dns-xdp status --json --config {config} || test $? = 1"));
+    let status = machine.run(&format!(
+        "bosh-dns-xdp status --json --config {config} || test $? = 1"
+    ));
     serde_json::from_str(&status.unwrap()).unwrap()
 }
 
@@ -50,18 +60,27 @@ fn status(machine: &Machine) -> Value {
 fn job_starts_serves_and_stops() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
-    machine.deploy(properties(&json!({"xdp": {"on_stop": "detach"}}))).unwrap();
+    machine
+        .deploy(properties(&json!({"xdp": {"on_stop": "detach"}})))
+        .unwrap();
     machine.run(&format!("{JOB}/bin/pre-start")).unwrap();
     machine.run(&format!("{JOB}/bin/post-start")).unwrap();
     assert_eq!(dig(&machine), NAME.1);
 
     let run = machine.vcap().join("sys/run/bosh-dns");
-    let pid = || fs::read_to_string(run.join("bosh-dns.pid")).unwrap().trim().to_owned();
+    let pid = || {
+        fs::read_to_string(run.join("bosh-dns.pid"))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
     let first = pid();
     let user = status_line(&first, "Uid").unwrap();
     assert!(user.contains("2001"), "the server is not vcap: {user}");
     // monit starts the service that pre-start has already started.
-    machine.run(&format!("{JOB}/bin/bosh_dns_ctl start")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_ctl start"))
+        .unwrap();
     assert_eq!(pid(), first);
     // Over the control socket, because there are no usable certificates.
     let status = machine.run("bosh-dns-xdp status --json").unwrap();
@@ -69,20 +88,32 @@ fn job_starts_serves_and_stops() {
     assert_eq!(status["ready"], json!(true), "{status}");
     let address = machine.run("ip -oneline address show dev lo").unwrap();
     assert!(address.contains("169.254.0.2/32"), "{address}");
-    let other =
-        machine.command("bash").args(["-c", &format!("{JOB}/bin/is-system-resolver")]).status().unwrap();
+    let other = machine
+        .command("bash")
+        .args(["-c", &format!("{JOB}/bin/is-system-resolver")])
+        .status()
+        .unwrap();
     assert_eq!(other.code(), Some(1));
 
-    machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_ctl stop"))
+        .unwrap();
     assert!(!fs::exists(format!("/proc/{first}")).unwrap() && !run.join("bosh-dns.pid").exists());
     let address = machine.run("ip -oneline address show dev lo").unwrap();
     assert!(!address.contains("169.254.0.2"), "{address}");
-    machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_ctl stop"))
+        .unwrap();
     let logs = machine.vcap().join("sys/log/bosh-dns");
     let log = fs::read_to_string(logs.join("bosh_dns_ctl.stdout.log")).unwrap();
-    assert!(log.contains("Z] started bosh_dns (pid ") && log.contains("Z] stopped process "), "{log}");
     assert!(
-        fs::read_to_string(logs.join("bosh_dns.stdout.log")).unwrap().contains("serving on 169.254.0.2:53")
+        log.contains("Z] started bosh_dns (pid ") && log.contains("Z] stopped process "),
+        "{log}"
+    );
+    assert!(
+        fs::read_to_string(logs.join("bosh_dns.stdout.log"))
+            .unwrap()
+            .contains("serving on 169.254.0.2:53")
     );
 }
 
@@ -105,7 +136,9 @@ fn attacher_is_confined(machine: &Machine, pid: &str) {
 fn root_scripts_ignore_vcap_links() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
-    machine.deploy(properties(&json!({"xdp": {"enabled": false}}))).unwrap();
+    machine
+        .deploy(properties(&json!({"xdp": {"enabled": false}})))
+        .unwrap();
     // Folders as an earlier release left them, with links that vcap can create there.
     let plant = "cd /var/vcap/sys; mkdir -p run/bosh-dns log/bosh-dns; echo precious >/var/vcap/precious
         for name in bosh_dns_ctl.stdout bosh_dns_ctl.stderr bosh_dns.stdout bosh_dns.stderr; do
@@ -115,12 +148,21 @@ fn root_scripts_ignore_vcap_links() {
         sleep 600 </dev/null >/dev/null 2>&1 & echo $! | tee run/bosh-dns/bosh_dns_health.pid >/var/vcap/victim
         chown -R vcap:vcap run/bosh-dns log/bosh-dns";
     machine.run(plant).unwrap();
-    machine.run(&format!("{JOB}/bin/bosh_dns_ctl start && {JOB}/bin/wait")).unwrap();
-    machine.run(&format!("{JOB}/bin/bosh_dns_health_ctl stop && {JOB}/bin/bosh_dns_ctl stop")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_ctl start && {JOB}/bin/wait"))
+        .unwrap();
+    machine
+        .run(&format!(
+            "{JOB}/bin/bosh_dns_health_ctl stop && {JOB}/bin/bosh_dns_ctl stop"
+        ))
+        .unwrap();
     assert_eq!(machine.run("cat /var/vcap/precious").unwrap(), "precious\n");
-    machine.run("kill $(cat /var/vcap/victim)").expect("a process of root's was killed");
-    let owners =
-        machine.run("stat --format=%u /var/vcap/sys/run/bosh-dns /var/vcap/sys/log/bosh-dns").unwrap();
+    machine
+        .run("kill $(cat /var/vcap/victim)")
+        .expect("a process of root's was killed");
+    let owners = machine
+        .run("stat --format=%u /var/vcap/sys/run/bosh-dns /var/vcap/sys/log/bosh-dns")
+        .unwrap();
     assert_eq!(owners.split_whitespace().collect::<Vec<_>>(), ["0", "0"]);
 }
 
@@ -129,24 +171,40 @@ fn update_keeps_hot_names_answered() {
     requires!(namespaces, bpf);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({}))).unwrap();
-    machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait"))
+        .unwrap();
     let fast = || status(&machine)["replies"]["fast"].as_u64().unwrap();
-    wait_until("an answer of the interface", Duration::from_secs(60), || {
-        dig(&machine);
-        fast() > 0
-    })
+    wait_until(
+        "an answer of the interface",
+        Duration::from_secs(60),
+        || {
+            dig(&machine);
+            fast() > 0
+        },
+    )
     .unwrap();
-    let server = machine.run("cat /var/vcap/sys/run/bosh-dns/bosh-dns.pid").unwrap();
+    let server = machine
+        .run("cat /var/vcap/sys/run/bosh-dns/bosh-dns.pid")
+        .unwrap();
     let server = server.trim();
     attacher_is_confined(
         &machine,
-        &machine.run(&format!("cat /proc/{server}/task/{server}/children")).unwrap(),
+        &machine
+            .run(&format!("cat /proc/{server}/task/{server}/children"))
+            .unwrap(),
     );
     thread::scope(|scope| {
         let update = scope.spawn(|| {
-            machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
-            machine.deploy(properties(&json!({"log_level": "DEBUG"}))).unwrap();
-            machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
+            machine
+                .run(&format!("{JOB}/bin/bosh_dns_ctl stop"))
+                .unwrap();
+            machine
+                .deploy(properties(&json!({"log_level": "DEBUG"})))
+                .unwrap();
+            machine
+                .run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait"))
+                .unwrap();
         });
         let mut asked = 0;
         while !update.is_finished() || asked < 20 {
@@ -154,7 +212,9 @@ fn update_keeps_hot_names_answered() {
             asked += 1;
         }
     });
-    machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_ctl stop"))
+        .unwrap();
 }
 
 /// A double of BPM as called by the job's scripts: runs the server as vcap with the capability from
@@ -228,32 +288,54 @@ fn bpm_update_spares_hot_names() {
     fs::create_dir_all(bpm.parent().unwrap()).unwrap();
     fs::write(&bpm, BPM).unwrap();
     fs::set_permissions(&bpm, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    machine.deploy(properties(&json!({"use_bpm": true}))).unwrap();
-    machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
+    machine
+        .deploy(properties(&json!({"use_bpm": true})))
+        .unwrap();
+    machine
+        .run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait"))
+        .unwrap();
     let fast = || status(&machine)["replies"]["fast"].as_u64().unwrap();
     let of_the_interface = || {
-        wait_until("an answer of the interface", Duration::from_secs(60), || {
-            dig(&machine) == NAME.1 && fast() > 0
-        })
+        wait_until(
+            "an answer of the interface",
+            Duration::from_secs(60),
+            || dig(&machine) == NAME.1 && fast() > 0,
+        )
         .unwrap();
     };
     of_the_interface();
     // The process id outside the server's PID namespace.
-    let server = || machine.run("/var/vcap/jobs/bpm/bin/bpm pid").unwrap().trim().to_owned();
+    let server = || {
+        machine
+            .run("/var/vcap/jobs/bpm/bin/bpm pid")
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
     let first = server();
     // CAP_NET_BIND_SERVICE.
     assert_eq!(status_line(&first, "CapPrm").unwrap(), "0000000000000400");
     assert!(status_line(&first, "Uid").unwrap().contains("2001"));
     attacher_is_confined(
         &machine,
-        &machine.run("cat /var/vcap/sys/run/bosh-dns/bosh_dns_attach.pid").unwrap(),
+        &machine
+            .run("cat /var/vcap/sys/run/bosh-dns/bosh_dns_attach.pid")
+            .unwrap(),
     );
     thread::scope(|scope| {
         let update = scope.spawn(|| {
             let bpm = "/var/vcap/jobs/bpm/bin/bpm";
-            machine.run(&format!("{bpm} stop bosh-dns && {JOB}/bin/bosh_dns_attach_ctl stop")).unwrap();
-            machine.deploy(properties(&json!({"use_bpm": true, "log_level": "DEBUG"}))).unwrap();
-            machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
+            machine
+                .run(&format!(
+                    "{bpm} stop bosh-dns && {JOB}/bin/bosh_dns_attach_ctl stop"
+                ))
+                .unwrap();
+            machine
+                .deploy(properties(&json!({"use_bpm": true, "log_level": "DEBUG"})))
+                .unwrap();
+            machine
+                .run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait"))
+                .unwrap();
         });
         let mut asked = 0;
         while !update.is_finished() || asked < 20 {
@@ -266,13 +348,20 @@ fn bpm_update_spares_hot_names() {
     // The agent replaces the file by renaming; BPM mounts its folder, so the server sees the new
     // file.
     let records = machine.vcap().join("instance/dns/records.json");
-    let moved = fs::read_to_string(&records).unwrap().replace(NAME.1, "10.9.9.9");
+    let moved = fs::read_to_string(&records)
+        .unwrap()
+        .replace(NAME.1, "10.9.9.9");
     let moved = moved.replace(r#""version":1"#, r#""version":2"#);
     fs::write(records.with_extension("new"), moved).unwrap();
     fs::rename(records.with_extension("new"), &records).unwrap();
-    wait_until("the new address", Duration::from_secs(60), || dig(&machine) == "10.9.9.9").unwrap();
+    wait_until("the new address", Duration::from_secs(60), || {
+        dig(&machine) == "10.9.9.9"
+    })
+    .unwrap();
     machine
-        .run(&format!("/var/vcap/jobs/bpm/bin/bpm stop bosh-dns; {JOB}/bin/bosh_dns_attach_ctl stop"))
+        .run(&format!(
+            "/var/vcap/jobs/bpm/bin/bpm stop bosh-dns; {JOB}/bin/bosh_dns_attach_ctl stop"
+        ))
         .unwrap();
 }
 
@@ -280,8 +369,10 @@ fn bpm_update_spares_hot_names() {
 fn start_wait_has_a_limit() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
-    let command =
-        "bosh-dns-wait --address 127.0.0.1 --port 53 --checkDomain up. --timeout 1s --logFormat rfc3339";
+    let command = "bosh-dns-wait --address 127.0.0.1 --port 53 --checkDomain up. --timeout 1s --logFormat rfc3339";
     let problem = machine.run(command).unwrap_err().to_string();
-    assert!(problem.contains("up. did not resolve within 1s (the server at 127.0.0.1:53)"), "{problem}");
+    assert!(
+        problem.contains("up. did not resolve within 1s (the server at 127.0.0.1:53)"),
+        "{problem}"
+    );
 }

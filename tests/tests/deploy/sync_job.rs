@@ -1,11 +1,15 @@
 //! The job `bosh-dns-sync`: rendered as a director does, and run on an isolated machine with a real nats-server.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot use its machine has failed"
+)]
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    SanType,
 };
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -34,8 +38,10 @@ fn common(extra: &Value) -> Value {
 }
 
 fn render(properties: &[Value]) -> Vec<Result<Files, String>> {
-    let manifests: Vec<Value> =
-        properties.iter().map(|one| json!({"properties": one, "spec": {"id": "instance-7"}})).collect();
+    let manifests: Vec<Value> = properties
+        .iter()
+        .map(|one| json!({"properties": one, "spec": {"id": "instance-7"}}))
+        .collect();
     job::render_job("bosh-dns-sync", &manifests).unwrap()
 }
 
@@ -48,15 +54,28 @@ fn sync_properties_become_arguments() {
             "role": "publisher", "use_bpm": true, "metrics": {"enabled": true, "port": 9100},
             "publisher": {"inventory_path": "/var/vcap/store/inventory", "api": {"address": "0.0.0.0:53092"}},
         })),
-        common(&json!({"role": "agent", "blobstore": {"credentials": {"user": "u"}, "ca": "BLOB CA"}})),
+        common(
+            &json!({"role": "agent", "blobstore": {"credentials": {"user": "u"}, "ca": "BLOB CA"}}),
+        ),
         common(
             &json!({"role": "agent", "agent": {"id": "a0", "mute": true, "records_file": "/data/r.json"}}),
         ),
     ];
-    let files: Vec<Files> = render(&roles).into_iter().map(|result| result.unwrap()).collect();
-    let arguments = |role: usize| files[role]["config/arguments"].lines().collect::<Vec<_>>().join(" ");
+    let files: Vec<Files> = render(&roles)
+        .into_iter()
+        .map(|result| result.unwrap())
+        .collect();
+    let arguments = |role: usize| {
+        files[role]["config/arguments"]
+            .lines()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     for (role, parts) in [
-        (0, &["publish --watch --inventory /var/vcap/jobs/bosh-dns-sync/config/inventory.json"][..]),
+        (
+            0,
+            &["publish --watch --inventory /var/vcap/jobs/bosh-dns-sync/config/inventory.json"][..],
+        ),
         (
             0,
             &[
@@ -65,18 +84,41 @@ fn sync_properties_become_arguments() {
                 "--keep-bytes 268435456",
             ],
         ),
-        (1, &["--inventory /var/vcap/store/inventory ", "--metrics 127.0.0.1:9100"]),
-        (1, &["--api 0.0.0.0:53092 --api-clients default.director.bosh-internal"]),
-        (2, &["agent --id instance-7 --records /var/vcap/data/bosh-dns-sync/records.json"]),
-        (2, &["--blobstore-credentials /var/vcap/jobs", "--blobstore-ca /var/vcap/jobs"]),
+        (
+            1,
+            &[
+                "--inventory /var/vcap/store/inventory ",
+                "--metrics 127.0.0.1:9100",
+            ],
+        ),
+        (
+            1,
+            &["--api 0.0.0.0:53092 --api-clients default.director.bosh-internal"],
+        ),
+        (
+            2,
+            &["agent --id instance-7 --records /var/vcap/data/bosh-dns-sync/records.json"],
+        ),
+        (
+            2,
+            &[
+                "--blobstore-credentials /var/vcap/jobs",
+                "--blobstore-ca /var/vcap/jobs",
+            ],
+        ),
         (3, &["agent --id a0 --records /data/r.json", "--mute"]),
     ] {
         for part in parts {
-            assert!(arguments(role).contains(part), "{part:?}: {}", arguments(role));
+            assert!(
+                arguments(role).contains(part),
+                "{part:?}: {}",
+                arguments(role)
+            );
         }
     }
     assert!(
-        files[0]["monit"].contains("bin/bosh_dns_sync_ctl start") && files[1]["monit"].contains("bpm start")
+        files[0]["monit"].contains("bin/bosh_dns_sync_ctl start")
+            && files[1]["monit"].contains("bpm start")
     );
     assert!(files[1]["config/bpm.yml"].contains("\"/var/vcap/store/inventory\""));
     assert_eq!(files[2]["config/certs/blobstore_ca.crt"].trim(), "BLOB CA");
@@ -84,8 +126,16 @@ fn sync_properties_become_arguments() {
     let program = server::companion("bosh-dns-sync").unwrap();
     for files in &files {
         let words: Vec<&str> = files["config/arguments"].lines().collect();
-        let output = Command::new(&program).args(&words).arg("--help").output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(&program)
+            .args(&words)
+            .arg("--help")
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }
 
@@ -93,32 +143,64 @@ fn sync_properties_become_arguments() {
 fn sync_mistakes_are_named() {
     let publisher = json!({"role": "publisher", "publisher": {"inventory": {"deployments": []}}});
     for (properties, named) in [
-        (common(&json!({"role": "observer"})), "expected publisher or agent"),
-        (common(&json!({"role": "publisher"})), "one of publisher.inventory and publisher.inventory_path"),
-        (common(&json!({"role": "agent", "nats": {"servers": ["10.0.0.6:4222"]}})), "is not tls://HOST:PORT"),
-        (common(&json!({"role": "agent", "agent": {"id": "a\nb"}})), "holds a line break"),
+        (
+            common(&json!({"role": "observer"})),
+            "expected publisher or agent",
+        ),
+        (
+            common(&json!({"role": "publisher"})),
+            "one of publisher.inventory and publisher.inventory_path",
+        ),
+        (
+            common(&json!({"role": "agent", "nats": {"servers": ["10.0.0.6:4222"]}})),
+            "is not tls://HOST:PORT",
+        ),
+        (
+            common(&json!({"role": "agent", "agent": {"id": "a\nb"}})),
+            "holds a line break",
+        ),
         (publisher, "nats.servers"),
     ] {
-        let problem = render(std::slice::from_ref(&properties)).remove(0).expect_err("not refused");
-        assert!(problem.contains(named), "{problem:?} does not name {named:?}");
+        let problem = render(std::slice::from_ref(&properties))
+            .remove(0)
+            .expect_err("not refused");
+        assert!(
+            problem.contains(named),
+            "{problem:?} does not name {named:?}"
+        );
     }
 }
 
 #[test]
 fn sync_scripts_pass_shellcheck() {
-    let roles = ["publisher", "agent"]
-        .map(|role| common(&json!({"role": role, "publisher": {"inventory": {"deployments": []}}})));
+    let roles = ["publisher", "agent"].map(|role| {
+        common(&json!({"role": role, "publisher": {"inventory": {"deployments": []}}}))
+    });
     let folder = tempfile::tempdir().unwrap();
     let mut scripts = Vec::new();
     for (role, files) in render(&roles).into_iter().enumerate() {
-        for (path, text) in files.unwrap().iter().filter(|(path, _)| path.starts_with("bin/")) {
-            let script = folder.path().join(format!("{role}-{}", path.replace('/', "-")));
+        for (path, text) in files
+            .unwrap()
+            .iter()
+            .filter(|(path, _)| path.starts_with("bin/"))
+        {
+            let script = folder
+                .path()
+                .join(format!("{role}-{}", path.replace('/', "-")));
             fs::write(&script, text).unwrap();
             scripts.push(script);
         }
     }
-    let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let checked = Command::new("shellcheck")
+        .arg("--exclude=SC2016")
+        .args(scripts)
+        .output()
+        .unwrap();
+    assert!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&checked.stdout)
+    );
 }
 
 /// Writes a certificate for 127.0.0.1 with a director's kind of subject; returns it with its key.
@@ -127,7 +209,10 @@ fn issue(ca: &CertifiedIssuer<'_, KeyPair>, name: &str) -> (String, String) {
     params.distinguished_name = subject(name);
     params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
     let key = KeyPair::generate().unwrap();
-    (params.signed_by(&key, ca).unwrap().pem(), key.serialize_pem())
+    (
+        params.signed_by(&key, ca).unwrap().pem(),
+        key.serialize_pem(),
+    )
 }
 
 fn subject(name: &str) -> DistinguishedName {
@@ -149,7 +234,10 @@ fn sync_job_distributes_records() {
     let data = machine.vcap().join("data");
     let write = |name: &str, text: &str| fs::write(data.join(name), text).unwrap();
     write("ca.crt", &ca.pem());
-    for (file, name) in [("nats", "default.nats.bosh-internal"), ("a0", "a0.agent.bosh-internal")] {
+    for (file, name) in [
+        ("nats", "default.nats.bosh-internal"),
+        ("a0", "a0.agent.bosh-internal"),
+    ] {
         let (certificate, key) = issue(&ca, name);
         write(&format!("{file}.crt"), &certificate);
         write(&format!("{file}.key"), &key);
@@ -159,12 +247,19 @@ fn sync_job_distributes_records() {
         json!({"deployments": [{"name": "dep", "instance_groups": [{"name": "web", "instances": [instance]}]}]})
     };
     write("inventory.json", &inventory("10.0.0.1").to_string());
-    machine.run("mkdir /var/vcap/data/blobs && chown vcap:vcap /var/vcap/data/blobs").unwrap();
+    machine
+        .run("mkdir /var/vcap/data/blobs && chown vcap:vcap /var/vcap/data/blobs")
+        .unwrap();
     let nats_config = "bosh-dns-sync nats-config --listen 127.0.0.1:4222 --inventory inventory.json --tls-ca ca.crt \
                        --tls-certificate nats.crt --tls-key nats.key --output nats.conf";
-    machine.run(&format!("cd /var/vcap/data && {nats_config}")).unwrap();
+    machine
+        .run(&format!("cd /var/vcap/data && {nats_config}"))
+        .unwrap();
     let mut nats = machine.command("sh");
-    nats.args(["-c", "cd /var/vcap/data && exec nats-server -c nats.conf >nats.log 2>&1"]);
+    nats.args([
+        "-c",
+        "cd /var/vcap/data && exec nats-server -c nats.conf >nats.log 2>&1",
+    ]);
     let _nats = Kept::spawn(&mut nats).unwrap();
 
     let (certificate, private_key) = issue(&ca, "default.director.bosh-internal");
@@ -179,41 +274,64 @@ fn sync_job_distributes_records() {
         })
     };
     let start = |address: &str| {
-        machine.deploy_job("bosh-dns-sync", properties(address)).unwrap();
-        machine.run(&format!("{JOB}/bin/bosh_dns_sync_ctl start")).unwrap();
+        machine
+            .deploy_job("bosh-dns-sync", properties(address))
+            .unwrap();
+        machine
+            .run(&format!("{JOB}/bin/bosh_dns_sync_ctl start"))
+            .unwrap();
     };
     let logs = || {
         let run = "cat /var/vcap/sys/log/bosh-dns-sync/* /var/vcap/data/nats.log /var/vcap/data/agent.log";
         machine.run(run).unwrap_or_else(|error| error.to_string())
     };
     start("10.0.0.1");
-    let pid_file = machine.vcap().join("sys/run/bosh-dns-sync/bosh-dns-sync.pid");
+    let pid_file = machine
+        .vcap()
+        .join("sys/run/bosh-dns-sync/bosh-dns-sync.pid");
     let pid = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
     // The agent of another VM.
     let mut agent = machine.command("sh");
     let options = "--id a0 --nats tls://127.0.0.1:4222 --tls-ca ca.crt --tls-certificate a0.crt --tls-key a0.key \
                    --blobstore file:///var/vcap/data/blobs --records a0.json";
-    agent.args(["-c", &format!("cd /var/vcap/data && exec bosh-dns-sync agent {options} >agent.log 2>&1")]);
+    agent.args([
+        "-c",
+        &format!("cd /var/vcap/data && exec bosh-dns-sync agent {options} >agent.log 2>&1"),
+    ]);
     let _agent = Kept::spawn(&mut agent).unwrap();
-    let holds =
-        |address: &str| fs::read_to_string(data.join("a0.json")).is_ok_and(|text| text.contains(address));
-    let synced =
-        || machine.run(&format!("{JOB}/bin/status")).is_ok_and(|text| text.contains("1 of 1 agents have it"));
+    let holds = |address: &str| {
+        fs::read_to_string(data.join("a0.json")).is_ok_and(|text| text.contains(address))
+    };
+    let synced = || {
+        machine
+            .run(&format!("{JOB}/bin/status"))
+            .is_ok_and(|text| text.contains("1 of 1 agents have it"))
+    };
     wait_until("the records", TIMEOUT, || holds("10.0.0.1") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
     // Only now is it certain that the process of this id is no longer setpriv.
-    assert!(status_line(&pid, "Uid").unwrap().contains("2001"), "not vcap");
-    let metrics = machine
-        .run("exec 3<>/dev/tcp/127.0.0.1/53091; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3");
+    assert!(
+        status_line(&pid, "Uid").unwrap().contains("2001"),
+        "not vcap"
+    );
+    let metrics = machine.run(
+        "exec 3<>/dev/tcp/127.0.0.1/53091; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3",
+    );
     assert!(metrics.unwrap().contains("bosh_dns_sync_agents_synced 1"));
 
     // An update as performed by monit: the state on the persistent disk is kept.
-    machine.run(&format!("{JOB}/bin/bosh_dns_sync_ctl stop")).unwrap();
+    machine
+        .run(&format!("{JOB}/bin/bosh_dns_sync_ctl stop"))
+        .unwrap();
     assert!(!Path::new(&format!("/proc/{pid}")).exists() && !pid_file.exists());
     start("10.0.0.2");
     wait_until("the new records", TIMEOUT, || holds("10.0.0.2") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
     let records: Value = serde_json::from_slice(&fs::read(data.join("a0.json")).unwrap()).unwrap();
     assert_eq!(records["version"], 2);
-    machine.run(&format!("{JOB}/bin/bosh_dns_sync_ctl stop && {JOB}/bin/bosh_dns_sync_ctl stop")).unwrap();
+    machine
+        .run(&format!(
+            "{JOB}/bin/bosh_dns_sync_ctl stop && {JOB}/bin/bosh_dns_sync_ctl stop"
+        ))
+        .unwrap();
 }

@@ -32,24 +32,34 @@ const COUNTS: [u16; 4] = [1, 10, 24, 60];
 
 /// Returns a list with one name per entry of [`COUNTS`].
 fn counted() -> List {
-    COUNTS.into_iter().fold(List::default(), |list, count| list.counted(&format!("n{count}.bosh"), count))
+    COUNTS.into_iter().fold(List::default(), |list, count| {
+        list.counted(&format!("n{count}.bosh"), count)
+    })
 }
 
 /// Returns the hook of an interface; `None` if it is not served.
 fn hook_of(fast_path: &FastPath, interface: &str) -> Option<Hook> {
     let status = fast_path.status();
-    status.interfaces.interfaces.iter().find(|found| found.name == interface).and_then(|found| found.hook)
+    status
+        .interfaces
+        .interfaces
+        .iter()
+        .find(|found| found.name == interface)
+        .and_then(|found| found.hook)
 }
 
 /// Queries each server for all of [`COUNTS`] over both families and checks that every answer is
 /// correct, came from the interface and was counted once.
 fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
-    let (before, large_before) =
-        (fast_path.counters().hits(), fast_path.counters().outcome(Outcome::LargeReply));
+    let (before, large_before) = (
+        fast_path.counters().hits(),
+        fast_path.counters().outcome(Outcome::LargeReply),
+    );
     let mut large = 0;
     for &server in servers {
-        for (count, record_type) in
-            COUNTS.into_iter().flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
+        for (count, record_type) in COUNTS
+            .into_iter()
+            .flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
         {
             let name = format!("N{count}.bOsh.");
             // Sixty IPv6 addresses exceed an Ethernet frame.
@@ -60,19 +70,38 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
                 large += 1;
                 continue;
             }
-            let reply = reply.with_context(|| format!("no reply to {name} {record_type} from {server}"))?;
-            assert!(!reply.metadata.truncation, "a reply is complete, or left to userspace");
-            assert_eq!(client::addresses(&reply).len(), usize::from(count), "{name} {record_type}");
+            let reply =
+                reply.with_context(|| format!("no reply to {name} {record_type} from {server}"))?;
+            assert!(
+                !reply.metadata.truncation,
+                "a reply is complete, or left to userspace"
+            );
+            assert_eq!(
+                client::addresses(&reply).len(),
+                usize::from(count),
+                "{name} {record_type}"
+            );
             lab::see_own_addresses(&reply, count)?;
-            assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
+            assert_eq!(
+                reply.queries[0].name().to_string(),
+                name,
+                "the letter case is kept"
+            );
         }
         // A reply over 512 bytes is truncated with TC set.
-        let cut = ask(from, server, "n60.bosh.", RecordType::A, None, TIMEOUT)?.context("no reply")?;
+        let cut =
+            ask(from, server, "n60.bosh.", RecordType::A, None, TIMEOUT)?.context("no reply")?;
         assert!(cut.metadata.truncation && cut.to_vec()?.len() <= 512);
-        assert!(client::addresses(&cut).len() > 20, "nevertheless a part of the answers");
+        assert!(
+            client::addresses(&cut).len() > 20,
+            "nevertheless a part of the answers"
+        );
     }
     let counters = fast_path.counters();
-    assert_eq!(counters.hits() - before + large, servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1));
+    assert_eq!(
+        counters.hits() - before + large,
+        servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1)
+    );
     assert_eq!(counters.outcome(Outcome::LargeReply) - large_before, large);
     assert_eq!(counters.outcome(Outcome::NoRoom), 0);
     Ok(())
@@ -82,7 +111,12 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
 fn auto_answers_over_veth() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("auto")?, Bpffs::new()?);
-    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4(), v6()], counted())?;
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4(), v6()],
+        counted(),
+    )?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Tcx));
     assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx));
     ask_counts(&pair.client, &[v4(), v6()], &fast_path)
@@ -102,18 +136,38 @@ fn auto_answers_over_loopback() -> Result<()> {
 fn native_mode_needs_client_napi() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("native")?, Bpffs::new()?);
-    let fast_path = start(&pair.server, &config(HookMode::Native, &bpffs), &[v4(), v6()], counted())?;
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Native, &bpffs),
+        &[v4(), v6()],
+        counted(),
+    )?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Native));
-    assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx), "lo has no native XDP");
+    assert_eq!(
+        hook_of(&fast_path, "lo"),
+        Some(Hook::Tcx),
+        "lo has no native XDP"
+    );
     let _pass = lab::pass_program(&pair.client, "cli")?;
     // These always fit into the headroom.
     for (name, count) in [("n1.bosh.", 1), ("n10.bosh.", 10)] {
-        let reply = ask(&pair.client, v4(), name, RecordType::A, None, TIMEOUT)?.context("no reply")?;
+        let reply =
+            ask(&pair.client, v4(), name, RecordType::A, None, TIMEOUT)?.context("no reply")?;
         assert_eq!(client::addresses(&reply).len(), count);
     }
     assert_eq!(fast_path.counters().outcome(Outcome::NoRoom), 0);
-    let reply = ask(&pair.client, v4(), "n60.bosh.", RecordType::A, Some(4096), SHORT)?;
-    assert!(reply.is_none(), "a veth has no room for 60 addresses, and no server listens here");
+    let reply = ask(
+        &pair.client,
+        v4(),
+        "n60.bosh.",
+        RecordType::A,
+        Some(4096),
+        SHORT,
+    )?;
+    assert!(
+        reply.is_none(),
+        "a veth has no room for 60 addresses, and no server listens here"
+    );
     assert_eq!(fast_path.counters().outcome(Outcome::NoRoom), 1);
     Ok(())
 }
@@ -132,8 +186,16 @@ fn bridged_containers_are_answered() -> Result<()> {
         let container = Namespace::new(&format!("box{number}"))?;
         let (outside, address) = (format!("v{number}"), format!("10.9.0.{}/24", number + 10));
         join(
-            End { namespace: &host, interface: &outside, addresses: &[] },
-            End { namespace: &container, interface: "eth0", addresses: &[&address] },
+            End {
+                namespace: &host,
+                interface: &outside,
+                addresses: &[],
+            },
+            End {
+                namespace: &container,
+                interface: "eth0",
+                addresses: &[&address],
+            },
         )?;
         host.ip(&["link", "set", &outside, "master", "br0"])?;
         container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
@@ -144,10 +206,15 @@ fn bridged_containers_are_answered() -> Result<()> {
         on_bridge.interfaces = interfaces;
         let fast_path = start(&host, &on_bridge, &[v4()], counted())?;
         if on_bridge.interfaces.is_none() {
-            assert!(hook_of(&fast_path, "br0").is_none(), "no query has arrived yet");
+            assert!(
+                hook_of(&fast_path, "br0").is_none(),
+                "no query has arrived yet"
+            );
             lab::deliver(&fast_path, &host, "br0")?;
         }
-        wait_until("the bridge to be served", TIMEOUT, || hook_of(&fast_path, "br0").is_some())?;
+        wait_until("the bridge to be served", TIMEOUT, || {
+            hook_of(&fast_path, "br0").is_some()
+        })?;
         // Until then, the server's last report allows probes, which no server answers here.
         std::thread::sleep(Duration::from_secs(1));
         for container in &containers {
@@ -160,16 +227,35 @@ fn bridged_containers_are_answered() -> Result<()> {
 #[test]
 fn checksum_offload_keeps_replies_valid() -> Result<()> {
     requires!(namespaces, bpf);
-    let (client, between, server) =
-        (Namespace::new("sum-c")?, Namespace::new("sum-b")?, Namespace::new("sum-s")?);
+    let (client, between, server) = (
+        Namespace::new("sum-c")?,
+        Namespace::new("sum-b")?,
+        Namespace::new("sum-s")?,
+    );
     server.forward()?;
     join(
-        End { namespace: &between, interface: "to-cli", addresses: &[] },
-        End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24", "fd00::1/64"] },
+        End {
+            namespace: &between,
+            interface: "to-cli",
+            addresses: &[],
+        },
+        End {
+            namespace: &client,
+            interface: "cli",
+            addresses: &["169.254.0.1/24", "fd00::1/64"],
+        },
     )?;
     join(
-        End { namespace: &between, interface: "to-srv", addresses: &[] },
-        End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24", "fd00::2/64"] },
+        End {
+            namespace: &between,
+            interface: "to-srv",
+            addresses: &[],
+        },
+        End {
+            namespace: &server,
+            interface: "srv",
+            addresses: &["169.254.0.2/24", "fd00::2/64"],
+        },
     )?;
     between.ip(&["link", "add", "br0", "type", "bridge"])?;
     for interface in ["to-cli", "to-srv"] {
@@ -178,12 +264,16 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
     between.ip(&["link", "set", "br0", "up"])?;
     // The client offloads its checksums. The way back has no offload: `to-cli` would have to
     // complete a partial checksum itself, and the client verifies each reply.
-    run(between.command("ethtool")?.args(["-K", "to-cli", "tx", "off"]))?;
+    run(between
+        .command("ethtool")?
+        .args(["-K", "to-cli", "tx", "off"]))?;
     run(client.command("ethtool")?.args(["-K", "cli", "rx", "off"]))?;
     let _pass = lab::pass_program(&between, "to-srv")?;
     for offload in ["on", "off"] {
         // With offload off, the client's queries carry complete checksums.
-        run(client.command("ethtool")?.args(["-K", "cli", "tx", offload]))?;
+        run(client
+            .command("ethtool")?
+            .args(["-K", "cli", "tx", offload]))?;
         for mode in [HookMode::Tc, HookMode::Native] {
             let bpffs = Bpffs::new()?;
             let fast_path = start(&server, &config(mode, &bpffs), &[v4(), v6()], counted())?;
@@ -206,10 +296,16 @@ fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> 
     for &server in servers {
         for name in ["n1.bosh.", "n10.bosh."] {
             let reply = ask(from, server, name, RecordType::A, Some(1232), TIMEOUT)?;
-            assert!(!client::addresses(&reply.with_context(|| name.to_owned())?).is_empty(), "{name}");
+            assert!(
+                !client::addresses(&reply.with_context(|| name.to_owned())?).is_empty(),
+                "{name}"
+            );
         }
     }
-    assert_eq!(fast_path.counters().hits() - before, 2 * servers.len() as u64);
+    assert_eq!(
+        fast_path.counters().hits() - before,
+        2 * servers.len() as u64
+    );
     Ok(())
 }
 
@@ -233,29 +329,53 @@ fn unknown_names_are_learned() -> Result<()> {
         .with("a.bosh", [IpAddr::from([10, 0, 0, 1])])
         .unlisted("later.bosh", [10, 0, 0, 2].into())
         .without("none.bosh");
-    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], answers)?;
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4()],
+        answers,
+    )?;
     let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, TIMEOUT);
 
     let empty = asked("a.bosh.", RecordType::AAAA)?.context("no reply to AAAA")?;
-    assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
+    assert_eq!(
+        (lab::code(&empty), empty.answers.len()),
+        (ResponseCode::NoError, 0)
+    );
     let empty = asked("a.bosh.", RecordType::TXT)?.context("no reply to TXT")?;
-    assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
+    assert_eq!(
+        (lab::code(&empty), empty.answers.len()),
+        (ResponseCode::NoError, 0)
+    );
     let any = asked("a.bosh.", RecordType::ANY)?.context("no reply to ANY")?;
     assert_eq!(client::addresses(&any), [IpAddr::from([10, 0, 0, 1])]);
 
     let handle = handle_of(&fast_path);
     for name in ["later.bosh", "none.bosh"] {
-        assert!(asked(&format!("{name}."), RecordType::A)?.is_none(), "{name} was not queried yet");
+        assert!(
+            asked(&format!("{name}."), RecordType::A)?.is_none(),
+            "{name} was not queried yet"
+        );
         handle.learn(&lab::name_of(name));
     }
     wait(handle.flushed());
-    assert_eq!(client::addresses(&asked("later.bosh.", RecordType::A)?.context("no reply")?).len(), 1);
+    assert_eq!(
+        client::addresses(&asked("later.bosh.", RecordType::A)?.context("no reply")?).len(),
+        1
+    );
     let nothing = asked("none.bosh.", RecordType::SRV)?.context("no reply")?;
     assert_eq!(lab::code(&nothing), ResponseCode::NXDomain);
     let status = fast_path.status().names;
-    assert_eq!((status.published, status.learned, status.negative), (1, 1, 1));
+    assert_eq!(
+        (status.published, status.learned, status.negative),
+        (1, 1, 1)
+    );
 
-    assert!(handle.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|at| at > 0));
+    assert!(
+        handle
+            .last_used_ns(&lab::name_of("later.bosh"))
+            .is_some_and(|at| at > 0)
+    );
     assert_eq!(handle.last_used_ns(&lab::name_of("never.bosh")), None);
     handle.withdraw(&[lab::name_of("later.bosh")]);
     wait(handle.flushed());
@@ -263,7 +383,11 @@ fn unknown_names_are_learned() -> Result<()> {
     let counters = fast_path.counters();
     assert_eq!(counters.hits(), 5);
     let status = fast_path.status().interfaces;
-    let slot = status.interfaces.iter().find(|found| found.name == "srv").and_then(|found| found.slot);
+    let slot = status
+        .interfaces
+        .iter()
+        .find(|found| found.name == "srv")
+        .and_then(|found| found.slot);
     assert_eq!(counters.interface(slot.context("srv is served")?), 5);
     Ok(())
 }
@@ -273,15 +397,23 @@ fn wildcard_listeners_answer_new_addresses() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
     let any = SocketAddr::from(([0, 0, 0, 0], 53));
-    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[any], counted())?;
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[any],
+        counted(),
+    )?;
     assert!(addresses(&pair.client, v4(), "n1.bosh", TIMEOUT)?.is_some());
-    pair.client.ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
-    pair.server.ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
+    pair.client
+        .ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
+    pair.server
+        .ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
     let later = SocketAddr::from(([10, 7, 0, 1], 53));
     wait_until("the new address", TIMEOUT, || {
         addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
     })?;
-    pair.server.ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
+    pair.server
+        .ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
     wait_until("the end of the address", TIMEOUT, || {
         !fast_path.status().interfaces.endpoints.contains(&later)
     })
@@ -292,14 +424,20 @@ fn published_names_match_resolver() -> Result<()> {
     requires!(namespaces, bpf);
     let fleet = Fleet::generate(900, 3);
     let (records, _) = Records::parse(&fleet.records_json())?;
-    let aliases = [("a.json", fleet.aliases_json()), ("b.json", fleet.cell_aliases_json())];
+    let aliases = [
+        ("a.json", fleet.aliases_json()),
+        ("b.json", fleet.cell_aliases_json()),
+    ];
     let (aliases, _) = AliasFiles::parse(aliases.iter().map(|(name, file)| (*name, &file[..])))?;
     let (snapshot, _) = Snapshot::build(records, &aliases);
     let (pair, bpffs) = (Pair::new("prod")?, Bpffs::new()?);
     let mut large = config(HookMode::Auto, &bpffs);
     large.max_names = 65_536;
     let names: Vec<_> = NameSource::published_names(&snapshot).collect();
-    let expected: Vec<_> = names.iter().map(|name| resolve::resolve(&snapshot, &AllRunning, name)).collect();
+    let expected: Vec<_> = names
+        .iter()
+        .map(|name| resolve::resolve(&snapshot, &AllRunning, name))
+        .collect();
     let fast_path = start(&pair.server, &large, &[v4()], snapshot)?;
     let status = fast_path.status().names;
     println!("{status:?}");
@@ -307,14 +445,25 @@ fn published_names_match_resolver() -> Result<()> {
     let mut answered = 0;
     pair.client.run(|| -> Result<()> {
         for (name, expected) in names.iter().zip(&expected) {
-            let Some(expected) =
-                expected.as_ref().filter(|found| found.existence == resolve::Existence::Found)
+            let Some(expected) = expected
+                .as_ref()
+                .filter(|found| found.existence == resolve::Existence::Found)
             else {
                 continue;
             };
             for (record_type, addresses) in [
-                (RecordType::A, expected.v4.iter().map(|&ip| ip.into()).collect::<BTreeSet<IpAddr>>()),
-                (RecordType::AAAA, expected.v6.iter().map(|&ip| ip.into()).collect()),
+                (
+                    RecordType::A,
+                    expected
+                        .v4
+                        .iter()
+                        .map(|&ip| ip.into())
+                        .collect::<BTreeSet<IpAddr>>(),
+                ),
+                (
+                    RecordType::AAAA,
+                    expected.v6.iter().map(|&ip| ip.into()).collect(),
+                ),
             ] {
                 let query = client::query(&name.to_string(), record_type, Some(4096))?;
                 let whole = 64 + 28 * addresses.len() + name.to_string().len();
@@ -335,7 +484,11 @@ fn published_names_match_resolver() -> Result<()> {
         }
         Ok(())
     })??;
-    assert_eq!(fast_path.counters().hits(), answered, "all of them from the interface");
+    assert_eq!(
+        fast_path.counters().hits(),
+        answered,
+        "all of them from the interface"
+    );
     assert!(answered > 100);
     Ok(())
 }

@@ -42,7 +42,12 @@ const NOTHING: [&str; 0] = [];
 fn stop_detaches_shared_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
-    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4()],
+        one(1),
+    )?;
     // A scrape of the metrics holds the fast path the same way.
     let held = fast_path.clone();
     fast_path.stop();
@@ -54,10 +59,24 @@ fn stop_detaches_shared_programs() -> Result<()> {
 
 /// Returns the numbers of the programs that this process holds.
 fn held_programs() -> BTreeSet<String> {
-    let files = fs::read_dir("/proc/self/fdinfo").into_iter().flatten().flatten();
+    let files = fs::read_dir("/proc/self/fdinfo")
+        .into_iter()
+        .flatten()
+        .flatten();
     // A descriptor may be closed meanwhile.
     let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
-    texts.filter_map(|text| Some(text.split_once("prog_id:")?.1.lines().next()?.trim().to_owned())).collect()
+    texts
+        .filter_map(|text| {
+            Some(
+                text.split_once("prog_id:")?
+                    .1
+                    .lines()
+                    .next()?
+                    .trim()
+                    .to_owned(),
+            )
+        })
+        .collect()
 }
 
 #[test]
@@ -65,12 +84,22 @@ fn own_attacher_loads_before_request() -> Result<()> {
     requires!(namespaces, bpf);
     let bpffs = Bpffs::new()?;
     let (ours, servers) = UnixStream::pair()?;
-    let authority = Authority { xdp: config(HookMode::Auto, &bpffs), main: v4(), listen: None };
+    let authority = Authority {
+        xdp: config(HookMode::Auto, &bpffs),
+        main: v4(),
+        listen: None,
+    };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
     let attacher = thread::spawn(move || dns_fastpath::serve(&ours, &read));
     // The server reads its files and asks for nothing, while the kernel verifies both programs of tc.
-    wait_until("two loaded programs", ALL_ATTACHED, || held_programs().len() >= 2)?;
-    assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new(), "pins of a running server are not touched");
+    wait_until("two loaded programs", ALL_ATTACHED, || {
+        held_programs().len() >= 2
+    })?;
+    assert_eq!(
+        bpffs.pinned(),
+        Vec::<PathBuf>::new(),
+        "pins of a running server are not touched"
+    );
     drop(servers);
     let served = attacher.join().expect("no panic");
     assert!(served.is_err(), "the server has ended without a request");
@@ -104,21 +133,37 @@ fn earlier_generic_link_is_dropped() -> Result<()> {
     keep.on_stop = OnStop::Keep;
     start(&pair.server, &keep, &[v4()], one(1))?.stop();
     // Earlier versions attached to generic XDP and pinned such links in the same folder.
-    let folder = bpffs.links().first().and_then(|link| link.parent()).context("no links")?.to_owned();
+    let folder = bpffs
+        .links()
+        .first()
+        .and_then(|link| link.parent())
+        .context("no links")?
+        .to_owned();
     let ifindex = pair.server.interface_index("srv")?;
     let (mut object, name) = Yardstick::Pass.load(yardstick::Hook::Native)?;
     pair.server.run(|| -> Result<()> {
-        let program: &mut Xdp = object.program_mut(name).context("no such program")?.try_into()?;
+        let program: &mut Xdp = object
+            .program_mut(name)
+            .context("no such program")?
+            .try_into()?;
         let link = program.attach("srv", XdpMode::Skb)?;
-        FdLink::try_from(program.take_link(link)?)?.pin(folder.join(format!("{ifindex}-generic")))?;
+        FdLink::try_from(program.take_link(link)?)?
+            .pin(folder.join(format!("{ifindex}-generic")))?;
         Ok(())
     })??;
     let with_generic = pair.server.attached_programs()?;
     keep.on_stop = OnStop::Detach;
     let fast_path = start(&pair.server, &keep, &[v4()], one(2))?;
     let attached = pair.server.attached_programs()?;
-    assert_eq!(attached.len() + 1, with_generic.len(), "{attached:?}, before {with_generic:?}");
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(
+        attached.len() + 1,
+        with_generic.len(),
+        "{attached:?}, before {with_generic:?}"
+    );
+    assert_eq!(
+        addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?,
+        Some(vec![[10, 0, 0, 2].into()])
+    );
     fast_path.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     Ok(())
@@ -131,7 +176,8 @@ fn silent_runtime_loses_lease() -> Result<()> {
     let mut short = config(HookMode::Auto, &bpffs);
     short.lease = Duration::from_secs(1);
     let fast_path = start(&pair.server, &short, &[v4()], one(1))?;
-    let answers = || addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some());
+    let answers =
+        || addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some());
     thread::sleep(Duration::from_millis(1500));
     wait_until("the publisher to renew", TIMEOUT, answers)?;
     fast_path.heartbeat(Duration::ZERO);
@@ -157,7 +203,10 @@ fn successor_adopts_kept_programs() -> Result<()> {
     handle.learn(&name_of("learned.bosh"));
     wait(handle.flushed());
     fast_path.stop();
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 1].into()]));
+    assert_eq!(
+        addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?,
+        Some(vec![[10, 0, 0, 1].into()])
+    );
 
     // Queries without pause while another instance takes over: no query is lost and no answer
     // is wrong.
@@ -185,10 +234,16 @@ fn successor_adopts_kept_programs() -> Result<()> {
         let successor = start(&pair.server, &keep, &[v4()], answers);
         let checked = successor.and_then(|successor| {
             let before = asked.load(Ordering::Relaxed);
-            wait_until("more queries", TIMEOUT, || asked.load(Ordering::Relaxed) > before + 20)
-                .with_context(|| format!("{:?}", successor.counters()))?;
+            wait_until("more queries", TIMEOUT, || {
+                asked.load(Ordering::Relaxed) > before + 20
+            })
+            .with_context(|| format!("{:?}", successor.counters()))?;
             let learned = addresses(&pair.client, v4(), "learned.bosh", TIMEOUT)?;
-            assert_eq!(learned, Some(vec![[10, 0, 0, 9].into()]), "learned names are taken over");
+            assert_eq!(
+                learned,
+                Some(vec![[10, 0, 0, 9].into()]),
+                "learned names are taken over"
+            );
             let now = addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?;
             assert_eq!(now, Some(vec![[10, 0, 0, 2].into()]));
             Ok(successor)
@@ -210,13 +265,20 @@ fn detach_removes_orphaned_programs() -> Result<()> {
     let mut keep = config(HookMode::Auto, &bpffs);
     keep.on_stop = OnStop::Keep;
     start(&pair.server, &keep, &[v4()], one(1))?.stop();
-    assert_eq!(pair.server.attached_programs()?, ["lo: dns_tc", "srv: dns_tc"]);
+    assert_eq!(
+        pair.server.attached_programs()?,
+        ["lo: dns_tc", "srv: dns_tc"]
+    );
     let detached = pair.server.run(|| detach_all(&keep, &[v4()]))??;
     assert_eq!(detached.links, 2, "srv and lo");
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new());
     let again = pair.server.run(|| detach_all(&keep, &[v4()]))??;
-    assert_eq!((again.links, again.filters), (0, 0), "nothing is left to detach");
+    assert_eq!(
+        (again.links, again.filters),
+        (0, 0),
+        "nothing is left to detach"
+    );
     Ok(())
 }
 
@@ -224,10 +286,23 @@ fn detach_removes_orphaned_programs() -> Result<()> {
 fn old_server_respects_takeover() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("swap")?, Bpffs::new()?);
-    let old = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
-    let new = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(2))?;
+    let old = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4()],
+        one(1),
+    )?;
+    let new = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4()],
+        one(2),
+    )?;
     old.stop();
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert_eq!(
+        addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?,
+        Some(vec![[10, 0, 0, 2].into()])
+    );
     assert!(!bpffs.pinned().is_empty());
     new.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
@@ -245,28 +320,50 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
     let fast_path = start(&host, &globbed, &[v4()], one(1))?;
     let served = |name: &str| {
         let status = fast_path.status().interfaces;
-        status.interfaces.iter().any(|interface| interface.name == name && interface.hook.is_some())
+        status
+            .interfaces
+            .iter()
+            .any(|interface| interface.name == name && interface.hook.is_some())
     };
     assert!(served("lo"));
     for round in 0..3 {
         let container = Namespace::new("box")?;
         join(
-            End { namespace: &host, interface: "w-one", addresses: &["10.9.0.1/24"] },
-            End { namespace: &container, interface: "eth0", addresses: &["10.9.0.2/24"] },
+            End {
+                namespace: &host,
+                interface: "w-one",
+                addresses: &["10.9.0.1/24"],
+            },
+            End {
+                namespace: &container,
+                interface: "eth0",
+                addresses: &["10.9.0.2/24"],
+            },
         )?;
         container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
         deliver(&fast_path, &host, "w-one")?;
-        wait_until("the interface to be served", ALL_ATTACHED, || served("w-one"))?;
+        wait_until("the interface to be served", ALL_ATTACHED, || {
+            served("w-one")
+        })?;
         // Until then, the server's last report allows probes, which no server answers here.
         thread::sleep(Duration::from_secs(1));
-        assert!(addresses(&container, v4(), "a.bosh", TIMEOUT)?.is_some(), "round {round}");
+        assert!(
+            addresses(&container, v4(), "a.bosh", TIMEOUT)?.is_some(),
+            "round {round}"
+        );
         host.ip(&["link", "set", "w-one", "down"])?;
         host.ip(&["link", "set", "w-one", "name", "other"])?;
-        wait_until("a renamed interface to be left", ALL_ATTACHED, || !served("other") && !served("w-one"))?;
+        wait_until("a renamed interface to be left", ALL_ATTACHED, || {
+            !served("other") && !served("w-one")
+        })?;
         host.ip(&["link", "set", "other", "name", "w-two"])?;
-        wait_until("a renamed interface to be served", ALL_ATTACHED, || served("w-two"))?;
+        wait_until("a renamed interface to be served", ALL_ATTACHED, || {
+            served("w-two")
+        })?;
         host.ip(&["link", "del", "w-two"])?;
-        wait_until("a deleted interface to be forgotten", ALL_ATTACHED, || !served("w-two"))?;
+        wait_until("a deleted interface to be forgotten", ALL_ATTACHED, || {
+            !served("w-two")
+        })?;
     }
     assert_eq!(bpffs.links().len(), 1, "only that of lo is left");
     Ok(())
@@ -282,8 +379,9 @@ fn thousand_veths_share_a_program() -> Result<()> {
     let ends = (0..COUNT / 2).flat_map(|n| [format!("x{n}"), format!("y{n}")]);
     named.interfaces = Some(ends.chain(["lo".to_owned()]).collect());
     let fast_path = start(&host, &named, &[v4()], one(1))?;
-    let script: String =
-        (0..COUNT / 2).map(|n| format!("link add x{n} type veth peer name y{n}\n")).collect();
+    let script: String = (0..COUNT / 2)
+        .map(|n| format!("link add x{n} type veth peer name y{n}\n"))
+        .collect();
     let batch = tempfile::NamedTempFile::new()?;
     fs::write(batch.path(), script)?;
     let begun = Instant::now();
@@ -291,17 +389,28 @@ fn thousand_veths_share_a_program() -> Result<()> {
     let made = begun.elapsed();
     let served = || {
         let status = fast_path.status().interfaces;
-        status.interfaces.iter().filter(|interface| interface.hook.is_some()).count()
+        status
+            .interfaces
+            .iter()
+            .filter(|interface| interface.hook.is_some())
+            .count()
     };
-    wait_until("all of them to be served", ALL_ATTACHED, || served() == COUNT + 1)?;
+    wait_until("all of them to be served", ALL_ATTACHED, || {
+        served() == COUNT + 1
+    })?;
     let all_served = begun.elapsed();
     // No interface delays the others.
     host.ip(&["link", "del", "x7"])?;
-    wait_until("two less to be served", ALL_ATTACHED, || served() == COUNT - 1)?;
+    wait_until("two less to be served", ALL_ATTACHED, || {
+        served() == COUNT - 1
+    })?;
     assert_eq!(host.attached_programs()?.len(), COUNT - 1);
     let begun = Instant::now();
     fast_path.stop();
-    println!("made in {made:?}, all served {all_served:?} after the first, left in {:?}", begun.elapsed());
+    println!(
+        "made in {made:?}, all served {all_served:?} after the first, left in {:?}",
+        begun.elapsed()
+    );
     assert_eq!(host.attached_programs()?, NOTHING);
     Ok(())
 }
@@ -325,7 +434,15 @@ fn interface_events_are_batched() -> Result<()> {
         let (near, far) = (format!("n{pair}"), format!("f{pair}"));
         namespace.ip(&["link", "add", &near, "type", "veth", "peer", "name", &far])?;
     }
-    let served = || fast_path.status().interfaces.interfaces.iter().filter(|one| one.hook.is_some()).count();
+    let served = || {
+        fast_path
+            .status()
+            .interfaces
+            .interfaces
+            .iter()
+            .filter(|one| one.hook.is_some())
+            .count()
+    };
     // Plus `lo`.
     let all = 1 + 2 * PAIRS as usize;
     wait_until("all of them to be served", ALL_ATTACHED, || served() == all)?;

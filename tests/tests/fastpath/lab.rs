@@ -42,7 +42,8 @@ pub(crate) struct List {
 impl List {
     /// Adds a name with these addresses.
     pub(crate) fn with(mut self, name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
-        self.names.insert(name_of(name), Some(addresses.into_iter().collect()));
+        self.names
+            .insert(name_of(name), Some(addresses.into_iter().collect()));
         self
     }
 
@@ -67,12 +68,21 @@ impl List {
 
 impl NameSource for List {
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
-        Box::new(self.names.keys().filter(|name| !self.unlisted.contains(name)).cloned())
+        Box::new(
+            self.names
+                .keys()
+                .filter(|name| !self.unlisted.contains(name))
+                .cloned(),
+        )
     }
 
     fn resolve(&self, _health: &dyn Health, name: &Name) -> Option<Resolution> {
         let addresses = self.names.get(name)?;
-        let existence = if addresses.is_some() { Existence::Found } else { Existence::NoSuchName };
+        let existence = if addresses.is_some() {
+            Existence::Found
+        } else {
+            Existence::NoSuchName
+        };
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for address in addresses.iter().flatten() {
             match address {
@@ -80,7 +90,12 @@ impl NameSource for List {
                 IpAddr::V6(address) => v6.push(*address),
             }
         }
-        Some(Resolution { existence, v4, v6, checks: Checks::default() })
+        Some(Resolution {
+            existence,
+            v4,
+            v6,
+            checks: Checks::default(),
+        })
     }
 }
 
@@ -96,10 +111,20 @@ pub(crate) fn start_in_process(
     admission: Arc<dyn Admission>,
 ) -> Result<FastPath> {
     let (ours, servers) = UnixStream::pair()?;
-    let authority = Authority { xdp: config.clone(), main: endpoints[0], listen: None };
+    let authority = Authority {
+        xdp: config.clone(),
+        main: endpoints[0],
+        listen: None,
+    };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
     thread::spawn(move || dns_fastpath::serve(&ours, &read));
-    Ok(FastPath::start(config, servers.into(), endpoints, health, admission)?)
+    Ok(FastPath::start(
+        config,
+        servers.into(),
+        endpoints,
+        health,
+        admission,
+    )?)
 }
 
 /// Starts a fast path in a namespace and waits until it answers.
@@ -110,7 +135,14 @@ pub(crate) fn start(
     answers: impl NameSource + 'static,
 ) -> Result<Arc<FastPath>> {
     let fast_path = namespace
-        .run(|| start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
+        .run(|| {
+            start_in_process(
+                config,
+                endpoints,
+                Arc::new(AllRunning),
+                Arc::new(Everything),
+            )
+        })?
         .context("the fast path does not start")?;
     let fast_path = Arc::new(fast_path);
     let handle = handle_of(&fast_path);
@@ -147,7 +179,11 @@ pub(crate) fn ask_unclear(
     patience: Duration,
 ) -> Result<Option<Message>> {
     let query = client::query(name, record_type, Some(4096))?.to_vec()?;
-    read(from.run(|| client::ask_raw_from(server, |client| unclear(query, client, server), patience))?)
+    read(
+        from.run(|| {
+            client::ask_raw_from(server, |client| unclear(query, client, server), patience)
+        })?,
+    )
 }
 
 /// Sets the one id in 65,536 for which the sum of the pseudo-header, which is the partial checksum,
@@ -156,7 +192,9 @@ fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8
     let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
     let pseudo = pseudo(client.ip(), server.ip(), udp_len);
     let unfinished = !checksum(&[&pseudo]);
-    let udp = [client.port(), server.port(), udp_len, unfinished].map(u16::to_be_bytes).concat();
+    let udp = [client.port(), server.port(), udp_len, unfinished]
+        .map(u16::to_be_bytes)
+        .concat();
     query[..2].fill(0);
     let id = checksum(&[&pseudo, &udp, &query]);
     query[..2].copy_from_slice(&id.to_be_bytes());
@@ -195,7 +233,13 @@ pub(crate) fn code(reply: &Message) -> ResponseCode {
 pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &str) -> Result<()> {
     let ifindex = namespace.interface_index(interface)?;
     let clients = vec![IpAddr::from([192, 0, 2, 1])];
-    fast_path.report(vec![Arrival { ifindex, endpoint: v4(), queries: 5, clients, more: false }]);
+    fast_path.report(vec![Arrival {
+        ifindex,
+        endpoint: v4(),
+        queries: 5,
+        clients,
+        more: false,
+    }]);
     Ok(())
 }
 

@@ -25,17 +25,34 @@ fn foreign_xdp_program_is_kept() -> Result<()> {
         let (pair, bpffs) = (Pair::new("alien")?, Bpffs::new()?);
         let foreign = pass_program(&pair.server, "srv")?;
         let id = xdp_program(&pair)?.context("the foreign program is missing")?;
-        let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one("a.bosh", 1))?;
+        let fast_path = start(
+            &pair.server,
+            &config(mode, &bpffs),
+            &[v4()],
+            one("a.bosh", 1),
+        )?;
         let status = fast_path.status().interfaces;
-        let srv = status.interfaces.iter().find(|found| found.name == "srv").context("srv is missing")?;
+        let srv = status
+            .interfaces
+            .iter()
+            .find(|found| found.name == "srv")
+            .context("srv is missing")?;
         assert_eq!(srv.hook, Some(Hook::Tcx), "{mode:?}: {}", srv.why);
         if mode != HookMode::Auto {
-            assert!(srv.why.contains("pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);
+            assert!(
+                srv.why.contains("pass") && srv.why.contains(&format!("id {id}")),
+                "{}",
+                srv.why
+            );
         }
         assert!(addresses(&pair.client, v4(), "a.bosh", TIMEOUT)?.is_some());
         assert_eq!(xdp_program(&pair)?, Some(id));
         fast_path.stop();
-        assert_eq!(xdp_program(&pair)?, Some(id), "{mode:?}: still there after us");
+        assert_eq!(
+            xdp_program(&pair)?,
+            Some(id),
+            "{mode:?}: still there after us"
+        );
         drop(foreign);
     }
     Ok(())
@@ -69,7 +86,9 @@ fn xdp_program(pair: &Pair) -> Result<Option<u32>> {
         "show",
         "srv",
     ]))?;
-    let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");
+    let mut words = shown
+        .split_whitespace()
+        .skip_while(|word| *word != "prog/xdp");
     Ok(match (words.next(), words.next(), words.next()) {
         (Some(_), Some("id"), Some(id)) => Some(id.parse()?),
         _ => None,

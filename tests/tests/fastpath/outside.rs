@@ -41,16 +41,27 @@ struct Wire {
 impl Wire {
     /// Opens an interface in a namespace.
     fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
-        let (index, own) = (namespace.interface_index(interface)?, address_of(namespace, interface)?);
-        let socket = namespace.run(|| bind_to(index))?.context("a packet socket")?;
+        let (index, own) = (
+            namespace.interface_index(interface)?,
+            address_of(namespace, interface)?,
+        );
+        let socket = namespace
+            .run(|| bind_to(index))?
+            .context("a packet socket")?;
         Ok(Self { socket, own })
     }
 
     /// Sends a query for `one.bosh` to this Ethernet and IP address in this VLAN; returns whether a
     /// reply arrives in time.
-    fn ask(&mut self, (to, ip): ([u8; 6], Ipv4Addr), vlan: Option<u16>, patience: Duration) -> Result<bool> {
+    fn ask(
+        &mut self,
+        (to, ip): ([u8; 6], Ipv4Addr),
+        vlan: Option<u16>,
+        patience: Duration,
+    ) -> Result<bool> {
         let query = client::query("one.bosh.", RecordType::A, None)?;
-        self.socket.send(&frame(self.own, to, ip, vlan, &query.to_vec()?))?;
+        self.socket
+            .send(&frame(self.own, to, ip, vlan, &query.to_vec()?))?;
         let deadline = Instant::now() + patience;
         let mut buffer = [0; 2048];
         loop {
@@ -72,7 +83,11 @@ impl Wire {
 /// Opens a packet socket on an interface.
 fn bind_to(index: u32) -> io::Result<Socket> {
     let all = (libc::ETH_P_ALL as u16).to_be();
-    let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(all))))?;
+    let socket = Socket::new(
+        Domain::PACKET,
+        Type::RAW,
+        Some(Protocol::from(i32::from(all))),
+    )?;
     // SAFETY: the storage is larger than and aligned for a `sockaddr_ll`, and the length set is
     // that type's.
     let ((), address) = unsafe {
@@ -93,7 +108,10 @@ fn bind_to(index: u32) -> io::Result<Socket> {
 fn address_of(namespace: &Namespace, interface: &str) -> Result<[u8; 6]> {
     let mut cat = namespace.with_own_sysfs("cat");
     let text = capture(cat.arg(format!("/sys/class/net/{interface}/address")))?;
-    let bytes = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16));
+    let bytes = text
+        .trim()
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16));
     let bytes: Vec<u8> = bytes.collect::<Result<_, _>>()?;
     bytes.try_into().ok().context("six bytes")
 }
@@ -108,7 +126,9 @@ fn frame(from: [u8; 6], to: [u8; 6], ip: Ipv4Addr, vlan: Option<u16>, message: &
     header.extend(ip.octets());
     let sum = checksum(&[&header]);
     header[10..12].copy_from_slice(&sum.to_be_bytes());
-    let tag = vlan.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat()).unwrap_or_default();
+    let tag = vlan
+        .map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat())
+        .unwrap_or_default();
     // A UDP checksum of zero means that there is none (RFC 768).
     let udp = [PORT, 53, udp_len, 0].map(u16::to_be_bytes).concat();
     [&to[..], &from, &tag, &[8, 0], &header, &udp, message].concat()
@@ -117,8 +137,12 @@ fn frame(from: [u8; 6], to: [u8; 6], ip: Ipv4Addr, vlan: Option<u16>, message: &
 /// Returns whether a frame is the reply to the query with this id.
 fn is_reply(frame: &[u8], id: u16) -> bool {
     // The kernel removes the VLAN tag before it delivers a frame.
-    let Some([0x08, 0x00, packet @ ..]) = frame.get(12..) else { return false };
-    let Some(udp) = packet.get(20..) else { return false };
+    let Some([0x08, 0x00, packet @ ..]) = frame.get(12..) else {
+        return false;
+    };
+    let Some(udp) = packet.get(20..) else {
+        return false;
+    };
     packet[9] == 17
         && udp.get(..4) == Some(&[53_u16, PORT].map(u16::to_be_bytes).concat()[..])
         && udp.get(8..10) == Some(&id.to_be_bytes()[..])
@@ -135,7 +159,10 @@ fn dropped_packets_are_not_answered() -> Result<()> {
             HookMode::Native => Some(pass_program(&pair.client, "cli")?),
             _ => None,
         };
-        let config = XdpConfig { vlans: vec![SERVED_VLAN], ..config(mode, &bpffs) };
+        let config = XdpConfig {
+            vlans: vec![SERVED_VLAN],
+            ..config(mode, &bpffs)
+        };
         let names = List::default().with("one.bosh", [[10, 0, 0, 1].into()]);
         let endpoints = [v4(), (loopback, 53).into()];
         let fast_path = start(&pair.server, &config, &endpoints, names)?;
@@ -146,8 +173,18 @@ fn dropped_packets_are_not_answered() -> Result<()> {
         let address = Ipv4Addr::new(169, 254, 0, 2);
         for (what, to, vlan, answered) in [
             ("as it should be", (here, address), None, true),
-            ("in a VLAN that is served", (here, address), Some(SERVED_VLAN), true),
-            ("with a priority, in a VLAN that is served", (here, address), Some(0xe000 | SERVED_VLAN), true),
+            (
+                "in a VLAN that is served",
+                (here, address),
+                Some(SERVED_VLAN),
+                true,
+            ),
+            (
+                "with a priority, in a VLAN that is served",
+                (here, address),
+                Some(0xe000 | SERVED_VLAN),
+                true,
+            ),
             ("in another VLAN", (here, address), Some(200), false),
             ("to another machine", (elsewhere, address), None, false),
             ("to all", ([0xff; 6], address), None, false),
@@ -155,14 +192,25 @@ fn dropped_packets_are_not_answered() -> Result<()> {
         ] {
             let patience = if answered { TIMEOUT } else { SHORT };
             for _ in 0..3 {
-                ensure!(wire.ask(to, vlan, patience)? == answered, "{what}, mode {mode:?}");
+                ensure!(
+                    wire.ask(to, vlan, patience)? == answered,
+                    "{what}, mode {mode:?}"
+                );
             }
         }
         let counters = fast_path.counters();
-        ensure!(counters.hits() == 3 * 3, "{mode:?}: {} hits", counters.hits());
-        ensure!(counters.outcome(Outcome::NotOurs) >= 4 * 3, "{mode:?}: passed queries are counted");
+        ensure!(
+            counters.hits() == 3 * 3,
+            "{mode:?}: {} hits",
+            counters.hits()
+        );
+        ensure!(
+            counters.outcome(Outcome::NotOurs) >= 4 * 3,
+            "{mode:?}: passed queries are counted"
+        );
         // Address changes of the interface are followed.
-        pair.server.ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
+        pair.server
+            .ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
         let here = [2, 0, 0, 0, 0, 0x99];
         whole_system_tests::process::wait_until("the new address", TIMEOUT, || {
             matches!(wire.ask((here, address), None, SHORT), Ok(true))

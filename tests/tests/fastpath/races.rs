@@ -75,14 +75,20 @@ impl NameSource for Versioned {
     }
 
     fn resolve(&self, health: &dyn Health, _name: &Name) -> Option<Resolution> {
-        let all: Vec<Ipv4Addr> = (1..=INSTANCES).map(|instance| self.address(instance)).collect();
+        let all: Vec<Ipv4Addr> = (1..=INSTANCES)
+            .map(|instance| self.address(instance))
+            .collect();
         let runs = |ip: &Ipv4Addr| health.state((*ip).into(), None) == HealthState::Running;
         let instances = all.iter().map(|&ip| ip.into()).collect();
         Some(Resolution {
             existence: Existence::Found,
             v4: all.into_iter().filter(runs).collect(),
             v6: Vec::new(),
-            checks: Checks { instances, tracked: false, synchronous: false },
+            checks: Checks {
+                instances,
+                tracked: false,
+                synchronous: false,
+            },
         })
     }
 }
@@ -90,7 +96,11 @@ impl NameSource for Versioned {
 impl Health for LastInstance {
     fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
         let is_last = matches!(ip, IpAddr::V4(ip) if ip.octets()[3] == INSTANCES);
-        if is_last && self.fails.load(SeqCst) { HealthState::Failing } else { HealthState::Running }
+        if is_last && self.fails.load(SeqCst) {
+            HealthState::Failing
+        } else {
+            HealthState::Running
+        }
     }
 }
 
@@ -110,11 +120,17 @@ fn race(mode: HookMode) -> Result<()> {
     let (pair, bpffs) = (Pair::new("race")?, Bpffs::new()?);
     // XDP_TX on a veth needs a program on the other end.
     let is_native = mode == HookMode::Native;
-    let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli")).transpose()?;
+    let _pass = is_native
+        .then(|| lab::pass_program(&pair.client, "cli"))
+        .transpose()?;
     let last = Arc::new(LastInstance::default());
     let config = config(mode, &bpffs);
     let start = || lab::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
-    let fast_path = Arc::new(pair.server.run(start)?.context("the fast path does not start")?);
+    let fast_path = Arc::new(
+        pair.server
+            .run(start)?
+            .context("the fast path does not start")?,
+    );
     let handle = &handle_of(&fast_path);
     let known = Known::default();
     install(handle, &known, 1);
@@ -144,7 +160,9 @@ fn race(mode: HookMode) -> Result<()> {
         }
         done.store(true, SeqCst);
         for asker in askers {
-            let asked = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let asked = asker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             asked.with_context(|| format!("packets: {}", outcomes(&fast_path.counters())))?;
         }
         Ok(())
@@ -156,8 +174,13 @@ fn race(mode: HookMode) -> Result<()> {
 
 /// Formats the packet counters by outcome.
 fn outcomes(counters: &Counters) -> String {
-    let counts = Outcome::ALL.iter().map(|&outcome| (outcome.label(), counters.outcome(outcome)));
-    counts.filter(|&(_, count)| count > 0).map(|(label, count)| format!("{label} {count}, ")).collect()
+    let counts = Outcome::ALL
+        .iter()
+        .map(|&outcome| (outcome.label(), counters.outcome(outcome)));
+    counts
+        .filter(|&(_, count)| count > 0)
+        .map(|(label, count)| format!("{label} {count}, "))
+        .collect()
 }
 
 /// Hands a version to the publisher and waits until it is published.
@@ -209,11 +232,17 @@ fn ask_on(
         let health = known.health.load(SeqCst);
         let (published, fails) = (known.published.load(SeqCst), last.fails.load(SeqCst));
         socket.send(&query.to_vec()?)?;
-        let len = socket.recv(&mut buffer).with_context(|| format!("no reply for {name}"))?;
+        let len = socket
+            .recv(&mut buffer)
+            .with_context(|| format!("no reply for {name}"))?;
         let reply = Message::from_vec(&buffer[..len])?;
-        ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
+        ensure!(
+            reply.metadata.id == query.metadata.id,
+            "a reply to another query"
+        );
         let is_settled = health.is_multiple_of(2) && known.health.load(SeqCst) == health;
-        judge(&reply, known, published, is_settled.then_some(fails)).with_context(|| name.clone())?;
+        judge(&reply, known, published, is_settled.then_some(fails))
+            .with_context(|| name.clone())?;
         asked.fetch_add(1, SeqCst);
 
         let name = learned(random.u32(..LEARNED));
@@ -223,7 +252,11 @@ fn ask_on(
         while let Ok((len, _)) = other.recv_from(&mut buffer) {
             let reply = Message::from_vec(&buffer[..len])?;
             // A late reply belongs to a query sent before the newest versions were published.
-            let oldest = if reply.metadata.id == query.metadata.id { published } else { 0 };
+            let oldest = if reply.metadata.id == query.metadata.id {
+                published
+            } else {
+                0
+            };
             judge(&reply, known, oldest, None).context("a learned name")?;
         }
     }
@@ -235,18 +268,33 @@ fn ask_on(
 fn judge(reply: &Message, known: &Known, oldest: u32, fails: Option<bool>) -> Result<()> {
     let addresses: Vec<[u8; 4]> = client::addresses(reply)
         .into_iter()
-        .filter_map(|ip| if let IpAddr::V4(ip) = ip { Some(ip.octets()) } else { None })
+        .filter_map(|ip| {
+            if let IpAddr::V4(ip) = ip {
+                Some(ip.octets())
+            } else {
+                None
+            }
+        })
         .collect();
     let version = |[_, high, low, _]: [u8; 4]| u32::from_be_bytes([0, 0, high, low]);
     let first = version(*addresses.first().context("an empty reply")?);
-    ensure!(addresses.iter().all(|&address| version(address) == first), "of two versions: {addresses:?}");
+    ensure!(
+        addresses.iter().all(|&address| version(address) == first),
+        "of two versions: {addresses:?}"
+    );
     ensure!(
         (oldest..=known.handed.load(SeqCst)).contains(&first),
         "of version {first}, when {oldest} was published"
     );
     let has_last = addresses.iter().any(|address| address[3] == INSTANCES);
-    ensure!(addresses.len() == usize::from(INSTANCES) - usize::from(!has_last), "parts: {addresses:?}");
-    ensure!(fails.is_none_or(|fails| has_last != fails), "health {fails:?}: {addresses:?}");
+    ensure!(
+        addresses.len() == usize::from(INSTANCES) - usize::from(!has_last),
+        "parts: {addresses:?}"
+    );
+    ensure!(
+        fails.is_none_or(|fails| has_last != fails),
+        "health {fails:?}: {addresses:?}"
+    );
     Ok(())
 }
 

@@ -47,7 +47,12 @@ impl Parts {
     fn start(label: &str) -> Result<Self> {
         let (pair, bpffs, server) = Self::start_server(label)?;
         let attacher = start_attacher(&pair, &server, &server::program()?)?;
-        let parts = Self { attacher, server, bpffs, pair };
+        let parts = Self {
+            attacher,
+            server,
+            bpffs,
+            pair,
+        };
         wait_for_fast_path(&parts.pair.server).with_context(|| parts.server.log())?;
         Ok(parts)
     }
@@ -56,7 +61,10 @@ impl Parts {
     fn start_server(label: &str) -> Result<(Pair, Bpffs, Server)> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
-        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
+        fs::set_permissions(
+            folder.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )?;
         let settings = json!({
             "metrics": {"enabled": true},
             "control": {"socket": folder.path().join("control.sock")},
@@ -66,7 +74,8 @@ impl Parts {
             },
         });
         // Port 53 otherwise requires a capability.
-        pair.server.run(|| fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"))??;
+        pair.server
+            .run(|| fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"))??;
         let server = Server::start_prepared(Some(&pair.server), folder, v4(), &settings, confine)?;
         Ok((pair, bpffs, server))
     }
@@ -108,23 +117,34 @@ fn sessions(server: &Server) -> usize {
 
 /// Starts an attacher for the server.
 fn start_attacher(pair: &Pair, server: &Server, program: &Path) -> Result<Kept> {
-    let log =
-        fs::OpenOptions::new().create(true).append(true).open(server.folder.path().join("attacher.log"))?;
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(server.folder.path().join("attacher.log"))?;
     let config: PathBuf = server.folder.path().join("config.json");
     let mut command = pair.server.command(program)?;
-    command.args(["attach", "--config"]).arg(config).stdin(Stdio::null());
+    command
+        .args(["attach", "--config"])
+        .arg(config)
+        .stdin(Stdio::null());
     Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
 }
 
 /// Returns the counters of all replies, on both paths.
 fn combined(server: &Namespace) -> Result<[u64; 3]> {
     let metrics = Metrics::read(server)?;
-    let families = [names::REQUESTS_INTERNAL_TOTAL, names::REPLIES_TOTAL, names::COREDNS_RESPONSES_TOTAL];
+    let families = [
+        names::REQUESTS_INTERNAL_TOTAL,
+        names::REPLIES_TOTAL,
+        names::COREDNS_RESPONSES_TOTAL,
+    ];
     Ok(families.map(|family| metrics.sum(family, "")))
 }
 
 fn instances() -> Vec<IpAddr> {
-    (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
+    (0..3)
+        .map(|index| IpAddr::from([10, 0, 3, index]))
+        .collect()
 }
 
 #[test]
@@ -135,7 +155,10 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     // Mode 2: a filter is installed.
     ensure!(status_line(pid, "Seccomp")? == "2" && status_line(pid, "NoNewPrivs")? == "1");
     for set in ["CapEff", "CapPrm", "CapAmb"] {
-        ensure!(u64::from_str_radix(&status_line(pid, set)?, 16)? == 0, "{set}");
+        ensure!(
+            u64::from_str_radix(&status_line(pid, set)?, 16)? == 0,
+            "{set}"
+        );
     }
     for name in NAMES {
         wait_until("the interface's answers", REUNION, || {
@@ -144,14 +167,26 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     }
     let status = parts.status()?;
     let detail = &status["fast_path"]["internals"];
-    ensure!(detail["pinned_at"].is_string() && status["fast_path_off"].is_null(), "{status}");
+    ensure!(
+        detail["pinned_at"].is_string() && status["fast_path_off"].is_null(),
+        "{status}"
+    );
     // The attacher reports its programs to the server.
     wait_until("the programs to be shown as loaded", REUNION, || {
-        let Ok(status) = parts.status() else { return false };
-        let programs = status["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
-        [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM].iter().all(|name| {
-            programs.iter().any(|program| program["name"] == *name && program["state"] == "loaded")
-        })
+        let Ok(status) = parts.status() else {
+            return false;
+        };
+        let programs = status["fast_path"]["programs"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM]
+            .iter()
+            .all(|name| {
+                programs
+                    .iter()
+                    .any(|program| program["name"] == *name && program["state"] == "loaded")
+            })
     })?;
     // New records reach the interface, and cells of the old ones are reused: the attacher confirms
     // grace periods, which the server cannot wait for itself.
@@ -161,22 +196,29 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
         fs::write(&records, server::records_of_groups(&[group]))?;
         let name = format!("q-s0.q-g{group}.bosh.");
         wait_until("the new records", REUNION, || {
-            parts.ask(&name).is_ok_and(|found| found.is_some_and(|found| found.len() == usize::from(group)))
+            parts
+                .ask(&name)
+                .is_ok_and(|found| found.is_some_and(|found| found.len() == usize::from(group)))
         })?;
     }
     wait_until("the interface's answers", REUNION, || {
-        parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
+        parts
+            .is_answered_by_the_interface(NAMES[0])
+            .unwrap_or(false)
     })?;
     wait_until("the grace periods to be confirmed", REUNION, || {
-        parts
-            .status()
-            .is_ok_and(|status| status["fast_path"]["internals"]["table"]["unvouched"] == json!(false))
+        parts.status().is_ok_and(|status| {
+            status["fast_path"]["internals"]["table"]["unvouched"] == json!(false)
+        })
     })?;
     // The attacher follows new interfaces, and the server shows them.
-    parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    parts.pair.server.ip(&[
+        "link", "add", "late", "type", "veth", "peer", "name", "etal",
+    ])?;
     wait_until("the late interface to be served", REUNION, || {
         let family = names::FAST_PATH_INTERFACE_INFO;
-        Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+        Metrics::read(&parts.pair.server)
+            .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
     // The attacher keeps only the capabilities for attaching: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
     let attacher = parts.attacher.pid();
@@ -184,7 +226,9 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
         let held = u64::from_str_radix(&status_line(attacher, set)?, 16)?;
         ensure!(held == 1 << 12 | 1 << 38 | 1 << 39, "{set}: {held:#x}");
     }
-    ensure!(status_line(attacher, "Seccomp")? == "2" && status_line(attacher, "NoNewPrivs")? == "1");
+    ensure!(
+        status_line(attacher, "Seccomp")? == "2" && status_line(attacher, "NoNewPrivs")? == "1"
+    );
     let users = status_line(attacher, "Uid")?;
     ensure!(users.split_whitespace().all(|user| user == "1"), "{users}");
     Ok(())
@@ -195,21 +239,32 @@ fn disabled_fast_path_ends_service_answers() -> Result<()> {
     requires!(namespaces, bpf);
     let mut parts = Parts::start("disabled")?;
     wait_until("the interface's answers", REUNION, || {
-        parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
+        parts
+            .is_answered_by_the_interface(NAMES[0])
+            .unwrap_or(false)
     })?;
     // The attacher runs on: only the server, which may not detach, sees the new configuration first.
     parts.server.process().stop(REUNION)?;
-    ensure!(parts.ask(NAMES[0])? == Some(instances()), "the programs stay");
+    ensure!(
+        parts.ask(NAMES[0])? == Some(instances()),
+        "the programs stay"
+    );
     let folder = parts.server.folder.path().to_owned();
     let config = folder.join("config.json");
     let mut settings: Value = serde_json::from_str(&fs::read_to_string(&config)?)?;
     settings["xdp"]["enabled"] = json!(false);
     fs::write(&config, settings.to_string())?;
     fs::write(folder.join("records.json"), server::records_of_groups(&[2]))?;
-    parts.server.restart_prepared(Some(&parts.pair.server), confine)?;
+    parts
+        .server
+        .restart_prepared(Some(&parts.pair.server), confine)?;
     // Programs with the old records would answer until the lease of 60 s ends.
     let found = parts.ask(NAMES[0])?;
-    ensure!(found.as_ref().is_none_or(Vec::is_empty), "an old answer: {found:?}\n{}", parts.server.log());
+    ensure!(
+        found.as_ref().is_none_or(Vec::is_empty),
+        "an old answer: {found:?}\n{}",
+        parts.server.log()
+    );
     ensure!(parts.bpffs.links().is_empty(), "{:?}", parts.bpffs.links());
     Ok(())
 }
@@ -223,7 +278,12 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, _bpffs, server) = Parts::start_server("lost")?;
     let program = server.folder.path().join("bosh-dns-xdp");
-    spoil(&server::program()?, &program, object::TC_ANSWER_PROGRAM, Fault::TooLong.instructions())?;
+    spoil(
+        &server::program()?,
+        &program,
+        object::TC_ANSWER_PROGRAM,
+        Fault::TooLong.instructions(),
+    )?;
     let status = || -> Result<Value> {
         let mut command: Command = pair.server.command(server::program()?)?;
         let config = server.folder.path().join("config.json");
@@ -237,7 +297,10 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
         // On a busy machine, the attacher asks the kernel some time after it has handed over the maps.
         let is_loading = || {
             let state = status().unwrap_or_default();
-            let programs = state["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
+            let programs = state["fast_path"]["programs"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
             programs.iter().any(|program| program["state"] == "loading")
         };
         let was_loading = wait_until("a program to be loaded", ATTEMPT, is_loading).is_ok();
@@ -250,7 +313,9 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
                 let checks = status["checks"].as_array().cloned().unwrap_or_default();
                 let check = checks.iter().find(|check| check["name"] == "fast path");
                 check.is_some_and(|check| {
-                    check["detail"].as_str().is_some_and(|text| text.contains("attacher"))
+                    check["detail"]
+                        .as_str()
+                        .is_some_and(|text| text.contains("attacher"))
                 })
             })
         })
@@ -276,7 +341,10 @@ fn unprivileged_tap_shows_queries() -> Result<()> {
         load.join().expect("the client does not panic")?;
         shown
     })?;
-    ensure!(shown.contains("\"fast\"") && shown.contains("q-s0.q-g3.bosh"), "{shown}");
+    ensure!(
+        shown.contains("\"fast\"") && shown.contains("q-s0.q-g3.bosh"),
+        "{shown}"
+    );
     Ok(())
 }
 
@@ -284,12 +352,19 @@ fn unprivileged_tap_shows_queries() -> Result<()> {
 fn part_restarts_lose_no_query() -> Result<()> {
     requires!(namespaces, bpf);
     let mut parts = Parts::start("reunion")?;
-    let Parts { attacher, server, bpffs, pair } = &mut parts;
+    let Parts {
+        attacher,
+        server,
+        bpffs,
+        pair,
+    } = &mut parts;
     let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let (kills, lost) = (AtomicU64::new(0), AtomicU64::new(0));
     let more = |what: &str| {
         let before = answered.load(Ordering::Relaxed);
-        wait_until(what, Duration::from_secs(60), || answered.load(Ordering::Relaxed) > before + 100)
+        wait_until(what, Duration::from_secs(60), || {
+            answered.load(Ordering::Relaxed) > before + 100
+        })
     };
     thread::scope(|scope| {
         let load = scope.spawn(|| -> Result<()> {
@@ -299,7 +374,9 @@ fn part_restarts_lose_no_query() -> Result<()> {
                 match found {
                     Some(found) => ensure!(found == instances(), "query {asked}: {found:?}"),
                     // A probe in the socket of a killed server is lost with it.
-                    None => ensure!(lost.fetch_add(1, Ordering::Relaxed) < kills.load(Ordering::Relaxed)),
+                    None => ensure!(
+                        lost.fetch_add(1, Ordering::Relaxed) < kills.load(Ordering::Relaxed)
+                    ),
                 }
             }
             Ok(())
@@ -312,12 +389,20 @@ fn part_restarts_lose_no_query() -> Result<()> {
                 attacher.kill(TIMEOUT)?;
                 more("answers without an attacher")?;
                 *attacher = start_attacher(pair, server, &server::program()?)?;
-                wait_until("the server to be given maps", REUNION, || sessions(server) > before)?;
+                wait_until("the server to be given maps", REUNION, || {
+                    sessions(server) > before
+                })?;
                 wait_for_fast_path(&pair.server)?;
                 more("answers with a new attacher")?;
                 let counts = combined(&pair.server)?;
-                let fell = counted.iter().zip(counts).any(|(before, after)| after < before + 100);
-                ensure!(!fell, "counters fell or stalled with the attacher: {counted:?}, {counts:?}");
+                let fell = counted
+                    .iter()
+                    .zip(counts)
+                    .any(|(before, after)| after < before + 100);
+                ensure!(
+                    !fell,
+                    "counters fell or stalled with the attacher: {counted:?}, {counts:?}"
+                );
                 kills.fetch_add(1, Ordering::Relaxed);
                 server.process().kill(TIMEOUT)?;
                 more("answers without a server")?;
@@ -334,6 +419,10 @@ fn part_restarts_lose_no_query() -> Result<()> {
     })?;
     println!("{answered:?} queries, {lost:?} lost");
     // Links of lo and srv, and the maps of a single server.
-    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 10, "{:?}", bpffs.pinned());
+    ensure!(
+        bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 10,
+        "{:?}",
+        bpffs.pinned()
+    );
     Ok(())
 }

@@ -73,7 +73,10 @@ struct Ground {
 
 impl Ground {
     fn new(label: &str) -> Result<Self> {
-        Ok(Self { host: Namespace::new(label)?, containers: Namespace::new(&format!("{label}-c"))? })
+        Ok(Self {
+            host: Namespace::new(label)?,
+            containers: Namespace::new(&format!("{label}-c"))?,
+        })
     }
 
     fn cell(&self) -> Result<Cell<'_>> {
@@ -84,13 +87,17 @@ impl Ground {
     /// queries arrive through it, so it is reported for a while.
     fn states(&self, gated: &Gated) -> Result<BTreeMap<usize, State>> {
         let states = gated.states(&self.host)?.into_iter();
-        Ok(states.filter_map(|(name, state)| Some((name.strip_prefix("s-")?.parse().ok()?, state))).collect())
+        Ok(states
+            .filter_map(|(name, state)| Some((name.strip_prefix("s-")?.parse().ok()?, state)))
+            .collect())
     }
 
     /// Returns the numbers of containers whose interface is served.
     fn served(&self, gated: &Gated) -> Result<Vec<usize>> {
         let states = self.states(gated)?.into_iter();
-        Ok(states.filter_map(|(number, state)| (state.state == "served").then_some(number)).collect())
+        Ok(states
+            .filter_map(|(number, state)| (state.state == "served").then_some(number))
+            .collect())
     }
 
     /// Returns the replies from a container's interface so far.
@@ -127,10 +134,14 @@ fn serve_first(ground: &Ground, cell: &Cell<'_>, gated: &Gated) -> Result<()> {
     cell.create(first)?;
     wait_until("the first container to be served", ALL_ATTACHED, || {
         cell.ask(first, &query, 6, TIMEOUT).is_ok()
-            && ground.served(gated).is_ok_and(|served| served.contains(&first))
+            && ground
+                .served(gated)
+                .is_ok_and(|served| served.contains(&first))
     })?;
     cell.remove(first..first + 1)?;
-    wait_until("its pin to go", Duration::from_secs(30), || gated.bpffs.links().is_empty())
+    wait_until("its pin to go", Duration::from_secs(30), || {
+        gated.bpffs.links().is_empty()
+    })
 }
 
 /// Creates a block of containers; containers created so far that have not sent queries yet send them
@@ -143,7 +154,11 @@ fn create_block(
     with_server: bool,
 ) -> Result<Duration> {
     let query = query()?;
-    gated.server.signal_all(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
+    gated.server.signal_all(if with_server {
+        Signal::SIGCONT
+    } else {
+        Signal::SIGSTOP
+    })?;
     let (over, created) = (AtomicBool::new(false), AtomicUsize::new(numbers.start));
     let first = *asked;
     let took = thread::scope(|scope| -> Result<Duration> {
@@ -176,12 +191,19 @@ fn create_block(
 
 /// Creates a block with the server and one without, each first every other time, because the rules grow. Returns
 /// the time with it, relative to that without.
-fn create_pair(cell: &Cell<'_>, gated: &Gated, pair: usize, first: usize, asked: &mut usize) -> Result<f64> {
+fn create_pair(
+    cell: &Cell<'_>,
+    gated: &Gated,
+    pair: usize,
+    first: usize,
+    asked: &mut usize,
+) -> Result<f64> {
     let mut took = [Duration::ZERO; 2];
     for turn in 0..2 {
         let with_server = (pair + turn).is_multiple_of(2);
         let start = first + turn * BLOCK;
-        took[usize::from(with_server)] = create_block(cell, gated, start..start + BLOCK, asked, with_server)?;
+        took[usize::from(with_server)] =
+            create_block(cell, gated, start..start + BLOCK, asked, with_server)?;
     }
     Ok(took[1].as_secs_f64() / took[0].as_secs_f64())
 }
@@ -197,7 +219,13 @@ fn containers_are_created_undisturbed() -> Result<()> {
 
     let (mut ratios, mut asked) = (Vec::new(), 0);
     for pair in 0..BLOCKS {
-        ratios.push(create_pair(&cell, &gated, pair, pair * 2 * BLOCK, &mut asked)?);
+        ratios.push(create_pair(
+            &cell,
+            &gated,
+            pair,
+            pair * 2 * BLOCK,
+            &mut asked,
+        )?);
     }
     // More pairs, until the median is at most the accepted factor with a probability of 99 %.
     while slower_by(&ratios) > -2.4 && ratios.len() < MOST_BLOCKS {
@@ -213,31 +241,45 @@ fn containers_are_created_undisturbed() -> Result<()> {
         ratios[ratios.len() / 2]
     );
     // By chance, one run of a thousand on a busy machine exceeds this.
-    ensure!(slower_by(&ratios) < 3.1, "containers take longer to create with the server: {ratios:.2?}");
+    ensure!(
+        slower_by(&ratios) < 3.1,
+        "containers take longer to create with the server: {ratios:.2?}"
+    );
 
     // Every container is served once it queries, in spite of its bandwidth limit.
     let query = query()?;
     let begun = Instant::now();
     for number in 0..CONTAINERS {
-        ensure!(cell.ask(number, &query, 6, TIMEOUT)? == 6, "{number}: {}", gated.server.log());
+        ensure!(
+            cell.ask(number, &query, 6, TIMEOUT)? == 6,
+            "{number}: {}",
+            gated.server.log()
+        );
     }
     wait_until("every container to be served", ALL_ATTACHED, || {
         thread::sleep(Duration::from_millis(500));
-        ground.served(&gated).is_ok_and(|served| served.len() == CONTAINERS)
+        ground
+            .served(&gated)
+            .is_ok_and(|served| served.len() == CONTAINERS)
     })
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
     println!("all served after {:?}", begun.elapsed());
-    wait_until("a link for each container, and no other", Duration::from_secs(30), || {
-        descriptors(&gated).is_ok_and(|(_, links)| links == CONTAINERS)
-            && gated.bpffs.links().len() == CONTAINERS
-    })
+    wait_until(
+        "a link for each container, and no other",
+        Duration::from_secs(30),
+        || {
+            descriptors(&gated).is_ok_and(|(_, links)| links == CONTAINERS)
+                && gated.bpffs.links().len() == CONTAINERS
+        },
+    )
     .with_context(|| format!("{:?}, {:?}", descriptors(&gated), gated.bpffs.links()))?;
     attaches_pause(&gated.server.log())?;
 
     // Only interfaces that queries arrive through are attached to: neither the uplink, the overlay
     // nor the ifb of the bandwidth plugin.
     let states = gated.states(&ground.host)?;
-    let needless = |name: &String| name.starts_with("ifb") || OTHER_INTERFACES.contains(&name.as_str());
+    let needless =
+        |name: &String| name.starts_with("ifb") || OTHER_INTERFACES.contains(&name.as_str());
     ensure!(!states.keys().any(needless), "{states:?}");
 
     // Every container is counted separately.
@@ -251,7 +293,9 @@ fn containers_are_created_undisturbed() -> Result<()> {
     for number in 0..CONTAINERS {
         let given = Ground::replies(&after, number) - Ground::replies(&before, number);
         let times = times(number) as u64;
-        let missing = times.checked_sub(given).context("more replies than queries")?;
+        let missing = times
+            .checked_sub(given)
+            .context("more replies than queries")?;
         let excused = missing <= probes;
         probes = probes.saturating_sub(missing);
         ensure!(
@@ -272,12 +316,21 @@ fn containers_are_created_undisturbed() -> Result<()> {
         cell.remove(number..number + 1)?;
     }
     cell.remove(CONTAINERS / 2..CONTAINERS)?;
-    wait_until("pins and descriptors to go with their interfaces", Duration::from_secs(30), || {
-        gated.bpffs.links().is_empty()
-            && descriptors(&gated).is_ok_and(|(all, links)| links == 0 && all <= descriptors_before + OTHERS)
-    })
+    wait_until(
+        "pins and descriptors to go with their interfaces",
+        Duration::from_secs(30),
+        || {
+            gated.bpffs.links().is_empty()
+                && descriptors(&gated)
+                    .is_ok_and(|(all, links)| links == 0 && all <= descriptors_before + OTHERS)
+        },
+    )
     .with_context(|| {
-        format!("{:?}, {:?} after {descriptors_before}", gated.bpffs.links(), descriptors(&gated))
+        format!(
+            "{:?}, {:?} after {descriptors_before}",
+            gated.bpffs.links(),
+            descriptors(&gated)
+        )
     })?;
     Ok(())
 }
@@ -286,7 +339,10 @@ fn containers_are_created_undisturbed() -> Result<()> {
 fn attaches_pause(log: &str) -> Result<()> {
     let mut attached = Vec::new();
     for line in log.lines().filter(|line| line.contains("program attached")) {
-        let took = line.split("took_us=").nth(1).context("the time that it took")?;
+        let took = line
+            .split("took_us=")
+            .nth(1)
+            .context("the time that it took")?;
         let took = Duration::from_micros(took.split(' ').next().unwrap_or_default().parse()?);
         attached.push((time_of_day(line)?, took));
     }
@@ -294,7 +350,9 @@ fn attaches_pause(log: &str) -> Result<()> {
     // A line is written some time after its attach on a busy machine, so the sums are compared.
     let (mut paused, mut least) = (Duration::ZERO, Duration::ZERO);
     for pair in attached.windows(2) {
-        let [(before, took), (after, took_next)] = pair else { continue };
+        let [(before, took), (after, took_next)] = pair else {
+            continue;
+        };
         // At midnight the time of day restarts.
         if after >= before {
             paused += after.saturating_sub(*before).saturating_sub(*took_next);
@@ -302,8 +360,14 @@ fn attaches_pause(log: &str) -> Result<()> {
         }
     }
     let held: Duration = attached.iter().map(|(_, took)| *took).sum();
-    println!("{} attaches took {held:?} in all, with pauses of {paused:?}", attached.len());
-    ensure!(paused * 100 >= least * 99, "pauses of {paused:?} instead of {least:?}");
+    println!(
+        "{} attaches took {held:?} in all, with pauses of {paused:?}",
+        attached.len()
+    );
+    ensure!(
+        paused * 100 >= least * 99,
+        "pauses of {paused:?} instead of {least:?}"
+    );
     Ok(())
 }
 
@@ -317,8 +381,9 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     let cell = ground.cell()?;
     let gated = Gated::start_prepared(&ground.host, &json!({}), refuse_tcx)?;
     let query = query()?;
-    let state =
-        |number: usize| -> Result<State> { Ok(ground.states(&gated)?.remove(&number).unwrap_or_default()) };
+    let state = |number: usize| -> Result<State> {
+        Ok(ground.states(&gated)?.remove(&number).unwrap_or_default())
+    };
 
     // The worst case: containers query, and are found worth serving, before the plugin is run.
     cell.connect(0..FEW)?;
@@ -327,11 +392,14 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     capture(tc.args(["qdisc", "add", "dev", &Cell::interface(FEW - 1), "clsact"]))?;
     wait_until("the interfaces to wait", Duration::from_secs(60), || {
         // Queries count once the attacher follows them.
-        let have_answers =
-            (0..FEW).all(|number| cell.ask(number, &query, 8, TIMEOUT).is_ok_and(|replies| replies == 8));
+        let have_answers = (0..FEW).all(|number| {
+            cell.ask(number, &query, 8, TIMEOUT)
+                .is_ok_and(|replies| replies == 8)
+        });
         have_answers
             && (0..FEW - 1).all(|number| {
-                state(number).is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
+                state(number)
+                    .is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
             })
     })
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
@@ -339,19 +407,30 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     for number in 0..FEW / 2 {
         cell.limit(number)?;
     }
-    wait_until("the clsact that exists to be used", Duration::from_secs(30), || {
-        state(FEW - 1).is_ok_and(|state| state.hook == "clsact")
-    })
+    wait_until(
+        "the clsact that exists to be used",
+        Duration::from_secs(30),
+        || state(FEW - 1).is_ok_and(|state| state.hook == "clsact"),
+    )
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
 
     // Interfaces with a limit stay untouched; the others are served once they have been quiet.
-    wait_until("the interfaces to be decided", Duration::from_secs(120), || {
-        thread::sleep(Duration::from_millis(200));
-        (0..FEW).all(|number| {
-            let wanted = if number < FEW / 2 { ("refused", "none") } else { ("served", "clsact") };
-            state(number).is_ok_and(|state| (state.state.as_str(), state.hook.as_str()) == wanted)
-        })
-    })
+    wait_until(
+        "the interfaces to be decided",
+        Duration::from_secs(120),
+        || {
+            thread::sleep(Duration::from_millis(200));
+            (0..FEW).all(|number| {
+                let wanted = if number < FEW / 2 {
+                    ("refused", "none")
+                } else {
+                    ("served", "clsact")
+                };
+                state(number)
+                    .is_ok_and(|state| (state.state.as_str(), state.hook.as_str()) == wanted)
+            })
+        },
+    )
     .with_context(|| format!("{:?}\n{}", gated.states(&ground.host), gated.server.log()))?;
     ensure!(state(0)?.why.contains("ingress"), "{:?}", state(0)?);
     let before = Metrics::read(&ground.host)?;
@@ -362,17 +441,28 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     let mut total = after.probes() - before.probes();
     for number in 0..FEW {
         let given = Ground::replies(&after, number) - Ground::replies(&before, number);
-        ensure!(given == 0 || number >= FEW / 2, "{number}: {given} replies from the interface");
+        ensure!(
+            given == 0 || number >= FEW / 2,
+            "{number}: {given} replies from the interface"
+        );
         total += given;
     }
-    ensure!(total == 8 * (FEW as u64).div_ceil(2), "{total}: {:?}", after.outcomes_since(&before));
+    ensure!(
+        total == 8 * (FEW as u64).div_ceil(2),
+        "{total}: {:?}",
+        after.outcomes_since(&before)
+    );
 
     // The stop removes only what the server added.
     let mut gated = gated;
     gated.server.process().stop(Duration::from_secs(30))?;
     let mut tc = ground.host.command("tc")?;
     let left = capture(tc.args(["qdisc", "show"]))?;
-    let of = |kind: &str| left.lines().filter(|line| line.starts_with(&format!("qdisc {kind} "))).count();
+    let of = |kind: &str| {
+        left.lines()
+            .filter(|line| line.starts_with(&format!("qdisc {kind} ")))
+            .count()
+    };
     ensure!((of("clsact"), of("ingress")) == (1, FEW / 2), "{left}");
     Ok(())
 }
@@ -389,10 +479,14 @@ const SERVED_AT_ONCE: Duration = Duration::from_secs(45);
 
 /// Lets containers query, each six times, and waits until all are served.
 fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize) -> Result<Asked> {
-    let asked = cell.ask_enough(0..containers, &query()?, TIMEOUT).with_context(|| gated.server.log())?;
+    let asked = cell
+        .ask_enough(0..containers, &query()?, TIMEOUT)
+        .with_context(|| gated.server.log())?;
     wait_until("every container to be served", SERVED_AT_ONCE, || {
         thread::sleep(Duration::from_millis(200));
-        ground.served(gated).is_ok_and(|served| (0..containers).all(|number| served.contains(&number)))
+        ground
+            .served(gated)
+            .is_ok_and(|served| (0..containers).all(|number| served.contains(&number)))
     })
     .with_context(|| format!("{:?}", ground.states(gated)))?;
     Ok(asked)
@@ -401,7 +495,11 @@ fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize)
 /// Prints how long after its last query each container got its program, and how long the attaches took; returns
 /// the number of filters.
 fn report_attaches(gated: &Gated, start: usize, asked: &Asked) -> Result<usize> {
-    let Attaches { delays, took, filters } = Attaches::read(&gated.server.log(), start, asked)?;
+    let Attaches {
+        delays,
+        took,
+        filters,
+    } = Attaches::read(&gated.server.log(), start, asked)?;
     let at = |sorted: &[Duration], share: usize| sorted[(sorted.len() - 1) * share / 100];
     println!(
         "{} containers, {filters} by clsact: served after {:?} (median), {:?} (90 %), {:?} (all); \
@@ -440,8 +538,15 @@ fn five_hundred_interfaces_are_served_at_once() -> Result<()> {
         let start = gated.server.log().lines().count();
         let asked = serve_all(&ground, &cell, &gated, HUGE)?;
         let filters = report_attaches(&gated, start, &asked)?;
-        let expected = if with_ingress { filters == 0 } else { filters >= HUGE / 2 };
-        ensure!(expected, "{filters} of {HUGE} are served without a grace period, ingress: {with_ingress}");
+        let expected = if with_ingress {
+            filters == 0
+        } else {
+            filters >= HUGE / 2
+        };
+        ensure!(
+            expected,
+            "{filters} of {HUGE} are served without a grace period, ingress: {with_ingress}"
+        );
     }
     Ok(())
 }
@@ -460,7 +565,10 @@ fn busy_cell_is_served_at_once() -> Result<()> {
     let asked = thread::scope(|scope| -> Result<Asked> {
         let (cell, done) = (&cell, &done);
         let churn = scope.spawn(move || -> Result<()> {
-            for number in (LARGE..LARGE + CHURN).cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+            for number in (LARGE..LARGE + CHURN)
+                .cycle()
+                .take_while(|_| !done.load(Ordering::Relaxed))
+            {
                 let begun = Instant::now();
                 cell.connect(number..number + 1)?;
                 cell.remove(number..number + 1)?;
@@ -475,7 +583,10 @@ fn busy_cell_is_served_at_once() -> Result<()> {
     })?;
     // The lock: an RCU grace period for each tcx link, a tenth of a millisecond for each filter.
     let filters = report_attaches(&gated, start, &asked)?;
-    ensure!(filters >= LARGE / 2, "{filters} of {LARGE} containers are served without a grace period");
+    ensure!(
+        filters >= LARGE / 2,
+        "{filters} of {LARGE} containers are served without a grace period"
+    );
     // The stop removes the filters together with their qdiscs.
     let mut gated = gated;
     gated.server.process().stop(Duration::from_secs(60))?;
@@ -500,9 +611,9 @@ fn many_interfaces_are_served_and_counted() -> Result<()> {
     let gated = Gated::start_prepared(&ground.host, &xdp, |_| {})?;
     wait_until("all to be served", ALL_ATTACHED, || {
         thread::sleep(Duration::from_millis(300));
-        ground
-            .states(&gated)
-            .is_ok_and(|states| states.len() == MANY && states.values().all(|state| state.state == "served"))
+        ground.states(&gated).is_ok_and(|states| {
+            states.len() == MANY && states.values().all(|state| state.state == "served")
+        })
     })?;
     whole_system_tests::metrics::wait_for_fast_path(&ground.host)?;
     let before = Metrics::read(&ground.host)?;
@@ -518,7 +629,11 @@ fn many_interfaces_are_served_and_counted() -> Result<()> {
         ensure!(given <= most, "{given} replies from {number}, not {most}");
         total += given;
     }
-    ensure!(total == 20 * asking.len() as u64, "{:?}", after.outcomes_since(&before));
+    ensure!(
+        total == 20 * asking.len() as u64,
+        "{:?}",
+        after.outcomes_since(&before)
+    );
     gate_is_cheap(&cell, &gated, &query)?;
     Ok(())
 }
@@ -529,16 +644,26 @@ const GATE_SHARE: f64 = 0.05;
 
 /// Measures the CPU time of the thread that follows the interfaces while containers query.
 fn gate_is_cheap(cell: &Cell<'_>, gated: &Gated, query: &[u8]) -> Result<()> {
-    let is_it =
-        |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "interfaces");
+    let is_it = |task: &PathBuf| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "interfaces")
+    };
     let mut tasks = Vec::new();
     for process in gated.server.processes()? {
-        tasks.extend(fs::read_dir(format!("/proc/{process}/task"))?.flatten().map(|task| task.path()));
+        tasks.extend(
+            fs::read_dir(format!("/proc/{process}/task"))?
+                .flatten()
+                .map(|task| task.path()),
+        );
     }
-    let task = tasks.into_iter().find(is_it).context("the thread that follows the interfaces")?;
+    let task = tasks
+        .into_iter()
+        .find(is_it)
+        .context("the thread that follows the interfaces")?;
     let used = || -> Result<Duration> {
         let text = fs::read_to_string(task.join("schedstat"))?;
-        Ok(Duration::from_nanos(text.split(' ').next().context("nanoseconds")?.parse()?))
+        Ok(Duration::from_nanos(
+            text.split(' ').next().context("nanoseconds")?.parse()?,
+        ))
     };
     let (before, begun) = (used()?, Instant::now());
     // Longer than its round over all interfaces (10 s).
@@ -549,9 +674,18 @@ fn gate_is_cheap(cell: &Cell<'_>, gated: &Gated, query: &[u8]) -> Result<()> {
         thread::sleep(Duration::from_millis(50));
     }
     let share = (used()? - before).as_secs_f64() / begun.elapsed().as_secs_f64();
-    println!("the gate takes {:.2} % of a core with {MANY} interfaces", share * 100.0);
-    let is_optimised = server::program()?.components().all(|part| part.as_os_str() != "debug");
-    let limit = if is_optimised { GATE_SHARE } else { GATE_SHARE * 2.0 };
+    println!(
+        "the gate takes {:.2} % of a core with {MANY} interfaces",
+        share * 100.0
+    );
+    let is_optimised = server::program()?
+        .components()
+        .all(|part| part.as_os_str() != "debug");
+    let limit = if is_optimised {
+        GATE_SHARE
+    } else {
+        GATE_SHARE * 2.0
+    };
     ensure!(share < limit, "{:.2} % of a core", share * 100.0);
     Ok(())
 }
@@ -572,7 +706,13 @@ fn descriptors_remain_for_sockets() -> Result<()> {
     let gated = Gated::start_prepared(&ground.host, &json!({"interfaces": all}), |command| {
         // SAFETY: a plain system call, allowed between fork and exec.
         unsafe {
-            command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, USUAL_LIMIT, USUAL_LIMIT)?));
+            command.pre_exec(|| {
+                Ok(setrlimit(
+                    Resource::RLIMIT_NOFILE,
+                    USUAL_LIMIT,
+                    USUAL_LIMIT,
+                )?)
+            });
         }
     })?;
     wait_until("all to be decided", ALL_ATTACHED, || {
@@ -583,16 +723,23 @@ fn descriptors_remain_for_sockets() -> Result<()> {
     })
     .with_context(|| gated.server.log())?;
     let states = ground.states(&gated)?;
-    let served = states.values().filter(|state| state.state == "served").count();
+    let served = states
+        .values()
+        .filter(|state| state.state == "served")
+        .count();
     ensure!(served == 768, "{served} served");
-    let refused = states.values().find(|state| state.state == "refused").context("one is refused")?;
+    let refused = states
+        .values()
+        .find(|state| state.state == "refused")
+        .context("one is refused")?;
     ensure!(refused.why.contains("LimitNOFILE"), "{}", refused.why);
     // Clients of TCP, metrics and containers without a program are answered as ever.
     let message = client::query(NAME, RecordType::A, None)?;
     for _ in 0..3 {
         let connections = ground.host.run(|| {
-            let open: std::io::Result<Vec<_>> =
-                (0..100).map(|_| std::net::TcpStream::connect(v4())).collect();
+            let open: std::io::Result<Vec<_>> = (0..100)
+                .map(|_| std::net::TcpStream::connect(v4()))
+                .collect();
             open.map(|open| (open, client::ask_tcp(v4(), &message)))
         })??;
         ensure!(client::addresses(&connections.1?).len() == 3);
@@ -623,7 +770,11 @@ fn new_containers_lose_no_queries() -> Result<()> {
             cell.wait_for_link(number)?;
             let socket = cell.socket(number, TIMEOUT)?;
             let mut answered = 0;
-            let receive = || socket.recv(&mut [std::mem::MaybeUninit::uninit(); 512]).is_ok();
+            let receive = || {
+                socket
+                    .recv(&mut [std::mem::MaybeUninit::uninit(); 512])
+                    .is_ok()
+            };
             // Read as they come: the buffer of the socket has no room for all replies.
             socket.set_nonblocking(true)?;
             for _ in 0..EARLY {
@@ -640,12 +791,23 @@ fn new_containers_lose_no_queries() -> Result<()> {
             *lost += EARLY - answered;
         }
     }
-    println!("lost with the fast path, and without: {lost:?} of {}", FEW * EARLY);
+    println!(
+        "lost with the fast path, and without: {lost:?} of {}",
+        FEW * EARLY
+    );
     // Both counts vary by chance; their difference exceeds four standard deviations only by a defect.
     let deviation = ((lost[0] + lost[1] + 1) as f64).sqrt();
-    ensure!(lost[0] as f64 <= lost[1] as f64 + 4.0 * deviation, "{lost:?}\n{}", gated.server.log());
+    ensure!(
+        lost[0] as f64 <= lost[1] as f64 + 4.0 * deviation,
+        "{lost:?}\n{}",
+        gated.server.log()
+    );
     let hits = Metrics::read(&grounds[0].host)?.fast_path_replies();
-    ensure!(hits > 0, "the interfaces answered: {:?}", gated.states(&grounds[0].host)?);
+    ensure!(
+        hits > 0,
+        "the interfaces answered: {:?}",
+        gated.states(&grounds[0].host)?
+    );
     drop(off);
     Ok(())
 }

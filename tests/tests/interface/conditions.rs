@@ -29,27 +29,55 @@ use Effect::{Holds, Limits, Passes, Undecided};
 
 /// Rules that drop what a match selects: match, rule, effect.
 const MATCHES: [(&str, &str, Effect); 52] = [
-    ("addrtype", "-A INPUT -m addrtype --dst-type LOCAL -j DROP", Holds),
+    (
+        "addrtype",
+        "-A INPUT -m addrtype --dst-type LOCAL -j DROP",
+        Holds,
+    ),
     ("ah", "-A INPUT -p ah -m ah --ahspi 1 -j DROP", Passes),
-    ("bpf", "-A INPUT -m bpf --bytecode '1,6 0 0 0' -j DROP", Undecided),
+    (
+        "bpf",
+        "-A INPUT -m bpf --bytecode '1,6 0 0 0' -j DROP",
+        Undecided,
+    ),
     ("cgroup", "-A INPUT -m cgroup --cgroup 5 -j DROP", Undecided),
     (
         "cluster",
         "-A INPUT -m cluster --cluster-total-nodes 2 --cluster-local-node 1 --cluster-hash-seed 7 -j DROP",
         Undecided,
     ),
-    ("comment", "-A INPUT -m comment --comment all -j DROP", Holds),
+    (
+        "comment",
+        "-A INPUT -m comment --comment all -j DROP",
+        Holds,
+    ),
     (
         "connbytes",
         "-A INPUT -m connbytes --connbytes 9 --connbytes-mode packets --connbytes-dir both -j DROP",
         Limits,
     ),
-    ("connlimit", "-A INPUT -p udp -m connlimit --connlimit-above 9 -j DROP", Limits),
+    (
+        "connlimit",
+        "-A INPUT -p udp -m connlimit --connlimit-above 9 -j DROP",
+        Limits,
+    ),
     ("connmark", "-A INPUT -m connmark --mark 1 -j DROP", Passes),
-    ("conntrack", "-A INPUT -m conntrack --ctstate NEW -j DROP", Holds),
+    (
+        "conntrack",
+        "-A INPUT -m conntrack --ctstate NEW -j DROP",
+        Holds,
+    ),
     ("cpu", "-A INPUT -m cpu --cpu 0 -j DROP", Undecided),
-    ("dccp", "-A INPUT -p dccp -m dccp --dport 53 -j DROP", Passes),
-    ("devgroup", "-A INPUT -m devgroup --src-group 3 -j DROP", Undecided),
+    (
+        "dccp",
+        "-A INPUT -p dccp -m dccp --dport 53 -j DROP",
+        Passes,
+    ),
+    (
+        "devgroup",
+        "-A INPUT -m devgroup --src-group 3 -j DROP",
+        Undecided,
+    ),
     ("dscp", "-A INPUT -m dscp --dscp 0 -j DROP", Holds),
     ("ecn", "-A INPUT -m ecn --ecn-ip-ect 0 -j DROP", Undecided),
     ("esp", "-A INPUT -p esp -m esp --espspi 1 -j DROP", Passes),
@@ -59,21 +87,69 @@ const MATCHES: [(&str, &str, Effect); 52] = [
         Limits,
     ),
     ("helper", "-A INPUT -m helper --helper ftp -j DROP", Passes),
-    ("icmp", "-A INPUT -p icmp -m icmp --icmp-type 8 -j DROP", Passes),
-    ("ipcomp", "-A INPUT -p ipcomp -m ipcomp --ipcompspi 1 -j DROP", Passes),
-    ("iprange", "-A INPUT -m iprange --src-range 10.255.10.2-10.255.10.2 -j DROP", Holds),
-    ("length", "-A INPUT -m length --length 0:70 -j DROP", Undecided),
+    (
+        "icmp",
+        "-A INPUT -p icmp -m icmp --icmp-type 8 -j DROP",
+        Passes,
+    ),
+    (
+        "ipcomp",
+        "-A INPUT -p ipcomp -m ipcomp --ipcompspi 1 -j DROP",
+        Passes,
+    ),
+    (
+        "iprange",
+        "-A INPUT -m iprange --src-range 10.255.10.2-10.255.10.2 -j DROP",
+        Holds,
+    ),
+    (
+        "length",
+        "-A INPUT -m length --length 0:70 -j DROP",
+        Undecided,
+    ),
     ("length", "-A INPUT -m length --length 0:600 -j DROP", Holds),
-    ("length", "-A INPUT -m length --length 600:65535 -j DROP", Passes),
+    (
+        "length",
+        "-A INPUT -m length --length 600:65535 -j DROP",
+        Passes,
+    ),
     ("limit", "-A INPUT -m limit --limit 9/sec -j DROP", Limits),
-    ("mac", "-A INPUT -m mac --mac-source 02:00:00:00:00:01 -j DROP", Undecided),
+    (
+        "mac",
+        "-A INPUT -m mac --mac-source 02:00:00:00:00:01 -j DROP",
+        Undecided,
+    ),
     ("mark", "-A INPUT -m mark ! --mark 1 -j DROP", Holds),
-    ("multiport", "-A INPUT -p udp -m multiport --dports 52,53 -j DROP", Holds),
-    ("osf", "-A INPUT -p tcp -m osf --genre Linux -j DROP", Passes),
-    ("owner", "-A OUTPUT -m owner --uid-owner 5 -j DROP", Undecided),
-    ("physdev", "-A INPUT -m physdev --physdev-in eth9 -j DROP", Passes),
-    ("pkttype", "-A INPUT -m pkttype --pkt-type unicast -j DROP", Holds),
-    ("policy", "-A INPUT -m policy --dir in --pol none -j DROP", Holds),
+    (
+        "multiport",
+        "-A INPUT -p udp -m multiport --dports 52,53 -j DROP",
+        Holds,
+    ),
+    (
+        "osf",
+        "-A INPUT -p tcp -m osf --genre Linux -j DROP",
+        Passes,
+    ),
+    (
+        "owner",
+        "-A OUTPUT -m owner --uid-owner 5 -j DROP",
+        Undecided,
+    ),
+    (
+        "physdev",
+        "-A INPUT -m physdev --physdev-in eth9 -j DROP",
+        Passes,
+    ),
+    (
+        "pkttype",
+        "-A INPUT -m pkttype --pkt-type unicast -j DROP",
+        Holds,
+    ),
+    (
+        "policy",
+        "-A INPUT -m policy --dir in --pol none -j DROP",
+        Holds,
+    ),
     ("quota", "-A INPUT -m quota --quota 9999 -j DROP", Limits),
     (
         "rateest",
@@ -82,19 +158,63 @@ const MATCHES: [(&str, &str, Effect); 52] = [
         Limits,
     ),
     ("realm", "-A INPUT -m realm --realm 1 -j DROP", Undecided),
-    ("recent", "-A INPUT -m recent --set --name x -j DROP", Limits),
-    ("rpfilter", "-t raw -A PREROUTING -m rpfilter --invert -j DROP", Passes),
-    ("sctp", "-A INPUT -p sctp -m sctp --dport 53 -j DROP", Passes),
-    ("set", "-A INPUT -m set --match-set clients src -j DROP", Holds),
-    ("set", "-A INPUT -m set ! --match-set others src -j DROP", Holds),
-    ("set", "-A INPUT -m set --match-set others dst,dst -j DROP", Passes),
-    ("socket", "-t mangle -A PREROUTING -m socket -j DROP", Undecided),
+    (
+        "recent",
+        "-A INPUT -m recent --set --name x -j DROP",
+        Limits,
+    ),
+    (
+        "rpfilter",
+        "-t raw -A PREROUTING -m rpfilter --invert -j DROP",
+        Passes,
+    ),
+    (
+        "sctp",
+        "-A INPUT -p sctp -m sctp --dport 53 -j DROP",
+        Passes,
+    ),
+    (
+        "set",
+        "-A INPUT -m set --match-set clients src -j DROP",
+        Holds,
+    ),
+    (
+        "set",
+        "-A INPUT -m set ! --match-set others src -j DROP",
+        Holds,
+    ),
+    (
+        "set",
+        "-A INPUT -m set --match-set others dst,dst -j DROP",
+        Passes,
+    ),
+    (
+        "socket",
+        "-t mangle -A PREROUTING -m socket -j DROP",
+        Undecided,
+    ),
     ("state", "-A INPUT -m state --state INVALID -j DROP", Passes),
-    ("statistic", "-A INPUT -m statistic --mode random --probability 0.5 -j DROP", Limits),
-    ("string", "-A INPUT -m string --algo bm --string x -j DROP", Undecided),
+    (
+        "statistic",
+        "-A INPUT -m statistic --mode random --probability 0.5 -j DROP",
+        Limits,
+    ),
+    (
+        "string",
+        "-A INPUT -m string --algo bm --string x -j DROP",
+        Undecided,
+    ),
     ("tcp", "-A INPUT -p tcp -m tcp --dport 53 -j DROP", Passes),
-    ("tcpmss", "-A INPUT -p tcp --syn -m tcpmss --mss 1:500 -j DROP", Passes),
-    ("time", "-A INPUT -m time --timestart 03:00 --timestop 03:01 -j DROP", Undecided),
+    (
+        "tcpmss",
+        "-A INPUT -p tcp --syn -m tcpmss --mss 1:500 -j DROP",
+        Passes,
+    ),
+    (
+        "time",
+        "-A INPUT -m time --timestart 03:00 --timestop 03:01 -j DROP",
+        Undecided,
+    ),
     ("tos", "-A INPUT -m tos --tos 0x10/0xff -j DROP", Passes),
     ("ttl", "-A INPUT -m ttl --ttl-eq 1 -j DROP", Undecided),
     ("u32", "-A INPUT -m u32 --u32 '28=1' -j DROP", Undecided),
@@ -107,21 +227,53 @@ const MATCHES_LEFT_OUT: [&str; 5] = ["udp", "udplite", "l2tp", "connlabel", "nfa
 /// Rules with a target that all queries reach: target, rule, effect.
 const TARGETS: [(&str, &str, Effect); 32] = [
     ("AUDIT", "-A INPUT -j AUDIT --type accept", Passes),
-    ("CHECKSUM", "-t mangle -A PREROUTING -p udp -j CHECKSUM --checksum-fill", Passes),
-    ("CLASSIFY", "-t mangle -A POSTROUTING -j CLASSIFY --set-class 1:1", Passes),
-    ("CONNMARK", "-t mangle -A PREROUTING -j CONNMARK --set-mark 1", Passes),
+    (
+        "CHECKSUM",
+        "-t mangle -A PREROUTING -p udp -j CHECKSUM --checksum-fill",
+        Passes,
+    ),
+    (
+        "CLASSIFY",
+        "-t mangle -A POSTROUTING -j CLASSIFY --set-class 1:1",
+        Passes,
+    ),
+    (
+        "CONNMARK",
+        "-t mangle -A PREROUTING -j CONNMARK --set-mark 1",
+        Passes,
+    ),
     ("CT", "-t raw -A PREROUTING -j CT --notrack", Passes),
-    ("DNAT", "-t nat -A PREROUTING -p udp -j DNAT --to-destination 10.1.1.1", Holds),
-    ("DNAT", "-t nat -A PREROUTING -p udp -j DNAT --to-destination 169.254.0.2:53", Passes),
-    ("DSCP", "-t mangle -A PREROUTING -j DSCP --set-dscp 1", Passes),
-    ("ECN", "-t mangle -A PREROUTING -p tcp -j ECN --ecn-tcp-remove", Passes),
+    (
+        "DNAT",
+        "-t nat -A PREROUTING -p udp -j DNAT --to-destination 10.1.1.1",
+        Holds,
+    ),
+    (
+        "DNAT",
+        "-t nat -A PREROUTING -p udp -j DNAT --to-destination 169.254.0.2:53",
+        Passes,
+    ),
+    (
+        "DSCP",
+        "-t mangle -A PREROUTING -j DSCP --set-dscp 1",
+        Passes,
+    ),
+    (
+        "ECN",
+        "-t mangle -A PREROUTING -p tcp -j ECN --ecn-tcp-remove",
+        Passes,
+    ),
     (
         "HMARK",
         "-t mangle -A PREROUTING -j HMARK --hmark-tuple src --hmark-mod 2 --hmark-offset 1 --hmark-rnd 7 && \
       iptables-legacy -A INPUT -m mark --mark 1 -j DROP",
         Undecided,
     ),
-    ("IDLETIMER", "-A INPUT -j IDLETIMER --timeout 600 --label gate", Passes),
+    (
+        "IDLETIMER",
+        "-A INPUT -j IDLETIMER --timeout 600 --label gate",
+        Passes,
+    ),
     ("LOG", "-A INPUT -j LOG", Passes),
     (
         "MARK",
@@ -129,7 +281,11 @@ const TARGETS: [(&str, &str, Effect); 32] = [
         Holds,
     ),
     ("MASQUERADE", "-t nat -A POSTROUTING -j MASQUERADE", Passes),
-    ("NETMAP", "-t nat -A PREROUTING -j NETMAP --to 10.1.1.0/24", Holds),
+    (
+        "NETMAP",
+        "-t nat -A PREROUTING -j NETMAP --to 10.1.1.0/24",
+        Holds,
+    ),
     ("NFLOG", "-A INPUT -j NFLOG", Passes),
     ("NFQUEUE", "-A INPUT -j NFQUEUE", Undecided),
     (
@@ -142,7 +298,11 @@ const TARGETS: [(&str, &str, Effect); 32] = [
         "-A INPUT -j RATEEST --rateest-name y --rateest-interval 250ms --rateest-ewmalog 500ms",
         Passes,
     ),
-    ("REDIRECT", "-t nat -A PREROUTING -p udp -j REDIRECT --to-ports 5353", Holds),
+    (
+        "REDIRECT",
+        "-t nat -A PREROUTING -p udp -j REDIRECT --to-ports 5353",
+        Holds,
+    ),
     ("REJECT", "-A INPUT -j REJECT", Holds),
     ("SET", "-A INPUT -j SET --add-set others src", Passes),
     (
@@ -151,13 +311,41 @@ const TARGETS: [(&str, &str, Effect); 32] = [
       iptables-legacy -A INPUT -m mark --mark 1 -j DROP",
         Undecided,
     ),
-    ("SNAT", "-t nat -A INPUT -j SNAT --to-source 10.0.16.5", Holds),
-    ("SYNPROXY", "-A INPUT -p tcp -m state --state INVALID -j SYNPROXY --mss 1400", Passes),
-    ("TCPMSS", "-t mangle -A POSTROUTING -p tcp --syn -j TCPMSS --set-mss 900", Passes),
-    ("TCPOPTSTRIP", "-t mangle -A PREROUTING -p tcp -j TCPOPTSTRIP --strip-options timestamp", Passes),
-    ("TEE", "-t mangle -A PREROUTING -j TEE --gateway 10.0.16.9", Passes),
-    ("TOS", "-t mangle -A PREROUTING -j TOS --set-tos 0x10", Passes),
-    ("TPROXY", "-t mangle -A PREROUTING -p udp -j TPROXY --on-port 99", Holds),
+    (
+        "SNAT",
+        "-t nat -A INPUT -j SNAT --to-source 10.0.16.5",
+        Holds,
+    ),
+    (
+        "SYNPROXY",
+        "-A INPUT -p tcp -m state --state INVALID -j SYNPROXY --mss 1400",
+        Passes,
+    ),
+    (
+        "TCPMSS",
+        "-t mangle -A POSTROUTING -p tcp --syn -j TCPMSS --set-mss 900",
+        Passes,
+    ),
+    (
+        "TCPOPTSTRIP",
+        "-t mangle -A PREROUTING -p tcp -j TCPOPTSTRIP --strip-options timestamp",
+        Passes,
+    ),
+    (
+        "TEE",
+        "-t mangle -A PREROUTING -j TEE --gateway 10.0.16.9",
+        Passes,
+    ),
+    (
+        "TOS",
+        "-t mangle -A PREROUTING -j TOS --set-tos 0x10",
+        Passes,
+    ),
+    (
+        "TPROXY",
+        "-t mangle -A PREROUTING -p udp -j TPROXY --on-port 99",
+        Holds,
+    ),
     ("TRACE", "-t raw -A PREROUTING -j TRACE", Passes),
     ("TTL", "-t mangle -A PREROUTING -j TTL --ttl-set 64", Passes),
 ];
@@ -209,7 +397,8 @@ const NFT_CONDITIONS: [(&str, Effect); 37] = [
 /// Returns the effect that the gate expects of the rules on queries of the client.
 fn effect(host: &Namespace) -> Result<Effect> {
     let (client, endpoint): (_, SocketAddr) = ([10, 255, 10, 2].into(), v4());
-    let found = host.run(|| dns_fastpath::filter_objection("s-010255010002", client, endpoint))??;
+    let found =
+        host.run(|| dns_fastpath::filter_objection("s-010255010002", client, endpoint))??;
     Ok(match found.as_deref() {
         None => Passes,
         Some(why) if why.contains("only the kernel can evaluate") => Undecided,
@@ -220,7 +409,16 @@ fn effect(host: &Namespace) -> Result<Effect> {
 
 fn host() -> Result<Namespace> {
     let host = Namespace::new("conditions")?;
-    host.ip(&["link", "add", "s-010255010002", "type", "veth", "peer", "name", "far"])?;
+    host.ip(&[
+        "link",
+        "add",
+        "s-010255010002",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "far",
+    ])?;
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     Ok(host)
 }
@@ -253,15 +451,28 @@ fn no_legacy_rule_is_guessed() -> Result<()> {
         run(command.args(["-c", empty]))?;
     }
     for (list, tried, left_out) in [
-        ("/proc/net/ip_tables_matches", MATCHES.map(|(name, ..)| name).to_vec(), &MATCHES_LEFT_OUT[..]),
-        ("/proc/net/ip_tables_targets", TARGETS.map(|(name, ..)| name).to_vec(), &TARGETS_LEFT_OUT),
+        (
+            "/proc/net/ip_tables_matches",
+            MATCHES.map(|(name, ..)| name).to_vec(),
+            &MATCHES_LEFT_OUT[..],
+        ),
+        (
+            "/proc/net/ip_tables_targets",
+            TARGETS.map(|(name, ..)| name).to_vec(),
+            &TARGETS_LEFT_OUT,
+        ),
     ] {
         let untried = names(list)?
             .into_iter()
             .filter(|name| !tried.contains(&name.as_str()) && !left_out.contains(&name.as_str()));
         failures.extend(untried.map(|name| format!("{name}: in {list}, but without a rule here")));
     }
-    ensure!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    ensure!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     Ok(())
 }
 
@@ -280,7 +491,12 @@ fn no_nft_condition_is_guessed() -> Result<()> {
             failures.push(format!("{found:?} instead of {expected:?}: {condition}"));
         }
     }
-    ensure!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    ensure!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     Ok(())
 }
 
@@ -294,19 +510,27 @@ fn joined<'a>(
         effects.entry(name).or_default().insert(effect);
     }
     let meant = effects.into_iter().filter(|(_, effects)| is_meant(effects));
-    meant.map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+    meant
+        .map(|(name, _)| format!("`{name}`"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[test]
 fn documentation_lists_conditions() -> Result<()> {
     let mut table = String::from("| Decision | Conditions and targets |\n|---|---|\n");
-    let is_decided = |effects: &BTreeSet<Effect>| effects.is_subset(&BTreeSet::from([Passes, Holds]));
+    let is_decided =
+        |effects: &BTreeSet<Effect>| effects.is_subset(&BTreeSet::from([Passes, Holds]));
     let limits = |effects: &BTreeSet<Effect>| effects.contains(&Limits);
     let is_undecided =
         |effects: &BTreeSet<Effect>| effects.contains(&Undecided) && !effects.contains(&Passes);
-    let is_partly = |effects: &BTreeSet<Effect>| effects.contains(&Undecided) && effects.contains(&Passes);
+    let is_partly =
+        |effects: &BTreeSet<Effect>| effects.contains(&Undecided) && effects.contains(&Passes);
     let kinds = [
-        ("evaluated", &is_decided as &dyn Fn(&BTreeSet<Effect>) -> bool),
+        (
+            "evaluated",
+            &is_decided as &dyn Fn(&BTreeSet<Effect>) -> bool,
+        ),
         ("a limit: left to userspace if it matters", &limits),
         ("undecided: left to userspace if it matters", &is_undecided),
         ("evaluated for some parameters, else undecided", &is_partly),
@@ -314,7 +538,9 @@ fn documentation_lists_conditions() -> Result<()> {
     for (decision, is_meant) in kinds {
         let matches = MATCHES.iter().map(|(name, _, effect)| (*name, *effect));
         let targets = TARGETS.iter().map(|(name, _, effect)| (*name, *effect));
-        let conditions = NFT_CONDITIONS.iter().map(|(condition, effect)| (*condition, *effect));
+        let conditions = NFT_CONDITIONS
+            .iter()
+            .map(|(condition, effect)| (*condition, *effect));
         let lists = [
             ("matches", joined(matches, is_meant)),
             ("targets", joined(targets, is_meant)),

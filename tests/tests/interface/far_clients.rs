@@ -26,13 +26,22 @@ const MOST: u16 = 600;
 const FAR_MAC: &str = "02:00:00:00:09:02";
 
 /// The server's address on a macvlan: not link-local, and not on an interface of a container.
-const FAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2)), 53);
+const FAR: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2)),
+    53,
+);
 
 /// The server's address on a bridge that has, beside a veth, a port as an uplink is one.
-const BRIDGED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 7, 0, 2)), 53);
+const BRIDGED: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 7, 0, 2)),
+    53,
+);
 
 /// The server's second address on the veth, which counts as a container's interface.
-const NEAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 8, 0, 2)), 53);
+const NEAR: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 8, 0, 2)),
+    53,
+);
 
 /// Queries by UDP with EDNS large enough for any reply.
 fn ask(from: &Namespace, server: SocketAddr, name: &str) -> Result<Message> {
@@ -47,22 +56,36 @@ fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<(u64, u64)> {
         ask(&pair.client, server, name)?;
     }
     let after = Metrics::read(&pair.server)?;
-    Ok((after.fast_path_replies() - before.fast_path_replies(), after.probes() - before.probes()))
+    Ok((
+        after.fast_path_replies() - before.fast_path_replies(),
+        after.probes() - before.probes(),
+    ))
 }
 
 /// Connects the pair by a second veth, whose end is a port of a bridge with [`BRIDGED`].
 fn bridge_with_uplink(pair: &Pair) -> Result<()> {
     join(
-        End { namespace: &pair.server, interface: "port", addresses: &[] },
-        End { namespace: &pair.client, interface: "cli2", addresses: &["10.7.0.1/24"] },
+        End {
+            namespace: &pair.server,
+            interface: "port",
+            addresses: &[],
+        },
+        End {
+            namespace: &pair.client,
+            interface: "cli2",
+            addresses: &["10.7.0.1/24"],
+        },
     )?;
     pair.server.ip(&["link", "add", "br0", "type", "bridge"])?;
-    pair.server
-        .ip(&["link", "add", "uplink", "type", "vxlan", "id", "9", "dstport", "4789", "dev", "srv"])?;
+    pair.server.ip(&[
+        "link", "add", "uplink", "type", "vxlan", "id", "9", "dstport", "4789", "dev", "srv",
+    ])?;
     for port in ["port", "uplink"] {
-        pair.server.ip(&["link", "set", port, "master", "br0", "up"])?;
+        pair.server
+            .ip(&["link", "set", port, "master", "br0", "up"])?;
     }
-    pair.server.ip(&["addr", "add", "10.7.0.2/24", "dev", "br0"])?;
+    pair.server
+        .ip(&["addr", "add", "10.7.0.2/24", "dev", "br0"])?;
     pair.server.ip(&["link", "set", "br0", "up"])
 }
 
@@ -71,15 +94,26 @@ fn long_replies_need_tcp() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("far")?, Bpffs::new()?);
     for (namespace, interface, last) in [(&pair.server, "srv", 2), (&pair.client, "cli", 1)] {
-        namespace.ip(&["addr", "add", &format!("10.8.0.{last}/24"), "dev", interface])?;
+        namespace.ip(&[
+            "addr",
+            "add",
+            &format!("10.8.0.{last}/24"),
+            "dev",
+            interface,
+        ])?;
     }
-    pair.client.ip(&["addr", "add", "10.9.0.1/24", "dev", "cli"])?;
-    let ours = ["link", "add", "link", "srv", "name", "mac0", "address", FAR_MAC, "type", "macvlan"];
+    pair.client
+        .ip(&["addr", "add", "10.9.0.1/24", "dev", "cli"])?;
+    let ours = [
+        "link", "add", "link", "srv", "name", "mac0", "address", FAR_MAC, "type", "macvlan",
+    ];
     pair.server.ip(&[&ours[..], &["mode", "bridge"]].concat())?;
-    pair.server.ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
+    pair.server
+        .ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
     pair.server.ip(&["link", "set", "mac0", "up"])?;
     // The veth would answer ARP for this address itself.
-    pair.client.ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
+    pair.client
+        .ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
     bridge_with_uplink(&pair)?;
     let folder = server::folder(&server::records_of_groups(&[10, 60]), None)?;
     let settings = json!({
@@ -97,19 +131,38 @@ fn long_replies_need_tcp() -> Result<()> {
     for address in [FAR, BRIDGED, NEAR, v4()] {
         ensure!(client::addresses(&ask(&pair.client, address, short)?).len() == 10);
         let (hits, probes) = hits(&pair, address, short)?;
-        ensure!(hits + probes == 10, "{address}: {hits} answers and {probes} probes");
+        ensure!(
+            hits + probes == 10,
+            "{address}: {hits} answers and {probes} probes"
+        );
     }
     // A long reply comes from userspace, complete only for near clients.
     for (address, whole) in [(FAR, false), (BRIDGED, false), (NEAR, true), (v4(), true)] {
         let reply = ask(&pair.client, address, long)?;
         let (length, count) = (reply.to_vec()?.len(), client::addresses(&reply).len());
-        ensure!(reply.metadata.truncation != whole, "{address}: {length} bytes");
-        ensure!(if whole { count == 60 } else { length <= MOST.into() && count > 20 }, "{address}: {count}");
-        ensure!(hits(&pair, address, long)?.0 == 0, "{address}: the interface gave a long reply");
+        ensure!(
+            reply.metadata.truncation != whole,
+            "{address}: {length} bytes"
+        );
+        ensure!(
+            if whole {
+                count == 60
+            } else {
+                length <= MOST.into() && count > 20
+            },
+            "{address}: {count}"
+        );
+        ensure!(
+            hits(&pair, address, long)?.0 == 0,
+            "{address}: the interface gave a long reply"
+        );
     }
     let query = client::query(long, RecordType::A, None)?;
     let by_tcp = pair.client.run(|| client::ask_tcp(FAR, &query))??;
-    ensure!(client::addresses(&by_tcp).len() == 60, "the complete answer arrives over TCP");
+    ensure!(
+        client::addresses(&by_tcp).len() == 60,
+        "the complete answer arrives over TCP"
+    );
     Ok(())
 }
 
@@ -123,7 +176,10 @@ fn check_reports_unbounded_replies() -> Result<()> {
         std::fs::write(&file, config.to_string())?;
         let mut command = std::process::Command::new(server::program()?);
         // The exit status depends on the addresses of this machine.
-        let output = command.args(["check", "--json", "--config"]).arg(&file).output()?;
+        let output = command
+            .args(["check", "--json", "--config"])
+            .arg(&file)
+            .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).contains("max_reply is not set"))
     };
     for (address, max_reply, expected) in [
@@ -133,19 +189,28 @@ fn check_reports_unbounded_replies() -> Result<()> {
         ("127.0.0.2", None, false),
         ("169.254.0.2", None, false),
     ] {
-        ensure!(warns(address, max_reply)? == expected, "{address}, {max_reply:?}");
+        ensure!(
+            warns(address, max_reply)? == expected,
+            "{address}, {max_reply:?}"
+        );
     }
     Ok(())
 }
 
 /// The link-local address of a node's cache, on an interface of its own.
-const NODE_LOCAL: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 20, 10)), 53);
+const NODE_LOCAL: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 20, 10)),
+    53,
+);
 
 #[test]
 fn address_on_other_interface_is_served() -> Result<()> {
     requires!(namespaces, bpf);
-    let pair = Pair::joined("node", ("pod0", &["10.42.0.1/24"]), ("eth0", &["10.42.0.7/24"]))?;
+    let pair = Pair::joined(
+        "node",
+        ("pod0", &["10.42.0.1/24"]),
+        ("eth0", &["10.42.0.7/24"]),
+    )?;
     let (node, pod) = (&pair.server, &pair.client);
     node.forward()?;
     // Like the dummy device of a node-local cache, whose driver not every kernel has.
@@ -167,7 +232,10 @@ fn address_on_other_interface_is_served() -> Result<()> {
     // One query shows the interface, a few more serve it.
     wait_until("the interface to be shown", Duration::from_secs(60), || {
         let answered = ask().is_ok_and(|found| found.is_some_and(|found| found.len() == 3));
-        answered && gated.states(node).is_ok_and(|states| states.contains_key("pod0"))
+        answered
+            && gated
+                .states(node)
+                .is_ok_and(|states| states.contains_key("pod0"))
     })
     .with_context(|| format!("{:?}\n{}", gated.states(node), gated.server.log()))?;
     let before = gated::hits(node)?;

@@ -56,7 +56,10 @@ fn records(version: u32) -> Vec<u8> {
         let [high, low] = number.to_be_bytes();
         (1, [10, 0, high, low])
     });
-    fleet::records(version.into(), crowd.chain([(2, [10, 1 + high, middle, low])]))
+    fleet::records(
+        version.into(),
+        crowd.chain([(2, [10, 1 + high, middle, low])]),
+    )
 }
 
 fn write(folder: &Path, version: u32) -> Result<()> {
@@ -68,7 +71,11 @@ fn write(folder: &Path, version: u32) -> Result<()> {
 /// Returns the version encoded in the hot name's address.
 fn version(by_tcp: bool) -> Result<u32> {
     let query = client::query(HOT, RecordType::A, None)?;
-    let reply = if by_tcp { client::ask_tcp(ADDRESS, &query) } else { client::ask(ADDRESS, &query) }?;
+    let reply = if by_tcp {
+        client::ask_tcp(ADDRESS, &query)
+    } else {
+        client::ask(ADDRESS, &query)
+    }?;
     match client::addresses(&reply)[..] {
         [IpAddr::V4(address)] => Ok((u32::from(address) & 0x00ff_ffff) - (1 << 16)),
         ref other => anyhow::bail!("{other:?}"),
@@ -79,10 +86,17 @@ fn version(by_tcp: bool) -> Result<u32> {
 fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
     while !done.load(Ordering::Relaxed) {
         for number in 0..NAMES {
-            let query = client::query(&format!("q-s0x{number}.q-g1.bosh."), RecordType::A, Some(1232))?;
+            let query = client::query(
+                &format!("q-s0x{number}.q-g1.bosh."),
+                RecordType::A,
+                Some(1232),
+            )?;
             // Only the header is read: decoding so many long replies would take most of the test's time.
             let reply = client::ask_raw(ADDRESS, &query.to_vec()?, LIMIT)?;
-            ensure!(reply.get(6..8).is_some_and(|count| count != [0; 2]), "no answer to name {number}");
+            ensure!(
+                reply.get(6..8).is_some_and(|count| count != [0; 2]),
+                "no answer to name {number}"
+            );
             asked.fetch_add(1, Ordering::Relaxed);
             if done.load(Ordering::Relaxed) && asked.load(Ordering::Relaxed) >= NAMES {
                 return Ok(());
@@ -101,7 +115,12 @@ fn name_flood_delays_no_update() -> Result<()> {
         // By design the lease ends while a change is behind by its length: longer than a busy machine takes.
         "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path(), "lease": "60s"},
     });
-    let server = Server::start(Some(&namespace), server::folder(&records(1), None)?, ADDRESS, &settings)?;
+    let server = Server::start(
+        Some(&namespace),
+        server::folder(&records(1), None)?,
+        ADDRESS,
+        &settings,
+    )?;
     wait_for_fast_path(&namespace)?;
     let before = memory(server.pid(), "RssAnon")? >> 20;
     let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -115,12 +134,16 @@ fn name_flood_delays_no_update() -> Result<()> {
                     write(server.folder.path(), next)?;
                     let new = || version(true).is_ok_and(|version| version == next);
                     wait_until("the new records by TCP", LIMIT, new)?;
-                    let writes = || Ok::<_, anyhow::Error>(Metrics::here()?.sum(FAST_PATH_WRITES_TOTAL, ""));
+                    let writes =
+                        || Ok::<_, anyhow::Error>(Metrics::here()?.sum(FAST_PATH_WRITES_TOTAL, ""));
                     let before = writes()?;
                     let new = || version(false).is_ok_and(|version| version == next);
                     wait_until("the new records by UDP", LIMIT, new)?;
                     let written = writes()?.saturating_sub(before);
-                    ensure!(written <= MOST_WRITES, "{written} entries were written before the new records");
+                    ensure!(
+                        written <= MOST_WRITES,
+                        "{written} entries were written before the new records"
+                    );
                     most_behind = most_behind.max(written);
                     next += 1;
                     thread::sleep(Duration::from_millis(100));
@@ -129,15 +152,26 @@ fn name_flood_delays_no_update() -> Result<()> {
             };
             let went = rounds();
             done.store(true, Ordering::Relaxed);
-            let flooded = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let flooded = handle
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             went.and(flooded?)
         })
     })??;
     let after = memory(server.pid(), "RssAnon")? >> 20;
     let asked = asked.into_inner();
-    println!("{asked} names asked, UDP {most_behind} entries behind at most, {before} MiB, then {after}");
-    let expired = Metrics::read(&namespace)?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"lease_expired\"");
-    ensure!(expired == 0, "the lease ended: {expired} queries were passed up");
-    ensure!(after.saturating_sub(before) <= MOST_MEMORY, "{before} MiB before the flood, {after} after");
+    println!(
+        "{asked} names asked, UDP {most_behind} entries behind at most, {before} MiB, then {after}"
+    );
+    let expired =
+        Metrics::read(&namespace)?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"lease_expired\"");
+    ensure!(
+        expired == 0,
+        "the lease ended: {expired} queries were passed up"
+    );
+    ensure!(
+        after.saturating_sub(before) <= MOST_MEMORY,
+        "{before} MiB before the flood, {after} after"
+    );
     Ok(())
 }

@@ -34,8 +34,9 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
     let mut answered = 0;
     for _ in 0..times {
         let begun = Instant::now();
-        answered +=
-            usize::from(addresses(client, v4(), NAME, TIMEOUT)?.is_some_and(|found| found.len() == 3));
+        answered += usize::from(
+            addresses(client, v4(), NAME, TIMEOUT)?.is_some_and(|found| found.len() == 3),
+        );
         thread::sleep(Duration::from_millis(100).saturating_sub(begun.elapsed()));
     }
     Ok(answered)
@@ -45,7 +46,8 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
 fn wait_for_hits(host: &Namespace, client: &Namespace) -> Result<()> {
     let before = hits(host)?;
     wait_until("the interface to answer", Duration::from_secs(60), || {
-        ask(client, 3).is_ok_and(|answered| answered == 3) && hits(host).is_ok_and(|now| now > before)
+        ask(client, 3).is_ok_and(|answered| answered == 3)
+            && hits(host).is_ok_and(|now| now > before)
     })
 }
 
@@ -66,13 +68,25 @@ fn queries_open_gate_rules_close() -> Result<()> {
     gated.wait_for_state(&pair.server, "srv", |srv| srv.state == "served")?;
 
     for (program, rule) in [
-        ("iptables-legacy", &["INPUT", "-p", "udp", "--dport", "53", "-j", "DROP"][..]),
-        ("iptables-nft", &["INPUT", "-s", "169.254.0.1", "-j", "REJECT"]),
         (
             "iptables-legacy",
-            &["INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/hour", "-j", "DROP"],
+            &["INPUT", "-p", "udp", "--dport", "53", "-j", "DROP"][..],
         ),
-        ("iptables-nft", &["OUTPUT", "-p", "udp", "--sport", "53", "-j", "DROP"]),
+        (
+            "iptables-nft",
+            &["INPUT", "-s", "169.254.0.1", "-j", "REJECT"],
+        ),
+        (
+            "iptables-legacy",
+            &[
+                "INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/hour", "-j",
+                "DROP",
+            ],
+        ),
+        (
+            "iptables-nft",
+            &["OUTPUT", "-p", "udp", "--sport", "53", "-j", "DROP"],
+        ),
     ] {
         iptables(&pair.server, program, &[&["-A"], rule].concat())?;
         let begun = Instant::now();
@@ -86,7 +100,11 @@ fn queries_open_gate_rules_close() -> Result<()> {
         println!("{program} {rule:?}: closed after {:?}", begun.elapsed());
         iptables(&pair.server, program, &[&["-D"], rule].concat())?;
         wait_for_hits(&pair.server, &pair.client).with_context(|| {
-            format!("after {rule:?}: {:?}\n{}", gated.states(&pair.server), gated.server.log())
+            format!(
+                "after {rule:?}: {:?}\n{}",
+                gated.states(&pair.server),
+                gated.server.log()
+            )
         })?;
     }
     Ok(())
@@ -104,7 +122,11 @@ fn ask_in_turn(clients: &Namespace, times: usize, second: Duration) -> Result<[u
     let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
     let mut answered = [0; 2];
     for _ in 0..times {
-        for ((client, timeout), answered) in CLIENTS.into_iter().zip([TIMEOUT, second]).zip(&mut answered) {
+        for ((client, timeout), answered) in CLIENTS
+            .into_iter()
+            .zip([TIMEOUT, second])
+            .zip(&mut answered)
+        {
             let client: IpAddr = client.parse()?;
             let reply = clients.run(|| client::ask_raw_as(Some(client), v4(), &query, timeout))?;
             *answered += usize::from(reply.is_ok());
@@ -145,11 +167,19 @@ const DROPPING: [Dropping; 3] = [
     // The kernel is asked for members of the set.
     Dropping {
         load: (
-            &["sh", "-c", "ipset restore && iptables-legacy -w -A INPUT -m set --match-set held src -j DROP"],
+            &[
+                "sh",
+                "-c",
+                "ipset restore && iptables-legacy -w -A INPUT -m set --match-set held src -j DROP",
+            ],
             "create held hash:ip\nadd held 169.254.0.3\n",
         ),
         remove: (
-            &["sh", "-c", "iptables-legacy -w -D INPUT -m set --match-set held src -j DROP && ipset restore"],
+            &[
+                "sh",
+                "-c",
+                "iptables-legacy -w -D INPUT -m set --match-set held src -j DROP && ipset restore",
+            ],
             "destroy held\n",
         ),
         why: "packet filter",
@@ -160,17 +190,28 @@ const DROPPING: [Dropping; 3] = [
 fn dropped_client_gets_no_answer() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("clients")?;
-    pair.client.ip(&["addr", "add", &format!("{}/24", CLIENTS[1]), "dev", "cli"])?;
+    pair.client
+        .ip(&["addr", "add", &format!("{}/24", CLIENTS[1]), "dev", "cli"])?;
     let gated = Gated::start(&pair.server)?;
     for (number, Dropping { load, remove, why }) in DROPPING.iter().enumerate() {
-        let state = || format!("rule {number}: {:?}\n{}", gated.states(&pair.server), gated.server.log());
+        let state = || {
+            format!(
+                "rule {number}: {:?}\n{}",
+                gated.states(&pair.server),
+                gated.server.log()
+            )
+        };
         // First one rule that is there before its client, then two that take effect meanwhile.
         if number == 0 {
             feed(&pair.server, load.0, load.1)?;
         }
         wait_for_hits(&pair.server, &pair.client).with_context(state)?;
         if number > 0 {
-            ensure!(ask_in_turn(&pair.client, 20, TIMEOUT)? == [20, 20], "{}", state());
+            ensure!(
+                ask_in_turn(&pair.client, 20, TIMEOUT)? == [20, 20],
+                "{}",
+                state()
+            );
             feed(&pair.server, load.0, load.1)?;
         }
         // Of a client that has not been seen before, one query must be a probe.
@@ -180,16 +221,22 @@ fn dropped_client_gets_no_answer() -> Result<()> {
         })
         .with_context(state)?;
         println!("rule {number}: no answer after {:?}", loaded.elapsed());
-        ensure!(ask_in_turn(&pair.client, 30, SILENCE)? == [30, 0], "{}", state());
+        ensure!(
+            ask_in_turn(&pair.client, 30, SILENCE)? == [30, 0],
+            "{}",
+            state()
+        );
         // A probe may notice the drop before the rules are read.
         let found = [*why, &format!("queries of {} do not arrive", CLIENTS[1])];
         gated.wait_for_state(&pair.server, "srv", |srv| {
             srv.state == "refused" && found.iter().any(|reason| srv.why.contains(reason))
         })?;
         feed(&pair.server, remove.0, remove.1)?;
-        wait_until("both clients to be answered", Duration::from_secs(60), || {
-            ask_in_turn(&pair.client, 5, TIMEOUT).is_ok_and(|answered| answered == [5, 5])
-        })
+        wait_until(
+            "both clients to be answered",
+            Duration::from_secs(60),
+            || ask_in_turn(&pair.client, 5, TIMEOUT).is_ok_and(|answered| answered == [5, 5]),
+        )
         .with_context(state)?;
     }
     Ok(())
@@ -227,7 +274,11 @@ fn diverted_local_queries_are_answered() -> Result<()> {
     let other = "8.8.8.8:53".parse()?;
     for _ in 0..5 {
         let found = addresses(&host, other, NAME, TIMEOUT)?;
-        ensure!(found.is_some_and(|found| found.len() == 3), "{:?}", gated.states(&host)?);
+        ensure!(
+            found.is_some_and(|found| found.len() == 3),
+            "{:?}",
+            gated.states(&host)?
+        );
     }
     Ok(())
 }
@@ -274,18 +325,40 @@ fn refused_route_ends_answers() -> Result<()> {
     for refusal in [
         &["route", "add", "blackhole", "169.254.0.1/32"][..],
         &["route", "add", "prohibit", "169.254.0.1/32"],
-        &["rule", "add", "prohibit", "to", "169.254.0.1/32", "pref", "5"],
-        &["rule", "add", "blackhole", "to", "169.254.0.1/32", "pref", "5"],
+        &[
+            "rule",
+            "add",
+            "prohibit",
+            "to",
+            "169.254.0.1/32",
+            "pref",
+            "5",
+        ],
+        &[
+            "rule",
+            "add",
+            "blackhole",
+            "to",
+            "169.254.0.1/32",
+            "pref",
+            "5",
+        ],
     ] {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
         pair.server.ip(refusal)?;
-        let is_silent = || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
-        wait_until("the interface to answer no more", Duration::from_secs(60), || {
-            (0..5).all(|_| is_silent())
-        })
+        let is_silent =
+            || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
+        wait_until(
+            "the interface to answer no more",
+            Duration::from_secs(60),
+            || (0..5).all(|_| is_silent()),
+        )
         .with_context(|| format!("{refusal:?}: {:?}", gated.states(&pair.server)))?;
         let before = hits(&pair.server)?;
-        ensure!((0..10).all(|_| is_silent()) && hits(&pair.server)? == before, "{refusal:?}");
+        ensure!(
+            (0..10).all(|_| is_silent()) && hits(&pair.server)? == before,
+            "{refusal:?}"
+        );
         // Where the kernel validates senders (`rp_filter`), the queries do not arrive either.
         let reasons = ["refuses replies", "do not arrive"];
         gated
@@ -306,8 +379,14 @@ const UNDECIDED: [(&str, &str); 3] = [
         "-A INPUT -p udp --dport 53 -m time --timestart 03:00 --timestop 03:01 -j DROP",
         "decides by \"time\", which only the kernel can evaluate",
     ),
-    ("-A INPUT -p udp --dport 53 -m string --algo bm --string x.y -j DROP", "decides by \"string\""),
-    ("-A OUTPUT -p udp -m owner --uid-owner 64999 -j DROP", "decides by \"owner\""),
+    (
+        "-A INPUT -p udp --dport 53 -m string --algo bm --string x.y -j DROP",
+        "decides by \"string\"",
+    ),
+    (
+        "-A OUTPUT -p udp -m owner --uid-owner 64999 -j DROP",
+        "decides by \"owner\"",
+    ),
 ];
 
 #[test]
@@ -320,14 +399,21 @@ fn undecided_rules_leave_interface_to_userspace() -> Result<()> {
         let rule: Vec<&str> = rule.split(' ').collect();
         iptables(&pair.server, "iptables-legacy", &rule)?;
         // All queries are answered meanwhile: the rule drops none of them.
-        wait_until("the interface to be left to userspace", Duration::from_secs(60), || {
-            let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
-            let states = gated.states(&pair.server).unwrap_or_default();
-            asked && states.get("srv").is_some_and(|srv| srv.why.contains(why))
-        })
+        wait_until(
+            "the interface to be left to userspace",
+            Duration::from_secs(60),
+            || {
+                let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
+                let states = gated.states(&pair.server).unwrap_or_default();
+                asked && states.get("srv").is_some_and(|srv| srv.why.contains(why))
+            },
+        )
         .with_context(|| format!("{rule:?}: {:?}", gated.states(&pair.server)))?;
         let before = hits(&pair.server)?;
-        ensure!(ask(&pair.client, 20)? == 20 && hits(&pair.server)? == before, "{rule:?}");
+        ensure!(
+            ask(&pair.client, 20)? == 20 && hits(&pair.server)? == before,
+            "{rule:?}"
+        );
         iptables(&pair.server, "iptables-legacy", &["-F"])?;
     }
     Ok(())
@@ -342,17 +428,35 @@ fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
         run(command.args(arguments))
     };
     ipset(&["create", "held", "hash:net"])?;
-    let rule = ["-A", "INPUT", "-m", "set", "--match-set", "held", "src", "-j", "REJECT"];
+    let rule = [
+        "-A",
+        "INPUT",
+        "-m",
+        "set",
+        "--match-set",
+        "held",
+        "src",
+        "-j",
+        "REJECT",
+    ];
     iptables(&pair.server, "iptables-legacy", &rule)?;
     let gated = Gated::start(&pair.server)?;
     for _ in 0..2 {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
         ipset(&["add", "held", "169.254.0.1"])?;
-        let is_silent = || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
-        wait_until("the member to get no answer", Duration::from_secs(60), || (0..5).all(|_| is_silent()))?;
+        let is_silent =
+            || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
+        wait_until(
+            "the member to get no answer",
+            Duration::from_secs(60),
+            || (0..5).all(|_| is_silent()),
+        )?;
         wait_until("the reason in status", Duration::from_secs(60), || {
             let states = gated.states(&pair.server).unwrap_or_default();
-            is_silent() && states.get("srv").is_some_and(|srv| srv.why.contains("packet filter"))
+            is_silent()
+                && states
+                    .get("srv")
+                    .is_some_and(|srv| srv.why.contains("packet filter"))
         })
         .with_context(|| format!("{:?}", gated.states(&pair.server)))?;
         ipset(&["del", "held", "169.254.0.1"])?;
@@ -367,20 +471,32 @@ fn moved_interface_is_left_alone() -> Result<()> {
     let other = Namespace::new("leaving-other")?;
     let gated = Gated::start(&pair.server)?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-    pair.server.ip(&["link", "set", "srv", "netns", other.name()])?;
+    pair.server
+        .ip(&["link", "set", "srv", "netns", other.name()])?;
     other.ip(&["addr", "add", "169.254.0.2/24", "dev", "srv"])?;
     other.ip(&["link", "set", "srv", "up"])?;
-    wait_until("the interface to leave the status", Duration::from_secs(60), || {
-        gated.states(&pair.server).is_ok_and(|states| !states.contains_key("srv"))
-    })
+    wait_until(
+        "the interface to leave the status",
+        Duration::from_secs(60),
+        || {
+            gated
+                .states(&pair.server)
+                .is_ok_and(|states| !states.contains_key("srv"))
+        },
+    )
     .with_context(|| format!("{:?}", gated.states(&pair.server)))?;
     let before = hits(&pair.server)?;
     for _ in 0..5 {
         let found = addresses(&pair.client, v4(), NAME, SILENCE)?;
-        ensure!(found.is_none(), "an answer from a namespace in which the server does not listen: {found:?}");
+        ensure!(
+            found.is_none(),
+            "an answer from a namespace in which the server does not listen: {found:?}"
+        );
     }
     ensure!(hits(&pair.server)? == before);
-    wait_until("its pin to go", Duration::from_secs(60), || gated.bpffs.links().is_empty())
+    wait_until("its pin to go", Duration::from_secs(60), || {
+        gated.bpffs.links().is_empty()
+    })
 }
 
 /// Length of the count of probes: several intervals of a proven admission (`attach/gate.rs`).
@@ -400,13 +516,21 @@ fn proven_interface_is_probed_rarely() -> Result<()> {
             asked += ask(&pair.client, 10).unwrap_or(0);
         }
         let most = begun.elapsed().as_secs() / 10 + 1;
-        let (Ok(before), Ok(after)) = (before, probes()) else { return false };
-        println!("{} probes in {:?}, {asked} answers", after - before, begun.elapsed());
+        let (Ok(before), Ok(after)) = (before, probes()) else {
+            return false;
+        };
+        println!(
+            "{} probes in {:?}, {asked} answers",
+            after - before,
+            begun.elapsed()
+        );
         after <= before + most && asked > most as usize
     })
     .with_context(|| gated.server.log())?;
     // A change of the machine's network makes them frequent again.
-    pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    pair.server.ip(&[
+        "link", "add", "late", "type", "veth", "peer", "name", "etal",
+    ])?;
     wait_until("probes to become frequent", Duration::from_secs(60), || {
         let (before, begun) = (probes(), Instant::now());
         let asked = ask(&pair.client, 30).is_ok_and(|answered| answered == 30);
@@ -425,14 +549,42 @@ fn unprivileged_attacher_reads_legacy_rules() -> Result<()> {
     let gated = Gated::start_prepared(&pair.server, &json!({"attach_user": "nobody"}), |_| {})?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     // So high a limit holds back no probe: only reading it shows that it is there.
-    let limit = ["INPUT", "-p", "udp", "--dport", "53", "-m", "hashlimit", "--hashlimit-above", "5000/sec"];
-    let rest = ["--hashlimit-mode", "srcip", "--hashlimit-name", "dns", "-j", "DROP"];
-    iptables(&pair.server, "iptables-legacy", &[&["-A"][..], &limit, &rest].concat())?;
-    wait_until("the interface to be left to userspace", Duration::from_secs(60), || {
-        let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
-        let states = gated.states(&pair.server).unwrap_or_default();
-        asked && states.get("srv").is_some_and(|srv| srv.why.contains("limits its queries"))
-    })
+    let limit = [
+        "INPUT",
+        "-p",
+        "udp",
+        "--dport",
+        "53",
+        "-m",
+        "hashlimit",
+        "--hashlimit-above",
+        "5000/sec",
+    ];
+    let rest = [
+        "--hashlimit-mode",
+        "srcip",
+        "--hashlimit-name",
+        "dns",
+        "-j",
+        "DROP",
+    ];
+    iptables(
+        &pair.server,
+        "iptables-legacy",
+        &[&["-A"][..], &limit, &rest].concat(),
+    )?;
+    wait_until(
+        "the interface to be left to userspace",
+        Duration::from_secs(60),
+        || {
+            let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
+            let states = gated.states(&pair.server).unwrap_or_default();
+            asked
+                && states
+                    .get("srv")
+                    .is_some_and(|srv| srv.why.contains("limits its queries"))
+        },
+    )
     .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))
 }
 
@@ -441,28 +593,41 @@ fn foreign_program_in_our_place_is_noticed() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("place")?;
     let named = json!({"interfaces": ["srv"]});
-    let gated = Gated::start_prepared(&pair.server, &named, whole_system_tests::old_kernel::refuse_tcx)?;
+    let gated = Gated::start_prepared(
+        &pair.server,
+        &named,
+        whole_system_tests::old_kernel::refuse_tcx,
+    )?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     let filters = || -> Result<String> {
         let mut tc = pair.server.command("tc")?;
         whole_system_tests::process::capture(tc.args(["filter", "show", "dev", "srv", "ingress"]))
     };
     let ours = filters()?;
-    let priority = ours.split("pref ").nth(1).and_then(|rest| rest.split(' ').next()).context("no filter")?;
+    let priority = ours
+        .split("pref ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .context("no filter")?;
     let tc = |arguments: &[&str]| -> Result<()> {
         let mut tc = pair.server.command("tc")?;
-        run(tc.args(["filter"]).args(arguments).args(["dev", "srv", "ingress", "pref", priority]))
+        run(tc
+            .args(["filter"])
+            .args(arguments)
+            .args(["dev", "srv", "ingress", "pref", priority]))
     };
     tc(&["del"])?;
     let mut tc_add = pair.server.command("tc")?;
     run(tc_add.args([
-        "filter", "add", "dev", "srv", "ingress", "pref", priority, "protocol", "all", "u32", "match", "u32",
-        "0", "0", "flowid", ":1",
+        "filter", "add", "dev", "srv", "ingress", "pref", priority, "protocol", "all", "u32",
+        "match", "u32", "0", "0", "flowid", ":1",
     ]))?;
     // At the latest after a full check of all attachments.
-    wait_until("the server to use another priority", Duration::from_secs(60), || {
-        filters().is_ok_and(|shown| shown.contains("dns_tc"))
-    })
+    wait_until(
+        "the server to use another priority",
+        Duration::from_secs(60),
+        || filters().is_ok_and(|shown| shown.contains("dns_tc")),
+    )
     .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))?;
     let shown = filters()?;
     ensure!(shown.contains("u32"), "the foreign filter stays: {shown}");
@@ -475,7 +640,10 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
     requires!(namespaces, bpf);
     for (label, prepare) in [
         ("off-tcx", None),
-        ("off-clsact", Some(whole_system_tests::old_kernel::refuse_tcx as fn(&mut Command))),
+        (
+            "off-clsact",
+            Some(whole_system_tests::old_kernel::refuse_tcx as fn(&mut Command)),
+        ),
     ] {
         let pair = Pair::new(label)?;
         let kept = json!({"interfaces": ["srv"], "on_stop": "keep", "lease": "1h"});
@@ -496,11 +664,15 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
         std::fs::write(records, server::records_of_groups(&[2]))?;
         gated.server.restart(Some(&pair.server))?;
         let found = addresses(&pair.client, v4(), NAME, TIMEOUT)?;
-        ensure!(found.is_none_or(|found| found.is_empty()), "an answer from the old records");
+        ensure!(
+            found.is_none_or(|found| found.is_empty()),
+            "an answer from the old records"
+        );
         ensure!(gated.bpffs.links().is_empty(), "{:?}", gated.bpffs.links());
         let mut tc = pair.server.command("tc")?;
-        let shown =
-            whole_system_tests::process::capture(tc.args(["filter", "show", "dev", "srv", "ingress"]))?;
+        let shown = whole_system_tests::process::capture(
+            tc.args(["filter", "show", "dev", "srv", "ingress"]),
+        )?;
         ensure!(!shown.contains("dns_tc"), "{shown}");
     }
     Ok(())
@@ -512,15 +684,20 @@ fn removed_address_is_not_answered() -> Result<()> {
     let pair = Pair::new("moved")?;
     let gated = Gated::start(&pair.server)?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-    pair.server.ip(&["addr", "del", "169.254.0.2/24", "dev", "srv"])?;
+    pair.server
+        .ip(&["addr", "del", "169.254.0.2/24", "dev", "srv"])?;
     // The client's neighbour entry stays cached, so frames still arrive.
-    let is_silent = || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
+    let is_silent =
+        || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
     wait_until("the address to be left", Duration::from_secs(60), is_silent)?;
     let before = hits(&pair.server)?;
     for _ in 0..3 {
         ensure!(is_silent(), "a query to the removed address was answered");
     }
-    ensure!(hits(&pair.server)? == before, "the interface answered for the removed address");
+    ensure!(
+        hits(&pair.server)? == before,
+        "the interface answered for the removed address"
+    );
     Ok(())
 }
 
@@ -547,18 +724,42 @@ impl Routed {
     fn new(label: &str) -> Result<Self> {
         let [near, router, far] =
             ["near", "router", "far"].map(|part| Namespace::new(&format!("{label}-{part}")));
-        let routed = Self { near: near?, router: router?, far: far? };
+        let routed = Self {
+            near: near?,
+            router: router?,
+            far: far?,
+        };
         routed.router.forward()?;
         join(
-            End { namespace: &routed.near, interface: "srv", addresses: &["10.7.0.2/24"] },
-            End { namespace: &routed.router, interface: "srv", addresses: &["10.7.0.1/24"] },
+            End {
+                namespace: &routed.near,
+                interface: "srv",
+                addresses: &["10.7.0.2/24"],
+            },
+            End {
+                namespace: &routed.router,
+                interface: "srv",
+                addresses: &["10.7.0.1/24"],
+            },
         )?;
         join(
-            End { namespace: &routed.router, interface: "far", addresses: &["10.8.0.1/24"] },
-            End { namespace: &routed.far, interface: "end", addresses: &["10.8.0.2/24"] },
+            End {
+                namespace: &routed.router,
+                interface: "far",
+                addresses: &["10.8.0.1/24"],
+            },
+            End {
+                namespace: &routed.far,
+                interface: "end",
+                addresses: &["10.8.0.2/24"],
+            },
         )?;
-        routed.near.ip(&["route", "add", "default", "via", "10.7.0.1"])?;
-        routed.far.ip(&["route", "add", "default", "via", "10.8.0.1"])?;
+        routed
+            .near
+            .ip(&["route", "add", "default", "via", "10.7.0.1"])?;
+        routed
+            .far
+            .ip(&["route", "add", "default", "via", "10.8.0.1"])?;
         Ok(routed)
     }
 }
@@ -568,7 +769,9 @@ fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
     while !done.load(Ordering::Relaxed) {
         let mut message = [0; 512];
-        let Ok((length, client)) = socket.recv_from(&mut message) else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut message) else {
+            continue;
+        };
         // QR, and RCODE 5.
         message[2] |= 0x80;
         message[3] = message[3] & 0xf0 | 5;
@@ -581,7 +784,11 @@ fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
 fn moved_address_belongs_to_new_owner() -> Result<()> {
     requires!(namespaces, bpf);
     let moved = SocketAddr::from(([10, 99, 0, 53], 53));
-    let Routed { near: client, router: gateway, far: owner } = Routed::new("vip")?;
+    let Routed {
+        near: client,
+        router: gateway,
+        far: owner,
+    } = Routed::new("vip")?;
     gateway.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
     let bpffs = Bpffs::new()?;
     let _server = start(&gateway, &bpffs, moved)?;
@@ -596,13 +803,16 @@ fn moved_address_belongs_to_new_owner() -> Result<()> {
     owner.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
     gateway.ip(&["route", "add", "10.99.0.53/32", "via", "10.8.0.2"])?;
     let socket = owner.run(|| UdpSocket::bind(moved))??;
-    let is_of_owner = || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::Refused);
+    let is_of_owner =
+        || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::Refused);
     let done = AtomicBool::new(false);
     thread::scope(|scope| -> Result<()> {
         let refusing = scope.spawn(|| refuse_all(&socket, &done));
         let asking = || -> Result<()> {
             // Twice, because one query a second is a probe, which the interface passes on.
-            wait_until("the owner's reply", Duration::from_secs(60), || is_of_owner() && is_of_owner())?;
+            wait_until("the owner's reply", Duration::from_secs(60), || {
+                is_of_owner() && is_of_owner()
+            })?;
             let before = hits(&gateway)?;
             for number in 0..20 {
                 ensure!(is_of_owner(), "query {number}: not the owner's reply");
@@ -636,16 +846,23 @@ fn auto_mode_permits_jumbo_frames() -> Result<()> {
 fn path_mtu_limits_replies() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("path")?;
-    pair.server.ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
+    pair.server
+        .ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
     let bpffs = Bpffs::new()?;
     let _server = start(&pair.server, &bpffs, v4())?;
     for _ in 0..8 {
-        let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
+        let query = client::query(
+            "q-s0.q-g60.bosh.",
+            hickory_proto::rr::RecordType::A,
+            Some(1232),
+        )?;
         let reply = pair.client.run(|| client::ask(v4(), &query))??;
         ensure!(client::addresses(&reply).len() == 60);
     }
-    let large = Metrics::read(&pair.server)?
-        .sum(dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL, "outcome=\"large_reply\"");
+    let large = Metrics::read(&pair.server)?.sum(
+        dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL,
+        "outcome=\"large_reply\"",
+    );
     ensure!(large >= 7, "{large} of 8 left to userspace");
     Ok(())
 }
@@ -653,7 +870,11 @@ fn path_mtu_limits_replies() -> Result<()> {
 #[test]
 fn learned_path_mtu_takes_effect() -> Result<()> {
     requires!(namespaces, bpf);
-    let Routed { near: server, router, far: client } = Routed::new("hop")?;
+    let Routed {
+        near: server,
+        router,
+        far: client,
+    } = Routed::new("hop")?;
     server.forward()?;
     for (namespace, interface) in [(&router, "far"), (&client, "end")] {
         namespace.ip(&["link", "set", interface, "mtu", "1000"])?;
@@ -664,9 +885,17 @@ fn learned_path_mtu_takes_effect() -> Result<()> {
     let _process = start(&server, &bpffs, v4())?;
     let mut answered = 0;
     for _ in 0..8 {
-        let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
+        let query = client::query(
+            "q-s0.q-g60.bosh.",
+            hickory_proto::rr::RecordType::A,
+            Some(1232),
+        )?;
         let bytes = query.to_vec()?;
-        answered += usize::from(client.run(|| client::ask_raw(v4(), &bytes, TIMEOUT))?.is_ok());
+        answered += usize::from(
+            client
+                .run(|| client::ask_raw(v4(), &bytes, TIMEOUT))?
+                .is_ok(),
+        );
     }
     // The first reply is too long for the hop, which says so.
     ensure!(answered >= 7, "{answered} of 8");

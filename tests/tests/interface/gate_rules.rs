@@ -17,7 +17,8 @@ use serde::Deserialize;
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 use whole_system_tests::{
-    cell::feed, client, metrics::Metrics, namespace::Namespace, pair::v4, process::wait_until, requires,
+    cell::feed, client, metrics::Metrics, namespace::Namespace, pair::v4, process::wait_until,
+    requires,
 };
 
 use crate::gated::{Gated, NAME};
@@ -47,8 +48,20 @@ fn folder() -> PathBuf {
 /// Creates a host with the interfaces of the rule sets.
 fn host() -> Result<Namespace> {
     let host = Namespace::new("rules")?;
-    for (number, name) in ["s-010255010002", "s-010255010003", "eth0"].into_iter().enumerate() {
-        host.ip(&["link", "add", name, "type", "veth", "peer", "name", &format!("far{number}")])?;
+    for (number, name) in ["s-010255010002", "s-010255010003", "eth0"]
+        .into_iter()
+        .enumerate()
+    {
+        host.ip(&[
+            "link",
+            "add",
+            name,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            &format!("far{number}"),
+        ])?;
         host.ip(&["link", "set", name, "up"])?;
     }
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
@@ -72,14 +85,30 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
     let folder = folder();
     let expected: BTreeMap<String, Expected> =
         serde_json::from_str(&fs::read_to_string(folder.join("expected.json"))?)?;
-    ensure!(expected.len() >= 10, "{} rule sets in {}", expected.len(), folder.display());
+    ensure!(
+        expected.len() >= 10,
+        "{} rule sets in {}",
+        expected.len(),
+        folder.display()
+    );
     let mut failures = Vec::new();
-    for (file, Expected { expect, sets, why: _ }) in &expected {
+    for (
+        file,
+        Expected {
+            expect,
+            sets,
+            why: _,
+        },
+    ) in &expected
+    {
         let rules = fs::read_to_string(folder.join(file))?;
         let loaders: &[&[&str]] = if file.ends_with(".nft") {
             &[&["nft", "-f", "-"]]
         } else {
-            &[&["iptables-legacy-restore", "--noflush"], &["iptables-nft-restore", "--noflush"]]
+            &[
+                &["iptables-legacy-restore", "--noflush"],
+                &["iptables-nft-restore", "--noflush"],
+            ]
         };
         for loader in loaders {
             let host = host()?;
@@ -88,8 +117,9 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
             }
             feed(&host, loader, &rules)?;
             for (interface, decision) in expect {
-                let found =
-                    host.run(|| dns_fastpath::filter_objection(interface, client_of(interface), v4()))??;
+                let found = host.run(|| {
+                    dns_fastpath::filter_objection(interface, client_of(interface), v4())
+                })??;
                 if found.is_some() != (decision == "off") {
                     failures.push(format!(
                         "{file} by {}, {interface}: {found:?}, expected: {decision}",
@@ -99,14 +129,22 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
             }
         }
     }
-    ensure!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    ensure!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     Ok(())
 }
 
 /// Checks that docs/capabilities.md has this text.
 pub(crate) fn ensure_documented(text: &str) -> Result<()> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/capabilities.md");
-    ensure!(fs::read_to_string(page)?.contains(text), "docs/capabilities.md does not contain this:\n{text}");
+    ensure!(
+        fs::read_to_string(page)?.contains(text),
+        "docs/capabilities.md does not contain this:\n{text}"
+    );
     Ok(())
 }
 
@@ -116,15 +154,30 @@ fn documentation_lists_rule_sets() -> Result<()> {
     let expected: BTreeMap<String, Expected> =
         serde_json::from_str(&fs::read_to_string(folder.join("expected.json"))?)?;
     let mut table = String::from("| Rule set | Left to userspace | Reason |\n|---|---|---|\n");
-    for (file, Expected { expect, why, sets: _ }) in &expected {
-        let off = |interface: &&str| expect.get(*interface).is_some_and(|decision| decision == "off");
+    for (
+        file,
+        Expected {
+            expect,
+            why,
+            sets: _,
+        },
+    ) in &expected
+    {
+        let off = |interface: &&str| {
+            expect
+                .get(*interface)
+                .is_some_and(|decision| decision == "off")
+        };
         let name = |interface: &str| match interface {
             "s-010255010002" => "first container",
             "s-010255010003" => "second container",
             "eth0" => "uplink",
             _ => "`lo`",
         };
-        let left = INTERFACES.iter().copied().filter(|interface| off(interface));
+        let left = INTERFACES
+            .iter()
+            .copied()
+            .filter(|interface| off(interface));
         let left: Vec<&str> = left.map(name).collect();
         let left = match left.len() {
             0 => "nothing".to_owned(),
@@ -144,7 +197,10 @@ fn inspection_creates_no_legacy_tables() -> Result<()> {
     let before = names()??;
     let endpoint: SocketAddr = v4();
     let found = host.run(|| dns_fastpath::filter_objection("lo", endpoint.ip(), endpoint))??;
-    ensure!(found.is_none() && names()?? == before, "{found:?}, {before:?}");
+    ensure!(
+        found.is_none() && names()?? == before,
+        "{found:?}, {before:?}"
+    );
     Ok(())
 }
 
@@ -171,7 +227,10 @@ fn nat_before_bridge_refuses_it() -> Result<()> {
         ensure!(found("br0")?.is_none(), "without rules");
         feed(&host, loader, rules)?;
         ensure!(found("br0")?.is_some(), "{}", loader[0]);
-        ensure!(found("s-010255010002")?.is_none(), "a container's interface sees the original address");
+        ensure!(
+            found("s-010255010002")?.is_none(),
+            "a container's interface sees the original address"
+        );
     }
     Ok(())
 }
@@ -266,16 +325,29 @@ impl Live {
         }
         let gated = Gated::start_prepared(&host, &json!({"mode": mode}), |_| {})?;
         let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
-        Ok(Self { host, clients, gated, query })
+        Ok(Self {
+            host,
+            clients,
+            gated,
+            query,
+        })
     }
 
     /// Calls `work` with a socket of the client behind each interface.
     fn by_interface<T: Send>(&self, work: impl Fn(&Socket) -> Result<T> + Sync) -> Result<Vec<T>> {
         let each = INTERFACES.into_iter().enumerate().map(|(number, name)| {
-            let namespace = if name == "lo" { &self.host } else { &self.clients };
+            let namespace = if name == "lo" {
+                &self.host
+            } else {
+                &self.clients
+            };
             namespace.run(|| -> Result<T> {
                 let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-                let device = if name == "lo" { name.to_owned() } else { format!("far{number}") };
+                let device = if name == "lo" {
+                    name.to_owned()
+                } else {
+                    format!("far{number}")
+                };
                 socket.bind_device(Some(device.as_bytes()))?;
                 socket.connect(&v4().into())?;
                 work(&socket)
@@ -295,10 +367,16 @@ impl Live {
             let (mut replies, mut begun) = (0, Instant::now());
             while replies < COMPARED && begun.elapsed() < REPLIES {
                 let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 512];
-                let Ok(length) = socket.recv(&mut buffer) else { continue };
+                let Ok(length) = socket.recv(&mut buffer) else {
+                    continue;
+                };
                 // SAFETY: the kernel has written so many bytes.
-                let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), length) };
-                ensure!(client::addresses(&Message::from_vec(bytes)?).len() == 3, "a wrong answer");
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), length) };
+                ensure!(
+                    client::addresses(&Message::from_vec(bytes)?).len() == 3,
+                    "a wrong answer"
+                );
                 (replies, begun) = (replies + 1, Instant::now());
             }
             Ok(match replies {
@@ -330,7 +408,10 @@ impl Live {
         thread::sleep(Duration::from_millis(20));
         let after = replies()?;
         let answered = INTERFACES.into_iter().zip(before.into_iter().zip(after));
-        Ok(answered.filter(|(_, (before, after))| after > before).map(|(name, _)| name).collect())
+        Ok(answered
+            .filter(|(_, (before, after))| after > before)
+            .map(|(name, _)| name)
+            .collect())
     }
 
     /// Queries until exactly these interfaces answer; returns how long that takes.
@@ -338,12 +419,17 @@ impl Live {
         let (begun, mut answering) = (Instant::now(), Vec::new());
         wait_until("the decision", DECIDED, || {
             thread::sleep(BETWEEN);
-            let Ok(found) = self.answering() else { return false };
+            let Ok(found) = self.answering() else {
+                return false;
+            };
             answering = found;
             answering == wanted
         })
         .with_context(|| {
-            format!("{answering:?} answer, not {wanted:?}: {:?}", self.gated.states(&self.host))
+            format!(
+                "{answering:?} answer, not {wanted:?}: {:?}",
+                self.gated.states(&self.host)
+            )
         })?;
         Ok(begun.elapsed())
     }
@@ -353,17 +439,26 @@ impl Live {
         if !expected.sets.is_empty() {
             feed(&self.host, &["ipset", "restore"], &expected.sets)?;
         }
-        let loader: &[&str] =
-            if is_nft { &["nft", "-f", "-"] } else { &["iptables-legacy-restore", "--noflush"] };
+        let loader: &[&str] = if is_nft {
+            &["nft", "-f", "-"]
+        } else {
+            &["iptables-legacy-restore", "--noflush"]
+        };
         feed(&self.host, loader, rules)
     }
 
     /// Removes all rules.
     fn unload(&self, expected: &Expected) -> Result<()> {
         let tables = ["filter", "nat", "raw", "mangle"];
-        let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
-        let empty =
-            empty.replacen("*filter\n", "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n", 1);
+        let empty: String = tables
+            .iter()
+            .map(|table| format!("*{table}\nCOMMIT\n"))
+            .collect();
+        let empty = empty.replacen(
+            "*filter\n",
+            "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n",
+            1,
+        );
         feed(&self.host, &["iptables-legacy-restore"], &empty)?;
         feed(&self.host, &["nft", "-f", "-"], "flush ruleset\n")?;
         if !expected.sets.is_empty() {
@@ -375,7 +470,12 @@ impl Live {
     /// Waits for the decision about the rules just loaded, which no later reading changes; returns how long it
     /// takes.
     fn decide(&self, expected: &Expected) -> Result<Duration> {
-        let is_kept = |name: &&str| expected.expect.get(*name).is_none_or(|decision| decision == "keep");
+        let is_kept = |name: &&str| {
+            expected
+                .expect
+                .get(*name)
+                .is_none_or(|decision| decision == "keep")
+        };
         let kept: Vec<&str> = INTERFACES.into_iter().filter(is_kept).collect();
         let loaded = Instant::now();
         let closed = self.wait_for(&kept)?;
@@ -404,7 +504,10 @@ struct Twins {
 
 impl Twins {
     fn start(number: usize) -> Result<Self> {
-        Ok(Self { fast: Live::start(number, "auto")?, userspace: Live::start(number, "off")? })
+        Ok(Self {
+            fast: Live::start(number, "auto")?,
+            userspace: Live::start(number, "off")?,
+        })
     }
 
     /// Loads a rule set and removes it; returns how long the decisions take.
@@ -419,27 +522,39 @@ impl Twins {
             Ok(closed)
         };
         let tried = tried();
-        [fast, userspace].into_iter().try_for_each(|live| live.unload(expected))?;
+        [fast, userspace]
+            .into_iter()
+            .try_for_each(|live| live.unload(expected))?;
         Ok([tried?, fast.wait_for(&INTERFACES)?])
     }
 
     /// Compares the answers with userspace's: none more and none less, and none by an interface whose
     /// queries are limited.
     fn compare(&self, expected: &Expected) -> Result<()> {
-        let is_kept = |name: &str| expected.expect.get(name).is_none_or(|decision| decision == "keep");
+        let is_kept = |name: &str| {
+            expected
+                .expect
+                .get(name)
+                .is_none_or(|decision| decision == "keep")
+        };
         let mut found = [Vec::new(), Vec::new()];
         // A busy machine loses or delays replies on either side.
         wait_until("the same answers as from userspace", DECIDED, || {
-            let Ok(by_userspace) = self.userspace.delivered() else { return false };
-            let Ok(with_interfaces) = self.fast.delivered() else { return false };
+            let Ok(by_userspace) = self.userspace.delivered() else {
+                return false;
+            };
+            let Ok(with_interfaces) = self.fast.delivered() else {
+                return false;
+            };
             found = [with_interfaces, by_userspace];
             let [with_interfaces, by_userspace] = &found;
-            INTERFACES.iter().zip(with_interfaces.iter().zip(by_userspace)).all(
-                |(name, (fast, userspace))| match userspace {
+            INTERFACES
+                .iter()
+                .zip(with_interfaces.iter().zip(by_userspace))
+                .all(|(name, (fast, userspace))| match userspace {
                     Answered::Some => !is_kept(name),
                     whole => fast == whole,
-                },
-            )
+                })
         })
         .with_context(|| {
             format!(
@@ -466,20 +581,31 @@ fn rule_sets_answer_as_userspace() -> Result<()> {
                     let rules = fs::read_to_string(folder.join(file))?;
                     match twins.try_rules(&rules, file.ends_with(".nft"), expected) {
                         Ok([closed, opened]) => {
-                            println!("{file}: decided after {closed:?}, answered again after {opened:?}");
+                            println!(
+                                "{file}: decided after {closed:?}, answered again after {opened:?}"
+                            );
                         }
-                        Err(problem) => {
-                            failures.push(format!("{file}: {problem:#}\n{}", twins.fast.gated.server.log()))
-                        }
+                        Err(problem) => failures.push(format!(
+                            "{file}: {problem:#}\n{}",
+                            twins.fast.gated.server.log()
+                        )),
                     }
                 }
                 Ok(failures)
             })
         };
         let running: Vec<_> = (0..HOSTS).map(run).collect();
-        running.into_iter().map(|host| host.join().expect("no panic")).collect()
+        running
+            .into_iter()
+            .map(|host| host.join().expect("no panic"))
+            .collect()
     });
     let failures = failures.into_iter().collect::<Result<Vec<_>>>()?.concat();
-    ensure!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    ensure!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     Ok(())
 }

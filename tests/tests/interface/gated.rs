@@ -71,7 +71,10 @@ impl Gated {
     ) -> Result<()> {
         let mut shown = None;
         wait_until("the state in status", STATE_SHOWN, || {
-            shown = self.states(namespace).ok().and_then(|mut states| states.remove(interface));
+            shown = self
+                .states(namespace)
+                .ok()
+                .and_then(|mut states| states.remove(interface));
             shown.as_ref().is_some_and(&is_wanted)
         })
         .with_context(|| format!("{interface}: {shown:?}\n{}", self.server.log()))
@@ -83,14 +86,19 @@ impl Gated {
         let config = self.server.folder.path().join("config.json");
         let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
         let status: Value = serde_json::from_str(&said)?;
-        let interfaces = status["fast_path"]["interfaces"].as_array().context("interfaces")?;
+        let interfaces = status["fast_path"]["interfaces"]
+            .as_array()
+            .context("interfaces")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let state = |one: &Value| State {
             state: text(&one["state"]),
             hook: text(&one["hook"]),
             why: text(&one["why"]),
         };
-        Ok(interfaces.iter().map(|one| (text(&one["name"]), state(one))).collect())
+        Ok(interfaces
+            .iter()
+            .map(|one| (text(&one["name"]), state(one)))
+            .collect())
     }
 }
 

@@ -86,9 +86,13 @@ fn ask_for_hot_name(done: &AtomicBool) -> Result<[u64; 2]> {
         asked += 1;
         // The reply to an earlier query may be late.
         let id = query.metadata.id;
-        let reply =
-            std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| Message::from_vec(&buffer[..len])))
-                .find(|reply| reply.as_ref().map_or(true, |reply| reply.metadata.id == id));
+        let reply = std::iter::from_fn(|| {
+            socket
+                .recv(&mut buffer)
+                .ok()
+                .map(|len| Message::from_vec(&buffer[..len]))
+        })
+        .find(|reply| reply.as_ref().map_or(true, |reply| reply.metadata.id == id));
         match reply.transpose()? {
             Some(reply) => ensure!(client::addresses(&reply).len() == 8, "{reply}"),
             None => lost += 1,
@@ -105,7 +109,14 @@ fn overload_spares_hot_names() -> Result<()> {
         "metrics": {"enabled": true},
         "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path()},
     });
-    let start = || Server::start(Some(&namespace), server::folder(&records(), None)?, ADDRESS, &settings);
+    let start = || {
+        Server::start(
+            Some(&namespace),
+            server::folder(&records(), None)?,
+            ADDRESS,
+            &settings,
+        )
+    };
     // The server starts one thread per usable CPU: a single one, which two clients more than
     // saturate.
     let server = on_cpu(CPU, start)?;
@@ -114,18 +125,29 @@ fn overload_spares_hot_names() -> Result<()> {
     namespace.run(|| {
         ensure!(shed()? == 0, "nothing is shed before the flood");
         thread::scope(|scope| -> Result<()> {
-            let floods: Vec<_> = (0..2).map(|_| scope.spawn(|| namespace.run(|| flood(&done)))).collect();
+            let floods: Vec<_> = (0..2)
+                .map(|_| scope.spawn(|| namespace.run(|| flood(&done))))
+                .collect();
             let asker = scope.spawn(|| namespace.run(|| ask_for_hot_name(&done)));
-            let waited = wait_until("something to be shed", LIMIT, || shed().is_ok_and(|shed| shed > 1_000));
+            let waited = wait_until("something to be shed", LIMIT, || {
+                shed().is_ok_and(|shed| shed > 1_000)
+            });
             done.store(true, Ordering::Relaxed);
             for flood in floods {
-                flood.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
+                flood
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
             }
-            let [asked, lost] = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
+            let [asked, lost] = asker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
             waited?;
             // Until queries are shed, a full socket may drop a probe.
             let probes = Metrics::here()?.probes();
-            ensure!(asked > lost && lost <= probes, "{lost} of {asked} lost, with {probes} probes");
+            ensure!(
+                asked > lost && lost <= probes,
+                "{lost} of {asked} lost, with {probes} probes"
+            );
             Ok(())
         })?;
         // Shedding ends after the flood once the queue is empty: from then on, every passed query
@@ -136,7 +158,9 @@ fn overload_spares_hot_names() -> Result<()> {
         };
         wait_until("an end of shedding", LIMIT, || {
             let before = shed().ok();
-            (0..100).all(|_| is_answered().unwrap_or(false)) && before.is_some() && shed().ok() == before
+            (0..100).all(|_| is_answered().unwrap_or(false))
+                && before.is_some()
+                && shed().ok() == before
         })
     })??;
     drop(server);

@@ -76,10 +76,17 @@ impl Running {
         server::merge(&mut settings, &json!({"xdp": xdp}));
         let folder = server::folder(RECORDS.as_bytes(), None)?;
         // The server runs as another user and reads files here.
-        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        fs::set_permissions(
+            folder.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )?;
         let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
         wait_for_fast_path(&pair.server).with_context(|| server.log())?;
-        Ok(Self { server, bpffs, pair })
+        Ok(Self {
+            server,
+            bpffs,
+            pair,
+        })
     }
 
     /// Like [`Self::start`], in a time namespace whose monotonic clock is `seconds` ahead.
@@ -90,13 +97,23 @@ impl Running {
         let folder = server::folder(RECORDS.as_bytes(), None)?;
         let wrapper = folder.path().join("ahead");
         let program = server::program()?;
-        let script =
-            format!("#!/bin/sh\nexec unshare --time --monotonic {seconds} -- {} \"$@\"\n", program.display());
+        let script = format!(
+            "#!/bin/sh\nexec unshare --time --monotonic {seconds} -- {} \"$@\"\n",
+            program.display()
+        );
         fs::write(&wrapper, script)?;
-        fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        let server = Server::start_program(wrapper, Some(&pair.server), folder, v4(), &settings, |_| {})?;
+        fs::set_permissions(
+            &wrapper,
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )?;
+        let server =
+            Server::start_program(wrapper, Some(&pair.server), folder, v4(), &settings, |_| {})?;
         wait_for_fast_path(&pair.server).with_context(|| server.log())?;
-        Ok(Self { server, bpffs, pair })
+        Ok(Self {
+            server,
+            bpffs,
+            pair,
+        })
     }
 
     /// Queries once from the client's namespace; `None` on timeout.
@@ -107,10 +124,16 @@ impl Running {
     /// Queries until the interface answers: a single query may be passed up as a probe.
     fn wait_for_interface_reply(&self) -> Result<()> {
         let before = self.fast_path_replies()?;
-        wait_until("a reply from the interface", Duration::from_secs(60), || {
-            matches!(self.ask(TIMEOUT), Ok(Some(found)) if found == published())
-                && self.fast_path_replies().is_ok_and(|replies| replies > before)
-        })
+        wait_until(
+            "a reply from the interface",
+            Duration::from_secs(60),
+            || {
+                matches!(self.ask(TIMEOUT), Ok(Some(found)) if found == published())
+                    && self
+                        .fast_path_replies()
+                        .is_ok_and(|replies| replies > before)
+            },
+        )
         .with_context(|| self.server.log())
     }
 
@@ -155,7 +178,9 @@ fn kills_under_load_are_invisible() -> Result<()> {
     let Running { server, pair, .. } = &mut running;
     let more = |what: &str| {
         let before = answered.load(Ordering::Relaxed);
-        wait_until(what, Duration::from_secs(60), || answered.load(Ordering::Relaxed) > before + 100)
+        wait_until(what, Duration::from_secs(60), || {
+            answered.load(Ordering::Relaxed) > before + 100
+        })
     };
     let repeated = thread::scope(|scope| {
         let client = scope.spawn(|| ask_on(&pair.client, &done, &answered));
@@ -174,7 +199,10 @@ fn kills_under_load_are_invisible() -> Result<()> {
         let repeated = client.join().expect("the client does not panic")?;
         outcome.map(|()| repeated)
     })?;
-    println!("{repeated} of {} queries had to be repeated", answered.load(Ordering::Relaxed));
+    println!(
+        "{repeated} of {} queries had to be repeated",
+        answered.load(Ordering::Relaxed)
+    );
     Ok(())
 }
 
@@ -186,7 +214,8 @@ fn hung_server_falls_silent() -> Result<()> {
     running.server.process().signal(Signal::SIGSTOP)?;
     // If the first query is a probe, it is lost; the second is not a probe.
     let second = Duration::from_secs(1);
-    let answered = (0..2).any(|_| matches!(running.ask(second), Ok(Some(found)) if found == published()));
+    let answered =
+        (0..2).any(|_| matches!(running.ask(second), Ok(Some(found)) if found == published()));
     ensure!(answered, "within the lease the program answers");
     // A single unanswered query may just be slow.
     let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
@@ -203,7 +232,10 @@ fn hung_server_falls_silent() -> Result<()> {
     let before = running.fast_path_replies()?;
     wait_until("answers from the program", Duration::from_secs(60), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
-        right && running.fast_path_replies().is_ok_and(|replies| replies > before)
+        right
+            && running
+                .fast_path_replies()
+                .is_ok_and(|replies| replies > before)
     })
 }
 
@@ -211,13 +243,22 @@ fn hung_server_falls_silent() -> Result<()> {
 fn time_namespace_keeps_lease_length() -> Result<()> {
     requires!(namespaces, bpf);
     let since_start = fs::read_to_string("/proc/uptime")?;
-    let since_start: f64 = since_start.split_whitespace().next().context("two numbers")?.parse()?;
+    let since_start: f64 = since_start
+        .split_whitespace()
+        .next()
+        .context("two numbers")?
+        .parse()?;
     // As far behind as possible: a monotonic clock cannot be negative.
     for seconds in [100_000, -(since_start as i64) + 10] {
         let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "5s"}))?;
-        running.wait_for_interface_reply().with_context(|| format!("{seconds} s ahead"))?;
+        running
+            .wait_for_interface_reply()
+            .with_context(|| format!("{seconds} s ahead"))?;
         running.server.process().kill(Duration::from_secs(60))?;
-        ensure!(running.ask(TIMEOUT)? == Some(published()), "{seconds} s ahead: within the lease");
+        ensure!(
+            running.ask(TIMEOUT)? == Some(published()),
+            "{seconds} s ahead: within the lease"
+        );
         let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
         wait_until("the lease to end", Duration::from_secs(60), silent)?;
     }
@@ -237,7 +278,10 @@ for _ in range(10):
     let mut python = running.pair.client.with_own_sysfs("python3");
     let said = capture(python.args(["-c", PROGRAM, NAME.trim_end_matches('.')]))?;
     let lines: BTreeSet<&str> = said.lines().collect();
-    assert_eq!((said.lines().count(), lines), (10, BTreeSet::from(["10.0.0.1 10.0.0.2"])));
+    assert_eq!(
+        (said.lines().count(), lines),
+        (10, BTreeSet::from(["10.0.0.1 10.0.0.2"]))
+    );
     // A and AAAA each time; at most one query in four is a probe.
     ensure!(running.fast_path_replies()? - before >= 15, "of 20");
     Ok(())
@@ -252,7 +296,10 @@ fn service_user_keeps_port_capability() -> Result<()> {
     let running = Running::start("user", json!({"user": "nobody"}))?;
     let pid = running.server.pid();
     let users = status_line(pid, "Uid")?;
-    ensure!(users.split_whitespace().all(|user| user == "65534"), "users {users}");
+    ensure!(
+        users.split_whitespace().all(|user| user == "65534"),
+        "users {users}"
+    );
     let attacher = child(pid)?;
     for (pid, kept) in [(pid, SERVER), (attacher, ATTACHER)] {
         for set in ["CapEff", "CapPrm", "CapBnd"] {
@@ -263,18 +310,27 @@ fn service_user_keeps_port_capability() -> Result<()> {
     }
     running.wait_for_interface_reply()?;
     // New interfaces are served as well.
-    running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
-    wait_until("the late interface to be served", Duration::from_secs(60), || {
-        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
-        Metrics::read(&running.pair.server)
-            .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
-    })
+    running.pair.server.ip(&[
+        "link", "add", "late", "type", "veth", "peer", "name", "etal",
+    ])?;
+    wait_until(
+        "the late interface to be served",
+        Duration::from_secs(60),
+        || {
+            let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
+            Metrics::read(&running.pair.server)
+                .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+        },
+    )
 }
 
 /// Returns the only child of a process.
 fn child(pid: u32) -> Result<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    children.trim().parse().with_context(|| format!("children of {pid}: {children:?}"))
+    children
+        .trim()
+        .parse()
+        .with_context(|| format!("children of {pid}: {children:?}"))
 }
 
 #[test]
@@ -290,13 +346,21 @@ fn attacher_ends_with_server() -> Result<()> {
     ensure!(running.ask(TIMEOUT)? == Some(published()) && is_there());
     running.server.process().stop(Duration::from_secs(60))?;
     wait_until("the attacher's end", TIMEOUT, || !is_there())?;
-    ensure!(running.pair.server.attached_programs()?.is_empty(), "the server requested a detach");
+    ensure!(
+        running.pair.server.attached_programs()?.is_empty(),
+        "the server requested a detach"
+    );
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     let attacher = child(running.server.pid())?;
     running.server.process().kill(Duration::from_secs(60))?;
-    wait_until("the attacher's end", TIMEOUT, || !Path::new(&format!("/proc/{attacher}")).exists())?;
-    ensure!(running.ask(TIMEOUT)? == Some(published()), "the programs stay");
+    wait_until("the attacher's end", TIMEOUT, || {
+        !Path::new(&format!("/proc/{attacher}")).exists()
+    })?;
+    ensure!(
+        running.ask(TIMEOUT)? == Some(published()),
+        "the programs stay"
+    );
     Ok(())
 }
 
@@ -304,13 +368,22 @@ fn attacher_ends_with_server() -> Result<()> {
 fn killed_server_without_pins_falls_silent() -> Result<()> {
     requires!(namespaces, bpf);
     // A folder that cannot be created, as in a container without CAP_SYS_ADMIN.
-    let mut running = Running::start("unpinned", json!({"lease": "60s", "bpffs": "/proc/no/pins"}))?;
+    let mut running = Running::start(
+        "unpinned",
+        json!({"lease": "60s", "bpffs": "/proc/no/pins"}),
+    )?;
     running.wait_for_interface_reply()?;
-    running.server.wait_for_log("programs are detached when this process ends")?;
+    running
+        .server
+        .wait_for_log("programs are detached when this process ends")?;
     running.server.process().kill(Duration::from_secs(60))?;
     // The attacher ends with the server, and its programs with it.
     wait_until("the programs to go", Duration::from_secs(60), || {
-        running.pair.server.attached_programs().is_ok_and(|programs| programs.is_empty())
+        running
+            .pair
+            .server
+            .attached_programs()
+            .is_ok_and(|programs| programs.is_empty())
     })?;
     ensure!(running.ask(SHORT)?.is_none());
     Ok(())
@@ -322,16 +395,26 @@ fn killed_attacher_is_replaced() -> Result<()> {
     let running = Running::start("alone", json!({"lease": "60s"}))?;
     let attacher = child(running.server.pid())?;
     let standby = child(attacher)?;
-    let kill =
-        |pid: u32| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    let kill = |pid: u32| {
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(pid.cast_signed()),
+            Signal::SIGKILL,
+        )
+    };
     kill(attacher)?;
     // Interfaces that appear later are served only by an attacher.
-    running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
-    wait_until("the late interface to be served", Duration::from_secs(60), || {
-        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
-        Metrics::read(&running.pair.server)
-            .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
-    })
+    running.pair.server.ip(&[
+        "link", "add", "late", "type", "veth", "peer", "name", "etal",
+    ])?;
+    wait_until(
+        "the late interface to be served",
+        Duration::from_secs(60),
+        || {
+            let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
+            Metrics::read(&running.pair.server)
+                .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+        },
+    )
     .with_context(|| running.server.log())?;
     running.wait_for_interface_reply()?;
     let pid = running.server.pid();
@@ -343,7 +426,8 @@ fn killed_attacher_is_replaced() -> Result<()> {
     kill(standby)?;
     kill(second)?;
     running.server.wait_for_log("the attacher has ended")?;
-    let userspace = || -> Result<u64> { Ok(Metrics::read(&running.pair.server)?.userspace_replies()) };
+    let userspace =
+        || -> Result<u64> { Ok(Metrics::read(&running.pair.server)?.userspace_replies()) };
     let by_userspace = || -> Result<bool> {
         let before = userspace()?;
         for _ in 0..20 {
@@ -352,7 +436,11 @@ fn killed_attacher_is_replaced() -> Result<()> {
         Ok(userspace()? - before >= 20)
     };
     // The publisher ends the lease after the line in the log.
-    wait_until("userspace to give every answer", Duration::from_secs(60), || by_userspace().unwrap_or(false))
+    wait_until(
+        "userspace to give every answer",
+        Duration::from_secs(60),
+        || by_userspace().unwrap_or(false),
+    )
 }
 
 #[test]
@@ -378,19 +466,27 @@ fn handler_names_reach_interface() -> Result<()> {
         (0..3).all(|_| ask(&running).is_ok_and(|found| found == Some(vec![])))
     })?;
     for _ in 0..100 {
-        ensure!(ask(&running)? == Some(vec![]), "the interface contradicts the route in force");
+        ensure!(
+            ask(&running)? == Some(vec![]),
+            "the interface contradicts the route in force"
+        );
     }
     // The successor learns its predecessor's learned names, under the current routes.
     running.server.process().stop(Duration::from_secs(60))?;
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     for _ in 0..100 {
-        ensure!(ask(&running)? == Some(vec![]), "after a restart the interface contradicts the route");
+        ensure!(
+            ask(&running)? == Some(vec![]),
+            "after a restart the interface contradicts the route"
+        );
     }
     fs::remove_file(&handler)?;
-    wait_until("the name to belong to the fleet again", Duration::from_secs(60), || {
-        is_answered_by_the_interface(&running).unwrap_or(false)
-    })
+    wait_until(
+        "the name to belong to the fleet again",
+        Duration::from_secs(60),
+        || is_answered_by_the_interface(&running).unwrap_or(false),
+    )
 }
 
 #[test]
@@ -405,16 +501,26 @@ fn root_ignores_links_among_pins() -> Result<()> {
     let pinned = running.bpffs.links();
     let pin = pinned.first().context("the link was kept")?;
     let links = pin.parent().context("pins are in a folder")?;
-    let shared = links.parent().and_then(Path::parent).context("servers share a folder")?;
+    let shared = links
+        .parent()
+        .and_then(Path::parent)
+        .context("servers share a folder")?;
     symlink(&victim, links.join("99-tcx"))?;
     symlink(victims.path(), links.with_file_name("maps-999"))?;
     symlink(victims.path(), shared.join("0_0_0_0-53-1"))?;
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server).with_context(|| running.server.log())?;
     for path in [victims.path(), &victim] {
-        ensure!(fs::metadata(path)?.uid() == 0, "{} was given away", path.display());
+        ensure!(
+            fs::metadata(path)?.uid() == 0,
+            "{} was given away",
+            path.display()
+        );
     }
-    ensure!(fs::symlink_metadata(pin)?.uid() == 1, "the attacher's pins are handed over");
+    ensure!(
+        fs::symlink_metadata(pin)?.uid() == 1,
+        "the attacher's pins are handed over"
+    );
     Ok(())
 }
 
@@ -424,17 +530,32 @@ fn running_server_reattaches_after_detach() -> Result<()> {
     let mut running = Running::start("again", json!({"lease": "60s"}))?;
     assert_eq!(running.detach()?["links"], 2);
     let before = running.fast_path_replies()?;
-    ensure!(running.ask(TIMEOUT)? == Some(published()), "userspace answers meanwhile");
+    ensure!(
+        running.ask(TIMEOUT)? == Some(published()),
+        "userspace answers meanwhile"
+    );
     wait_until("answers from the program", Duration::from_secs(60), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
-        right && running.fast_path_replies().is_ok_and(|replies| replies > before)
+        right
+            && running
+                .fast_path_replies()
+                .is_ok_and(|replies| replies > before)
     })?;
-    wait_until("the links to be pinned again", Duration::from_secs(60), || running.bpffs.links().len() == 2)?;
-    wait_until("the maps to be pinned again", Duration::from_secs(60), || {
-        running.bpffs.pinned().len() == 2 + 10
-    })?;
+    wait_until(
+        "the links to be pinned again",
+        Duration::from_secs(60),
+        || running.bpffs.links().len() == 2,
+    )?;
+    wait_until(
+        "the maps to be pinned again",
+        Duration::from_secs(60),
+        || running.bpffs.pinned().len() == 2 + 10,
+    )?;
     running.server.process().kill(Duration::from_secs(60))?;
-    ensure!(running.ask(TIMEOUT)? == Some(published()), "reattached programs also outlive the server");
+    ensure!(
+        running.ask(TIMEOUT)? == Some(published()),
+        "reattached programs also outlive the server"
+    );
     Ok(())
 }
 
@@ -453,7 +574,10 @@ fn cleans_up(label: &str, xdp: Value) -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start(label, xdp)?;
     running.server.process().kill(Duration::from_secs(60))?;
-    ensure!(running.ask(TIMEOUT)? == Some(published()), "the programs stay");
+    ensure!(
+        running.ask(TIMEOUT)? == Some(published()),
+        "the programs stay"
+    );
     // Links of lo and srv.
     assert_eq!(running.detach()?["links"], 2);
     ensure!(running.ask(SHORT)?.is_none(), "no interface answers");
@@ -472,7 +596,10 @@ fn detach_spares_links_of_others() -> Result<()> {
     let other = Running::start("other", json!({}))?;
     running.server.process().kill(Duration::from_secs(60))?;
     let pins = running.bpffs.links();
-    let links = pins.first().and_then(|pin| pin.parent()).context("pins are in a folder")?;
+    let links = pins
+        .first()
+        .and_then(|pin| pin.parent())
+        .context("pins are in a folder")?;
     let foreign = other.bpffs.links();
     ensure!(foreign.len() == 2, "{foreign:?}");
     for (number, foreign) in foreign.iter().enumerate() {
@@ -484,7 +611,10 @@ fn detach_spares_links_of_others() -> Result<()> {
     for _ in 0..20 {
         ensure!(other.ask(TIMEOUT)? == Some(published()));
     }
-    ensure!(other.fast_path_replies()? > before, "the other server's programs are still attached");
+    ensure!(
+        other.fast_path_replies()? > before,
+        "the other server's programs are still attached"
+    );
     Ok(())
 }
 
@@ -493,13 +623,29 @@ fn hash_collision_is_logged() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("collide", json!({}))?;
     let pinned = |name: &str| -> Result<MapData> {
-        let path = running.bpffs.pinned().into_iter().find(|path| path.ends_with(name));
-        Ok(MapData::from_pin(path.with_context(|| format!("{name} is not pinned"))?)?)
+        let path = running
+            .bpffs
+            .pinned()
+            .into_iter()
+            .find(|path| path.ends_with(name));
+        Ok(MapData::from_pin(
+            path.with_context(|| format!("{name} is not pinned"))?,
+        )?)
     };
-    let control: Array<_, [u8; size_of::<Control>()]> = Map::Array(pinned(object::CONTROL)?).try_into()?;
-    let seed = Control::read_from_bytes(&control.get(&0, 0)?).expect("as long as it is").hash_seed;
+    let control: Array<_, [u8; size_of::<Control>()]> =
+        Map::Array(pinned(object::CONTROL)?).try_into()?;
+    let seed = Control::read_from_bytes(&control.get(&0, 0)?)
+        .expect("as long as it is")
+        .hash_seed;
     let mut names = Names::from_pin(pinned(object::NAMES)?)?;
-    let hash = |name: &str| hash_name(seed, name.parse::<dns_core::name::Name>().expect("a name").as_wire());
+    let hash = |name: &str| {
+        hash_name(
+            seed,
+            name.parse::<dns_core::name::Name>()
+                .expect("a name")
+                .as_wire(),
+        )
+    };
     // Lets another name find the entry of the published one, as if both had the same hash.
     let mut entries = Mapping::of(&pinned(object::ENTRIES)?, CHUNK_SIZE)?;
     let places = names.get(hash(NAME))?;
@@ -511,10 +657,21 @@ fn hash_collision_is_logged() -> Result<()> {
     entries.bytes_mut()[start..start + 8].copy_from_slice(&hash("q-s0.q-g9.bosh.").to_ne_bytes());
     for name in ["q-s0.q-g9.bosh.", NAME] {
         let found = addresses(&running.pair.client, v4(), name, TIMEOUT)?;
-        let expected = if name == NAME { published() } else { Vec::new() };
+        let expected = if name == NAME {
+            published()
+        } else {
+            Vec::new()
+        };
         ensure!(found == Some(expected), "{name}: {found:?}");
     }
-    let messages = || running.server.log().lines().filter(|line| line.contains("[ebpf]")).count();
+    let messages = || {
+        running
+            .server
+            .log()
+            .lines()
+            .filter(|line| line.contains("[ebpf]"))
+            .count()
+    };
     wait_until("the message", TIMEOUT, || messages() > 0)?;
     ensure!(messages() == 1, "{}", running.server.log());
     Ok(())

@@ -44,9 +44,10 @@ impl Fault {
             // r0 = r9
             Self::Unreadable => &[0xbf, 0x90, 0, 0, 0, 0, 0, 0],
             // r0 = 0; r0 += 1; if r0 != 0x200000 goto -2
-            Self::TooLong => {
-                &[0xb7, 0, 0, 0, 0, 0, 0, 0, 0x07, 0, 0, 0, 1, 0, 0, 0, 0x55, 0, 0xfe, 0xff, 0, 0, 0x20, 0]
-            }
+            Self::TooLong => &[
+                0xb7, 0, 0, 0, 0, 0, 0, 0, 0x07, 0, 0, 0, 1, 0, 0, 0, 0x55, 0, 0xfe, 0xff, 0, 0,
+                0x20, 0,
+            ],
         }
     }
 
@@ -81,16 +82,36 @@ impl Spoilt {
             "control": {"socket": folder.path().join("control.sock")},
             "xdp": {"mode": mode, "bpffs": bpffs.path()},
         });
-        let server =
-            Server::start_program(program.clone(), Some(&pair.server), folder, v4(), &settings, |_| {})?;
-        let spoilt = Self { server, program, _bpffs: bpffs, pair };
-        wait_until("every interface to be dealt with", Duration::from_secs(300), || {
-            let Ok(status) = spoilt.status() else { return false };
-            let interfaces = status["interfaces"].as_array();
-            interfaces.is_some_and(|interfaces| {
-                interfaces.len() == 2 && interfaces.iter().all(|interface| interface["state"] != "waiting")
-            })
-        })
+        let server = Server::start_program(
+            program.clone(),
+            Some(&pair.server),
+            folder,
+            v4(),
+            &settings,
+            |_| {},
+        )?;
+        let spoilt = Self {
+            server,
+            program,
+            _bpffs: bpffs,
+            pair,
+        };
+        wait_until(
+            "every interface to be dealt with",
+            Duration::from_secs(300),
+            || {
+                let Ok(status) = spoilt.status() else {
+                    return false;
+                };
+                let interfaces = status["interfaces"].as_array();
+                interfaces.is_some_and(|interfaces| {
+                    interfaces.len() == 2
+                        && interfaces
+                            .iter()
+                            .all(|interface| interface["state"] != "waiting")
+                })
+            },
+        )
         .with_context(|| spoilt.server.log())?;
         Ok(spoilt)
     }
@@ -112,7 +133,9 @@ impl Spoilt {
     fn fast_path_in_words(&self) -> Result<String> {
         let status = self.whole_status()?;
         let mut checks = status["checks"].as_array().context("checks")?.iter();
-        let check = checks.find(|check| check["name"] == "fast path").context("the fast path's check")?;
+        let check = checks
+            .find(|check| check["name"] == "fast path")
+            .context("the fast path's check")?;
         Ok(check["detail"].as_str().context("in words")?.to_owned())
     }
 
@@ -129,35 +152,51 @@ impl Spoilt {
         let after = Metrics::read(&self.pair.server)?;
         let replies = after.fast_path_replies() - before.fast_path_replies();
         let probes = after.probes() - before.probes();
-        ensure!(replies == 0 || replies + probes == QUERIES, "{:?}", after.outcomes_since(&before));
+        ensure!(
+            replies == 0 || replies + probes == QUERIES,
+            "{:?}",
+            after.outcomes_since(&before)
+        );
         Ok(replies > 0)
     }
 
     /// Returns the number of log lines about the rejection of this program.
     fn refusals(&self, program: &str) -> usize {
         let log = self.server.log();
-        log.lines().filter(|line| line.contains("the kernel rejected") && line.contains(program)).count()
+        log.lines()
+            .filter(|line| line.contains("the kernel rejected") && line.contains(program))
+            .count()
     }
 }
 
 /// Copies the server, replacing the first instructions of a program.
 pub(crate) fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
-    let at = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
+    let at = first_instruction(OBJECT, program)
+        .with_context(|| format!("no {program} in the object"))?;
     let places = places_of(&bytes, OBJECT);
-    ensure!(!places.is_empty(), "{} holds another object than these tests: build it", server.display());
+    ensure!(
+        !places.is_empty(),
+        "{} holds another object than these tests: build it",
+        server.display()
+    );
     for place in places {
         bytes[place + at..place + at + instructions.len()].copy_from_slice(instructions);
     }
     fs::write(copy, bytes)?;
-    Ok(fs::set_permissions(copy, fs::Permissions::from_mode(0o755))?)
+    Ok(fs::set_permissions(
+        copy,
+        fs::Permissions::from_mode(0o755),
+    )?)
 }
 
 /// Returns the offsets of `wanted` in `bytes` that are multiples of eight.
 fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
     const ALIGNMENT: usize = 8;
     let places = (0..bytes.len()).step_by(ALIGNMENT);
-    places.filter(|&place| bytes[place..].starts_with(wanted)).collect()
+    places
+        .filter(|&place| bytes[place..].starts_with(wanted))
+        .collect()
 }
 
 /// Returns the offset of a program's body in an ELF64 file of native byte order: of the function that
@@ -173,10 +212,17 @@ fn symbol(elf: &[u8], is_wanted: impl Fn(&str) -> bool) -> Option<usize> {
     const SYMTAB: u32 = 2;
     let u16_at = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
     let u32_at = |at: usize| Some(u32::from_le_bytes(elf.get(at..at + 4)?.try_into().ok()?));
-    let u64_at = |at: usize| usize::try_from(u64::from_le_bytes(elf.get(at..at + 8)?.try_into().ok()?)).ok();
-    let (table, entry_len, count) = (u64_at(40)?, usize::from(u16_at(58)?), usize::from(u16_at(60)?));
+    let u64_at =
+        |at: usize| usize::try_from(u64::from_le_bytes(elf.get(at..at + 8)?.try_into().ok()?)).ok();
+    let (table, entry_len, count) = (
+        u64_at(40)?,
+        usize::from(u16_at(58)?),
+        usize::from(u16_at(60)?),
+    );
     let header = |index: usize| table + index * entry_len;
-    let symbols = (0..count).map(header).find(|&header| u32_at(header + 4) == Some(SYMTAB))?;
+    let symbols = (0..count)
+        .map(header)
+        .find(|&header| u32_at(header + 4) == Some(SYMTAB))?;
     let (offset, len) = (u64_at(symbols + 24)?, u64_at(symbols + 32)?);
     let texts = u64_at(header(u32_at(symbols + 40)? as usize) + 24)?;
     (offset..offset + len).step_by(24).find_map(|symbol| {
@@ -193,11 +239,35 @@ fn rejected_program_disables_only_hook() -> Result<()> {
     requires!(namespaces, bpf);
     // The mode, the defective program, the hooks left on the veth.
     let cases = [
-        ("native", object::XDP_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
-        ("native", object::XDP_PROGRAM, Fault::Unreadable, &["tcx", "clsact"], None),
-        ("auto", object::TC_ANSWER_PROGRAM, Fault::Unreadable, &["none"], Some(object::TC_PROGRAM)),
+        (
+            "native",
+            object::XDP_PROGRAM,
+            Fault::TooLong,
+            &["tcx", "clsact"][..],
+            None,
+        ),
+        (
+            "native",
+            object::XDP_PROGRAM,
+            Fault::Unreadable,
+            &["tcx", "clsact"],
+            None,
+        ),
+        (
+            "auto",
+            object::TC_ANSWER_PROGRAM,
+            Fault::Unreadable,
+            &["none"],
+            Some(object::TC_PROGRAM),
+        ),
         // Not needed, so not even loaded.
-        ("auto", object::XDP_PROGRAM, Fault::TooLong, &["tcx", "clsact"], Some(object::XDP_PROGRAM)),
+        (
+            "auto",
+            object::XDP_PROGRAM,
+            Fault::TooLong,
+            &["tcx", "clsact"],
+            Some(object::XDP_PROGRAM),
+        ),
     ];
     for (number, (mode, program, fault, hooks, never_tried)) in cases.into_iter().enumerate() {
         let complaint = fault.complaint();
@@ -206,43 +276,72 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         // The programs for whole answers are loaded after the interface answers, and an interface may have to wait
         // for its turn to be attached.
         let mut status = spoilt.status().with_context(|| case.clone())?;
-        wait_until("the programs to be loaded and attached", Duration::from_secs(60), || {
-            status = spoilt.status().unwrap_or_default();
-            let loading = |program: &Value| program["state"] == "loading";
-            let is_tried = |programs: &Vec<Value>| {
-                never_tried == Some(program) || programs.iter().any(|found| found["name"] == program)
-            };
-            let is_as_expected =
-                |interface: &Value| interface["hook"].as_str().is_some_and(|hook| hooks.contains(&hook));
-            let [programs, interfaces] = ["programs", "interfaces"].map(|member| status[member].as_array());
-            programs.is_some_and(|programs| is_tried(programs) && !programs.iter().any(loading))
-                && interfaces.is_some_and(|interfaces| interfaces.iter().all(is_as_expected))
-        })
+        wait_until(
+            "the programs to be loaded and attached",
+            Duration::from_secs(60),
+            || {
+                status = spoilt.status().unwrap_or_default();
+                let loading = |program: &Value| program["state"] == "loading";
+                let is_tried = |programs: &Vec<Value>| {
+                    never_tried == Some(program)
+                        || programs.iter().any(|found| found["name"] == program)
+                };
+                let is_as_expected = |interface: &Value| {
+                    interface["hook"]
+                        .as_str()
+                        .is_some_and(|hook| hooks.contains(&hook))
+                };
+                let [programs, interfaces] =
+                    ["programs", "interfaces"].map(|member| status[member].as_array());
+                programs.is_some_and(|programs| is_tried(programs) && !programs.iter().any(loading))
+                    && interfaces.is_some_and(|interfaces| interfaces.iter().all(is_as_expected))
+            },
+        )
         .with_context(|| format!("{case}: {status}"))?;
         ensure!(
             spoilt.is_answered_by_the_interface()? == (hooks != ["none"]),
             "{case}: {}",
             spoilt.server.log()
         );
-        let on_no_interface = spoilt.fast_path_in_words()?.starts_with("on no interface: ");
-        ensure!(on_no_interface == (hooks == ["none"]), "{case}: {}", spoilt.fast_path_in_words()?);
+        let on_no_interface = spoilt
+            .fast_path_in_words()?
+            .starts_with("on no interface: ");
+        ensure!(
+            on_no_interface == (hooks == ["none"]),
+            "{case}: {}",
+            spoilt.fast_path_in_words()?
+        );
         let programs = status["programs"].as_array().context("programs")?;
         let named = |name: &str| programs.iter().find(|program| program["name"] == name);
         if let Some(never) = never_tried {
-            ensure!(named(never).is_none(), "{case}: {never} was loaded needlessly: {programs:?}");
+            ensure!(
+                named(never).is_none(),
+                "{case}: {never} was loaded needlessly: {programs:?}"
+            );
         }
         if never_tried != Some(program) {
             let found = named(program).with_context(|| format!("{case}: {programs:?}"))?;
-            let lines = found["verifier"].as_array().context("the verifier's lines")?;
+            let lines = found["verifier"]
+                .as_array()
+                .context("the verifier's lines")?;
             ensure!(found["state"] == "refused", "{case}: {found}");
             ensure!(
-                lines.iter().any(|line| line.as_str().is_some_and(|line| line.contains(complaint))),
+                lines
+                    .iter()
+                    .any(|line| line.as_str().is_some_and(|line| line.contains(complaint))),
                 "{case}: {found}"
             );
-            ensure!(found["why"].as_str().is_some_and(|why| why.contains(complaint)), "{case}: {found}");
+            ensure!(
+                found["why"]
+                    .as_str()
+                    .is_some_and(|why| why.contains(complaint)),
+                "{case}: {found}"
+            );
             let metrics = Metrics::read(&spoilt.pair.server)?;
-            let refused =
-                metrics.sum(names::FAST_PATH_PROGRAM_INFO, &format!("program=\"{program}\",reason=\""));
+            let refused = metrics.sum(
+                names::FAST_PATH_PROGRAM_INFO,
+                &format!("program=\"{program}\",reason=\""),
+            );
             ensure!(refused == 1, "{case}");
             spoilt.server.wait_for_log(complaint)?;
             ensure!(spoilt.refusals(program) > 0, "{case}");
@@ -251,7 +350,11 @@ fn rejected_program_disables_only_hook() -> Result<()> {
             ensure!(program["state"] == "loaded", "{case}: {program}");
         }
         // Signals are still obeyed.
-        spoilt.server.process().stop(Duration::from_secs(60)).with_context(|| case)?;
+        spoilt
+            .server
+            .process()
+            .stop(Duration::from_secs(60))
+            .with_context(|| case)?;
     }
     Ok(())
 }
@@ -262,15 +365,25 @@ fn rejected_programs_are_not_retried() -> Result<()> {
     let spoilt = Spoilt::start("again", "native", object::XDP_PROGRAM, Fault::Unreadable)?;
     spoilt.server.wait_for_log("program=dns_xdp")?;
     let tried = spoilt.refusals("program=dns_xdp");
-    spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
-    wait_until("the late interface to be served by the next best hook", Duration::from_secs(300), || {
-        Metrics::read(&spoilt.pair.server).is_ok_and(|metrics| {
-            ["tcx", "clsact"].iter().any(|hook| {
-                let serves = format!("hook=\"{hook}\",interface=\"late\"");
-                metrics.sum(names::FAST_PATH_INTERFACE_INFO, &serves) == 1
+    spoilt.pair.server.ip(&[
+        "link", "add", "late", "type", "veth", "peer", "name", "etal",
+    ])?;
+    wait_until(
+        "the late interface to be served by the next best hook",
+        Duration::from_secs(300),
+        || {
+            Metrics::read(&spoilt.pair.server).is_ok_and(|metrics| {
+                ["tcx", "clsact"].iter().any(|hook| {
+                    let serves = format!("hook=\"{hook}\",interface=\"late\"");
+                    metrics.sum(names::FAST_PATH_INTERFACE_INFO, &serves) == 1
+                })
             })
-        })
-    })?;
-    ensure!(spoilt.refusals("program=dns_xdp") == tried, "tried again: {}", spoilt.server.log());
+        },
+    )?;
+    ensure!(
+        spoilt.refusals("program=dns_xdp") == tried,
+        "tried again: {}",
+        spoilt.server.log()
+    );
     Ok(())
 }

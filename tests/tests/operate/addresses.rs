@@ -31,7 +31,10 @@ fn lost_address_stops_no_server() -> Result<()> {
         namespace.ip(&["addr", "add", address, "dev", "lo"])?;
     }
     let folder = server::folder(RECORDS.as_bytes(), None)?;
-    std::fs::write(folder.path().join("addresses/more.json"), r#"[{"address": "10.9.1.1", "port": 53}]"#)?;
+    std::fs::write(
+        folder.path().join("addresses/more.json"),
+        r#"[{"address": "10.9.1.1", "port": 53}]"#,
+    )?;
     let settings = json!({"xdp": {"mode": "off"}, "metrics": {"enabled": true}});
     let mut server = Server::start(Some(&namespace), folder, STAYS, &settings)?;
     let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?.to_vec()?;
@@ -40,13 +43,19 @@ fn lost_address_stops_no_server() -> Result<()> {
         namespace.run(asked).unwrap_or(false)
     };
     // The addresses are listened on one after the other.
-    wait_until("both addresses", Duration::from_secs(60), || answers(STAYS) && answers(GOES))?;
+    wait_until("both addresses", Duration::from_secs(60), || {
+        answers(STAYS) && answers(GOES)
+    })?;
 
     // Lost while the server runs.
     namespace.ip(&["addr", "del", "10.9.1.1/32", "dev", "lo"])?;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(36) {
-        ensure!(server.process().ended()?.is_none(), "the server ended:\n{}", server.log());
+        ensure!(
+            server.process().ended()?.is_none(),
+            "the server ended:\n{}",
+            server.log()
+        );
         ensure!(answers(STAYS), "{}", server.log());
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -57,13 +66,20 @@ fn lost_address_stops_no_server() -> Result<()> {
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
     namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
-    wait_until("the address that came back", Duration::from_secs(60), || answers(GOES))?;
+    wait_until(
+        "the address that came back",
+        Duration::from_secs(60),
+        || answers(GOES),
+    )?;
 
     // Without any listen address the server cannot start.
     server.process().stop(Duration::from_secs(60))?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&["addr", "del", address, "dev", "lo"])?;
     }
-    ensure!(server.restart(Some(&namespace)).is_err(), "it starts without any usable listen address");
+    ensure!(
+        server.restart(Some(&namespace)).is_err(),
+        "it starts without any usable listen address"
+    );
     Ok(())
 }

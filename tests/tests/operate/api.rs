@@ -26,7 +26,10 @@ fn curl_output_matches_reference() -> Result<()> {
     let running = Running::start("api", &json!({}))?;
     let certificates = running.folder().join("certificates");
     let lines = |text: &str| -> Result<Vec<Value>> {
-        Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+        Ok(text
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()?)
     };
     let (body, status) = running.curl_api("/instances?address=WEB.Alias", &certificates, &[])?;
     assert_eq!(status, 200);
@@ -48,7 +51,11 @@ fn curl_output_matches_reference() -> Result<()> {
         ("/instances?address=a..b", 422),
         ("/nothing", 404),
     ] {
-        assert_eq!(running.curl_api(path, &certificates, &[])?.1, expected, "{path}");
+        assert_eq!(
+            running.curl_api(path, &certificates, &[])?.1,
+            expected,
+            "{path}"
+        );
     }
     Ok(())
 }
@@ -84,7 +91,12 @@ fn api_certificates_rotate_without_restart() -> Result<()> {
 #[test]
 fn administrators_alone_may_operate() -> Result<()> {
     requires!(namespaces);
-    let flush_all = ["-H", "Content-Type: application/json", "-d", "{\"all\": true}"];
+    let flush_all = [
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        "{\"all\": true}",
+    ];
     let posts = [
         ("/flush", &["-X", "POST"][..]),
         ("/reload", &["-X", "POST"]),
@@ -92,7 +104,10 @@ fn administrators_alone_may_operate() -> Result<()> {
         ("/cache", &[]),
         ("/cache/flush", &flush_all),
     ];
-    for (admins, status) in [(&["somebody.else"][..], 403), (&["somebody.else", "api.bosh-dns"], 200)] {
+    for (admins, status) in [
+        (&["somebody.else"][..], 403),
+        (&["somebody.else", "api.bosh-dns"], 200),
+    ] {
         let running = Running::start("admins", &json!({"api": {"admins": admins}}))?;
         let certificates = running.folder().join("certificates");
         for (path, more) in posts {
@@ -105,8 +120,17 @@ fn administrators_alone_may_operate() -> Result<()> {
             assert!(body.contains("api.admins"), "{body}");
         }
         // bosh-dns's own paths and read-only requests are open to every client.
-        for path in ["/instances", "/local-groups", "/status", "/resolve?name=web.alias"] {
-            assert_eq!(running.curl_api(path, &certificates, &[])?.1, 200, "{path} with {admins:?}");
+        for path in [
+            "/instances",
+            "/local-groups",
+            "/status",
+            "/resolve?name=web.alias",
+        ] {
+            assert_eq!(
+                running.curl_api(path, &certificates, &[])?.1,
+                200,
+                "{path} with {admins:?}"
+            );
         }
     }
     Ok(())
@@ -121,7 +145,9 @@ fn users_cannot_lock_operators_out() -> Result<()> {
     // system user id of the thread.
     let flood = || -> Result<Vec<TcpStream>> {
         let own = setfsuid(Uid::from_raw(65_534));
-        let all = (0..200).map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT))).collect();
+        let all = (0..200)
+            .map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)))
+            .collect();
         setfsuid(own);
         Ok(std::io::Result::from(all)?)
     };
@@ -162,11 +188,19 @@ fn routes_check_client_role() -> Result<()> {
     let resolve = format!("api.bosh-dns:{API_PORT}:127.0.0.1");
     for (path, method, reserved) in ROUTES {
         let message = if path == "/addresses" { "[]" } else { "{}" };
-        let body = ["-X", method, "-H", "content-type: application/json", "-d", message];
+        let body = [
+            "-X",
+            method,
+            "-H",
+            "content-type: application/json",
+            "-d",
+            message,
+        ];
         let more = if method == "POST" { &body[..] } else { &[] };
         // No certificate, and one of another CA.
         let url = format!("https://api.bosh-dns:{API_PORT}{path}");
-        let without = running.curl(&[&["--cacert", &ca, "--resolve", &resolve], more, &[&url]].concat());
+        let without =
+            running.curl(&[&["--cacert", &ca, "--resolve", &resolve], more, &[&url]].concat());
         assert!(without.is_err(), "{method} {path} without a certificate");
         assert!(
             running.curl_api(path, &strangers, more).is_err(),
@@ -174,13 +208,25 @@ fn routes_check_client_role() -> Result<()> {
         );
         // A client that is no administrator.
         let (body, status) = running.curl_api(path, &certificates, more)?;
-        assert_eq!(status, if reserved { 403 } else { 200 }, "{method} {path}: {body}");
+        assert_eq!(
+            status,
+            if reserved { 403 } else { 200 },
+            "{method} {path}: {body}"
+        );
     }
     // Other spellings of a reserved path reach nothing.
-    for path in
-        ["/flush/", "//flush", "/./flush", "/FLUSH", "/%66lush", "/status/../flush", "/flush%00", "/flush;x"]
-    {
-        let (body, status) = running.curl_api(path, &certificates, &["--path-as-is", "-X", "POST"])?;
+    for path in [
+        "/flush/",
+        "//flush",
+        "/./flush",
+        "/FLUSH",
+        "/%66lush",
+        "/status/../flush",
+        "/flush%00",
+        "/flush;x",
+    ] {
+        let (body, status) =
+            running.curl_api(path, &certificates, &["--path-as-is", "-X", "POST"])?;
         assert!(matches!(status, 403 | 404), "{path}: {status} {body}");
     }
     Ok(())
@@ -196,11 +242,26 @@ fn oversized_requests_are_refused() -> Result<()> {
     let body = format!("@{}", large.display());
     let header = format!("x-large: {}", "x".repeat(120_000));
     let path = format!("/resolve?name={}", "a.".repeat(40_000));
-    let json = ["-X", "POST", "-H", "content-type: application/json", "--data-binary", &body];
-    for (path, more) in [("/log", &json[..]), ("/status", &["-H", &header][..]), (path.as_str(), &[])] {
+    let json = [
+        "-X",
+        "POST",
+        "-H",
+        "content-type: application/json",
+        "--data-binary",
+        &body,
+    ];
+    for (path, more) in [
+        ("/log", &json[..]),
+        ("/status", &["-H", &header][..]),
+        (path.as_str(), &[]),
+    ] {
         // A status of refusal, or a connection closed before the whole request was sent.
         if let Ok((body, status)) = running.curl_api(path, &certificates, more) {
-            assert!((400..500).contains(&status), "{}: {status} {body}", &path[..path.len().min(20)]);
+            assert!(
+                (400..500).contains(&status),
+                "{}: {status} {body}",
+                &path[..path.len().min(20)]
+            );
         }
         assert_eq!(running.curl_api("/status", &certificates, &[])?.1, 200);
     }
@@ -226,7 +287,11 @@ fn unread_instances_take_little_memory() -> Result<()> {
     // A client that reads gets everything.
     let mut text = String::new();
     ask()?.read_to_string(&mut text)?;
-    ensure!(text.matches("\"health_state\"").count() == INSTANCES as usize, "{} bytes", text.len());
+    ensure!(
+        text.matches("\"health_state\"").count() == INSTANCES as usize,
+        "{} bytes",
+        text.len()
+    );
     let before = memory()?;
     let mut silent = Vec::new();
     for _ in 0..100 {

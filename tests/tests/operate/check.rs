@@ -77,8 +77,14 @@ fn wrong_values(key: &ConfigKey) -> Vec<Value> {
 
 /// Returns exit code and standard error of a server command with this configuration.
 fn outcome(command: &str, config: &Path) -> Result<(Option<i32>, String)> {
-    let output = Command::new(server::program()?).args([command, "--config"]).arg(config).output()?;
-    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    let output = Command::new(server::program()?)
+        .args([command, "--config"])
+        .arg(config)
+        .output()?;
+    Ok((
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    ))
 }
 
 #[test]
@@ -102,8 +108,14 @@ fn check_agrees_with_startup() -> Result<()> {
                 .unwrap_or_else(|| panic!("{case}: no line about it: {problem}"))
                 .to_owned();
             let (code, problem) = outcome("run", &config)?;
-            assert!(code.is_some_and(|code| code != 0), "{case}: start-up accepts it");
-            assert!(problem.contains(&line), "{case}: check reports {line:?}, start-up {problem:?}");
+            assert!(
+                code.is_some_and(|code| code != 0),
+                "{case}: start-up accepts it"
+            );
+            assert!(
+                problem.contains(&line),
+                "{case}: check reports {line:?}, start-up {problem:?}"
+            );
             cases += 1;
         }
     }
@@ -128,7 +140,10 @@ const WRONG: [Wrong; 4] = [
             ("half.json", r#"{"half.alias": ["#),
             ("loop-1.json", r#"{"l.alias": ["m.alias"]}"#),
             ("loop-2.json", r#"{"m.alias": ["l.alias"]}"#),
-            ("names.json", r#"{"a..b": ["10.0.0.9"], "fine.alias": ["10.0.0.9"], "": ["10.0.0.9"]}"#),
+            (
+                "names.json",
+                r#"{"a..b": ["10.0.0.9"], "fine.alias": ["10.0.0.9"], "": ["10.0.0.9"]}"#,
+            ),
         ],
         errors: &[
             "aliases/half.json: line 1, column ",
@@ -140,8 +155,14 @@ const WRONG: [Wrong; 4] = [
     Wrong {
         folder: "handlers",
         files: &[
-            ("good.json", r#"[{"domain": "good.example.", "source": {"type": "deny"}}]"#),
-            ("kinds.json", r#"[{"domain": "b.example."}, {"domain": "a..b", "source": {"type": "file"}}]"#),
+            (
+                "good.json",
+                r#"[{"domain": "good.example.", "source": {"type": "deny"}}]"#,
+            ),
+            (
+                "kinds.json",
+                r#"[{"domain": "b.example."}, {"domain": "a..b", "source": {"type": "file"}}]"#,
+            ),
             ("object.json", "{}"),
         ],
         errors: &[
@@ -155,7 +176,10 @@ const WRONG: [Wrong; 4] = [
         folder: "addresses",
         files: &[
             ("empty.json", ""),
-            ("entries.json", r#"[{"address": "nowhere"}, {"address": "127.0.0.7", "port": 53}, 7]"#),
+            (
+                "entries.json",
+                r#"[{"address": "nowhere"}, {"address": "127.0.0.7", "port": 53}, 7]"#,
+            ),
             ("good.json", r#"[{"address": "127.0.0.8", "port": 53}]"#),
         ],
         errors: &[
@@ -169,8 +193,14 @@ const WRONG: [Wrong; 4] = [
         folder: "consul",
         files: &[
             ("block.hcl", "service {"),
-            ("good.json", r#"{"service": {"name": "web", "address": "10.9.0.1", "port": 80}}"#),
-            ("members.json", r#"{"services": [{"name": 7}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#),
+            (
+                "good.json",
+                r#"{"service": {"name": "web", "address": "10.9.0.1", "port": 80}}"#,
+            ),
+            (
+                "members.json",
+                r#"{"services": [{"name": 7}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#,
+            ),
         ],
         errors: &[
             "consul/block.hcl: is not HCL",
@@ -187,7 +217,10 @@ fn every_invalid_file_is_reported() -> Result<()> {
     // Every combination of kinds, with alias files required or not.
     for case in 1_u32..32 {
         let is_wrong = |folder: &str| {
-            WRONG.iter().position(|wrong| wrong.folder == folder).is_some_and(|kind| case & 1 << kind != 0)
+            WRONG
+                .iter()
+                .position(|wrong| wrong.folder == folder)
+                .is_some_and(|kind| case & 1 << kind != 0)
         };
         let requires_aliases = case & 16 != 0;
         if requires_aliases && !is_wrong("aliases") {
@@ -220,27 +253,43 @@ fn every_invalid_file_is_reported() -> Result<()> {
         ensure!(lines.len() == expected.len(), "case {case}: {problem}");
         for error in expected {
             let found = lines.iter().filter(|line| line.contains(error)).count();
-            ensure!(found == 1, "case {case}: {error:?} in {found} lines: {problem}");
+            ensure!(
+                found == 1,
+                "case {case}: {error:?} in {found} lines: {problem}"
+            );
         }
         // Start-up reports the same; these kinds end it.
         let fatal: Vec<&str> = [("aliases", requires_aliases), ("handlers", true)]
             .into_iter()
             .filter_map(|(kind, is_fatal)| (is_fatal && is_wrong(kind)).then_some(kind))
             .collect();
-        let errors = lines.iter().map(|line| line.strip_prefix("bosh-dns-xdp: ").unwrap_or(line));
+        let errors = lines
+            .iter()
+            .map(|line| line.strip_prefix("bosh-dns-xdp: ").unwrap_or(line));
         let (_server, log) = if fatal.is_empty() {
             let namespace = Namespace::new(&format!("wrong{case}"))?;
             let server = Server::start(Some(&namespace), folder, address, &settings)?;
-            errors.clone().try_for_each(|error| server.wait_for_log(error))?;
+            errors
+                .clone()
+                .try_for_each(|error| server.wait_for_log(error))?;
             let log = server.log();
             (Some((server, namespace)), log)
         } else {
-            let output = Command::new(server::program()?).args(["run", "--config"]).arg(&config).output()?;
+            let output = Command::new(server::program()?)
+                .args(["run", "--config"])
+                .arg(&config)
+                .output()?;
             ensure!(output.status.code() == Some(1), "case {case}: {output:?}");
-            (None, String::from_utf8([output.stdout, output.stderr].concat())?)
+            (
+                None,
+                String::from_utf8([output.stdout, output.stderr].concat())?,
+            )
         };
         for error in errors {
-            ensure!(log.matches(error).count() == 1, "case {case}: {error:?}: {log}");
+            ensure!(
+                log.matches(error).count() == 1,
+                "case {case}: {error:?}: {log}"
+            );
         }
     }
     Ok(())
@@ -274,11 +323,16 @@ fn every_wrong_setting_is_reported() -> Result<()> {
         "consul.domain",
         "consul.datacenter",
     ] {
-        let lines: Vec<&str> =
-            problem.lines().filter(|line| line.contains(&format!("config.json: {key}: "))).collect();
+        let lines: Vec<&str> = problem
+            .lines()
+            .filter(|line| line.contains(&format!("config.json: {key}: ")))
+            .collect();
         ensure!(lines.len() == 1, "{key}: {problem}");
         let error = lines[0].strip_prefix("bosh-dns-xdp: ").unwrap_or(lines[0]);
-        ensure!(log.matches(error).count() == 1, "{key}: check reports {error:?}, start-up {log}");
+        ensure!(
+            log.matches(error).count() == 1,
+            "{key}: check reports {error:?}, start-up {log}"
+        );
     }
     // Also the files named by the settings that remain.
     ensure!(problem.contains("addresses.json: is not JSON"), "{problem}");
@@ -296,7 +350,10 @@ fn foreign_address_fails_alike() -> Result<()> {
     let error = "cannot listen on 203.0.113.77:53 (TCP): Cannot assign requested address (os error 99); no interface \
                  has this address; add it, or change the configuration";
     for command in ["check", "run"] {
-        let output = Command::new(server::program()?).args([command, "--config"]).arg(&config).output()?;
+        let output = Command::new(server::program()?)
+            .args([command, "--config"])
+            .arg(&config)
+            .output()?;
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         ensure!(
             output.status.code() == Some(1) && said.contains(error),
@@ -321,18 +378,29 @@ fn check_reports_surroundings() -> Result<()> {
     broken["cache"] = json!({"enbled": true});
     broken["metrics"] = json!({"enabled": true, "prot": 53088});
     fs::write(&config, broken.to_string())?;
-    let output =
-        Command::new(server::program()?).args(["check", "--json", "--config"]).arg(&config).output()?;
+    let output = Command::new(server::program()?)
+        .args(["check", "--json", "--config"])
+        .arg(&config)
+        .output()?;
     assert_eq!(output.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let errors = report["errors"].to_string();
-    for part in ["records.json", "203.0.113.77", "no-such-group", "no-such-user", "eth99"] {
+    for part in [
+        "records.json",
+        "203.0.113.77",
+        "no-such-group",
+        "no-such-user",
+        "eth99",
+    ] {
         assert!(errors.contains(part), "{part}: {errors}");
     }
     assert!(!errors.contains("veth*"), "{errors}");
     for key in ["recursor_timeout", "cache.enabled", "metrics.port"] {
         let hint = format!("did you mean {key}?");
-        assert!(report["warnings"].to_string().contains(&hint), "{key}: {report}");
+        assert!(
+            report["warnings"].to_string().contains(&hint),
+            "{key}: {report}"
+        );
     }
     Ok(())
 }
@@ -348,7 +416,10 @@ fn alias_loop_names_files() -> Result<()> {
     fs::write(&config, looped.to_string())?;
     let (code, problem) = outcome("check", &config)?;
     assert_eq!(code, Some(1));
-    assert!(problem.contains("one.aliases") && problem.contains("two.aliases"), "{problem}");
+    assert!(
+        problem.contains("one.aliases") && problem.contains("two.aliases"),
+        "{problem}"
+    );
     Ok(())
 }
 
@@ -367,13 +438,19 @@ fn taken_port_is_found() -> Result<()> {
         let mut command = namespace.command(server::program()?)?;
         let output = command.args(["check", "--config"]).arg(&config).output()?;
         let text = [output.stdout, output.stderr].concat();
-        Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
+        Ok((
+            output.status.code(),
+            String::from_utf8_lossy(&text).into_owned(),
+        ))
     };
     let (code, text) = check()?;
     ensure!(code == Some(0), "{text}");
     let other = namespace.run(|| std::net::UdpSocket::bind(address))??;
     let (code, text) = check()?;
-    ensure!(code == Some(1) && text.contains("another process listens there"), "{text}");
+    ensure!(
+        code == Some(1) && text.contains("another process listens there"),
+        "{text}"
+    );
     drop(other);
     // The running server gives the address up to its successor.
     let running = Server::start(Some(&namespace), folder, address, &settings)?;
@@ -389,8 +466,14 @@ fn invalid_configuration_is_not_ok() -> Result<()> {
     let mut settings = complete(folder.path());
     settings["recursor_timeout"] = json!("5");
     fs::write(&config, settings.to_string())?;
-    let output = Command::new(server::program()?).args(["check", "--config"]).arg(&config).output()?;
+    let output = Command::new(server::program()?)
+        .args(["check", "--config"])
+        .arg(&config)
+        .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(text.contains("config: not usable: ") && !text.contains("config: ok"), "{text}");
+    ensure!(
+        text.contains("config: not usable: ") && !text.contains("config: ok"),
+        "{text}"
+    );
     Ok(())
 }

@@ -13,7 +13,8 @@ use anyhow::{Context as _, Result, ensure};
 use dns_health::HEALTH_NAME;
 use hickory_proto::rr::RecordType;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    SanType,
 };
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -35,24 +36,45 @@ use crate::{
 fn panels(dashboard: &str) -> Result<Vec<(String, Vec<String>)>> {
     let file = deploy().join("grafana").join(dashboard);
     let dashboard: Value = serde_json::from_slice(&fs::read(file)?)?;
-    let panels = dashboard["panels"].as_array().context("the dashboard has panels")?;
+    let panels = dashboard["panels"]
+        .as_array()
+        .context("the dashboard has panels")?;
     let queries = |panel: &Value| -> Vec<String> {
         let targets = panel["targets"].as_array().into_iter().flatten();
-        let plain = |text: &str| text.replace("$__rate_interval", "15s").replace("$instance", ".+");
-        targets.filter_map(|target| target["expr"].as_str()).map(plain).collect()
+        let plain = |text: &str| {
+            text.replace("$__rate_interval", "15s")
+                .replace("$instance", ".+")
+        };
+        targets
+            .filter_map(|target| target["expr"].as_str())
+            .map(plain)
+            .collect()
     };
-    let with_queries =
-        panels.iter().map(|panel| (panel["title"].as_str().unwrap_or_default().to_owned(), queries(panel)));
-    Ok(with_queries.filter(|(_, queries)| !queries.is_empty()).collect())
+    let with_queries = panels.iter().map(|panel| {
+        (
+            panel["title"].as_str().unwrap_or_default().to_owned(),
+            queries(panel),
+        )
+    });
+    Ok(with_queries
+        .filter(|(_, queries)| !queries.is_empty())
+        .collect())
 }
 
 /// Waits until every panel has shown a value. Panels may show theirs at different times.
 fn wait_for_panels(prometheus: &Prometheus<'_>, dashboard: &str) -> Result<()> {
     let mut empty = panels(dashboard)?;
-    ensure!(empty.len() >= 8, "{dashboard} has lost its panels: {empty:?}");
+    ensure!(
+        empty.len() >= 8,
+        "{dashboard} has lost its panels: {empty:?}"
+    );
     let waited = wait_until("every panel", Duration::from_secs(120), || {
         empty.retain(|(_, queries)| {
-            !queries.iter().any(|query| prometheus.values(query).is_ok_and(|values| !values.is_empty()))
+            !queries.iter().any(|query| {
+                prometheus
+                    .values(query)
+                    .is_ok_and(|values| !values.is_empty())
+            })
         });
         empty.is_empty()
     });
@@ -61,7 +83,12 @@ fn wait_for_panels(prometheus: &Prometheus<'_>, dashboard: &str) -> Result<()> {
 
 /// Sends queries of every kind until `done`.
 fn load(server: &Server, done: &AtomicBool) -> Result<()> {
-    let names = ["q-s0.q-g1.bosh.", "nosuch.q-g1.bosh.", "www.example.org.", "other.example.org."];
+    let names = [
+        "q-s0.q-g1.bosh.",
+        "nosuch.q-g1.bosh.",
+        "www.example.org.",
+        "other.example.org.",
+    ];
     let mut queries = Vec::new();
     for name in names {
         for record_type in [RecordType::A, RecordType::AAAA, RecordType::MX] {
@@ -113,7 +140,11 @@ fn busy_server_fills_every_panel() -> Result<()> {
     let (_recursor, recursor) = dnsmasq::start(&namespace, 10)?;
     let files = tempfile::tempdir()?;
     let authority = Authority::new("ca")?;
-    let tls = write_files(files.path(), &authority.issue(HEALTH_NAME)?, &authority.certificate)?;
+    let tls = write_files(
+        files.path(),
+        &authority.issue(HEALTH_NAME)?,
+        &authority.certificate,
+    )?;
     let fleet = namespace.run(|| Fleet::start(&tls))??;
     fleet.says(instance(2), Says::state("failing"));
     let running = busy_server(namespace, files.path(), fleet.port, &recursor.to_string())?;
@@ -148,14 +179,23 @@ fn busy_server_fills_every_panel() -> Result<()> {
 const COMPANION_PORT: u16 = 7979;
 
 /// Starts a program in a namespace, with its output in the file `log` of `folder`.
-fn spawn(namespace: &Namespace, folder: &Path, program: &str, arguments: &[&str], log: &str) -> Result<Kept> {
+fn spawn(
+    namespace: &Namespace,
+    folder: &Path,
+    program: &str,
+    arguments: &[&str],
+    log: &str,
+) -> Result<Kept> {
     let log = fs::File::create(folder.join(log))?;
     let path = match program.starts_with("bosh-dns-") {
         true => server::companion(program)?,
         false => program.into(),
     };
     let mut command = namespace.command(path)?;
-    command.args(arguments).current_dir(folder).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .current_dir(folder)
+        .stdin(Stdio::null());
     Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
 }
 
@@ -207,8 +247,15 @@ spec: {names: [{name: router.example.org, query: q-s0.q-g1.bosh, ttl: 60, hold: 
     ];
     let _etcd = spawn(&running.namespace, folder, "etcd", &options, "etcd.log")?;
     let options = ["run", "--config", "publish.yml"];
-    let _publisher = spawn(&running.namespace, folder, "bosh-dns-publish", &options, "publish.log")?;
-    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-publish", COMPANION_PORT)])?;
+    let _publisher = spawn(
+        &running.namespace,
+        folder,
+        "bosh-dns-publish",
+        &options,
+        "publish.log",
+    )?;
+    let prometheus =
+        Prometheus::start(&running.namespace, &[("bosh-dns-publish", COMPANION_PORT)])?;
     wait_for_panels(&prometheus, "bosh-dns-publish.json")
         .with_context(|| fs::read_to_string(folder.join("publish.log")).unwrap_or_default())?;
     prometheus.stop()
@@ -233,7 +280,8 @@ fn busy_distribution_fills_every_panel() -> Result<()> {
     let (namespace, folder) = (Namespace::new("d-panels")?, tempfile::tempdir()?);
     let folder = folder.path();
     let mut params = CertificateParams::new(Vec::<String>::new())?;
-    (params.is_ca, params.distinguished_name) = (IsCa::Ca(BasicConstraints::Unconstrained), subject("ca"));
+    (params.is_ca, params.distinguished_name) =
+        (IsCa::Ca(BasicConstraints::Unconstrained), subject("ca"));
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
     fs::write(folder.join("ca.crt"), ca.pem())?;
     for (file, name) in [
@@ -241,25 +289,41 @@ fn busy_distribution_fills_every_panel() -> Result<()> {
         ("director", "default.director.bosh-internal"),
         ("a0", "a0.agent.bosh-internal"),
     ] {
-        let (mut params, key) = (CertificateParams::new(Vec::<String>::new())?, KeyPair::generate()?);
+        let (mut params, key) = (
+            CertificateParams::new(Vec::<String>::new())?,
+            KeyPair::generate()?,
+        );
         params.distinguished_name = subject(name);
         params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
-        fs::write(folder.join(format!("{file}.crt")), params.signed_by(&key, &ca)?.pem())?;
+        fs::write(
+            folder.join(format!("{file}.crt")),
+            params.signed_by(&key, &ca)?.pem(),
+        )?;
         fs::write(folder.join(format!("{file}.key")), key.serialize_pem())?;
     }
     fs::create_dir(folder.join("blobs"))?;
     let inventory = |version: u8| -> Result<()> {
-        let instance =
-            json!({"id": "i0", "agent_id": "a0", "networks": {"default": format!("10.0.0.{version}")}});
+        let instance = json!({"id": "i0", "agent_id": "a0", "networks": {"default": format!("10.0.0.{version}")}});
         let groups = json!([{"name": "web", "instances": [instance]}]);
         let text = json!({"deployments": [{"name": "dep", "instance_groups": groups}]}).to_string();
         fs::write(folder.join("inventory.new"), text)?;
-        Ok(fs::rename(folder.join("inventory.new"), folder.join("inventory.json"))?)
+        Ok(fs::rename(
+            folder.join("inventory.new"),
+            folder.join("inventory.json"),
+        )?)
     };
     inventory(1)?;
     let tls = |name: &str| {
         let (certificate, key) = (format!("{name}.crt"), format!("{name}.key"));
-        ["--tls-ca", "ca.crt", "--tls-certificate", &certificate, "--tls-key", &key].map(str::to_owned)
+        [
+            "--tls-ca",
+            "ca.crt",
+            "--tls-certificate",
+            &certificate,
+            "--tls-key",
+            &key,
+        ]
+        .map(str::to_owned)
     };
     let words = |fixed: &str, tls: [String; 6]| -> Vec<String> {
         fixed.split(' ').map(str::to_owned).chain(tls).collect()
@@ -271,23 +335,43 @@ fn busy_distribution_fills_every_panel() -> Result<()> {
     let nats = "nats-config --listen 127.0.0.1:4222 --inventory inventory.json --output nats.conf";
     let mut command = namespace.command(server::companion("bosh-dns-sync")?)?;
     run(command.args(words(nats, tls("nats"))).current_dir(folder))?;
-    let _nats = spawn(&namespace, folder, "nats-server", &["-c", "nats.conf"], "nats.log")?;
-    let blobs = format!("--nats tls://127.0.0.1:4222 --blobstore file://{}/blobs", folder.display());
+    let _nats = spawn(
+        &namespace,
+        folder,
+        "nats-server",
+        &["-c", "nats.conf"],
+        "nats.log",
+    )?;
+    let blobs = format!(
+        "--nats tls://127.0.0.1:4222 --blobstore file://{}/blobs",
+        folder.display()
+    );
     let publisher = format!(
         "publish --watch --inventory inventory.json --state state {blobs} --metrics 127.0.0.1:{COMPANION_PORT}"
     );
-    let agent =
-        format!("agent --id a0 {blobs} --records a0.json --ask-every 1 --metrics 127.0.0.1:{AGENT_PORT}");
-    let _publisher = start("bosh-dns-sync", &words(&publisher, tls("director")), "publisher.log")?;
+    let agent = format!(
+        "agent --id a0 {blobs} --records a0.json --ask-every 1 --metrics 127.0.0.1:{AGENT_PORT}"
+    );
+    let _publisher = start(
+        "bosh-dns-sync",
+        &words(&publisher, tls("director")),
+        "publisher.log",
+    )?;
     let _agent = start("bosh-dns-sync", &words(&agent, tls("a0")), "agent.log")?;
     let prometheus = Prometheus::start(
         &namespace,
-        &[("bosh-dns-sync", COMPANION_PORT), ("bosh-dns-sync-agent", AGENT_PORT)],
+        &[
+            ("bosh-dns-sync", COMPANION_PORT),
+            ("bosh-dns-sync-agent", AGENT_PORT),
+        ],
     )?;
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let changes = scope.spawn(|| -> Result<()> {
-            for version in (1..=250).cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+            for version in (1..=250)
+                .cycle()
+                .take_while(|_| !done.load(Ordering::Relaxed))
+            {
                 inventory(version)?;
                 thread::sleep(Duration::from_secs(1));
             }
@@ -300,7 +384,8 @@ fn busy_distribution_fills_every_panel() -> Result<()> {
     })
     .with_context(|| {
         let logs = ["publisher.log", "agent.log", "nats.log"];
-        logs.map(|log| fs::read_to_string(folder.join(log)).unwrap_or_default()).concat()
+        logs.map(|log| fs::read_to_string(folder.join(log)).unwrap_or_default())
+            .concat()
     })?;
     prometheus.stop()
 }

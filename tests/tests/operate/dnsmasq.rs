@@ -19,7 +19,12 @@ pub(crate) fn start(namespace: &Namespace, last: u8) -> Result<(Kept, SocketAddr
     let address = Ipv4Addr::new(127, 0, 0, last);
     let mut command = namespace.command("dnsmasq")?;
     command
-        .args(["--keep-in-foreground", "--no-resolv", "--no-hosts", "--bind-interfaces"])
+        .args([
+            "--keep-in-foreground",
+            "--no-resolv",
+            "--no-hosts",
+            "--bind-interfaces",
+        ])
         .args([
             "--conf-file=/dev/null",
             "--pid-file=",
@@ -33,6 +38,8 @@ pub(crate) fn start(namespace: &Namespace, last: u8) -> Result<(Kept, SocketAddr
     let address = SocketAddr::from((address, 53));
     let query = client::query("www.example.org.", RecordType::A, None)?.to_vec()?;
     let answers = || client::ask_raw(address, &query, Duration::from_millis(200)).is_ok();
-    wait_until("dnsmasq", Duration::from_secs(60), || namespace.run(answers).unwrap_or(false))?;
+    wait_until("dnsmasq", Duration::from_secs(60), || {
+        namespace.run(answers).unwrap_or(false)
+    })?;
     Ok((process, address))
 }

@@ -69,7 +69,11 @@ fn exhaust_inotify() -> io::Result<()> {
     // SAFETY: the call takes no pointer.
     while unsafe { libc::inotify_init1(0) } >= 0 {}
     let error = io::Error::last_os_error();
-    if error.raw_os_error() == Some(libc::EMFILE) { Ok(()) } else { Err(error) }
+    if error.raw_os_error() == Some(libc::EMFILE) {
+        Ok(())
+    } else {
+        Err(error)
+    }
 }
 
 /// Debian's library that gives a program another wall clock.
@@ -93,8 +97,12 @@ fn clock_jumps_change_no_answer() -> Result<()> {
     });
     let clock = offset.clone();
     let server = Server::start_prepared(Some(&namespace), folder, OURS, &settings, |command| {
-        command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", clock);
-        command.env("FAKETIME_NO_CACHE", "1").env("DONT_FAKE_MONOTONIC", "1");
+        command
+            .env("LD_PRELOAD", FAKETIME)
+            .env("FAKETIME_TIMESTAMP_FILE", clock);
+        command
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     })?;
     let asked = |name: &str| -> Result<(Message, usize)> {
@@ -130,7 +138,9 @@ fn answer_all(socket: &UdpSocket) -> usize {
             continue;
         };
         count += 1;
-        let Ok(mut reply) = Message::from_vec(&buffer[..length]) else { continue };
+        let Ok(mut reply) = Message::from_vec(&buffer[..length]) else {
+            continue;
+        };
         let name = reply.queries[0].name().clone();
         reply.metadata.message_type = hickory_proto::op::MessageType::Response;
         let data = hickory_proto::rr::RData::A(hickory_proto::rr::rdata::A::new(192, 0, 2, 1));
@@ -152,11 +162,22 @@ impl MemoryGroup {
         let name = format!("bdx-{}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let is_v2 = !v1.is_dir();
-        let root = if is_v2 { Path::new("/sys/fs/cgroup") } else { v1 };
-        let group = Self { folder: root.join(name), is_v2 };
+        let root = if is_v2 {
+            Path::new("/sys/fs/cgroup")
+        } else {
+            v1
+        };
+        let group = Self {
+            folder: root.join(name),
+            is_v2,
+        };
         fs::create_dir(&group.folder)?;
         fs::write(
-            group.folder.join(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" }),
+            group.folder.join(if is_v2 {
+                "memory.max"
+            } else {
+                "memory.limit_in_bytes"
+            }),
             limit.to_string(),
         )?;
         Ok(group)
@@ -164,7 +185,11 @@ impl MemoryGroup {
 
     /// Returns the highest use of memory so far, in bytes.
     fn peak(&self) -> Result<u64> {
-        let file = if self.is_v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
+        let file = if self.is_v2 {
+            "memory.peak"
+        } else {
+            "memory.max_usage_in_bytes"
+        };
         Ok(fs::read_to_string(self.folder.join(file))?.trim().parse()?)
     }
 }
@@ -183,7 +208,10 @@ fn small_memory_suffices() -> Result<()> {
     const MEMORY: u64 = 64 << 20;
     requires!(namespaces);
     let group = MemoryGroup::new(MEMORY);
-    if !requirements::met("memory cgroups", group.as_ref().map(drop).map_err(ToString::to_string)) {
+    if !requirements::met(
+        "memory cgroups",
+        group.as_ref().map(drop).map_err(ToString::to_string),
+    ) {
         return Ok(());
     }
     let group = group?;
@@ -194,10 +222,11 @@ fn small_memory_suffices() -> Result<()> {
         "xdp": {"mode": "off"}, "disable_recursors": false, "recursors": ["127.0.0.9:53"], "cache": {"enabled": true},
     });
     let members = group.folder.join("cgroup.procs");
-    let mut server = Server::start_prepared(Some(&namespace), folder, OURS, &settings, move |command| {
-        // SAFETY: writes a file; the number 0 means the writing process.
-        unsafe { command.pre_exec(move || fs::write(&members, "0")) };
-    })?;
+    let mut server =
+        Server::start_prepared(Some(&namespace), folder, OURS, &settings, move |command| {
+            // SAFETY: writes a file; the number 0 means the writing process.
+            unsafe { command.pre_exec(move || fs::write(&members, "0")) };
+        })?;
     // A flood of names that get no answer, and every name of the fleet.
     let silent = namespace.run(|| UdpSocket::bind("127.0.0.9:53"))??;
     let names = fleet.names();
@@ -214,7 +243,11 @@ fn small_memory_suffices() -> Result<()> {
         Ok(())
     })??;
     drop(silent);
-    ensure!(server.process().ended()?.is_none(), "the server ended:\n{}", server.log());
+    ensure!(
+        server.process().ended()?.is_none(),
+        "the server ended:\n{}",
+        server.log()
+    );
     println!("peak memory of the group: {} MiB", group.peak()? >> 20);
     drop(server);
     Ok(())

@@ -42,16 +42,21 @@ impl Lab {
             "recursors": recursor,
         });
         let folder = server::folder(RECORDS.as_bytes(), None)?;
-        let server = Server::start_prepared(Some(&pair.server), folder, OURS, &settings, |command| {
-            use std::os::unix::process::CommandExt;
-            // SAFETY: setrlimit is a plain system call, allowed between fork and exec.
-            unsafe {
-                command.pre_exec(move || {
-                    let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
-                    Ok(nix::sys::resource::setrlimit(limit, descriptors, descriptors)?)
-                });
-            }
-        })?;
+        let server =
+            Server::start_prepared(Some(&pair.server), folder, OURS, &settings, |command| {
+                use std::os::unix::process::CommandExt;
+                // SAFETY: setrlimit is a plain system call, allowed between fork and exec.
+                unsafe {
+                    command.pre_exec(move || {
+                        let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
+                        Ok(nix::sys::resource::setrlimit(
+                            limit,
+                            descriptors,
+                            descriptors,
+                        )?)
+                    });
+                }
+            })?;
         Ok(Self { server, pair })
     }
 
@@ -63,10 +68,12 @@ impl Lab {
             let mut answered = [0; 2];
             for _ in 0..questions {
                 let good = |reply: &hickory_proto::op::Message| {
-                    reply.metadata.response_code == ResponseCode::NoError && !reply.answers.is_empty()
+                    reply.metadata.response_code == ResponseCode::NoError
+                        && !reply.answers.is_empty()
                 };
                 answered[0] += u32::from(client::ask(OURS, &query).is_ok_and(|reply| good(&reply)));
-                answered[1] += u32::from(ask_from([10, 9, 0, 3], &query).is_ok_and(|reply| good(&reply)));
+                answered[1] +=
+                    u32::from(ask_from([10, 9, 0, 3], &query).is_ok_and(|reply| good(&reply)));
             }
             answered
         })
@@ -74,7 +81,10 @@ impl Lab {
 }
 
 /// Queries by TCP from an address.
-fn ask_from(from: [u8; 4], query: &hickory_proto::op::Message) -> Result<hickory_proto::op::Message> {
+fn ask_from(
+    from: [u8; 4],
+    query: &hickory_proto::op::Message,
+) -> Result<hickory_proto::op::Message> {
     let mut stream = connect_from(from, OURS, Duration::from_secs(10))?;
     let message = query.to_vec()?;
     stream.write_all(&[&(message.len() as u16).to_be_bytes()[..], &message].concat())?;
@@ -152,15 +162,32 @@ fn busy_client_starves_no_client() -> Result<()> {
         let result = asking();
         ended.store(true, Ordering::Relaxed);
         let hogged = hogging.join();
-        ensure!(hogged.is_ok_and(|hogged| matches!(hogged, Ok(Ok(())))), "the hogs ended early");
+        ensure!(
+            hogged.is_ok_and(|hogged| matches!(hogged, Ok(Ok(())))),
+            "the hogs ended early"
+        );
         result
     })?;
-    ensure!(lab.server.process().ended()?.is_none(), "the server ended:\n{}", lab.server.log());
-    ensure!(answered == [asked; 2], "of {asked} by UDP and TCP {answered:?} were answered");
+    ensure!(
+        lab.server.process().ended()?.is_none(),
+        "the server ended:\n{}",
+        lab.server.log()
+    );
+    ensure!(
+        answered == [asked; 2],
+        "of {asked} by UDP and TCP {answered:?} were answered"
+    );
     let metrics = whole_system_tests::metrics::Metrics::read(&lab.pair.server)?;
-    ensure!(metrics.sum("bosh_dns_xdp_tcp_closed_for_others_total", "") > 0, "nothing was closed");
+    ensure!(
+        metrics.sum("bosh_dns_xdp_tcp_closed_for_others_total", "") > 0,
+        "nothing was closed"
+    );
     // A busy machine may be late for one round of up-checks.
-    ensure!(lab.server.log().matches("up-checks fail").count() <= 1, "{}", lab.server.log());
+    ensure!(
+        lab.server.log().matches("up-checks fail").count() <= 1,
+        "{}",
+        lab.server.log()
+    );
     Ok(())
 }
 
@@ -170,14 +197,19 @@ fn idle_metrics_connections_spare_dns() -> Result<()> {
     many_descriptors()?;
     let mut lab = Lab::start("idle", 1024)?;
     // Names outside the fleet are answered by a recursor.
-    let recursor = lab.pair.client.run(|| std::net::UdpSocket::bind("10.9.0.2:5300"))??;
+    let recursor = lab
+        .pair
+        .client
+        .run(|| std::net::UdpSocket::bind("10.9.0.2:5300"))??;
     recursor.set_read_timeout(Some(Duration::from_millis(100)))?;
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<()> {
         scope.spawn(|| {
             let mut buffer = [0; 4096];
             while !ended.load(Ordering::Relaxed) {
-                let Ok((length, client)) = recursor.recv_from(&mut buffer) else { continue };
+                let Ok((length, client)) = recursor.recv_from(&mut buffer) else {
+                    continue;
+                };
                 // NOERROR without data, RA set.
                 buffer[2] |= 0x80;
                 buffer[3] = 0x80;
@@ -201,7 +233,9 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
         lab.pair.server.run(|| {
             idle.retain(|stream: &TcpStream| {
                 let _ = stream.set_nonblocking(true);
-                stream.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+                stream
+                    .peek(&mut [0])
+                    .is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
             });
             let missing = 1100 - idle.len();
             let wait = Duration::from_millis(200);
@@ -209,10 +243,16 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
         })?;
         let [udp, tcp] = lab.answered(1)?;
         let reply = lab.pair.client.run(|| client::ask(OURS, &forwarded))?;
-        upstream += u32::from(reply.is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NoError));
+        upstream += u32::from(
+            reply.is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NoError),
+        );
         asked += 1;
         local = [local[0] + udp, local[1] + tcp];
-        ensure!(lab.server.process().ended()?.is_none(), "the server ended:\n{}", lab.server.log());
+        ensure!(
+            lab.server.process().ended()?.is_none(),
+            "the server ended:\n{}",
+            lab.server.log()
+        );
         std::thread::sleep(Duration::from_millis(500));
     }
     ensure!(

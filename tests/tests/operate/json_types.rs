@@ -9,8 +9,16 @@ use whole_system_tests::{metrics::wait_for_fast_path, namespace::Namespace, requ
 use crate::{dnsmasq, running::Running};
 
 /// Objects whose members are named by data: kinds of files, tags, outcomes, interfaces.
-const MAPS: &[&str] =
-    &["files", "last_reload", "last_failure", "failures", "outcomes", "tags", "by_interface", "fallbacks"];
+const MAPS: &[&str] = &[
+    "files",
+    "last_reload",
+    "last_failure",
+    "failures",
+    "outcomes",
+    "tags",
+    "by_interface",
+    "fallbacks",
+];
 
 /// Types of each field, with the places where they occur.
 type Types = BTreeMap<String, BTreeMap<&'static str, BTreeSet<String>>>;
@@ -33,7 +41,12 @@ fn note(value: &Value, place: &str, types: &mut Types) {
             let is_map = MAPS.iter().any(|map| place.ends_with(map));
             for (name, member) in members {
                 if let Some(found) = type_of(member).filter(|_| !is_map) {
-                    types.entry(name.clone()).or_default().entry(found).or_default().insert(place.to_owned());
+                    types
+                        .entry(name.clone())
+                        .or_default()
+                        .entry(found)
+                        .or_default()
+                        .insert(place.to_owned());
                 }
                 note(member, &format!("{place}.{name}"), types);
             }
@@ -72,14 +85,17 @@ fn fields_have_one_type() -> Result<()> {
         &["top", "--json", "--seconds", "1"],
     ] {
         let (_, text, problem) = running.cli(arguments)?;
-        let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>().peekable();
+        let mut documents = serde_json::Deserializer::from_str(&text)
+            .into_iter::<Value>()
+            .peekable();
         ensure!(documents.peek().is_some(), "{arguments:?}: {text}{problem}");
         for document in documents {
             note(&document?, arguments[0], &mut types);
         }
     }
     let tapped = std::thread::scope(|scope| {
-        let tap = scope.spawn(|| running.cli(&["tap", "--json", "--count", "4", "--seconds", "20"]));
+        let tap =
+            scope.spawn(|| running.cli(&["tap", "--json", "--count", "4", "--seconds", "20"]));
         while !tap.is_finished() {
             running.ask("q-s0.q-g1.bosh.", 1)?;
             running.ask("www.example.org.", 1)?;

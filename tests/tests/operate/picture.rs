@@ -49,7 +49,8 @@ fn svg(cells: &[Vec<Cell>]) -> Result<String> {
     );
     for (row, line) in cells.iter().enumerate() {
         let mut column = 0;
-        for run in line.chunk_by(|one, other| (one.colour, one.bold) == (other.colour, other.bold)) {
+        for run in line.chunk_by(|one, other| (one.colour, one.bold) == (other.colour, other.bold))
+        {
             let text: String = run.iter().map(|cell| cell.character).collect();
             let start = column + text.len() - text.trim_start().len();
             column += run.len();
@@ -58,7 +59,11 @@ fn svg(cells: &[Vec<Cell>]) -> Result<String> {
                 continue;
             }
             let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
-            let weight = if run[0].bold { " font-weight=\"bold\"" } else { "" };
+            let weight = if run[0].bold {
+                " font-weight=\"bold\""
+            } else {
+                ""
+            };
             let (x, y, length) = (12 + start * 8, 25 + row * 17, text.chars().count() * 8);
             writeln!(
                 svg,
@@ -75,15 +80,28 @@ fn svg(cells: &[Vec<Cell>]) -> Result<String> {
 ///
 /// A line of headings has one that is asked for here, because bold type is lost in text.
 fn words(lines: &[String]) -> Vec<String> {
-    let used = lines.iter().rposition(|line| !line.trim().is_empty()).unwrap_or_default();
+    let used = lines
+        .iter()
+        .rposition(|line| !line.trim().is_empty())
+        .unwrap_or_default();
     let is_fixed = |(row, line): &(usize, &String)| {
-        *row < 3 || *row == used || ["┌", "CLIENT", "LATENCY"].iter().any(|mark| line.contains(mark))
+        *row < 3
+            || *row == used
+            || ["┌", "CLIENT", "LATENCY"]
+                .iter()
+                .any(|mark| line.contains(mark))
     };
-    let fixed = lines.iter().enumerate().filter(is_fixed).map(|(row, line)| match row {
-        // Version and time are before the state.
-        0 => line.split_once(": ").map_or(line.as_str(), |(_, state)| state),
-        _ => line.as_str(),
-    });
+    let fixed = lines
+        .iter()
+        .enumerate()
+        .filter(is_fixed)
+        .map(|(row, line)| match row {
+            // Version and time are before the state.
+            0 => line
+                .split_once(": ")
+                .map_or(line.as_str(), |(_, state)| state),
+            _ => line.as_str(),
+        });
     fixed
         .flat_map(|line| line.split(|character: char| !character.is_alphabetic()))
         .filter(|word| word.len() > 1)
@@ -95,8 +113,13 @@ fn words(lines: &[String]) -> Vec<String> {
 fn lines_of(svg: &str) -> Vec<String> {
     let mut lines = BTreeMap::<u32, String>::new();
     for element in svg.lines().filter_map(|line| line.strip_prefix("<text ")) {
-        let place = element.split("y=\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok());
-        let text = element.split_once('>').map_or("", |(_, text)| text.trim_end_matches("</text>"));
+        let place = element
+            .split("y=\"")
+            .nth(1)
+            .and_then(|rest| rest.split('"').next()?.parse().ok());
+        let text = element
+            .split_once('>')
+            .map_or("", |(_, text)| text.trim_end_matches("</text>"));
         let line = lines.entry(place.unwrap_or_default()).or_default();
         line.push(' ');
         line.push_str(text);
@@ -121,8 +144,9 @@ fn query(client: u8, server: SocketAddr, done: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 10 + client), 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-    let names = (1..=NAMES)
-        .map(|size| Ok(client::query(&format!("q-s0.q-g{size}.bosh."), RecordType::A, None)?.to_vec()?));
+    let names = (1..=NAMES).map(|size| {
+        Ok(client::query(&format!("q-s0.q-g{size}.bosh."), RecordType::A, None)?.to_vec()?)
+    });
     let names: Vec<Vec<u8>> = names.collect::<Result<_>>()?;
     let outside = client::query("www.example.org.", RecordType::A, None)?.to_vec()?;
     let mut reply = [0; 1500];
@@ -152,7 +176,12 @@ fn picture_shows_twenty_names() -> Result<()> {
         "metrics": {"enabled": true}, "control": {"socket": folder.path().join("control.sock")},
         "xdp": {"interfaces": ["lo"]}, "disable_recursors": false, "recursors": [recursor],
     });
-    let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
+    let server = Server::start(
+        Some(&namespace),
+        folder,
+        ([127, 0, 0, 1], 53).into(),
+        &settings,
+    )?;
     wait_for_fast_path(&namespace)?;
     let mut command = namespace.command(server::program()?)?;
     command
@@ -178,18 +207,27 @@ fn picture_shows_twenty_names() -> Result<()> {
             // The panels of recursors and reasons are in use.
             let waited = wait_until("the panels", limit, || {
                 let lines = top.lines();
-                lines.iter().any(|line| line.contains(&recursor.to_string()) && line.contains(" ms"))
+                lines
+                    .iter()
+                    .any(|line| line.contains(&recursor.to_string()) && line.contains(" ms"))
                     && lines.iter().any(|line| line.contains("not_published"))
             });
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             // About 1000 sampled lines per second: after some seconds the estimate is narrow.
             let is_narrow = |lines: &[String]| {
-                let error = lines
-                    .iter()
-                    .find_map(|line| line.split('±').nth(1)?.split_whitespace().next()?.parse().ok());
+                let error = lines.iter().find_map(|line| {
+                    line.split('±')
+                        .nth(1)?
+                        .split_whitespace()
+                        .next()?
+                        .parse()
+                        .ok()
+                });
                 error.is_some_and(|error: f64| error <= 12.0)
             };
-            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || is_narrow(&top.lines()));
+            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || {
+                is_narrow(&top.lines())
+            });
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/terminal/top.svg");
             if is_drawn() {
@@ -199,9 +237,15 @@ fn picture_shows_twenty_names() -> Result<()> {
             }
             let drawn = words(&lines_of(&fs::read_to_string(&picture)?));
             // The state may be "degraded" for a moment.
-            wait_until("the words of the picture", limit, || words(&top.lines()) == drawn).with_context(
-                || format!("docs/terminal/top.svg is stale: {drawn:?}\n{:?}", words(&top.lines())),
-            )?;
+            wait_until("the words of the picture", limit, || {
+                words(&top.lines()) == drawn
+            })
+            .with_context(|| {
+                format!(
+                    "docs/terminal/top.svg is stale: {drawn:?}\n{:?}",
+                    words(&top.lines())
+                )
+            })?;
             top.press('q')?;
             ensure!(top.finish(Duration::from_secs(60))?.0.success());
             Ok(())

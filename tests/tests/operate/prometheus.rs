@@ -46,9 +46,10 @@ impl<'a> Prometheus<'a> {
         let is_delay = |line: &&str| line.trim_start().starts_with("for: ");
         let rules: Vec<&str> = rules.lines().filter(|line| !is_delay(line)).collect();
         fs::write(folder.path().join("rules.yml"), rules.join("\n"))?;
-        let mut config = "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [rules.yml]\n\
+        let mut config =
+            "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [rules.yml]\n\
                           scrape_configs:\n"
-            .to_owned();
+                .to_owned();
         for (job, port) in jobs {
             config.push_str(&format!(
                 "- job_name: {job}\n  static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n"
@@ -62,11 +63,17 @@ impl<'a> Prometheus<'a> {
             .current_dir(&folder)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let started = Self { process: Kept::spawn(&mut command)?, namespace, _folder: folder };
+        let started = Self {
+            process: Kept::spawn(&mut command)?,
+            namespace,
+            _folder: folder,
+        };
         for (job, _) in jobs {
-            wait_until(&format!("Prometheus to scrape {job}"), Duration::from_secs(60), || {
-                started.number(&format!("up{{job=\"{job}\"}}")) == Some(1.0)
-            })?;
+            wait_until(
+                &format!("Prometheus to scrape {job}"),
+                Duration::from_secs(60),
+                || started.number(&format!("up{{job=\"{job}\"}}")) == Some(1.0),
+            )?;
         }
         Ok(started)
     }
@@ -74,12 +81,17 @@ impl<'a> Prometheus<'a> {
     fn get(&self, path: &str, arguments: &[&str]) -> Result<Value> {
         let mut curl = self.namespace.command("curl")?;
         curl.args(["-sS", "--max-time", "10"]).args(arguments);
-        Ok(serde_json::from_str(&capture(curl.arg(format!("http://127.0.0.1:{PORT}/api/v1/{path}")))?)?)
+        Ok(serde_json::from_str(&capture(
+            curl.arg(format!("http://127.0.0.1:{PORT}/api/v1/{path}")),
+        )?)?)
     }
 
     /// Evaluates an expression; the response is successful.
     pub(crate) fn query(&self, expression: &str) -> Result<Value> {
-        let answer = self.get("query", &["--data-urlencode", &format!("query={expression}")])?;
+        let answer = self.get(
+            "query",
+            &["--data-urlencode", &format!("query={expression}")],
+        )?;
         ensure!(answer["status"] == "success", "{expression}: {answer}");
         Ok(answer)
     }
@@ -100,13 +112,24 @@ impl<'a> Prometheus<'a> {
     /// Waits until an alert fires; returns its summary and action.
     pub(crate) fn wait_for_alert(&self, name: &str) -> Result<String> {
         let mut text = None;
-        let waited = wait_until(&format!("the alert {name}"), Duration::from_secs(60), || {
-            let Ok(answer) = self.get("alerts", &[]) else { return false };
-            let alerts = answer["data"]["alerts"].as_array().cloned().unwrap_or_default();
-            let found = alerts.iter().find(|alert| alert["labels"]["alertname"] == name);
-            text = found.map(|alert| alert["annotations"].to_string());
-            text.is_some()
-        });
+        let waited = wait_until(
+            &format!("the alert {name}"),
+            Duration::from_secs(60),
+            || {
+                let Ok(answer) = self.get("alerts", &[]) else {
+                    return false;
+                };
+                let alerts = answer["data"]["alerts"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
+                let found = alerts
+                    .iter()
+                    .find(|alert| alert["labels"]["alertname"] == name);
+                text = found.map(|alert| alert["annotations"].to_string());
+                text.is_some()
+            },
+        );
         waited.map_err(|error| error.context(format!("{:?}", self.get("alerts", &[]))))?;
         Ok(text.unwrap_or_default())
     }

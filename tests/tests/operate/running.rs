@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -59,7 +60,10 @@ impl Running {
 
     /// Like [`Self::start`], in a namespace that may hold other servers already.
     pub(crate) fn start_in(namespace: Namespace, extra: &Value) -> Result<Self> {
-        let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"web.alias": ["*.web.net.dep.bosh"]}"#))?;
+        let folder = server::folder(
+            RECORDS.as_bytes(),
+            Some(br#"{"web.alias": ["*.web.net.dep.bosh"]}"#),
+        )?;
         Self::start_with(namespace, folder, extra)
     }
 
@@ -67,7 +71,10 @@ impl Running {
     pub(crate) fn start_with(namespace: Namespace, folder: TempDir, extra: &Value) -> Result<Self> {
         let links = folder.path().join("jobs/web/.bosh");
         fs::create_dir_all(&links)?;
-        fs::write(links.join("links.json"), r#"[{"group": "1", "name": "web", "type": "http"}]"#)?;
+        fs::write(
+            links.join("links.json"),
+            r#"[{"group": "1", "name": "web", "type": "http"}]"#,
+        )?;
         let certificates = folder.path().join("certificates");
         fs::create_dir(&certificates)?;
         write_certificates(&certificates)?;
@@ -82,9 +89,16 @@ impl Running {
             "xdp": {"mode": "off"},
         });
         server::merge(&mut settings, extra);
-        let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
+        let server = Server::start(
+            Some(&namespace),
+            folder,
+            ([127, 0, 0, 1], 53).into(),
+            &settings,
+        )?;
         let open = || TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).is_ok();
-        wait_until("the API", Duration::from_secs(60), || namespace.run(open).unwrap_or(false))?;
+        wait_until("the API", Duration::from_secs(60), || {
+            namespace.run(open).unwrap_or(false)
+        })?;
         Ok(Self { server, namespace })
     }
 
@@ -97,35 +111,66 @@ impl Running {
     pub(crate) fn output(&self, program: &str, arguments: &[&str]) -> Result<Output> {
         let mut command = self.namespace.command(program)?;
         command.args(arguments).current_dir(self.folder());
-        command.output().with_context(|| format!("cannot run {program}"))
+        command
+            .output()
+            .with_context(|| format!("cannot run {program}"))
     }
 
     /// Runs one of our commands with the server's configuration; returns exit code, standard output
     /// and standard error.
     pub(crate) fn cli(&self, arguments: &[&str]) -> Result<(i32, String, String)> {
         let program = server::program()?;
-        let program = program.to_str().context("the path of the program is text")?;
+        let program = program
+            .to_str()
+            .context("the path of the program is text")?;
         let mut all = arguments.to_vec();
         all.extend(["--config", "config.json"]);
-        let Output { status, stdout, stderr } = self.output(program, &all)?;
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.output(program, &all)?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok((status.code().unwrap_or(-1), text(stdout), text(stderr)))
     }
 
     /// Requests an API path by curl with the certificates in `folder`; returns output and status.
-    pub(crate) fn curl_api(&self, path: &str, folder: &Path, more: &[&str]) -> Result<(String, u16)> {
+    pub(crate) fn curl_api(
+        &self,
+        path: &str,
+        folder: &Path,
+        more: &[&str],
+    ) -> Result<(String, u16)> {
         let file = |name: &str| folder.join(name).display().to_string();
         let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
         let resolve = format!("api.bosh-dns:{API_PORT}:127.0.0.1");
         let url = format!("https://api.bosh-dns:{API_PORT}{path}");
-        let mut arguments = vec!["-sS", "--max-time", "10", "-w", "\n%{http_code}", "--resolve", &resolve];
+        let mut arguments = vec![
+            "-sS",
+            "--max-time",
+            "10",
+            "-w",
+            "\n%{http_code}",
+            "--resolve",
+            &resolve,
+        ];
         arguments.extend(["--cacert", &ca, "--cert", &cert, "--key", &key]);
         arguments.extend(more);
         arguments.push(&url);
-        let Output { status, stdout, stderr } = self.output("curl", &arguments)?;
-        ensure!(status.success(), "curl: {}", String::from_utf8_lossy(&stderr).trim());
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.output("curl", &arguments)?;
+        ensure!(
+            status.success(),
+            "curl: {}",
+            String::from_utf8_lossy(&stderr).trim()
+        );
         let text = String::from_utf8(stdout)?;
-        let (body, code) = text.rsplit_once('\n').context("curl prints the status on a line of its own")?;
+        let (body, code) = text
+            .rsplit_once('\n')
+            .context("curl prints the status on a line of its own")?;
         Ok((body.to_owned(), code.parse()?))
     }
 
@@ -133,8 +178,16 @@ impl Running {
     pub(crate) fn curl(&self, arguments: &[&str]) -> Result<String> {
         let mut all = vec!["-sS", "--max-time", "10"];
         all.extend(arguments);
-        let Output { status, stdout, stderr } = self.output("curl", &all)?;
-        ensure!(status.success(), "curl: {}", String::from_utf8_lossy(&stderr).trim());
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.output("curl", &all)?;
+        ensure!(
+            status.success(),
+            "curl: {}",
+            String::from_utf8_lossy(&stderr).trim()
+        );
         Ok(String::from_utf8(stdout)?)
     }
 
@@ -154,16 +207,24 @@ impl Running {
 pub(crate) fn write_certificates(folder: &Path) -> Result<()> {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.distinguished_name.push(DnType::CommonName, "test ca");
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "test ca");
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-    for (name, purpose) in
-        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-    {
+    for (name, purpose) in [
+        ("server", ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(["api.bosh-dns".to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, "api.bosh-dns");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "api.bosh-dns");
         params.extended_key_usages = vec![purpose];
-        fs::write(folder.join(format!("{name}.crt")), params.signed_by(&key, &authority)?.pem())?;
+        fs::write(
+            folder.join(format!("{name}.crt")),
+            params.signed_by(&key, &authority)?.pem(),
+        )?;
         fs::write(folder.join(format!("{name}.key")), key.serialize_pem())?;
     }
     fs::write(folder.join("ca.crt"), authority.pem())?;

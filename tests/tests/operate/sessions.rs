@@ -8,7 +8,9 @@ use std::{env, fs, net::SocketAddr, path::Path, thread, time::Duration};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use whole_system_tests::{metrics::wait_for_fast_path, namespace::Namespace, process::wait_until, requires};
+use whole_system_tests::{
+    metrics::wait_for_fast_path, namespace::Namespace, process::wait_until, requires,
+};
 
 use crate::{
     dnsmasq,
@@ -27,7 +29,11 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(name: &'static str, running: &'a Running) -> Self {
-        Self { name, running, text: String::new() }
+        Self {
+            name,
+            running,
+            text: String::new(),
+        }
     }
 
     /// Runs a command and records it.
@@ -53,7 +59,8 @@ impl<'a> Session<'a> {
 
     fn record(&mut self, arguments: &[&str], (code, output, errors): (i32, String, String)) {
         let folder = self.running.folder();
-        self.text.push_str(&format!("$ bosh-dns-xdp {}\n", arguments.join(" ")));
+        self.text
+            .push_str(&format!("$ bosh-dns-xdp {}\n", arguments.join(" ")));
         self.text.push_str(&normalised(&output, folder));
         self.text.push_str(&normalised(&errors, folder));
         self.text.push_str(&format!("[exit code {code}]\n\n"));
@@ -61,7 +68,9 @@ impl<'a> Session<'a> {
 
     /// Compares the session with its file, or writes the file.
     fn check(self) -> Result<()> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/operate/sessions").join(self.name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/operate/sessions")
+            .join(self.name);
         if env::var_os("UPDATE_SESSIONS").is_some() {
             fs::write(&path, &self.text)?;
         }
@@ -112,9 +121,13 @@ fn normalised(text: &str, folder: &Path) -> String {
         if left_out || first == "overload" {
             continue;
         }
-        let all = volatile || ["replies", "fast"].contains(&first) || line.contains("/s: fast path");
+        let all =
+            volatile || ["replies", "fast"].contains(&first) || line.contains("/s: fast path");
         let indent = line.len() - line.trim_start().len();
-        let columns = line.trim_start().split("  ").filter(|column| !column.trim().is_empty());
+        let columns = line
+            .trim_start()
+            .split("  ")
+            .filter(|column| !column.trim().is_empty());
         let columns: Vec<String> = columns.map(|column| normal_column(column, all)).collect();
         out.push_str(&" ".repeat(indent));
         out.push_str(&columns.join("  "));
@@ -136,7 +149,11 @@ fn normal_column(column: &str, all: bool) -> String {
         if is_unit(word) && before.is_some_and(is_amount) {
             // The unit of the time before; its punctuation stays.
             let tail = word.trim_start_matches(|c: char| c.is_ascii_alphabetic());
-            normal.iter_mut().last().into_iter().for_each(|time| time.push_str(tail));
+            normal
+                .iter_mut()
+                .last()
+                .into_iter()
+                .for_each(|time| time.push_str(tail));
         } else if is_amount(word) && after.is_some_and(is_unit) {
             normal.push("TIME".to_owned());
         } else if before == Some("bosh-dns-xdp") && word.starts_with(|c: char| c.is_ascii_digit()) {
@@ -157,7 +174,9 @@ fn normal_word(word: &str, all: bool) -> String {
     let (bare, tail) = word.split_at(word.trim_end_matches(ends).len());
     let is_number = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_digit())
-            && text.chars().all(|c| c.is_ascii_digit() || c == ',' || c == '.')
+            && text
+                .chars()
+                .all(|c| c.is_ascii_digit() || c == ',' || c == '.')
             && text.parse::<std::net::IpAddr>().is_err()
     };
     let unit = |unit: &str| bare.strip_suffix(unit).is_some_and(is_number);
@@ -171,7 +190,11 @@ fn normal_word(word: &str, all: bool) -> String {
     // A build outside of a repository says "unknown".
     let is_commit = head == "("
         && core.len() >= 7
-        && (core == "unknown" || core.trim_end_matches("-dirty").chars().all(|c| c.is_ascii_hexdigit()));
+        && (core == "unknown"
+            || core
+                .trim_end_matches("-dirty")
+                .chars()
+                .all(|c| c.is_ascii_hexdigit()));
     let normal = if is_stamp || ["s", "m", "h", "d"].into_iter().any(unit) {
         "TIME".to_owned()
     } else if let Some(address) = port {
@@ -205,23 +228,40 @@ fn healthy_sessions_are_as_recorded() -> Result<()> {
     running.ask("www.example.org.", 1)?;
     // The program for whole answers is loaded after the interface answers.
     wait_until("all programs to be loaded", TIMEOUT, || {
-        running.cli(&["status"]).is_ok_and(|(_, output, _)| !output.contains("  loading"))
+        running
+            .cli(&["status"])
+            .is_ok_and(|(_, output, _)| !output.contains("  loading"))
     })?;
-    Session::new("status-healthy.txt", &running).run(&["status"])?.check()?;
+    Session::new("status-healthy.txt", &running)
+        .run(&["status"])?
+        .check()?;
     Session::new("resolve-healthy.txt", &running)
         .run(&["resolve", "web.alias"])?
         .run(&["resolve", "q-s0.q-g2.bosh"])?
         .run(&["resolve", "www.example.org"])?
         .check()?;
-    Session::new("check-healthy.txt", &running).run(&["check"])?.check()?;
+    Session::new("check-healthy.txt", &running)
+        .run(&["check"])?
+        .check()?;
     let ask = |name: &'static str| {
         let running = &running;
         move || running.ask(name, 1)
     };
     Session::new("tap-healthy.txt", &running)
-        .run_while(&["tap", "--path", "fast", "--name", "q-g2", "--count", "2"], ask("q-s0.q-g2.bosh."))?
         .run_while(
-            &["tap", "--path", "userspace", "--name", "example", "--count", "2"],
+            &["tap", "--path", "fast", "--name", "q-g2", "--count", "2"],
+            ask("q-s0.q-g2.bosh."),
+        )?
+        .run_while(
+            &[
+                "tap",
+                "--path",
+                "userspace",
+                "--name",
+                "example",
+                "--count",
+                "2",
+            ],
             ask("www.example.org."),
         )?
         .check()?;
@@ -259,7 +299,9 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
         shown = status.filter(|(_, output, _)| {
             // Its own attacher loads the programs of the mode before it knows the interfaces.
             let has_programs = output.matches("  loaded ").count() == 3;
-            output.contains("LEFT TO USERSPACE") && output.contains("[main] recursors: ") && has_programs
+            output.contains("LEFT TO USERSPACE")
+                && output.contains("[main] recursors: ")
+                && has_programs
         });
         shown.is_some()
     })?;
@@ -271,13 +313,19 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
         .run(&["resolve", "www.example.org"])?
         .run(&["resolve", "not..a.name"])?
         .check()?;
-    Session::new("check-faulty.txt", &running).run(&["check"])?.check()?;
+    Session::new("check-faulty.txt", &running)
+        .run(&["check"])?
+        .check()?;
     Session::new("tap-faulty.txt", &running)
-        .run_while(&["tap", "--name", "fresh", "--count", "1"], || running.ask("fresh.example.org.", 1))?
+        .run_while(&["tap", "--name", "fresh", "--count", "1"], || {
+            running.ask("fresh.example.org.", 1)
+        })?
         .run(&["tap", "--type", "BOGUS"])?
         .check()?;
     Session::new("top-faulty.txt", &running)
-        .run_while(&["top", "--once", "--name", "q-g"], || running.ask("q-s0.q-g1.bosh.", 3))?
+        .run_while(&["top", "--once", "--name", "q-g"], || {
+            running.ask("q-s0.q-g1.bosh.", 3)
+        })?
         .check()?;
     recursor.signal(Signal::SIGCONT)
 }

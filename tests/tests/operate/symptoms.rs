@@ -38,13 +38,19 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The page, each paragraph on one line.
 fn page() -> Result<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
-    Ok(fs::read_to_string(page)?.split_whitespace().collect::<Vec<_>>().join(" "))
+    Ok(fs::read_to_string(page)?
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" "))
 }
 
 /// Returns the messages that the page quotes.
 fn quoted(page: &str) -> Vec<&str> {
     // Code contains quotation marks of its own.
-    page.split('`').step_by(2).flat_map(|prose| prose.split('"').skip(1).step_by(2)).collect()
+    page.split('`')
+        .step_by(2)
+        .flat_map(|prose| prose.split('"').skip(1).step_by(2))
+        .collect()
 }
 
 /// A server with a fault, and the Prometheus that watches it.
@@ -70,13 +76,23 @@ impl<'a> Patient<'a> {
             return Ok(None);
         }
         let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
-        Ok(Some(Self { running, prometheus }))
+        Ok(Some(Self {
+            running,
+            prometheus,
+        }))
     }
 
     /// Waits until every place names the cause.
     fn assert_shown(&self, shown: &Shown<'_>) -> Result<()> {
-        let Shown { check, cause, alert: (alert, words) } = *shown;
-        ensure!(quoted(&page()?).contains(&cause), "the page does not quote {cause:?}");
+        let Shown {
+            check,
+            cause,
+            alert: (alert, words),
+        } = *shown;
+        ensure!(
+            quoted(&page()?).contains(&cause),
+            "the page does not quote {cause:?}"
+        );
         let url = format!("http://127.0.0.1:{METRICS_PORT}/readyz");
         let is_it = |line: &str| line.starts_with(check) && line.contains(cause);
         let mut last = String::new();
@@ -88,10 +104,16 @@ impl<'a> Patient<'a> {
         // The checks are the first lines of `status`, before the first empty one.
         let (_, status, problem) = self.running.cli(&["status"])?;
         let mut first = status.lines().skip(1).take_while(|line| !line.is_empty());
-        ensure!(first.any(|line| line.contains(cause)), "status: {status}{problem}");
+        ensure!(
+            first.any(|line| line.contains(cause)),
+            "status: {status}{problem}"
+        );
         self.running.server.wait_for_log(cause)?;
         let log = self.running.server.log();
-        let line = log.lines().find(|line| line.contains(cause)).unwrap_or_default();
+        let line = log
+            .lines()
+            .find(|line| line.contains(cause))
+            .unwrap_or_default();
         ensure!(line.contains("WARN") || line.contains("ERROR"), "{line}");
         let text = self.prometheus.wait_for_alert(alert)?;
         ensure!(text.contains(words), "{alert}: {text}");
@@ -102,7 +124,9 @@ impl<'a> Patient<'a> {
 #[test]
 fn quotations_have_faults() -> Result<()> {
     let page = page()?;
-    let (injected, elsewhere) = page.split_once("## Not injected").context("the page names the rest")?;
+    let (injected, elsewhere) = page
+        .split_once("## Not injected")
+        .context("the page names the rest")?;
     let source = include_str!("symptoms.rs");
     let quotations = quoted(injected);
     ensure!(quotations.len() > 15, "{quotations:?}");
@@ -119,7 +143,9 @@ fn quotations_have_faults() -> Result<()> {
 fn unusable_records_are_named() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("s-records", &json!({}))?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     let records = running.folder().join("records.json");
     let empty = r#"{"record_keys": ["id"], "record_infos": [], "version": 8}"#;
     fs::write(&records, empty)?;
@@ -134,9 +160,14 @@ fn unusable_records_are_named() -> Result<()> {
     patient.assert_shown(&Shown {
         check: "fail records: ",
         cause: "key must be a string",
-        alert: ("BoshDnsXdpReloadFails", "the last good version stays in use"),
+        alert: (
+            "BoshDnsXdpReloadFails",
+            "the last good version stays in use",
+        ),
     })?;
-    running.server.wait_for_log("the current records stay in use")
+    running
+        .server
+        .wait_for_log("the current records stay in use")
 }
 
 #[test]
@@ -144,11 +175,21 @@ fn useless_aliases_are_named() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("s-aliases", &json!({}))?;
     let aliases = json!({"*.apps.example": ["q-s0.q-g1.bosh"], "empty.example": [], "far.example": ["www.example.org"]});
-    fs::write(running.folder().join("aliases/useless.json"), aliases.to_string())?;
+    fs::write(
+        running.folder().join("aliases/useless.json"),
+        aliases.to_string(),
+    )?;
     let (_, text, problem) = running.cli(&["check"])?;
-    for cause in ["the star stands for itself", "has no target", "is in no domain of the records"] {
+    for cause in [
+        "the star stands for itself",
+        "has no target",
+        "is in no domain of the records",
+    ] {
         running.server.wait_for_log(cause)?;
-        ensure!(text.contains(cause) || problem.contains(cause), "{cause}: {text}{problem}");
+        ensure!(
+            text.contains(cause) || problem.contains(cause),
+            "{cause}: {text}{problem}"
+        );
     }
     Ok(())
 }
@@ -178,7 +219,9 @@ fn failing_health_checks_are_named() -> Result<()> {
         "private_key_file": certificates.join("client.key"),
     }});
     let running = Running::start_with(namespace, folder, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     running.ask("q-s0.q-g1.bosh.", 1)?;
     patient.assert_shown(&Shown {
         check: "warn health checks: none of 3 ",
@@ -193,8 +236,16 @@ fn failing_health_checks_are_named() -> Result<()> {
     })?;
     let year = 1970 + i32::try_from(SystemTime::UNIX_EPOCH.elapsed()?.as_secs() / 31_556_952)?;
     for (from, to, cause) in [
-        (2019, 2020, "the health client's own certificate has expired"),
-        (year + 2, year + 3, "is not valid yet (is this machine's clock right?)"),
+        (
+            2019,
+            2020,
+            "the health client's own certificate has expired",
+        ),
+        (
+            year + 2,
+            year + 3,
+            "is not valid yet (is this machine's clock right?)",
+        ),
     ] {
         write_client_certificate(&certificates, from, to)?;
         patient.assert_shown(&Shown {
@@ -210,12 +261,19 @@ fn failing_health_checks_are_named() -> Result<()> {
 fn foreign_authority_is_named() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("s-foreign")?;
-    let folder = server::folder(&fleet::records(1, (0..3).map(|number| (1, instance(number)))), None)?;
+    let folder = server::folder(
+        &fleet::records(1, (0..3).map(|number| (1, instance(number)))),
+        None,
+    )?;
     let mut files = Vec::new();
     for name in ["instances", "client"] {
         let (own, authority) = (folder.path().join(name), Authority::new(name)?);
         fs::create_dir(&own)?;
-        files.push(write_files(&own, &authority.issue(HEALTH_NAME)?, &authority.certificate)?);
+        files.push(write_files(
+            &own,
+            &authority.issue(HEALTH_NAME)?,
+            &authority.certificate,
+        )?);
     }
     let fleet = namespace.run(|| Fleet::start(&files[0]))??;
     let settings = json!({"health": {
@@ -223,7 +281,9 @@ fn foreign_authority_is_named() -> Result<()> {
         "certificate_file": files[1].certificate, "private_key_file": files[1].private_key,
     }});
     let running = Running::start_with(namespace, folder, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     running.ask("q-s0.q-g1.bosh.", 1)?;
     patient.assert_shown(&Shown {
         check: "fail health checks: none of 3 ",
@@ -257,19 +317,27 @@ fn dead_recursors_are_named() -> Result<()> {
         "disable_recursors": false, "recursors": ["127.0.0.8:53", "127.0.0.9:53"], "recursor_timeout": "100ms",
     });
     let running = Running::start("s-dead", &settings)?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     for number in 0..5 {
         running.ask(&format!("n{number}.elsewhere.test."), 1)?;
     }
     patient.assert_shown(&Shown {
         check: "warn recursors: ",
         cause: "no recursor answers",
-        alert: ("BoshDnsXdpAllRecursorsFail", "names outside the fleet do not resolve"),
+        alert: (
+            "BoshDnsXdpAllRecursorsFail",
+            "names outside the fleet do not resolve",
+        ),
     })?;
     let (_, text, _) = running.cli(&["status"])?;
     let line = text.lines().find(|line| line.starts_with("127.0.0.8:53"));
     // Nothing listens there.
-    ensure!(line.is_some_and(|line| line.contains("unreachable ")), "{text}");
+    ensure!(
+        line.is_some_and(|line| line.contains("unreachable ")),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -282,13 +350,18 @@ fn failing_recursor_is_named() -> Result<()> {
         "disable_recursors": false, "recursors": ["127.0.0.8:53"], "recursor_timeout": "5s",
     });
     let running = Running::start_in(namespace, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     // The alert needs one per second, over five minutes.
     running.ask("broken.elsewhere.test.", 600)?;
     let text = patient.prometheus.wait_for_alert("BoshDnsXdpServfail")?;
     ensure!(text.contains("of the replies are SERVFAIL"), "{text}");
     let (_, text, _) = running.cli(&["resolve", "broken.elsewhere.test"])?;
-    ensure!(text.contains("recursor 127.0.0.8:53: asked first"), "{text}");
+    ensure!(
+        text.contains("recursor 127.0.0.8:53: asked first"),
+        "{text}"
+    );
     let (_, text, _) = running.cli(&["status"])?;
     ensure!(text.contains("servfail "), "{text}");
     Ok(())
@@ -308,7 +381,10 @@ fn recursor_without_edns_is_named() -> Result<()> {
     wait_until("the status", TIMEOUT, || {
         number += 1;
         let asked = running.ask(&format!("n{number}.elsewhere.test."), 1);
-        asked.is_ok() && running.cli(&["status"]).is_ok_and(|(_, text, _)| text.contains("drops EDNS"))
+        asked.is_ok()
+            && running
+                .cli(&["status"])
+                .is_ok_and(|(_, text, _)| text.contains("drops EDNS"))
     })
     .with_context(|| format!("{:?}", running.cli(&["status"])))
 }
@@ -333,9 +409,21 @@ fn unknown_recursors_are_named() -> Result<()> {
         use std::os::unix::process::CommandExt as _;
         let enter = move || {
             unshare(CloneFlags::CLONE_NEWNS)?;
-            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )?;
             let (from, bind) = (Some(resolv_conf.as_path()), MsFlags::MS_BIND);
-            Ok(mount(from, "/etc/resolv.conf", None::<&str>, bind, None::<&str>)?)
+            Ok(mount(
+                from,
+                "/etc/resolv.conf",
+                None::<&str>,
+                bind,
+                None::<&str>,
+            )?)
         };
         // SAFETY: only plain system calls between fork and exec.
         unsafe { command.pre_exec(enter) };
@@ -343,7 +431,9 @@ fn unknown_recursors_are_named() -> Result<()> {
     let address = ([127, 0, 0, 1], 53).into();
     let server = Server::start_prepared(Some(&namespace), folder, address, &settings, with_file)?;
     let running = Running { server, namespace };
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     running.ask("www.elsewhere.test.", 600)?;
     patient.assert_shown(&Shown {
         check: "warn recursors: ",
@@ -351,7 +441,10 @@ fn unknown_recursors_are_named() -> Result<()> {
         alert: ("BoshDnsXdpServfail", "of the replies are SERVFAIL"),
     })?;
     let (_, text, _) = running.cli(&["resolve", "www.elsewhere.test"])?;
-    ensure!(text.contains("recursors, but none are known") && text.contains("not a local name"), "{text}");
+    ensure!(
+        text.contains("recursors, but none are known") && text.contains("not a local name"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -362,12 +455,19 @@ fn untrusted_handler_is_named() -> Result<()> {
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let (files, authority) = (folder.path().join("web"), Authority::new("unknown")?);
     fs::create_dir(&files)?;
-    let tls = write_files(&files, &authority.issue("web.example")?, &authority.certificate)?;
+    let tls = write_files(
+        &files,
+        &authority.issue("web.example")?,
+        &authority.certificate,
+    )?;
     // Any TLS server with a certificate from an unknown CA.
     let fleet = namespace.run(|| Fleet::start(&tls))??;
     let url = format!("https://{}:{}", instance(0), fleet.port);
     let handlers = json!([{"domain": "web.example.", "source": {"type": "http", "url": url}}]);
-    fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
+    fs::write(
+        folder.path().join("handlers/handlers.json"),
+        handlers.to_string(),
+    )?;
     let running = Running::start_with(namespace, folder, &json!({}))?;
     running.ask("www.web.example.", 1)?;
     running.server.wait_for_log("UnknownIssuer")
@@ -376,8 +476,13 @@ fn untrusted_handler_is_named() -> Result<()> {
 #[test]
 fn missing_interface_is_named() -> Result<()> {
     requires!(namespaces, bpf);
-    let running = Running::start("s-eth99", &json!({"xdp": {"mode": "tc", "interfaces": ["eth99"]}}))?;
-    let Some(patient) = Patient::watch(&running)? else { return Ok(()) };
+    let running = Running::start(
+        "s-eth99",
+        &json!({"xdp": {"mode": "tc", "interfaces": ["eth99"]}}),
+    )?;
+    let Some(patient) = Patient::watch(&running)? else {
+        return Ok(());
+    };
     patient.assert_shown(&Shown {
         check: "warn fast path: on no interface: ",
         cause: "does not exist on this machine",
@@ -392,18 +497,31 @@ fn missing_interface_is_named() -> Result<()> {
 fn failing_commands_name_cause() -> Result<()> {
     requires!(namespaces);
     let folder = server::folder(RECORDS.as_bytes(), None)?;
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    fs::set_permissions(
+        folder.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
     let socket = folder.path().join("control.sock");
-    let running =
-        Running::start_with(Namespace::new("s-command")?, folder, &json!({"control": {"socket": socket}}))?;
+    let running = Running::start_with(
+        Namespace::new("s-command")?,
+        folder,
+        &json!({"control": {"socket": socket}}),
+    )?;
     let program = server::program()?.display().to_string();
     let socket = socket.display().to_string();
     let status = [&program, "status", "--socket", &socket];
     // Another user.
-    let output = running.output("setpriv", &[&["--reuid=65534", "--clear-groups"], &status[..]].concat())?;
+    let output = running.output(
+        "setpriv",
+        &[&["--reuid=65534", "--clear-groups"], &status[..]].concat(),
+    )?;
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.code() == Some(3), "{output:?}");
-    for words in ["cannot connect to the server at", "Permission denied", "use sudo, or join the group"] {
+    for words in [
+        "cannot connect to the server at",
+        "Permission denied",
+        "use sudo, or join the group",
+    ] {
         ensure!(problem.contains(words), "{words}: {problem}");
     }
     // The configuration of a server that does not run, with the socket of one that does.
@@ -411,10 +529,16 @@ fn failing_commands_name_cause() -> Result<()> {
     fs::write(running.folder().join("other.json"), text)?;
     let output = running.output(&program, &["status", "--config", "other.json"])?;
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.code() == Some(3) && problem.contains("whose server is not running"), "{problem}");
+    ensure!(
+        output.status.code() == Some(3) && problem.contains("whose server is not running"),
+        "{problem}"
+    );
     // A second server on the same port.
     let (code, text, problem) = running.cli(&["check"])?;
-    ensure!(code == 0, "the port is the running server's own: {text}{problem}");
+    ensure!(
+        code == 0,
+        "the port is the running server's own: {text}{problem}"
+    );
     let output = running.output(&program, &["run", "--config", "other.json"])?;
     let all = [output.stdout, output.stderr].concat();
     let all = String::from_utf8_lossy(&all);
@@ -425,7 +549,10 @@ fn failing_commands_name_cause() -> Result<()> {
     let mut command = namespace.command(&program)?;
     let output = command.args(["status", "--socket"]).arg(&nobody).output()?;
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(problem.contains("is the server running (systemctl status bosh-dns-xdp)?"), "{problem}");
+    ensure!(
+        problem.contains("is the server running (systemctl status bosh-dns-xdp)?"),
+        "{problem}"
+    );
     Ok(())
 }
 
@@ -444,14 +571,22 @@ fn killed_server_leaves_removable_programs() -> Result<()> {
         let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
         Ok(status["replies"]["fast"].as_u64() > Some(0))
     };
-    wait_until("the interface", TIMEOUT, || is_fast(&running).unwrap_or(false))?;
+    wait_until("the interface", TIMEOUT, || {
+        is_fast(&running).unwrap_or(false)
+    })?;
     // It holds its programs by pins, and attaches them again.
     let (code, text, problem) = running.cli(&["detach"])?;
     ensure!(code == 0 && text.contains("detached"), "{text}{problem}");
-    ensure!(text.contains("the server is running and attaches its programs again"), "{text}{problem}");
+    ensure!(
+        text.contains("the server is running and attaches its programs again"),
+        "{text}{problem}"
+    );
     running.server.process().kill(TIMEOUT)?;
     let (code, text, problem) = running.cli(&["detach"])?;
-    ensure!(code == 0 && !text.contains("the server is running"), "{text}{problem}");
+    ensure!(
+        code == 0 && !text.contains("the server is running"),
+        "{text}{problem}"
+    );
     ensure!(pins.links().is_empty(), "{:?}", pins.links());
     Ok(())
 }
@@ -465,7 +600,9 @@ fn change_without_effect_is_named() -> Result<()> {
     config["port"] = json!(5353);
     fs::write(&path, config.to_string())?;
     running.cli(&["reload"])?;
-    running.server.wait_for_log("changed, but takes effect only after a restart")
+    running
+        .server
+        .wait_for_log("changed, but takes effect only after a restart")
 }
 
 #[test]
@@ -473,16 +610,23 @@ fn tap_shows_arriving_queries() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("s-other", &json!({}))?;
     let lines = thread::scope(|scope| {
-        let tap = scope.spawn(|| running.cli(&["tap", "--name", "q-g1", "--count", "1", "--seconds", "20"]));
+        let tap = scope
+            .spawn(|| running.cli(&["tap", "--name", "q-g1", "--count", "1", "--seconds", "20"]));
         while !tap.is_finished() {
             running.ask("q-s0.q-g1.bosh.", 1)?;
             thread::sleep(Duration::from_millis(50));
         }
         tap.join().expect("no panic")
     })?;
-    ensure!(lines.0 == 0 && lines.1.contains("q-s0.q-g1.bosh"), "{lines:?}");
+    ensure!(
+        lines.0 == 0 && lines.1.contains("q-s0.q-g1.bosh"),
+        "{lines:?}"
+    );
     // The pages name this command for a path, and not NSID, whose queries always go to userspace.
-    for page in [include_str!("../../../docs/operating.md"), include_str!("../../../docs/faq.md")] {
+    for page in [
+        include_str!("../../../docs/operating.md"),
+        include_str!("../../../docs/faq.md"),
+    ] {
         ensure!(page.contains("`bosh-dns-xdp tap --name NAME`"));
         ensure!(page.contains("`dig +nsid` does not show it"));
     }

@@ -45,9 +45,13 @@ fn top_draws_hot_names() -> Result<()> {
     wait_until("a hot name", TIMEOUT, || {
         running.ask("q-s0.q-g1.bosh.", 5).is_ok() && top.shows("q-s0.q-g1.bosh.")
     })?;
-    for text in
-        ["replies a second", "busiest clients", "passed on by reason", "127.0.0.1", "records version 7"]
-    {
+    for text in [
+        "replies a second",
+        "busiest clients",
+        "passed on by reason",
+        "127.0.0.1",
+        "records version 7",
+    ] {
         wait_until(text, TIMEOUT, || top.shows(text))?;
     }
     top.press('q')?;
@@ -73,7 +77,13 @@ fn top_columns_fit_small_terminal() -> Result<()> {
     let mut top = start(&running, SMALL, &["top", "--seconds", "1"], &[])?;
     running.ask("www.example.org.", 1)?;
     drop(silent);
-    let names = ["q-s0.q-g1.bosh.", "q-s0.q-g2.bosh.", "web.alias.", "q-s4.q-g1.bosh.", "q-s4.q-g2.bosh."];
+    let names = [
+        "q-s0.q-g1.bosh.",
+        "q-s0.q-g2.bosh.",
+        "web.alias.",
+        "q-s4.q-g1.bosh.",
+        "q-s4.q-g2.bosh.",
+    ];
     let lines = [
         names[1],
         names[2],
@@ -94,7 +104,8 @@ fn top_columns_fit_small_terminal() -> Result<()> {
         "q: quit",
     ];
     let waited = wait_until("every column", TIMEOUT, || {
-        names.iter().all(|name| running.ask(name, 5).is_ok()) && lines.iter().all(|line| top.shows(line))
+        names.iter().all(|name| running.ask(name, 5).is_ok())
+            && lines.iter().all(|line| top.shows(line))
     });
     let missing: Vec<&str> = lines.into_iter().filter(|line| !top.shows(line)).collect();
     ensure!(waited.is_ok(), "{missing:?} in\n{}", top.lines().join("\n"));
@@ -112,19 +123,30 @@ fn status_is_coloured_on_terminals() -> Result<()> {
         Ok((status.code(), output))
     };
     let (code, text) = status(&[])?;
-    ensure!(code == Some(0) && text.starts_with("\x1b[32mbosh-dns-xdp "), "{code:?}: {text:?}");
+    ensure!(
+        code == Some(0) && text.starts_with("\x1b[32mbosh-dns-xdp "),
+        "{code:?}: {text:?}"
+    );
     ensure!(!text.contains("\x1b[31m"), "{text:?}");
 
     fs::write(running.folder().join("aliases/wrong.json"), "{")?;
     ensure!(running.cli(&["reload"])?.0 == 1);
     let (code, text) = status(&[])?;
-    ensure!(code == Some(1) && text.starts_with("\x1b[31mbosh-dns-xdp "), "{code:?}: {text:?}");
-    let failed = text.lines().filter(|line| line.starts_with("\x1b[31m  FAIL  aliases"));
+    ensure!(
+        code == Some(1) && text.starts_with("\x1b[31mbosh-dns-xdp "),
+        "{code:?}: {text:?}"
+    );
+    let failed = text
+        .lines()
+        .filter(|line| line.starts_with("\x1b[31m  FAIL  aliases"));
     ensure!(failed.count() == 1, "{text:?}");
 
     for plain in [("NO_COLOR", "1"), ("TERM", "dumb")] {
         let (code, text) = status(&[plain])?;
-        ensure!(code == Some(1) && text.contains("  FAIL  aliases"), "{plain:?}: {text:?}");
+        ensure!(
+            code == Some(1) && text.contains("  FAIL  aliases"),
+            "{plain:?}: {text:?}"
+        );
         ensure!(!text.contains('\x1b'), "{plain:?}: {text:?}");
     }
     // An empty NO_COLOR counts as unset (no-color.org), and a pipe is no terminal.

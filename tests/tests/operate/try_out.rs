@@ -38,28 +38,52 @@ impl Trial {
     /// Starts it and reads the printed commands: dig, resolve, top.
     fn start(namespace: &Namespace) -> Result<Self> {
         let mut command = namespace.command(server::program()?)?;
-        let mut child =
-            command.arg("try").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut child = command
+            .arg("try")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
         let said = child.stdout.take().context("no standard output")?;
         let process = Kept::from(child);
-        let lines: Vec<String> = BufReader::new(said).lines().take(6).collect::<Result<_, _>>()?;
-        let pasted =
-            |word: &str| lines.iter().find(|line| line.contains(word)).map(|line| line.trim().to_owned());
+        let lines: Vec<String> = BufReader::new(said)
+            .lines()
+            .take(6)
+            .collect::<Result<_, _>>()?;
+        let pasted = |word: &str| {
+            lines
+                .iter()
+                .find(|line| line.contains(word))
+                .map(|line| line.trim().to_owned())
+        };
         let dig = pasted("dig @").with_context(|| format!("{lines:?}"))?;
         let mut words = dig.split_whitespace().skip(1);
-        let address: IpAddr = words.next().context("no address")?.trim_start_matches('@').parse()?;
+        let address: IpAddr = words
+            .next()
+            .context("no address")?
+            .trim_start_matches('@')
+            .parse()?;
         let port = words.nth(1).context("no port")?.parse()?;
         let name = words.next().context("no name")?.to_owned();
         let top = pasted(" top ").context("no top")?;
         let config = top.rsplit(' ').next().context("no configuration")?.into();
-        Ok(Self { process, server: (address, port).into(), name, config })
+        Ok(Self {
+            process,
+            server: (address, port).into(),
+            name,
+            config,
+        })
     }
 
     /// Sends a signal; the trial must end well and leave nothing behind.
     fn end(mut self, signal: Signal) -> Result<()> {
         self.process.signal(signal)?;
         ensure!(self.process.wait(TIMEOUT)?.success(), "{signal}");
-        ensure!(!fs::exists(&self.config)?, "{} is left behind", self.config.display());
+        ensure!(
+            !fs::exists(&self.config)?,
+            "{} is left behind",
+            self.config.display()
+        );
         Ok(())
     }
 }
@@ -84,13 +108,20 @@ fn try_as_root_uses_interface() -> Result<()> {
         let shown = wait_until("top to show the fast path", TIMEOUT, || {
             let looked = namespace.command(server::program().unwrap_or_default());
             let looked = looked.and_then(|mut top| {
-                capture(top.args(["top", "--once", "--json", "--config"]).arg(&trial.config))
+                capture(
+                    top.args(["top", "--once", "--json", "--config"])
+                        .arg(&trial.config),
+                )
             });
-            let looked =
-                looked.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok()).unwrap_or_default();
+            let looked = looked
+                .ok()
+                .and_then(|text| serde_json::from_str::<Value>(&text).ok())
+                .unwrap_or_default();
             let names = looked["names"].as_array().cloned().unwrap_or_default();
             names.iter().any(|asked| {
-                asked["name"].as_str().is_some_and(|asked| asked.trim_end_matches('.') == trial.name)
+                asked["name"]
+                    .as_str()
+                    .is_some_and(|asked| asked.trim_end_matches('.') == trial.name)
                     && asked["fast"].as_u64() > Some(0)
             })
         });
@@ -117,7 +148,10 @@ fn trial_answers_reverse_names() -> Result<()> {
     let query = client::query("10.1.0.10.in-addr.arpa.", RecordType::PTR, None)?.to_vec()?;
     let reply = namespace.run(|| client::ask_raw(trial.server, &query, TIMEOUT))??;
     let reply = Message::from_vec(&reply)?;
-    ensure!(reply.to_string().contains("web-0.web.default.demo.bosh"), "{reply}");
+    ensure!(
+        reply.to_string().contains("web-0.web.default.demo.bosh"),
+        "{reply}"
+    );
     trial.end(Signal::SIGTERM)
 }
 

@@ -17,38 +17,104 @@ use whole_system_tests::{
 use crate::{
     HOOKS, XDP_ROOM, XDP_TAIL, check, install, load,
     model::World,
-    packet::{A, AAAA, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
+    packet::{
+        A, AAAA, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire,
+    },
 };
 
 /// Returns the state published for the fixtures.
 pub(crate) fn world() -> World {
-    let v4 = |count: u32| (0..count).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect::<Vec<_>>();
-    let v6 =
-        |count: u128| (0..count).map(|i| Ipv6Addr::from((0xfd00 << 112) + 0x1_0001 + i)).collect::<Vec<_>>();
+    let v4 = |count: u32| {
+        (0..count)
+            .map(|i| Ipv4Addr::from(0x0a00_0001 + i))
+            .collect::<Vec<_>>()
+    };
+    let v6 = |count: u128| {
+        (0..count)
+            .map(|i| Ipv6Addr::from((0xfd00 << 112) + 0x1_0001 + i))
+            .collect::<Vec<_>>()
+    };
     let mut published = std::collections::HashMap::new();
     let mut publish = |name: Vec<u8>, entry: Published| drop(published.insert(name, entry));
     for count in [0, 1, 2, 3, 10, 24, 60, 200, 300, 1024] {
-        publish(wire(&format!("v4-{count}.bosh")), Published { v4: v4(count), ..Default::default() });
+        publish(
+            wire(&format!("v4-{count}.bosh")),
+            Published {
+                v4: v4(count),
+                ..Default::default()
+            },
+        );
     }
     for count in [1, 2, 3, 17, 60, 200, 256] {
-        publish(wire(&format!("v6-{count}.bosh")), Published { v6: v6(count), ..Default::default() });
+        publish(
+            wire(&format!("v6-{count}.bosh")),
+            Published {
+                v6: v6(count),
+                ..Default::default()
+            },
+        );
     }
-    publish(wire("both.bosh"), Published { v4: v4(5), v6: v6(3), ..Default::default() });
-    publish(wire("missing.bosh"), Published { rcode: 3, rcode_other: 3, ..Default::default() });
-    publish(wire("malformed.bosh"), Published { rcode: 1, rcode_other: 0, ..Default::default() });
-    publish(wire(""), Published { v4: v4(1), ..Default::default() });
+    publish(
+        wire("both.bosh"),
+        Published {
+            v4: v4(5),
+            v6: v6(3),
+            ..Default::default()
+        },
+    );
+    publish(
+        wire("missing.bosh"),
+        Published {
+            rcode: 3,
+            rcode_other: 3,
+            ..Default::default()
+        },
+    );
+    publish(
+        wire("malformed.bosh"),
+        Published {
+            rcode: 1,
+            rcode_other: 0,
+            ..Default::default()
+        },
+    );
+    publish(
+        wire(""),
+        Published {
+            v4: v4(1),
+            ..Default::default()
+        },
+    );
     // Policies as for Consul's names: TTL, limits, TC or not, no RA.
-    let with_policy =
-        |count: u32, policy| Published { v4: v4(count), policy: Some(policy), ..Default::default() };
-    publish(wire("one.node.consul"), with_policy(1, AnswerPolicy::new(30, 0, [3, 3], false, true)));
+    let with_policy = |count: u32, policy| Published {
+        v4: v4(count),
+        policy: Some(policy),
+        ..Default::default()
+    };
+    publish(
+        wire("one.node.consul"),
+        with_policy(1, AnswerPolicy::new(30, 0, [3, 3], false, true)),
+    );
     publish(
         wire("few.service.consul"),
         with_policy(3, AnswerPolicy::new(0x0102_0304, 0, [3, 3], false, true)),
     );
-    publish(wire("ten.service.consul"), with_policy(10, AnswerPolicy::new(5, 0, [3, 3], false, true)));
-    publish(wire("told.service.consul"), with_policy(10, AnswerPolicy::new(5, 0, [8, 8], true, true)));
-    publish(wire("most.service.consul"), with_policy(300, AnswerPolicy::new(0, 6, [6, 6], true, false)));
-    publish(wire("many.service.consul"), with_policy(1024, AnswerPolicy::new(0, 0, [8, 8], true, true)));
+    publish(
+        wire("ten.service.consul"),
+        with_policy(10, AnswerPolicy::new(5, 0, [3, 3], false, true)),
+    );
+    publish(
+        wire("told.service.consul"),
+        with_policy(10, AnswerPolicy::new(5, 0, [8, 8], true, true)),
+    );
+    publish(
+        wire("most.service.consul"),
+        with_policy(300, AnswerPolicy::new(0, 6, [6, 6], true, false)),
+    );
+    publish(
+        wire("many.service.consul"),
+        with_policy(1024, AnswerPolicy::new(0, 0, [8, 8], true, true)),
+    );
     publish(
         wire("v6.service.consul"),
         Published {
@@ -58,10 +124,22 @@ pub(crate) fn world() -> World {
         },
     );
     for len in 3..=255 {
-        publish(name_of_length(len), Published { v4: v4(2), v6: v6(1), ..Default::default() });
+        publish(
+            name_of_length(len),
+            Published {
+                v4: v4(2),
+                v6: v6(1),
+                ..Default::default()
+            },
+        );
     }
     World {
-        endpoints: vec![(SERVER, 53), (SERVER6, 53), (SERVER, 5353), ([127, 0, 0, 1].into(), 53)],
+        endpoints: vec![
+            (SERVER, 53),
+            (SERVER6, 53),
+            (SERVER, 5353),
+            ([127, 0, 0, 1].into(), 53),
+        ],
         published,
         lease: true,
         max_reply: None,
@@ -80,14 +158,22 @@ struct Fixture {
 
 /// Returns a row with a query over IPv4.
 fn query(name: &'static str, outcome: Outcome, query: Query) -> Fixture {
-    Fixture { name, frame: Datagram::v4(query.bytes()).frame(), outcome }
+    Fixture {
+        name,
+        frame: Datagram::v4(query.bytes()).frame(),
+        outcome,
+    }
 }
 
 /// Returns a row with a frame modified after its construction.
 fn changed(name: &'static str, outcome: Outcome, change: impl FnOnce(&mut Vec<u8>)) -> Fixture {
     let mut frame = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
     change(&mut frame);
-    Fixture { name, frame, outcome }
+    Fixture {
+        name,
+        frame,
+        outcome,
+    }
 }
 
 /// Completes the checksum of a modified IPv4 header.
@@ -100,16 +186,31 @@ fn finish_header(frame: &mut [u8]) {
 /// Returns a row with a query from an address that cannot receive a reply.
 fn from(name: &'static str, query: Query, sender: &str) -> Fixture {
     let sender: SocketAddr = sender.parse().expect("written well");
-    let datagram = if sender.is_ipv4() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
-    let datagram = Datagram { from: (sender.ip(), sender.port()), ..datagram };
-    Fixture { name, frame: datagram.frame(), outcome: Outcome::BadSender }
+    let datagram = if sender.is_ipv4() {
+        Datagram::v4(query.bytes())
+    } else {
+        Datagram::v6(query.bytes())
+    };
+    let datagram = Datagram {
+        from: (sender.ip(), sender.port()),
+        ..datagram
+    };
+    Fixture {
+        name,
+        frame: datagram.frame(),
+        outcome: Outcome::BadSender,
+    }
 }
 
 /// Returns the frame as a local sender emits it, with a partial checksum for the device to
 /// complete.
 fn unfinished(datagram: Datagram) -> Vec<u8> {
     let mut frame = datagram.frame();
-    let sum = !checksum(&[&pseudo(datagram.from.0, datagram.to.0, 8 + datagram.payload.len() as u16)]);
+    let sum = !checksum(&[&pseudo(
+        datagram.from.0,
+        datagram.to.0,
+        8 + datagram.payload.len() as u16,
+    )]);
     let at = frame.len() - datagram.payload.len() - 2;
     frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     frame
@@ -140,56 +241,264 @@ fn table() -> Vec<Fixture> {
         query("mixed case", Hit, hit("V4-3.bOsH")),
         query("a TTL", Hit, hit("one.node.consul")),
         query("a TTL of four bytes", Hit, hit("few.service.consul")),
-        query("a limit without EDNS, without TC", Hit, hit("ten.service.consul")),
-        query("no limit with EDNS", Hit, hit("ten.service.consul").opt(Opt::new(1232))),
-        query("512 bytes are as without EDNS", Hit, hit("ten.service.consul").opt(Opt::new(512))),
-        query("a limit without EDNS, with TC", HitTruncated, hit("told.service.consul")),
-        query("a limit with any EDNS, and no RA", Hit, hit("most.service.consul").opt(Opt::new(1232))),
-        query("bytes that stay free", HitTruncated, hit("many.service.consul").opt(Opt::new(1232))),
-        query("AAAA with a policy", Hit, Query::new("v6.service.consul", AAAA).opt(Opt::new(1232))),
-        query("AAAA with a policy, without EDNS", HitTruncated, Query::new("v6.service.consul", AAAA)),
-        query("AAAA of an IPv4 name with a policy", NotPublished, Query::new("few.service.consul", AAAA)),
-        query("another type of a name with a policy", NotPublished, Query::new("few.service.consul", 33)),
+        query(
+            "a limit without EDNS, without TC",
+            Hit,
+            hit("ten.service.consul"),
+        ),
+        query(
+            "no limit with EDNS",
+            Hit,
+            hit("ten.service.consul").opt(Opt::new(1232)),
+        ),
+        query(
+            "512 bytes are as without EDNS",
+            Hit,
+            hit("ten.service.consul").opt(Opt::new(512)),
+        ),
+        query(
+            "a limit without EDNS, with TC",
+            HitTruncated,
+            hit("told.service.consul"),
+        ),
+        query(
+            "a limit with any EDNS, and no RA",
+            Hit,
+            hit("most.service.consul").opt(Opt::new(1232)),
+        ),
+        query(
+            "bytes that stay free",
+            HitTruncated,
+            hit("many.service.consul").opt(Opt::new(1232)),
+        ),
+        query(
+            "AAAA with a policy",
+            Hit,
+            Query::new("v6.service.consul", AAAA).opt(Opt::new(1232)),
+        ),
+        query(
+            "AAAA with a policy, without EDNS",
+            HitTruncated,
+            Query::new("v6.service.consul", AAAA),
+        ),
+        query(
+            "AAAA of an IPv4 name with a policy",
+            NotPublished,
+            Query::new("few.service.consul", AAAA),
+        ),
+        query(
+            "another type of a name with a policy",
+            NotPublished,
+            Query::new("few.service.consul", 33),
+        ),
         query(
             "an option to a name with a policy",
             NotPublished,
-            hit("few.service.consul").opt(Opt { options: vec![0, 8, 0, 4, 0, 1, 0, 0], ..Opt::new(1232) }),
+            hit("few.service.consul").opt(Opt {
+                options: vec![0, 8, 0, 4, 0, 1, 0, 0],
+                ..Opt::new(1232)
+            }),
         ),
         query("a miss", NotPublished, hit("nobody.bosh")),
         query("a suffix of a published name", NotPublished, hit("bosh")),
         query("another type", Hit, Query::new("v4-3.bosh", 33)),
-        query("another type of a missing name", Hit, Query::new("missing.bosh", 16)),
-        query("another type of a malformed name", Hit, Query::new("malformed.bosh", 16)),
+        query(
+            "another type of a missing name",
+            Hit,
+            Query::new("missing.bosh", 16),
+        ),
+        query(
+            "another type of a malformed name",
+            Hit,
+            Query::new("malformed.bosh", 16),
+        ),
         query("NXDOMAIN", Hit, hit("missing.bosh")),
-        query("NXDOMAIN with OPT", Hit, hit("missing.bosh").opt(Opt::new(1232))),
+        query(
+            "NXDOMAIN with OPT",
+            Hit,
+            hit("missing.bosh").opt(Opt::new(1232)),
+        ),
         query("FORMERR", Hit, hit("malformed.bosh")),
         query("ANY of an IPv4 name", Hit, Query::new("v4-3.bosh", 255)),
-        query("ANY with EDNS", Hit, Query::new("v4-3.bosh", 255).opt(Opt::new(1232))),
-        query("ANY of a missing name", Hit, Query::new("missing.bosh", 255)),
-        query("ANY of both families", NotPublished, Query::new("both.bosh", 255)),
-        query("ANY of an IPv6 name", NotPublished, Query::new("v6-3.bosh", 255)),
-        query("ANY of a name with a policy", NotPublished, Query::new("few.service.consul", 255)),
+        query(
+            "ANY with EDNS",
+            Hit,
+            Query::new("v4-3.bosh", 255).opt(Opt::new(1232)),
+        ),
+        query(
+            "ANY of a missing name",
+            Hit,
+            Query::new("missing.bosh", 255),
+        ),
+        query(
+            "ANY of both families",
+            NotPublished,
+            Query::new("both.bosh", 255),
+        ),
+        query(
+            "ANY of an IPv6 name",
+            NotPublished,
+            Query::new("v6-3.bosh", 255),
+        ),
+        query(
+            "ANY of a name with a policy",
+            NotPublished,
+            Query::new("few.service.consul", 255),
+        ),
         query("AXFR", BadType, Query::new("v4-3.bosh", 252)),
         query("DS", BadType, Query::new("v4-3.bosh", 43)),
-        query("class CH", BadType, Query { qclass: 3, ..hit("v4-3.bosh") }),
-        query("class ANY", BadType, Query { qclass: 255, ..hit("v4-3.bosh") }),
-        query("RD clear", Hit, Query { flags: 0, ..hit("v4-3.bosh") }),
-        query("AD and CD", Hit, Query { flags: 0x0130, ..hit("v4-3.bosh") }),
-        query("a response", Response, Query { flags: 0x8180, ..hit("v4-3.bosh") }),
-        query("opcode NOTIFY", NotPlain, Query { flags: 0x2100, ..hit("v4-3.bosh") }),
-        query("TC set", NotPlain, Query { flags: 0x0300, ..hit("v4-3.bosh") }),
-        query("AA set", NotPlain, Query { flags: 0x0500, ..hit("v4-3.bosh") }),
-        query("Z set", NotPlain, Query { flags: 0x0140, ..hit("v4-3.bosh") }),
-        query("RCODE set", NotPlain, Query { flags: 0x0103, ..hit("v4-3.bosh") }),
-        query("no question", NotPlain, Query { counts: [0, 0, 0], ..hit("v4-3.bosh") }),
-        query("two questions", NotPlain, Query { counts: [2, 0, 0], ..hit("v4-3.bosh") }),
-        query("256 questions", NotPlain, Query { counts: [256, 0, 0], ..hit("v4-3.bosh") }),
-        query("an answer", NotPlain, Query { counts: [1, 1, 0], ..hit("v4-3.bosh") }),
-        query("an authority", NotPlain, Query { counts: [1, 0, 1], ..hit("v4-3.bosh") }),
-        query("two additional", NotPlain, Query { additional: Some(2), ..hit("v4-3.bosh") }),
-        query("a missing OPT", BadEdns, Query { additional: Some(1), ..hit("v4-3.bosh") }),
-        query("an uncounted OPT", BadType, Query { additional: Some(0), ..opt(|_| {}) }),
-        query("bytes after the question", BadType, Query { trailing: vec![1, 2, 3], ..hit("v4-3.bosh") }),
+        query(
+            "class CH",
+            BadType,
+            Query {
+                qclass: 3,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "class ANY",
+            BadType,
+            Query {
+                qclass: 255,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "RD clear",
+            Hit,
+            Query {
+                flags: 0,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "AD and CD",
+            Hit,
+            Query {
+                flags: 0x0130,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "a response",
+            Response,
+            Query {
+                flags: 0x8180,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "opcode NOTIFY",
+            NotPlain,
+            Query {
+                flags: 0x2100,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "TC set",
+            NotPlain,
+            Query {
+                flags: 0x0300,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "AA set",
+            NotPlain,
+            Query {
+                flags: 0x0500,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "Z set",
+            NotPlain,
+            Query {
+                flags: 0x0140,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "RCODE set",
+            NotPlain,
+            Query {
+                flags: 0x0103,
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "no question",
+            NotPlain,
+            Query {
+                counts: [0, 0, 0],
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "two questions",
+            NotPlain,
+            Query {
+                counts: [2, 0, 0],
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "256 questions",
+            NotPlain,
+            Query {
+                counts: [256, 0, 0],
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "an answer",
+            NotPlain,
+            Query {
+                counts: [1, 1, 0],
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "an authority",
+            NotPlain,
+            Query {
+                counts: [1, 0, 1],
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "two additional",
+            NotPlain,
+            Query {
+                additional: Some(2),
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "a missing OPT",
+            BadEdns,
+            Query {
+                additional: Some(1),
+                ..hit("v4-3.bosh")
+            },
+        ),
+        query(
+            "an uncounted OPT",
+            BadType,
+            Query {
+                additional: Some(0),
+                ..opt(|_| {})
+            },
+        ),
+        query(
+            "bytes after the question",
+            BadType,
+            Query {
+                trailing: vec![1, 2, 3],
+                ..hit("v4-3.bosh")
+            },
+        ),
         query("EDNS", Hit, opt(|_| {})),
         query("EDNS with DO", Hit, opt(|opt| opt.flags = 0x8000)),
         query("EDNS with all flags", Hit, opt(|opt| opt.flags = 0xffff)),
@@ -197,44 +506,141 @@ fn table() -> Vec<Fixture> {
         query("EDNS size 65535", Hit, opt(|opt| opt.size = 0xffff)),
         query("EDNS version 1", BadEdns, opt(|opt| opt.version = 1)),
         query("extended RCODE", BadEdns, opt(|opt| opt.extended = 1)),
-        query("a cookie", Hit, opt(|opt| opt.options = vec![0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8])),
+        query(
+            "a cookie",
+            Hit,
+            opt(|opt| opt.options = vec![0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ),
         query(
             "400 bytes of padding",
             Hit,
             opt(|opt| opt.options = [&[0, 12, 1, 140][..], &[0; 396]].concat()),
         ),
-        query("a truncated option", BadEdns, opt(|opt| opt.options = vec![0, 10, 0])),
-        query("an option longer than the message", BadEdns, opt(|opt| opt.options = vec![0, 10, 0, 2, 1])),
-        query("two options", BadEdns, opt(|opt| opt.options = vec![0, 10, 0, 0, 0, 12, 0, 0])),
+        query(
+            "a truncated option",
+            BadEdns,
+            opt(|opt| opt.options = vec![0, 10, 0]),
+        ),
+        query(
+            "an option longer than the message",
+            BadEdns,
+            opt(|opt| opt.options = vec![0, 10, 0, 2, 1]),
+        ),
+        query(
+            "two options",
+            BadEdns,
+            opt(|opt| opt.options = vec![0, 10, 0, 0, 0, 12, 0, 0]),
+        ),
         query("NSID", BadEdns, opt(|opt| opt.options = vec![0, 3, 0, 0])),
-        query("options with excessive lengths", BadEdns, opt(|opt| opt.options_len = Some(1))),
-        query("an A record instead of an OPT", BadEdns, opt(|opt| opt.kind = 1)),
+        query(
+            "options with excessive lengths",
+            BadEdns,
+            opt(|opt| opt.options_len = Some(1)),
+        ),
+        query(
+            "an A record instead of an OPT",
+            BadEdns,
+            opt(|opt| opt.kind = 1),
+        ),
         query("OPT below a name", BadEdns, opt(|opt| opt.owner = 1)),
-        query("bytes after the OPT", BadEdns, Query { trailing: vec![0], ..opt(|_| {}) }),
+        query(
+            "bytes after the OPT",
+            BadEdns,
+            Query {
+                trailing: vec![0],
+                ..opt(|_| {})
+            },
+        ),
         query("60 addresses, 512 bytes", HitTruncated, hit("v4-60.bosh")),
-        query("60 addresses, 1232 bytes", Hit, hit("v4-60.bosh").opt(Opt::new(1232))),
-        query("60 addresses, EDNS 512", HitTruncated, hit("v4-60.bosh").opt(Opt::new(512))),
-        query("60 addresses, EDNS 100", HitTruncated, hit("v4-60.bosh").opt(Opt::new(100))),
-        query("200 addresses, 1232 bytes", HitTruncated, hit("v4-200.bosh").opt(Opt::new(1232))),
-        query("200 addresses, 4096 bytes", Hit, hit("v4-200.bosh").opt(Opt::new(4096))),
-        query("1024 addresses, 3000 bytes", HitTruncated, hit("v4-1024.bosh").opt(Opt::new(3000))),
-        query("300 addresses, 65535 bytes", NoRoom, hit("v4-300.bosh").opt(Opt::new(65535))),
-        query("60 IPv6 addresses, 512 bytes", HitTruncated, Query::new("v6-60.bosh", AAAA)),
-        query("256 IPv6 addresses, 3000", HitTruncated, Query::new("v6-256.bosh", AAAA).opt(Opt::new(3000))),
-        query("a compression pointer", NotPublished, Query { name: vec![0xc0, 12], ..hit("") }),
+        query(
+            "60 addresses, 1232 bytes",
+            Hit,
+            hit("v4-60.bosh").opt(Opt::new(1232)),
+        ),
+        query(
+            "60 addresses, EDNS 512",
+            HitTruncated,
+            hit("v4-60.bosh").opt(Opt::new(512)),
+        ),
+        query(
+            "60 addresses, EDNS 100",
+            HitTruncated,
+            hit("v4-60.bosh").opt(Opt::new(100)),
+        ),
+        query(
+            "200 addresses, 1232 bytes",
+            HitTruncated,
+            hit("v4-200.bosh").opt(Opt::new(1232)),
+        ),
+        query(
+            "200 addresses, 4096 bytes",
+            Hit,
+            hit("v4-200.bosh").opt(Opt::new(4096)),
+        ),
+        query(
+            "1024 addresses, 3000 bytes",
+            HitTruncated,
+            hit("v4-1024.bosh").opt(Opt::new(3000)),
+        ),
+        query(
+            "300 addresses, 65535 bytes",
+            NoRoom,
+            hit("v4-300.bosh").opt(Opt::new(65535)),
+        ),
+        query(
+            "60 IPv6 addresses, 512 bytes",
+            HitTruncated,
+            Query::new("v6-60.bosh", AAAA),
+        ),
+        query(
+            "256 IPv6 addresses, 3000",
+            HitTruncated,
+            Query::new("v6-256.bosh", AAAA).opt(Opt::new(3000)),
+        ),
+        query(
+            "a compression pointer",
+            NotPublished,
+            Query {
+                name: vec![0xc0, 12],
+                ..hit("")
+            },
+        ),
         query(
             "a pointer behind a label",
             NotPublished,
-            Query { name: b"\x04v4-3\xc0\x0c".to_vec(), ..hit("") },
+            Query {
+                name: b"\x04v4-3\xc0\x0c".to_vec(),
+                ..hit("")
+            },
         ),
-        query("a name of 256 bytes", BadName, Query { name: long_name, ..hit("") }),
-        query("no name at all", BadName, Query { name: vec![], ..hit("") }),
-        changed("Ethernet padding", Hit, |frame| frame.resize(frame.len() + 7, 0)),
-        changed("more padding than the reply needs", Hit, |frame| frame.resize(frame.len() + 60, 0)),
+        query(
+            "a name of 256 bytes",
+            BadName,
+            Query {
+                name: long_name,
+                ..hit("")
+            },
+        ),
+        query(
+            "no name at all",
+            BadName,
+            Query {
+                name: vec![],
+                ..hit("")
+            },
+        ),
+        changed("Ethernet padding", Hit, |frame| {
+            frame.resize(frame.len() + 7, 0)
+        }),
+        changed("more padding than the reply needs", Hit, |frame| {
+            frame.resize(frame.len() + 60, 0)
+        }),
         changed("another port", NotOurs, |frame| frame[37] = 54),
         changed("another address", NotOurs, |frame| frame[33] = 3),
         changed("TCP", NotOurs, |frame| frame[23] = 6),
-        changed("ARP", NotOurs, |frame| frame[12..14].copy_from_slice(&[8, 6])),
+        changed("ARP", NotOurs, |frame| {
+            frame[12..14].copy_from_slice(&[8, 6])
+        }),
         changed("the first fragment", Unsupported, |frame| frame[20] = 0x20),
         changed("a later fragment", Unsupported, |frame| frame[21] = 3),
         changed("IP options", Unsupported, |frame| frame[14] = 0x46),
@@ -255,19 +661,43 @@ fn table() -> Vec<Fixture> {
         changed("two VLAN tags", Unsupported, |frame| {
             drop(frame.splice(12..12, [0x81, 0, 0, 5, 0x81, 0, 0, 6]));
         }),
-        changed("a service tag", Unsupported, |frame| drop(frame.splice(12..12, [0x88, 0xa8, 0, 5]))),
+        changed("a service tag", Unsupported, |frame| {
+            drop(frame.splice(12..12, [0x88, 0xa8, 0, 5]))
+        }),
         changed("no checksum", Hit, |frame| frame[40..42].fill(0)),
-        changed("a wrong UDP checksum", BadChecksum, |frame| frame[40] ^= 0x10),
-        changed("a wrong header checksum", BadChecksum, |frame| frame[24] ^= 0x10),
-        changed("a multicast MAC address as sender", BadSender, |frame| frame[6..12].fill(0xff)),
+        changed("a wrong UDP checksum", BadChecksum, |frame| {
+            frame[40] ^= 0x10
+        }),
+        changed("a wrong header checksum", BadChecksum, |frame| {
+            frame[24] ^= 0x10
+        }),
+        changed("a multicast MAC address as sender", BadSender, |frame| {
+            frame[6..12].fill(0xff)
+        }),
         from("from port 0", hit("v4-3.bosh"), "10.1.2.3:0"),
         from("from 0.0.0.0/8", hit("v4-3.bosh"), "0.1.2.3:40000"),
-        from("from a multicast address", hit("v4-3.bosh"), "224.0.0.1:40000"),
+        from(
+            "from a multicast address",
+            hit("v4-3.bosh"),
+            "224.0.0.1:40000",
+        ),
         from("from class E", hit("v4-3.bosh"), "240.0.0.1:40000"),
-        from("from the broadcast address", hit("v4-3.bosh"), "255.255.255.255:40000"),
+        from(
+            "from the broadcast address",
+            hit("v4-3.bosh"),
+            "255.255.255.255:40000",
+        ),
         from("IPv6, from no address", hit("v4-3.bosh"), "[::]:40000"),
-        from("IPv6, from a multicast address", hit("v4-3.bosh"), "[ff02::1]:40000"),
-        from("IPv6, from a mapped address", hit("v4-3.bosh"), "[::ffff:10.1.2.3]:40000"),
+        from(
+            "IPv6, from a multicast address",
+            hit("v4-3.bosh"),
+            "[ff02::1]:40000",
+        ),
+        from(
+            "IPv6, from a mapped address",
+            hit("v4-3.bosh"),
+            "[::ffff:10.1.2.3]:40000",
+        ),
         from("IPv6, from port 0", hit("v4-3.bosh"), "[fd00::99]:0"),
         Fixture {
             name: "IPv6, no checksum",
@@ -289,20 +719,29 @@ fn table() -> Vec<Fixture> {
         },
         Fixture {
             name: "a VLAN tag",
-            frame: Datagram { tags: vec![(0x8100, 0x2005)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
-                .frame(),
+            frame: Datagram {
+                tags: vec![(0x8100, 0x2005)],
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: Hit,
         },
         Fixture {
             name: "a foreign VLAN tag",
-            frame: Datagram { tags: vec![(0x8100, 0x2006)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
-                .frame(),
+            frame: Datagram {
+                tags: vec![(0x8100, 0x2006)],
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: NotOurs,
         },
         Fixture {
             name: "a priority tag",
-            frame: Datagram { tags: vec![(0x8100, 0x2000)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
-                .frame(),
+            frame: Datagram {
+                tags: vec![(0x8100, 0x2000)],
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: NotOurs,
         },
         changed("to another machine", NotOurs, |frame| frame[5] = 1),
@@ -318,23 +757,38 @@ fn table() -> Vec<Fixture> {
         },
         Fixture {
             name: "a loopback address, by lo",
-            frame: Datagram { to: ([127, 0, 0, 1].into(), 53), ..Datagram::v4(hit("v4-3.bosh").bytes()) }
-                .frame(),
+            frame: Datagram {
+                to: ([127, 0, 0, 1].into(), 53),
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: Hit,
         },
         Fixture {
             name: "the second port",
-            frame: Datagram { to: (SERVER, 5353), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
+            frame: Datagram {
+                to: (SERVER, 5353),
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: Hit,
         },
         Fixture {
             name: "a port of the other family",
-            frame: Datagram { to: (SERVER6, 5353), ..Datagram::v6(hit("v4-3.bosh").bytes()) }.frame(),
+            frame: Datagram {
+                to: (SERVER6, 5353),
+                ..Datagram::v6(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: NotOurs,
         },
         Fixture {
             name: "sent to the client",
-            frame: Datagram { to: (CLIENT, 53), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
+            frame: Datagram {
+                to: (CLIENT, 53),
+                ..Datagram::v4(hit("v4-3.bosh").bytes())
+            }
+            .frame(),
             outcome: NotOurs,
         },
         Fixture {
@@ -347,12 +801,25 @@ fn table() -> Vec<Fixture> {
             frame: unfinished(over_v6(hit("v4-3.bosh"))),
             outcome: Hit,
         },
-        Fixture { name: "IPv6", frame: over_v6(hit("v4-3.bosh")).frame(), outcome: Hit },
-        Fixture { name: "IPv6, odd name", frame: over_v6(hit("v4-10.bosh")).frame(), outcome: Hit },
-        Fixture { name: "IPv6, AAAA", frame: over_v6(Query::new("v6-17.bosh", AAAA)).frame(), outcome: Hit },
+        Fixture {
+            name: "IPv6",
+            frame: over_v6(hit("v4-3.bosh")).frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, odd name",
+            frame: over_v6(hit("v4-10.bosh")).frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, AAAA",
+            frame: over_v6(Query::new("v6-17.bosh", AAAA)).frame(),
+            outcome: Hit,
+        },
         Fixture {
             name: "IPv6, EDNS",
-            frame: over_v6(hit("v4-60.bosh").opt(Opt::with_options(1232, &[0, 10, 0, 1, 7]))).frame(),
+            frame: over_v6(hit("v4-60.bosh").opt(Opt::with_options(1232, &[0, 10, 0, 1, 7])))
+                .frame(),
             outcome: Hit,
         },
         Fixture {
@@ -360,10 +827,18 @@ fn table() -> Vec<Fixture> {
             frame: over_v6(Query::new("v6-60.bosh", AAAA).opt(Opt::new(600))).frame(),
             outcome: HitTruncated,
         },
-        Fixture { name: "IPv6, no data", frame: over_v6(hit("v6-3.bosh")).frame(), outcome: Hit },
+        Fixture {
+            name: "IPv6, no data",
+            frame: over_v6(hit("v6-3.bosh")).frame(),
+            outcome: Hit,
+        },
         Fixture {
             name: "IPv6, a VLAN tag",
-            frame: Datagram { tags: vec![(0x8100, 7)], ..over_v6(hit("v4-10.bosh")) }.frame(),
+            frame: Datagram {
+                tags: vec![(0x8100, 7)],
+                ..over_v6(hit("v4-10.bosh"))
+            }
+            .frame(),
             outcome: Hit,
         },
         Fixture {
@@ -384,7 +859,12 @@ fn fixtures_hold_at_every_hook() {
     let world = world();
     install(&mut program, &world);
     let mut failures = Vec::new();
-    for Fixture { name, frame, outcome } in table() {
+    for Fixture {
+        name,
+        frame,
+        outcome,
+    } in table()
+    {
         for hook in HOOKS {
             let counted = match program.run_counted(hook, &frame) {
                 Ok((_, counted)) => counted,
@@ -394,25 +874,42 @@ fn fixtures_hold_at_every_hook() {
                 }
             };
             if counted != outcome {
-                failures.push(format!("{name} at {hook:?}: counted {counted:?} instead of {outcome:?}"));
+                failures.push(format!(
+                    "{name} at {hook:?}: counted {counted:?} instead of {outcome:?}"
+                ));
             }
             if let Err(problem) = check(&program, &world, hook, &frame) {
                 failures.push(format!("{name} at {hook:?}: {problem}"));
             }
         }
     }
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
 fn enabled_cookies_go_to_userspace() {
     let Some(mut program) = load() else { return };
-    let world = World { cookies: true, ..world() };
+    let world = World {
+        cookies: true,
+        ..world()
+    };
     install(&mut program, &world);
     let cookie = vec![0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8];
     let padding = vec![0, 12, 0, 2, 0, 0];
-    for (options, expected) in [(vec![], Outcome::Hit), (padding, Outcome::Hit), (cookie, Outcome::BadEdns)] {
-        let query = Query::new("v4-10.bosh", A).opt(Opt { options, ..Opt::new(1232) });
+    for (options, expected) in [
+        (vec![], Outcome::Hit),
+        (padding, Outcome::Hit),
+        (cookie, Outcome::BadEdns),
+    ] {
+        let query = Query::new("v4-10.bosh", A).opt(Opt {
+            options,
+            ..Opt::new(1232)
+        });
         for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
             let frame = datagram.frame();
             for hook in HOOKS {
@@ -433,12 +930,24 @@ fn tc_distinguishes_ambiguous_checksums() {
     let odd = Opt::with_options(1232, &[0, 10, 0, 3, 1, 2, 3]);
     for opt in [None, Some(Opt::new(1232)), Some(cookie), Some(odd)] {
         for over in [Datagram::v4, Datagram::v6] {
-            let with_id = |id| over(Query { id, opt: opt.clone(), ..Query::new("v4-10.bosh", A) }.bytes());
+            let with_id = |id| {
+                over(
+                    Query {
+                        id,
+                        opt: opt.clone(),
+                        ..Query::new("v4-10.bosh", A)
+                    }
+                    .bytes(),
+                )
+            };
             // The checksum of a datagram whose checksum field holds the pseudo-header's sum.
             let finished = |datagram: &Datagram| {
                 let frame = unfinished(datagram.clone());
                 let udp = &frame[frame.len() - datagram.payload.len() - 8..];
-                checksum(&[&pseudo(datagram.from.0, datagram.to.0, udp.len() as u16), udp])
+                checksum(&[
+                    &pseudo(datagram.from.0, datagram.to.0, udp.len() as u16),
+                    udp,
+                ])
             };
             // With the missing amount as id, that sum is the correct checksum.
             let datagram = with_id(finished(&with_id(0)));
@@ -462,7 +971,9 @@ fn long_replies_find_room() {
     let Some(mut program) = load() else { return };
     let mut world = world();
     let list = Published {
-        v4: (0..LONG_LIST).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect(),
+        v4: (0..LONG_LIST)
+            .map(|i| Ipv4Addr::from(0x0a00_0001 + i))
+            .collect(),
         ..Default::default()
     };
     for len in (1..=255).filter(|&len| len != 2) {
@@ -471,12 +982,23 @@ fn long_replies_find_room() {
     install(&mut program, &world);
     // An emulated machine takes 15 ms for each packet. The first lengths with and without room always count.
     let is_sample = std::env::var_os("BOSH_DNS_SAMPLE").is_some();
-    let is_limit = |reply_len: usize| [XDP_TAIL, XDP_ROOM].iter().any(|room| reply_len.abs_diff(*room) <= 1);
+    let is_limit = |reply_len: usize| {
+        [XDP_TAIL, XDP_ROOM]
+            .iter()
+            .any(|room| reply_len.abs_diff(*room) <= 1)
+    };
     let (mut answered, mut without_room) = (0, 0);
     for len in (1..=255).filter(|&len| len != 2) {
-        let query = Query { name: name_of_length(len), ..Query::new("", A) }.opt(Opt::new(4096));
+        let query = Query {
+            name: name_of_length(len),
+            ..Query::new("", A)
+        }
+        .opt(Opt::new(4096));
         for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
-            let tagged = Datagram { tags: vec![(0x8100, 5)], ..datagram.clone() };
+            let tagged = Datagram {
+                tags: vec![(0x8100, 5)],
+                ..datagram.clone()
+            };
             for datagram in [datagram, tagged] {
                 let grows_by = 16 * LONG_LIST as usize;
                 // Without padding the headroom alone does not suffice; with this much it does.
@@ -484,14 +1006,24 @@ fn long_replies_find_room() {
                     if datagram.frame().len() + padding > XDP_TAIL {
                         continue; // Exceeds the input size of a test run.
                     }
-                    let frame = Datagram { padding, ..datagram.clone() }.frame();
+                    let frame = Datagram {
+                        padding,
+                        ..datagram.clone()
+                    }
+                    .frame();
                     let reply_len = frame.len() - padding + grows_by;
                     if is_sample && len % 8 != 7 && !is_limit(reply_len) {
                         continue;
                     }
                     let what = format!("a reply of {reply_len} bytes to {}", frame.len());
-                    let outcome = if reply_len <= XDP_ROOM { Outcome::Hit } else { Outcome::NoRoom };
-                    let (_, counted) = program.run_counted(Hook::Xdp, &frame).expect("the program runs");
+                    let outcome = if reply_len <= XDP_ROOM {
+                        Outcome::Hit
+                    } else {
+                        Outcome::NoRoom
+                    };
+                    let (_, counted) = program
+                        .run_counted(Hook::Xdp, &frame)
+                        .expect("the program runs");
                     assert_eq!(counted, outcome, "{what}");
                     let held = check(&program, &world, Hook::Xdp, &frame);
                     assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what}");
@@ -523,7 +1055,11 @@ fn packet_without_room_is_passed() {
 
     // Exceeds the room at both ends in an XDP test run.
     let query = long_query(&mut program, 255);
-    let frame = Datagram { tags: vec![(0x8100, 5)], ..Datagram::v6(query) }.frame();
+    let frame = Datagram {
+        tags: vec![(0x8100, 5)],
+        ..Datagram::v6(query)
+    }
+    .frame();
     let (output, counted) = run_with_metadata(&mut program, &frame, 0);
     assert_eq!(counted, Outcome::NoRoom);
     assert!(output == frame);
@@ -533,17 +1069,32 @@ fn packet_without_room_is_passed() {
 fn long_query(program: &mut Program, name_len: usize) -> Vec<u8> {
     let mut world = world();
     let name = name_of_length(name_len);
-    let list = (0..LONG_LIST).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect();
-    world.published.insert(name.clone(), Published { v4: list, ..Default::default() });
+    let list = (0..LONG_LIST)
+        .map(|i| Ipv4Addr::from(0x0a00_0001 + i))
+        .collect();
+    world.published.insert(
+        name.clone(),
+        Published {
+            v4: list,
+            ..Default::default()
+        },
+    );
     install(program, &world);
-    Query { name, ..Query::new("", A) }.opt(Opt::new(4096)).bytes()
+    Query {
+        name,
+        ..Query::new("", A)
+    }
+    .opt(Opt::new(4096))
+    .bytes()
 }
 
 /// Runs the XDP program over a packet preceded by `metadata` bytes; returns metadata and packet
 /// after the run, and the outcome.
 fn run_with_metadata(program: &mut Program, input: &[u8], metadata: usize) -> (Vec<u8>, Outcome) {
     // `struct xdp_md`: data, data_end, data_meta, two numbers of the receiver, one of the sender.
-    let context = [metadata as u32, input.len() as u32, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
+    let context = [metadata as u32, input.len() as u32, 0, 0, 0, 0]
+        .map(u32::to_ne_bytes)
+        .concat();
     let mut output = vec![0; 8192];
     let before = program.counters().outcomes;
     let options = TestRunOptions {
@@ -552,12 +1103,16 @@ fn run_with_metadata(program: &mut Program, input: &[u8], metadata: usize) -> (V
         ctx_in: Some(&context),
         ..Default::default()
     };
-    let run = program.test_run(Hook::Xdp, options).expect("the program runs");
+    let run = program
+        .test_run(Hook::Xdp, options)
+        .expect("the program runs");
     output.truncate(run.data_size_out as usize);
     assert_eq!(run.return_value, XDP_PASS);
     let after = program.counters().outcomes;
-    let mut counted =
-        Outcome::ALL.iter().copied().filter(|&outcome| after[outcome as usize] != before[outcome as usize]);
+    let mut counted = Outcome::ALL
+        .iter()
+        .copied()
+        .filter(|&outcome| after[outcome as usize] != before[outcome as usize]);
     (output, counted.next().expect("every packet is counted"))
 }
 
@@ -566,11 +1121,17 @@ fn only_admitted_endpoints_are_answered() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let query = Query::new("v4-3.bosh", A).bytes();
-    let (first, third) =
-        (Datagram::v4(query.clone()), Datagram { to: (SERVER, 5353), ..Datagram::v4(query) });
+    let (first, third) = (
+        Datagram::v4(query.clone()),
+        Datagram {
+            to: (SERVER, 5353),
+            ..Datagram::v4(query)
+        },
+    );
     let admit = |program: &mut Program, endpoints: u64| {
-        program
-            .set_scope(|scope| scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].endpoints = endpoints);
+        program.set_scope(|scope| {
+            scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].endpoints = endpoints
+        });
     };
     for hook in HOOKS {
         for (endpoints, outcomes) in [
@@ -579,8 +1140,12 @@ fn only_admitted_endpoints_are_answered() {
             (0b0100, [Outcome::NotServed, Outcome::Hit]),
         ] {
             admit(&mut program, endpoints);
-            let counted = [&first, &third]
-                .map(|datagram| program.run_counted(hook, &datagram.frame()).expect("the program runs").1);
+            let counted = [&first, &third].map(|datagram| {
+                program
+                    .run_counted(hook, &datagram.frame())
+                    .expect("the program runs")
+                    .1
+            });
             assert_eq!(counted, outcomes, "{endpoints:b} at {hook:?}");
         }
     }
@@ -591,15 +1156,21 @@ fn probe_rate_is_limited() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let query = Query::new("v4-3.bosh", A).bytes();
-    for (slot, datagram, client, server) in
-        [(0, Datagram::v4(query.clone()), CLIENT, SERVER), (1, Datagram::v6(query), CLIENT6, SERVER6)]
-    {
+    for (slot, datagram, client, server) in [
+        (0, Datagram::v4(query.clone()), CLIENT, SERVER),
+        (1, Datagram::v6(query), CLIENT6, SERVER6),
+    ] {
         let frame = datagram.frame();
         // Reads the record of the probes, and makes the next one due.
         let probe = |program: &mut Program| {
-            let mut found = Probe { due_ns: 0, count: 0, client: [0; 16] };
+            let mut found = Probe {
+                due_ns: 0,
+                count: 0,
+                client: [0; 16],
+            };
             program.set_scope(|scope| {
-                let record = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[slot];
+                let record =
+                    &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[slot];
                 found = *record;
                 record.due_ns = 0;
             });
@@ -617,18 +1188,40 @@ fn probe_rate_is_limited() {
                     assert_eq!(run.packet, frame, "{hook:?}");
                     break;
                 }
-                assert!(counted == Outcome::Hit && tries < 1000, "{counted:?} at {hook:?}");
+                assert!(
+                    counted == Outcome::Hit && tries < 1000,
+                    "{counted:?} at {hook:?}"
+                );
             }
             for _ in 0..3 {
-                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+                assert_eq!(
+                    program
+                        .run_counted(hook, &frame)
+                        .expect("the program runs")
+                        .1,
+                    Outcome::Hit
+                );
             }
-            let Probe { due_ns, count, client: seen } = probe(&mut program);
-            assert_eq!((count, IpAddr::from(seen).to_canonical()), (round as u64 + 1, client));
+            let Probe {
+                due_ns,
+                count,
+                client: seen,
+            } = probe(&mut program);
+            assert_eq!(
+                (count, IpAddr::from(seen).to_canonical()),
+                (round as u64 + 1, client)
+            );
             assert!(due_ns > 0);
             // Without reports from the server there are no probes.
             program.set_control(|control| control.probe_until_ns = 1);
             for _ in 0..8 {
-                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+                assert_eq!(
+                    program
+                        .run_counted(hook, &frame)
+                        .expect("the program runs")
+                        .1,
+                    Outcome::Hit
+                );
             }
         }
         // A killed server has no sockets, and loses no probe.
@@ -637,7 +1230,13 @@ fn probe_rate_is_limited() {
         for hook in HOOKS {
             probe(&mut program);
             for _ in 0..8 {
-                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+                assert_eq!(
+                    program
+                        .run_counted(hook, &frame)
+                        .expect("the program runs")
+                        .1,
+                    Outcome::Hit
+                );
             }
         }
     }

@@ -44,11 +44,19 @@ pub(super) struct Record {
 pub(super) const QUESTION: &[u8] = &[0xc0, 12];
 
 pub(super) fn record(rtype: u16, ttl: u32, data: &[u8]) -> Record {
-    Record { owner: QUESTION.to_vec(), rtype, ttl, data: data.to_vec() }
+    Record {
+        owner: QUESTION.to_vec(),
+        rtype,
+        ttl,
+        data: data.to_vec(),
+    }
 }
 
 pub(super) fn soa(ttl: u32, minimum: u32) -> Record {
-    let numbers: Vec<u8> = [7, 60, 60, 60, minimum].into_iter().flat_map(u32::to_be_bytes).collect();
+    let numbers: Vec<u8> = [7, 60, 60, 60, minimum]
+        .into_iter()
+        .flat_map(u32::to_be_bytes)
+        .collect();
     record(6, ttl, &[&[1, b'a', 0xc0, 12, 0], &numbers[..]].concat())
 }
 
@@ -81,35 +89,78 @@ pub(super) const NXDOMAIN: u16 = 3;
 /// Returns queries and replies of every kind that is kept: name, type, flags, DO, reply.
 fn cases() -> Vec<(Query, Vec<u8>)> {
     let question = |name: &str, qtype| Query::new(name, qtype);
-    let dnssec = |query: Query| query.opt(Opt { flags: DO, ..Opt::new(1232) });
+    let dnssec = |query: Query| {
+        query.opt(Opt {
+            flags: DO,
+            ..Opt::new(1232)
+        })
+    };
     let mut cases = Vec::new();
     let mut add = |query: Query, flags, sections: [&[Record]; 3]| {
         let bytes = reply(&query, flags, sections);
         cases.push((query, bytes));
     };
     for count in [1, 2, 5, 24] {
-        let records: Vec<Record> =
-            (0..count).map(|i| record(1, 300 + u32::from(i), &[10, 0, 0, i])).collect();
+        let records: Vec<Record> = (0..count)
+            .map(|i| record(1, 300 + u32::from(i), &[10, 0, 0, i]))
+            .collect();
         add(question("www.example.com", A), ANSWER, [&records, &[], &[]]);
     }
-    add(question("v6.example.com", AAAA), ANSWER | AD, [&[record(28, 3600, &[0xfd; 16])], &[], &[]]);
+    add(
+        question("v6.example.com", AAAA),
+        ANSWER | AD,
+        [&[record(28, 3600, &[0xfd; 16])], &[], &[]],
+    );
     // Texts of odd lengths move the next TTL to an odd offset.
-    let texts: Vec<Record> =
-        (0..6u8).map(|len| record(16, 60, &[&[len], &vec![b'x'; usize::from(len)][..]].concat())).collect();
+    let texts: Vec<Record> = (0..6u8)
+        .map(|len| {
+            record(
+                16,
+                60,
+                &[&[len], &vec![b'x'; usize::from(len)][..]].concat(),
+            )
+        })
+        .collect();
     add(question("txt.example.com", 16), ANSWER, [&texts, &[], &[]]);
     // CNAME to "a" below the question's zone, whose name begins 4 bytes further.
     let alias = record(5, 30, &[1, b'a', 0xc0, 16]);
     let target = 12 + 17 + 4 + 2 + 10;
-    let address = Record { owner: vec![0xc0, target as u8], ..record(1, 86_400, &[192, 0, 2, 1]) };
-    add(question("www.example.com", A), ANSWER, [&[alias, address], &[], &[]]);
-    add(question("gone.example.com", A), ANSWER | NXDOMAIN, [&[], &[soa(900, 30)], &[]]);
-    add(question("empty.example.com", 65), ANSWER, [&[], &[soa(30, 900)], &[]]);
-    add(question("net", 2), ANSWER, [&[record(2, 518_400, &[1, b'a', 0])], &[], &[]]);
+    let address = Record {
+        owner: vec![0xc0, target as u8],
+        ..record(1, 86_400, &[192, 0, 2, 1])
+    };
+    add(
+        question("www.example.com", A),
+        ANSWER,
+        [&[alias, address], &[], &[]],
+    );
+    add(
+        question("gone.example.com", A),
+        ANSWER | NXDOMAIN,
+        [&[], &[soa(900, 30)], &[]],
+    );
+    add(
+        question("empty.example.com", 65),
+        ANSWER,
+        [&[], &[soa(30, 900)], &[]],
+    );
+    add(
+        question("net", 2),
+        ANSWER,
+        [&[record(2, 518_400, &[1, b'a', 0])], &[], &[]],
+    );
     let signature = record(46, 300, &[&[0; 18], &[0][..], &[7; 63]].concat());
     let signed = [record(1, 300, &[10, 0, 0, 1]), signature];
-    add(dnssec(question("signed.example.com", A)), ANSWER | AD, [&signed, &[], &[]]);
     add(
-        Query { flags: RD | CD, ..dnssec(question("signed.example.com", A)) },
+        dnssec(question("signed.example.com", A)),
+        ANSWER | AD,
+        [&signed, &[], &[]],
+    );
+    add(
+        Query {
+            flags: RD | CD,
+            ..dnssec(question("signed.example.com", A))
+        },
         ANSWER,
         [&signed, &[], &[record(1, 5, &[1, 2, 3, 4])]],
     );
@@ -119,7 +170,10 @@ fn cases() -> Vec<(Query, Vec<u8>)> {
 /// Returns queries with the same answer as `query`: other ids, letter case, OPT and AD.
 pub(super) fn clients(query: &Query) -> Vec<Query> {
     let dnssec_ok = query.opt.as_ref().is_some_and(|opt| opt.flags & DO != 0);
-    let opt = |size| Opt { flags: if dnssec_ok { DO } else { 0 }, ..Opt::new(size) };
+    let opt = |size| Opt {
+        flags: if dnssec_ok { DO } else { 0 },
+        ..Opt::new(size)
+    };
     let mut opts = vec![Some(opt(512)), Some(opt(1232)), Some(opt(4096))];
     if !dnssec_ok {
         opts.push(None);
@@ -127,8 +181,18 @@ pub(super) fn clients(query: &Query) -> Vec<Query> {
     let mut clients = Vec::new();
     for opt in opts {
         for flags in [query.flags, query.flags | AD] {
-            let name = if flags & AD == 0 { query.name.clone() } else { query.name.to_ascii_uppercase() };
-            clients.push(Query { id: 0xbeef, flags, name, opt: opt.clone(), ..query.clone() });
+            let name = if flags & AD == 0 {
+                query.name.clone()
+            } else {
+                query.name.to_ascii_uppercase()
+            };
+            clients.push(Query {
+                id: 0xbeef,
+                flags,
+                name,
+                opt: opt.clone(),
+                ..query.clone()
+            });
         }
     }
     clients
@@ -138,10 +202,19 @@ pub(super) fn clients(query: &Query) -> Vec<Query> {
 pub(super) fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bool {
     let seed = program.control().hash_seed;
     // Wraps, as the program's subtraction does, if the machine was started after the answer "arrived".
-    let since_ns = BootInstant::now().kernel_ns().wrapping_sub(age.as_nanos() as u64);
-    let answer = ForwardedAnswer { since_ns, ..answer.clone() };
-    let Some(entry) = dns_fastpath::forwarded::encode(&answer, seed, GENERATION) else { return false };
-    program.publish_answer(entry.as_bytes()).expect("the test's store has room");
+    let since_ns = BootInstant::now()
+        .kernel_ns()
+        .wrapping_sub(age.as_nanos() as u64);
+    let answer = ForwardedAnswer {
+        since_ns,
+        ..answer.clone()
+    };
+    let Some(entry) = dns_fastpath::forwarded::encode(&answer, seed, GENERATION) else {
+        return false;
+    };
+    program
+        .publish_answer(entry.as_bytes())
+        .expect("the test's store has room");
     true
 }
 
@@ -155,7 +228,12 @@ pub(super) fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
 
 /// Runs the program on a query; returns the DNS message of its reply, `None` if the query was passed
 /// unchanged, with the outcome.
-pub(super) fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Vec<u8>>, Outcome) {
+pub(super) fn run(
+    program: &mut Program,
+    hook: Hook,
+    query: &Query,
+    v6: bool,
+) -> (Option<Vec<u8>>, Outcome) {
     run_message(program, hook, query.bytes(), v6, None)
 }
 
@@ -167,12 +245,25 @@ pub(super) fn run_message(
     v6: bool,
     vlan: Option<u16>,
 ) -> (Option<Vec<u8>>, Outcome) {
-    let mut datagram = if v6 { Datagram::v6(message) } else { Datagram::v4(message) };
+    let mut datagram = if v6 {
+        Datagram::v6(message)
+    } else {
+        Datagram::v4(message)
+    };
     datagram.tags = vlan.map(|vlan| (0x8100, vlan)).into_iter().collect();
     let frame = datagram.frame();
     let (run, outcome) = program.run_counted(hook, &frame).expect("the program runs");
-    if run.verdict != if hook.is_xdp() { XDP_TX } else { TC_ACT_REDIRECT } {
-        assert_eq!(run.packet, frame, "{outcome:?} at {hook:?}: passed, but changed");
+    if run.verdict
+        != if hook.is_xdp() {
+            XDP_TX
+        } else {
+            TC_ACT_REDIRECT
+        }
+    {
+        assert_eq!(
+            run.packet, frame,
+            "{outcome:?} at {hook:?}: passed, but changed"
+        );
         return (None, outcome);
     }
     let ip_at = 14 + 4 * datagram.tags.len();
@@ -182,14 +273,21 @@ pub(super) fn run_message(
     assert_eq!(run.packet[..6], frame[6..12], "sent back");
     assert_eq!(u16::from_be_bytes([udp[4], udp[5]]) as usize, udp.len());
     if v6 {
-        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).expect("16 bytes"));
+        let address =
+            |at: usize| IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).expect("16 bytes"));
         let head = pseudo(address(8), address(24), udp.len() as u16);
         assert_eq!(checksum(&[&head, udp]), 0, "checksum of {udp:02x?}");
     } else {
         assert_eq!(checksum(&[header]), 0);
-        assert_eq!(u16::from_be_bytes([header[2], header[3]]) as usize, ip.len());
         assert_eq!(
-            (IpAddr::from([header[16], header[17], header[18], header[19]]), udp[6..8].to_vec()),
+            u16::from_be_bytes([header[2], header[3]]) as usize,
+            ip.len()
+        );
+        assert_eq!(
+            (
+                IpAddr::from([header[16], header[17], header[18], header[19]]),
+                udp[6..8].to_vec()
+            ),
             (CLIENT, vec![0, 0])
         );
     }
@@ -210,8 +308,15 @@ pub(super) fn compare(
     for hook in FORWARDING {
         for v6 in [false, true] {
             let (found, outcome) = run(program, hook, client, v6);
-            assert_eq!(found, fitting, "{what}, {outcome:?} at {hook:?}, IPv6 {v6}, {age:?}: {client:02x?}");
-            assert_eq!(fitting.is_some(), outcome == Outcome::HitForwarded, "{what}: {outcome:?}");
+            assert_eq!(
+                found, fitting,
+                "{what}, {outcome:?} at {hook:?}, IPv6 {v6}, {age:?}: {client:02x?}"
+            );
+            assert_eq!(
+                fitting.is_some(),
+                outcome == Outcome::HitForwarded,
+                "{what}: {outcome:?}"
+            );
         }
     }
     usize::from(fitting.is_some())
@@ -219,16 +324,29 @@ pub(super) fn compare(
 
 #[test]
 fn replies_equal_userspace() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     for (number, (query, reply)) in cases().into_iter().enumerate() {
         let cache = CachedReplies::new();
         let given = cache.give(&query.bytes(), reply).expect("a sound reply");
-        let answer = given.copy.unwrap_or_else(|| panic!("case {number} is cached"));
+        let answer = given
+            .copy
+            .unwrap_or_else(|| panic!("case {number} is cached"));
         let lifetime = Duration::from_secs(answer.lifetime.into());
         // The clock continues to run: half a second is a wide margin.
         let half = SECOND / 2;
-        for age in [half, SECOND + half, lifetime / 2 + half, lifetime - half, lifetime + half] {
-            assert!(publish(&mut program, &answer, age), "case {number} is published");
+        for age in [
+            half,
+            SECOND + half,
+            lifetime / 2 + half,
+            lifetime - half,
+            lifetime + half,
+        ] {
+            assert!(
+                publish(&mut program, &answer, age),
+                "case {number} is published"
+            );
             let hits: usize = clients(&query)
                 .iter()
                 .map(|client| compare(&mut program, &cache, client, age, &format!("case {number}")))
@@ -240,11 +358,21 @@ fn replies_equal_userspace() {
 
 #[test]
 fn ttl_counts_down_for_an_hour() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     let query = Query::new("www.example.com", A);
     let cache = CachedReplies::new();
-    let bytes = reply(&query, ANSWER, [&[record(1, 3600, &[10, 0, 0, 1])], &[], &[]]);
-    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    let bytes = reply(
+        &query,
+        ANSWER,
+        [&[record(1, 3600, &[10, 0, 0, 1])], &[], &[]],
+    );
+    let answer = cache
+        .give(&query.bytes(), bytes)
+        .expect("a sound reply")
+        .copy
+        .expect("cached");
     for second in 0..=3600 {
         let age = SECOND * second + SECOND / 2;
         assert!(publish(&mut program, &answer, age));
@@ -257,31 +385,83 @@ fn ttl_counts_down_for_an_hour() {
 
 #[test]
 fn unusual_queries_go_up() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     let query = Query::new("www.example.com", A);
     let cache = CachedReplies::new();
-    let bytes = reply(&query, ANSWER, [&[record(1, 300, &[10, 0, 0, 1])], &[], &[]]);
-    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    let bytes = reply(
+        &query,
+        ANSWER,
+        [&[record(1, 300, &[10, 0, 0, 1])], &[], &[]],
+    );
+    let answer = cache
+        .give(&query.bytes(), bytes)
+        .expect("a sound reply")
+        .copy
+        .expect("cached");
     assert!(publish(&mut program, &answer, SECOND));
     let cookie = Opt::with_options(1232, &[0, 10, 0, 2, 1, 2]);
     let others = [
-        ("another type", Query { qtype: AAAA, ..query.clone() }),
-        ("no RD", Query { flags: 0, ..query.clone() }),
-        ("CD", Query { flags: RD | CD, ..query.clone() }),
-        ("DO", query.clone().opt(Opt { flags: DO, ..Opt::new(1232) })),
+        (
+            "another type",
+            Query {
+                qtype: AAAA,
+                ..query.clone()
+            },
+        ),
+        (
+            "no RD",
+            Query {
+                flags: 0,
+                ..query.clone()
+            },
+        ),
+        (
+            "CD",
+            Query {
+                flags: RD | CD,
+                ..query.clone()
+            },
+        ),
+        (
+            "DO",
+            query.clone().opt(Opt {
+                flags: DO,
+                ..Opt::new(1232)
+            }),
+        ),
         ("an EDNS option", query.clone().opt(cookie)),
-        ("another name", Query { name: wire("wwx.example.com"), ..query.clone() }),
-        ("another class", Query { qclass: 3, ..query.clone() }),
+        (
+            "another name",
+            Query {
+                name: wire("wwx.example.com"),
+                ..query.clone()
+            },
+        ),
+        (
+            "another class",
+            Query {
+                qclass: 3,
+                ..query.clone()
+            },
+        ),
     ];
     for hook in FORWARDING {
         assert!(run(&mut program, hook, &query, false).0.is_some());
         for (what, other) in &others {
-            assert_eq!(run(&mut program, hook, other, false).0, None, "{what} at {hook:?}");
+            assert_eq!(
+                run(&mut program, hook, other, false).0,
+                None,
+                "{what} at {hook:?}"
+            );
         }
     }
     type Change = fn(&mut Control);
     let changes: [(&str, Change); 3] = [
-        ("another generation", |control| control.answer_generation = GENERATION + 1),
+        ("another generation", |control| {
+            control.answer_generation = GENERATION + 1
+        }),
         ("no generation", |control| control.answer_generation = 0),
         ("a lost lease", |control| {
             (control.answer_generation, control.lease_deadline_ns) = (GENERATION, 1);
@@ -290,18 +470,32 @@ fn unusual_queries_go_up() {
     for (what, change) in changes {
         program.set_control(change);
         for hook in FORWARDING {
-            assert_eq!(run(&mut program, hook, &query, false).0, None, "{what} at {hook:?}");
+            assert_eq!(
+                run(&mut program, hook, &query, false).0,
+                None,
+                "{what} at {hook:?}"
+            );
         }
     }
 }
 
 #[test]
 fn published_names_come_first() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     let query = Query::new("v4-1.bosh", A);
     let cache = CachedReplies::new();
-    let bytes = reply(&query, ANSWER, [&[record(1, 300, &[192, 0, 2, 1])], &[], &[]]);
-    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    let bytes = reply(
+        &query,
+        ANSWER,
+        [&[record(1, 300, &[192, 0, 2, 1])], &[], &[]],
+    );
+    let answer = cache
+        .give(&query.bytes(), bytes)
+        .expect("a sound reply")
+        .copy
+        .expect("cached");
     assert!(publish(&mut program, &answer, SECOND));
     for hook in FORWARDING {
         assert_eq!(run(&mut program, hook, &query, false).1, Outcome::Hit);

@@ -14,7 +14,9 @@ use whole_system_tests::program::{Hook, Program};
 use zerocopy::IntoBytes as _;
 
 use crate::{
-    forwarded::{FORWARDING, GENERATION, RD, Record, prepared, record, reply, run, run_message, soa},
+    forwarded::{
+        FORWARDING, GENERATION, RD, Record, prepared, record, reply, run, run_message, soa,
+    },
     packet::{Opt, Query},
 };
 
@@ -22,7 +24,12 @@ const SRV: u16 = 33;
 
 /// Returns the question of a query.
 fn question(name: &str, qtype: u16) -> AnswerQuestion {
-    AnswerQuestion { name: name.parse().expect("a name"), qtype, dnssec_ok: false, checking_disabled: false }
+    AnswerQuestion {
+        name: name.parse().expect("a name"),
+        qtype,
+        dnssec_ok: false,
+        checking_disabled: false,
+    }
 }
 
 /// Returns SRV records with targets of these lengths, so that records begin at even and odd offsets.
@@ -31,8 +38,11 @@ fn targets(lengths: &[usize], turn: usize) -> Vec<Record> {
         let target = [&[length as u8], &vec![b'a'; length][..], b"\x04bosh\0"].concat();
         [&[0, 1, 0, 1, 0x1f, port as u8], &target[..]].concat()
     };
-    let mut records: Vec<Record> =
-        lengths.iter().enumerate().map(|record_of| record(SRV, 7, &data(record_of))).collect();
+    let mut records: Vec<Record> = lengths
+        .iter()
+        .enumerate()
+        .map(|record_of| record(SRV, 7, &data(record_of)))
+        .collect();
     records.rotate_left(turn);
     records
 }
@@ -41,7 +51,9 @@ fn targets(lengths: &[usize], turn: usize) -> Vec<Record> {
 fn publish(program: &mut Program, reply: &LocalReply, question: &AnswerQuestion) -> Vec<u64> {
     let seed = program.control().hash_seed;
     let entry = encode_local(reply, question, seed).expect("the programs can give it");
-    program.publish_answer(entry.as_bytes()).expect("the test's store has room");
+    program
+        .publish_answer(entry.as_bytes())
+        .expect("the test's store has room");
     entry
 }
 
@@ -54,10 +66,17 @@ fn compare(
     times: usize,
 ) -> BTreeSet<Vec<u8>> {
     let bytes = client.bytes();
-    let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
+    let Parsed::Query(query) = parse(&bytes) else {
+        panic!("a query")
+    };
     let mut found = BTreeSet::new();
     for hook in FORWARDING {
-        for (v6, vlan) in [(false, None), (true, None), (false, Some(5)), (true, Some(7))] {
+        for (v6, vlan) in [
+            (false, None),
+            (true, None),
+            (false, Some(5)),
+            (true, Some(7)),
+        ] {
             for _ in 0..times {
                 let at = || models(entry, &query, BootInstant::now().kernel_ns() - since_ns);
                 let mut allowed = at();
@@ -81,39 +100,92 @@ fn compare(
 
 #[test]
 fn replies_are_forms_of_entry() {
-    let Some(mut program) = prepared() else { return };
-    for lengths in [&[][..], &[5], &[4, 5], &[1, 2, 3, 4, 5, 6, 7, 8], &[63; 8], &[30; 12]] {
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    for lengths in [
+        &[][..],
+        &[5],
+        &[4, 5],
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        &[63; 8],
+        &[30; 12],
+    ] {
         let question = question("_web._tcp.service.consul", SRV);
         let plainly = Query::new("_web._tcp.service.consul", SRV);
         let orders = lengths.len().clamp(1, 8);
         let messages = |most: usize| -> Vec<Vec<u8>> {
             let message = |turn| {
-                reply(&plainly, ANSWER, [&targets(lengths, turn)[..most.min(lengths.len())], &[], &[]])
+                reply(
+                    &plainly,
+                    ANSWER,
+                    [&targets(lengths, turn)[..most.min(lengths.len())], &[], &[]],
+                )
             };
             (0..orders).map(message).collect()
         };
         let (plain, wide) = (messages(3), messages(usize::MAX));
         let longest = wide.iter().map(Vec::len).max().expect("one") as u16 + 11;
         let wide_limits = [longest.max(513), u16::MAX];
-        let local = LocalReply { plain, wide, wide_limits, serial: 0, since_ns: 0 };
+        let local = LocalReply {
+            plain,
+            wide,
+            wide_limits,
+            serial: 0,
+            since_ns: 0,
+        };
         let entry = publish(&mut program, &local, &question);
-        let with = |opt: Option<Opt>| Query { opt, ..plainly.clone() };
+        let with = |opt: Option<Opt>| Query {
+            opt,
+            ..plainly.clone()
+        };
         for (client, is_answered) in [
             (plainly.clone(), true),
             (with(Some(Opt::new(4096))), true),
             (with(Some(Opt::new(longest.max(513)))), true),
             (with(Some(Opt::new(longest - 1))), false),
             (with(Some(Opt::new(512))), false),
-            (with(Some(Opt { flags: 0x8000, ..Opt::new(4096) })), false),
-            (Query { name: plainly.name.to_ascii_uppercase(), ..plainly.clone() }, true),
-            (Query { flags: 0, ..plainly.clone() }, false),
-            (Query { flags: RD | 0x10, ..plainly.clone() }, false),
+            (
+                with(Some(Opt {
+                    flags: 0x8000,
+                    ..Opt::new(4096)
+                })),
+                false,
+            ),
+            (
+                Query {
+                    name: plainly.name.to_ascii_uppercase(),
+                    ..plainly.clone()
+                },
+                true,
+            ),
+            (
+                Query {
+                    flags: 0,
+                    ..plainly.clone()
+                },
+                false,
+            ),
+            (
+                Query {
+                    flags: RD | 0x10,
+                    ..plainly.clone()
+                },
+                false,
+            ),
         ] {
             let found = compare(&mut program, &entry, &client, 0, 40);
             let expected = if is_answered { 1..=orders } else { 0..=0 };
-            assert!(expected.contains(&found.len()), "{} replies to {client:02x?}", found.len());
+            assert!(
+                expected.contains(&found.len()),
+                "{} replies to {client:02x?}",
+                found.len()
+            );
             // Each of 160 draws misses a given one of two orders with probability 2^-160.
-            assert!(!is_answered || orders == 1 || found.len() > 1, "always the same order");
+            assert!(
+                !is_answered || orders == 1 || found.len() > 1,
+                "always the same order"
+            );
         }
     }
 }
@@ -126,17 +198,31 @@ const ENTRIES: usize = 24;
 
 #[test]
 fn random_queries_get_forms_or_pass() {
-    let Some(mut program) = prepared() else { return };
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (seed, queries) = (number("SEED").unwrap_or_else(fastrand::get_seed), number("PACKETS"));
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let (seed, queries) = (
+        number("SEED").unwrap_or_else(fastrand::get_seed),
+        number("PACKETS"),
+    );
     let queries = queries.unwrap_or(QUERIES as u64);
     println!("seed {seed}, {queries} queries (set SEED and PACKETS to repeat)");
     let rng = &mut fastrand::Rng::with_seed(seed);
-    let entries: Vec<(Query, Vec<u64>)> = (0..ENTRIES).map(|_| random_entry(&mut program, rng)).collect();
+    let entries: Vec<(Query, Vec<u64>)> = (0..ENTRIES)
+        .map(|_| random_entry(&mut program, rng))
+        .collect();
     let mut answered = 0;
     for round in 0..queries {
         let (query, entry) = &entries[rng.usize(..ENTRIES)];
-        let mut client = Query { id: rng.u16(..), ..query.clone() };
+        let mut client = Query {
+            id: rng.u16(..),
+            ..query.clone()
+        };
         if rng.bool() {
             client.name.make_ascii_uppercase();
         }
@@ -151,7 +237,12 @@ fn random_queries_get_forms_or_pass() {
         match change {
             0 => client.flags ^= 1 << rng.u8(..16),
             1 => client.qtype = rng.u16(..260),
-            2 => client.opt = client.opt.map(|opt| Opt { flags: rng.u16(..), ..opt }),
+            2 => {
+                client.opt = client.opt.map(|opt| Opt {
+                    flags: rng.u16(..),
+                    ..opt
+                })
+            }
             3 => client.trailing = vec![0; rng.usize(1..20)],
             _ => {}
         }
@@ -170,7 +261,8 @@ fn random_queries_get_forms_or_pass() {
         let hook = FORWARDING[rng.usize(..2)];
         let vlan = rng.bool().then_some(5);
         let (reply, outcome) = run_message(&mut program, hook, message.clone(), rng.bool(), vlan);
-        let what = || format!("seed {seed}, round {round}, {outcome:?} at {hook:?}: {message:02x?}");
+        let what =
+            || format!("seed {seed}, round {round}, {outcome:?} at {hook:?}: {message:02x?}");
         // A changed name or type may be another entry's, or a published name's.
         let is_other = outcome.is_hit() && outcome != Outcome::HitOther;
         match reply {
@@ -178,44 +270,78 @@ fn random_queries_get_forms_or_pass() {
             Some(reply) => {
                 answered += 1;
                 let of_any = || {
-                    let Parsed::Query(query) = parse(&message) else { return false };
-                    entries.iter().any(|(_, entry)| models(entry, &query, 0).contains(&reply))
+                    let Parsed::Query(query) = parse(&message) else {
+                        return false;
+                    };
+                    entries
+                        .iter()
+                        .any(|(_, entry)| models(entry, &query, 0).contains(&reply))
                 };
-                assert!(allowed.contains(&reply) || of_any(), "{}: {reply:02x?}", what());
+                assert!(
+                    allowed.contains(&reply) || of_any(),
+                    "{}: {reply:02x?}",
+                    what()
+                );
             }
             None => assert!(allowed.is_empty() || is_odd, "{}", what()),
         }
     }
     println!("{answered} replies");
-    assert!(answered > queries / 4, "{answered} of {queries}: too few for a meaningful test");
+    assert!(
+        answered > queries / 4,
+        "{answered} of {queries}: too few for a meaningful test"
+    );
 }
 
 /// Publishes a random reply; returns a query for it, and its entry.
 fn random_entry(program: &mut Program, rng: &mut fastrand::Rng) -> (Query, Vec<u64>) {
-    let name = format!("n{}{}.service.consul", rng.u32(..), "x".repeat(rng.usize(..40)));
+    let name = format!(
+        "n{}{}.service.consul",
+        rng.u32(..),
+        "x".repeat(rng.usize(..40))
+    );
     let qtype = [SRV, 16, 65, 255, 12][rng.usize(..5)];
     let flags = if rng.bool() { 0x8000 } else { 0 };
-    let opt = (flags != 0 || rng.bool()).then(|| Opt { flags, ..Opt::new(1232) });
-    let query = Query { opt, ..Query::new(&name, qtype) };
+    let opt = (flags != 0 || rng.bool()).then(|| Opt {
+        flags,
+        ..Opt::new(1232)
+    });
+    let query = Query {
+        opt,
+        ..Query::new(&name, qtype)
+    };
     let lengths: Vec<usize> = (0..rng.usize(..12)).map(|_| rng.usize(1..60)).collect();
     let orders = lengths.len().clamp(1, 8);
     let messages = |most: usize| -> Vec<Vec<u8>> {
         let records = |turn| targets(&lengths, turn)[..most.min(lengths.len())].to_vec();
-        (0..orders).map(|turn| reply(&query, ANSWER, [&records(turn)[..], &[], &[]])).collect()
+        (0..orders)
+            .map(|turn| reply(&query, ANSWER, [&records(turn)[..], &[], &[]]))
+            .collect()
     };
     let (plain, wide) = (messages(3), messages(usize::MAX));
     let longest = wide.iter().map(Vec::len).max().expect("one") as u16 + 11;
     let plain = if flags == 0 { plain } else { Vec::new() };
     let wide_limits = [longest.max(513), u16::MAX];
-    let local = LocalReply { plain, wide, wide_limits, serial: 0, since_ns: 0 };
-    let question = AnswerQuestion { dnssec_ok: flags != 0, ..question(&name, qtype) };
+    let local = LocalReply {
+        plain,
+        wide,
+        wide_limits,
+        serial: 0,
+        since_ns: 0,
+    };
+    let question = AnswerQuestion {
+        dnssec_ok: flags != 0,
+        ..question(&name, qtype)
+    };
     let entry = publish(program, &local, &question);
     (query, entry)
 }
 
 #[test]
 fn serial_follows_clock() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     for name in ["gone.consul", "gones.consul"] {
         let denied = Query::new(name, 28);
         let since_ns = BootInstant::now().kernel_ns() - 5_500_000_000;
@@ -229,7 +355,10 @@ fn serial_follows_clock() {
         };
         let entry = publish(&mut program, &local, &question(name, 28));
         for opt in [None, Some(Opt::new(1232))] {
-            let client = Query { opt, ..denied.clone() };
+            let client = Query {
+                opt,
+                ..denied.clone()
+            };
             let found = compare(&mut program, &entry, &client, since_ns, 1);
             assert!((1..=2).contains(&found.len()), "{name}: {found:02x?}");
         }
@@ -238,7 +367,9 @@ fn serial_follows_clock() {
 
 #[test]
 fn local_replies_outlive_flush() {
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     let query = Query::new("_web._tcp.service.consul", SRV);
     let message = reply(&query, ANSWER, [&targets(&[5], 0), &[], &[]]);
     let local = LocalReply {
@@ -248,13 +379,30 @@ fn local_replies_outlive_flush() {
         serial: 0,
         since_ns: 0,
     };
-    publish(&mut program, &local, &question("_web._tcp.service.consul", SRV));
+    publish(
+        &mut program,
+        &local,
+        &question("_web._tcp.service.consul", SRV),
+    );
     program.set_control(|control| control.answer_generation = GENERATION + 1);
-    assert_eq!(run(&mut program, Hook::Tc, &query, false).1, Outcome::HitOther);
+    assert_eq!(
+        run(&mut program, Hook::Tc, &query, false).1,
+        Outcome::HitOther
+    );
     program.set_control(|control| control.answer_generation = 0);
-    assert_eq!(run(&mut program, Hook::Tc, &query, false).0, None, "no whole answers at all");
-    program.set_control(|control| (control.answer_generation, control.lease_deadline_ns) = (GENERATION, 1));
-    assert_eq!(run(&mut program, Hook::Tc, &query, false).0, None, "a lost lease");
+    assert_eq!(
+        run(&mut program, Hook::Tc, &query, false).0,
+        None,
+        "no whole answers at all"
+    );
+    program.set_control(|control| {
+        (control.answer_generation, control.lease_deadline_ns) = (GENERATION, 1)
+    });
+    assert_eq!(
+        run(&mut program, Hook::Tc, &query, false).0,
+        None,
+        "a lost lease"
+    );
 }
 
 /// Flags of a reply: QR, AA, RA.
@@ -266,14 +414,18 @@ fn names_with_addresses_have_other_types() {
     use dns_common::entry::AnswerPolicy;
     use whole_system_tests::program::Published;
 
-    let Some(mut program) = prepared() else { return };
+    let Some(mut program) = prepared() else {
+        return;
+    };
     let (name, stale) = ("web.service.consul", "unknown.service.consul");
     let published = Published {
         v4: vec![[10, 0, 0, 1].into()],
         policy: Some(AnswerPolicy::new(0, 0, [3, 3], true, true)),
         ..Published::default()
     };
-    program.publish(&crate::packet::wire(name), &published).expect("there is room");
+    program
+        .publish(&crate::packet::wire(name), &published)
+        .expect("there is room");
     let query = Query::new(name, SRV);
     let message = reply(&query, ANSWER, [&targets(&[5, 9], 0), &[], &[]]);
     let local = LocalReply {
@@ -288,8 +440,14 @@ fn names_with_addresses_have_other_types() {
         // Another name in between, so that nothing of this one is left from an earlier query.
         run(&mut program, Hook::Tc, &Query::new(stale, SRV), false);
         run(&mut program, Hook::Xdp, &Query::new(stale, SRV), false);
-        let client = Query { opt, ..query.clone() };
+        let client = Query {
+            opt,
+            ..query.clone()
+        };
         assert_eq!(compare(&mut program, &entry, &client, 0, 1).len(), 1);
     }
-    assert_eq!(run(&mut program, Hook::Tc, &Query::new(name, 1), false).1, Outcome::Hit);
+    assert_eq!(
+        run(&mut program, Hook::Tc, &Query::new(name, 1), false).1,
+        Outcome::Hit
+    );
 }

@@ -65,8 +65,9 @@ fn load() -> Option<MutexGuard<'static, Program>> {
     if std::env::var_os("DNS_EBPF_OBJECT").is_none() && !requirements::bpf() {
         return None;
     }
-    let loaded =
-        LOADED.get_or_init(|| Mutex::new(Program::load().expect("the object loads where BPF is available")));
+    let loaded = LOADED.get_or_init(|| {
+        Mutex::new(Program::load().expect("the object loads where BPF is available"))
+    });
     let mut program = loaded.lock();
     program.reset().expect("the maps can be written to");
     Some(program)
@@ -74,8 +75,11 @@ fn load() -> Option<MutexGuard<'static, Program>> {
 
 /// Publishes the state in `world`.
 fn install(program: &mut Program, world: &World) {
-    let endpoints: Vec<_> =
-        world.endpoints.iter().map(|&(ip, port): &(IpAddr, u16)| SocketAddr::new(ip, port)).collect();
+    let endpoints: Vec<_> = world
+        .endpoints
+        .iter()
+        .map(|&(ip, port): &(IpAddr, u16)| SocketAddr::new(ip, port))
+        .collect();
     program.set_endpoints(&endpoints);
     program.set_control(|control| {
         control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
@@ -89,7 +93,9 @@ fn install(program: &mut Program, world: &World) {
         }
     });
     for (name, published) in &world.published {
-        program.publish(name, published).expect("the test's store has room");
+        program
+            .publish(name, published)
+            .expect("the test's store has room");
     }
 }
 

@@ -68,7 +68,10 @@ const MOST: usize = 4096;
 
 /// Reads two bytes in network order.
 fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
-    Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])))
+    Some(usize::from(u16::from_be_bytes([
+        *bytes.get(at)?,
+        *bytes.get(at + 1)?,
+    ])))
 }
 
 /// Returns the reply to `frame`; `None` if it must be passed up untouched.
@@ -96,7 +99,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             if from[0] == 0 || from[0] >= 224 || checksum(&[header]) != 0 {
                 return None;
             }
-            (false, IpAddr::from(from), IpAddr::from(to), packet.get(20..u16_at(header, 2)?)?)
+            (
+                false,
+                IpAddr::from(from),
+                IpAddr::from(to),
+                packet.get(20..u16_at(header, 2)?)?,
+            )
         }
         0x86dd => {
             let header = packet.get(..40)?;
@@ -110,7 +118,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             if from[0] == 0xff || is_reserved && from != std::net::Ipv6Addr::LOCALHOST.octets() {
                 return None;
             }
-            (true, IpAddr::from(from), IpAddr::from(to), packet.get(40..40 + u16_at(header, 4)?)?)
+            (
+                true,
+                IpAddr::from(from),
+                IpAddr::from(to),
+                packet.get(40..40 + u16_at(header, 4)?)?,
+            )
         }
         _ => return None,
     };
@@ -136,9 +149,14 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         // userspace.
         Some(_) if records.is_empty() || fixed != udp.len() - 8 => return None,
         Some(policy) => {
-            let at_most = |count: usize, most: usize| if most == 0 { count } else { count.min(most) };
+            let at_most =
+                |count: usize, most: usize| if most == 0 { count } else { count.min(most) };
             all = at_most(all, policy.most());
-            given = if limit == 512 { at_most(all, policy.plain(records[0].len() == 28)) } else { all };
+            given = if limit == 512 {
+                at_most(all, policy.plain(records[0].len() == 28))
+            } else {
+                all
+            };
             limit - AnswerPolicy::SPARE
         }
         None => limit,
@@ -158,8 +176,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     // Only IPv4 allows a missing checksum. In the driver, no later stage
     // would complete a partial one.
     let field = u16_at(udp, 6)?;
-    let is_right =
-        field == 0 && !v6 || field != 0 && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0;
+    let is_right = field == 0 && !v6
+        || field != 0 && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0;
     let looks_unfinished =
         field != 0 && field == usize::from(!checksum(&[&pseudo(from, to, udp.len() as u16)]));
     if !is_right && !looks_unfinished {
@@ -171,11 +189,27 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     let mut message = message;
     message[2] = 0x84
         | (message[2] & 0x01)
-        | if given < all && policy.is_none_or(|policy| policy.never_truncates() == 0) { 0x02 } else { 0 };
-    message[3] = if policy.is_some_and(|policy| policy.no_recursion() == 1) { 0 } else { 0x80 }
-        | (message[3] & 0x10)
+        | if given < all && policy.is_none_or(|policy| policy.never_truncates() == 0) {
+            0x02
+        } else {
+            0
+        };
+    message[3] = if policy.is_some_and(|policy| policy.no_recursion() == 1) {
+        0
+    } else {
+        0x80
+    } | (message[3] & 0x10)
         | rcode;
-    message[4..12].copy_from_slice(&[0, 1, (given >> 8) as u8, given as u8, 0, 0, 0, !opt.is_empty() as u8]);
+    message[4..12].copy_from_slice(&[
+        0,
+        1,
+        (given >> 8) as u8,
+        given as u8,
+        0,
+        0,
+        0,
+        !opt.is_empty() as u8,
+    ]);
 
     let mut start = [&frame[6..12], &frame[..6], &frame[12..ip]].concat();
     let udp_len = (8 + reply_len) as u16;
@@ -202,10 +236,22 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     start.extend(to_port.to_be_bytes());
     start.extend(from_port.to_be_bytes());
     start.extend(udp_len.to_be_bytes());
-    let seed = if partial { !checksum(&[&pseudo(to, from, udp_len)]) } else { 0 };
+    let seed = if partial {
+        !checksum(&[&pseudo(to, from, udp_len)])
+    } else {
+        0
+    };
     start.extend(seed.to_be_bytes());
     start.extend(message);
-    Some(Reply { start, records, given, opt, ip, v6, partial })
+    Some(Reply {
+        start,
+        records,
+        given,
+        opt,
+        ip,
+        v6,
+        partial,
+    })
 }
 
 /// Header and question of the query, the client's limit, the OPT of the reply, the records to
@@ -214,7 +260,14 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
 fn answer(
     world: &World,
     message: &[u8],
-) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8, Option<AnswerPolicy>)> {
+) -> Option<(
+    Vec<u8>,
+    usize,
+    Vec<u8>,
+    Vec<Vec<u8>>,
+    u8,
+    Option<AnswerPolicy>,
+)> {
     let header = message.get(..12)?;
     // QR, opcode, AA, TC; RA, Z, RCODE.
     if header[2] & 0xfe != 0
@@ -252,14 +305,18 @@ fn answer(
 
     let (limit, opt) = if additional == 1 {
         let fixed = rest.get(..11)?;
-        if fixed[..3] != [0, 0, 41] || fixed[5] != 0 || fixed[6] != 0 || 11 + u16_at(fixed, 9)? != rest.len()
+        if fixed[..3] != [0, 0, 41]
+            || fixed[5] != 0
+            || fixed[6] != 0
+            || 11 + u16_at(fixed, 9)? != rest.len()
         {
             return None;
         }
         // At most one complete option that needs no answer.
         let options = &rest[11..];
         if !options.is_empty() {
-            let is_for_userspace = matches!((u16_at(options, 0)?, world.cookies), (3, _) | (10, true));
+            let is_for_userspace =
+                matches!((u16_at(options, 0)?, world.cookies), (3, _) | (10, true));
             if is_for_userspace || 4 + u16_at(options, 2)? != options.len() {
                 return None;
             }
@@ -280,16 +337,40 @@ fn answer(
     let published = world.published.get(&name)?;
     let ttl = published.policy.map_or(0, AnswerPolicy::ttl).to_be_bytes();
     let record = |qtype: u8, address: &[u8]| {
-        let mut out = [&[0xc0, 12, 0, qtype, 0, 1][..], &ttl, &[0, address.len() as u8]].concat();
+        let mut out = [
+            &[0xc0, 12, 0, qtype, 0, 1][..],
+            &ttl,
+            &[0, address.len() as u8],
+        ]
+        .concat();
         out.extend(address);
         out
     };
     let (records, rcode) = match qtype {
-        1 => (published.v4.iter().map(|ip| record(1, &ip.octets())).collect(), published.rcode),
-        28 => (published.v6.iter().map(|ip| record(28, &ip.octets())).collect(), published.rcode),
-        255 if published.v6.is_empty() && published.policy.is_none() => {
-            (published.v4.iter().map(|ip| record(1, &ip.octets())).collect(), published.rcode)
-        }
+        1 => (
+            published
+                .v4
+                .iter()
+                .map(|ip| record(1, &ip.octets()))
+                .collect(),
+            published.rcode,
+        ),
+        28 => (
+            published
+                .v6
+                .iter()
+                .map(|ip| record(28, &ip.octets()))
+                .collect(),
+            published.rcode,
+        ),
+        255 if published.v6.is_empty() && published.policy.is_none() => (
+            published
+                .v4
+                .iter()
+                .map(|ip| record(1, &ip.octets()))
+                .collect(),
+            published.rcode,
+        ),
         41 | 43 | 128..=255 => return None,
         _ => (vec![], published.rcode_other),
     };
@@ -298,7 +379,15 @@ fn answer(
 
 /// Compares a frame with the expected reply.
 pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
-    let Reply { start, records, given, opt, ip, v6, partial } = expected;
+    let Reply {
+        start,
+        records,
+        given,
+        opt,
+        ip,
+        v6,
+        partial,
+    } = expected;
     let record_len = records.first().map_or(0, Vec::len);
     let len = start.len() + given * record_len + opt.len();
     if frame.len() != len {
@@ -308,15 +397,23 @@ pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
     if *v6 && !partial {
         let udp = ip + 40;
         let sum = [frame[udp + 6], frame[udp + 7]];
-        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap_or_default());
-        let head = pseudo(address(ip + 8), address(ip + 24), (frame.len() - udp) as u16);
+        let address =
+            |at: usize| IpAddr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap_or_default());
+        let head = pseudo(
+            address(ip + 8),
+            address(ip + 24),
+            (frame.len() - udp) as u16,
+        );
         if sum == [0, 0] || checksum(&[&head, &frame[udp..]]) != 0 {
             return Err(format!("bad UDP checksum {sum:02x?}"));
         }
         frame[udp + 6..udp + 8].fill(0);
     }
     if frame[..start.len()] != start[..] {
-        return Err(format!("headers or question differ:\n{:02x?}\n{start:02x?}", &frame[..start.len()]));
+        return Err(format!(
+            "headers or question differ:\n{:02x?}\n{start:02x?}",
+            &frame[..start.len()]
+        ));
     }
     let (answers, found_opt) = frame[start.len()..].split_at(given * record_len);
     if found_opt != opt {

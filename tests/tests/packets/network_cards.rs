@@ -50,13 +50,16 @@ const SIZES: [u16; 3] = [512, 1232, 4096];
 
 #[test]
 fn network_cards_on_6_12() -> Result<()> {
-    Kernel::of_debian("backports").map_or(Ok(()), |kernel| try_cards(&kernel, &["virtio-net-pci", "vmxnet3"]))
+    Kernel::of_debian("backports").map_or(Ok(()), |kernel| {
+        try_cards(&kernel, &["virtio-net-pci", "vmxnet3"])
+    })
 }
 
 /// The driver vmxnet3 has native XDP since Linux 6.6.
 #[test]
 fn network_cards_on_6_1() -> Result<()> {
-    Kernel::of_debian("bookworm-rt").map_or(Ok(()), |kernel| try_cards(&kernel, &["virtio-net-pci"]))
+    Kernel::of_debian("bookworm-rt")
+        .map_or(Ok(()), |kernel| try_cards(&kernel, &["virtio-net-pci"]))
 }
 
 /// `native` lists the cards whose driver has native XDP.
@@ -65,8 +68,21 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
     for (number, _) in CARDS.iter().enumerate() {
         let tap = format!("tap{number}");
         client.ip(&["tuntap", "add", &tap, "mode", "tap"])?;
-        client.ip(&["address", "add", &format!("{}/24", peer(number).0), "dev", &tap])?;
-        client.ip(&["address", "add", &format!("{}/64", peer(number).1), "dev", &tap, "nodad"])?;
+        client.ip(&[
+            "address",
+            "add",
+            &format!("{}/24", peer(number).0),
+            "dev",
+            &tap,
+        ])?;
+        client.ip(&[
+            "address",
+            "add",
+            &format!("{}/64", peer(number).1),
+            "dev",
+            &tap,
+            "nodad",
+        ])?;
         client.ip(&["link", "set", &tap, "up"])?;
     }
     let folder = tempfile::TempDir::with_prefix("bdx-vm-")?;
@@ -78,13 +94,22 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
     for (number, card) in CARDS.iter().enumerate() {
         command
             .arg("-netdev")
-            .arg(format!("tap,id=net{number},ifname=tap{number},script=no,downscript=no"))
+            .arg(format!(
+                "tap,id=net{number},ifname=tap{number},script=no,downscript=no"
+            ))
             .arg("-device")
-            .arg(format!("{},netdev=net{number},mac=52:54:00:00:00:{number:02x},romfile=", card.device));
+            .arg(format!(
+                "{},netdev=net{number},mac=52:54:00:00:00:{number:02x},romfile=",
+                card.device
+            ));
     }
     let console = folder.path().join("console");
-    let mut machine =
-        Kept::spawn(command.stdin(Stdio::null()).stdout(fs::File::create(&console)?).stderr(Stdio::null()))?;
+    let mut machine = Kept::spawn(
+        command
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&console)?)
+            .stderr(Stdio::null()),
+    )?;
     let said = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
     let mut tried = || -> Result<()> {
         for mode in MODES {
@@ -94,27 +119,41 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
             })?;
             ensure!(said().contains(&ready), "the machine ended before {mode}");
             let compared: Result<()> = CARDS.iter().enumerate().try_for_each(|(number, card)| {
-                compare_replies(&client, card, number).with_context(|| format!("{mode}: {}", card.device))
+                compare_replies(&client, card, number)
+                    .with_context(|| format!("{mode}: {}", card.device))
             });
             let report = client.run(report)??;
             compared.with_context(|| format!("counters by card: {report}"))?;
             for (number, card) in CARDS.iter().enumerate() {
                 let seen = &report[number];
                 println!("{mode}: {}: {seen}", card.device);
-                let expected =
-                    if mode == "native" && native.contains(&card.device) { "native" } else { "tc" };
+                let expected = if mode == "native" && native.contains(&card.device) {
+                    "native"
+                } else {
+                    "tc"
+                };
                 let hook = seen["hook"].as_str().context("a hook")?;
                 let is_expected = match expected {
                     "native" => hook == "native",
                     _ => ["tcx", "clsact"].contains(&hook),
                 };
-                ensure!(is_expected, "{mode}: {} is served by {hook}, not {expected}", card.device);
+                ensure!(
+                    is_expected,
+                    "{mode}: {} is served by {hook}, not {expected}",
+                    card.device
+                );
                 let answered = seen["fast_path_replies"].as_u64().context("replies")?;
-                ensure!(answered > 0, "{mode}: {} answered nothing at the interface", card.device);
+                ensure!(
+                    answered > 0,
+                    "{mode}: {} answered nothing at the interface",
+                    card.device
+                );
                 let lost = seen["lost"].as_object().context("counters of the driver")?;
                 // Not rx_errors: e1000e counts a short frame of another protocol there.
                 let is_loss = |name: &str| name.contains("drop") || name == "tx_errors";
-                let none_lost = lost.iter().all(|(name, count)| !is_loss(name) || count == 0);
+                let none_lost = lost
+                    .iter()
+                    .all(|(name, count)| !is_loss(name) || count == 0);
                 ensure!(none_lost, "{mode}: {} lost packets: {seen}", card.device);
             }
         }
@@ -129,7 +168,10 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
 /// Returns the addresses of this machine on the network of a card.
 fn peer(number: usize) -> (Ipv4Addr, Ipv6Addr) {
     let number = u8::try_from(number).expect("a few cards");
-    (Ipv4Addr::new(198, 18, number, 1), Ipv6Addr::new(0xfd00, number.into(), 0, 0, 0, 0, 0, 1))
+    (
+        Ipv4Addr::new(198, 18, number, 1),
+        Ipv6Addr::new(0xfd00, number.into(), 0, 0, 0, 0, 0, 1),
+    )
 }
 
 /// Compares the replies over UDP with those over TCP: each name, size and address family.
@@ -141,20 +183,32 @@ fn compare_replies(client: &Namespace, card: &Card, number: usize) -> Result<()>
             let query = client::query(&name, RecordType::A, None)?;
             let mut whole = BTreeSet::new();
             wait_until("the reply by TCP", TIMEOUT, || {
-                let reply = client.run(|| client::ask_tcp(server, &query)).and_then(|reply| reply);
+                let reply = client
+                    .run(|| client::ask_tcp(server, &query))
+                    .and_then(|reply| reply);
                 whole = reply.iter().flat_map(client::addresses).collect();
                 reply.is_ok()
             })?;
-            ensure!(whole.len() == usize::from(instances), "{name} at {server} by TCP: {whole:?}");
+            ensure!(
+                whole.len() == usize::from(instances),
+                "{name} at {server} by TCP: {whole:?}"
+            );
             for size in SIZES {
                 let query = client::query(&name, RecordType::A, Some(size))?.to_vec()?;
                 let reply = client.run(|| client::ask_raw(server, &query, TIMEOUT))?;
                 let reply = reply.with_context(|| format!("{name} at {server}, EDNS {size}"))?;
-                ensure!(reply.len() <= usize::from(size), "{name} at {server}: {} bytes", reply.len());
+                ensure!(
+                    reply.len() <= usize::from(size),
+                    "{name} at {server}: {} bytes",
+                    reply.len()
+                );
                 let message = Message::from_vec(&reply)?;
                 let found = client::addresses(&message);
                 let distinct: BTreeSet<IpAddr> = found.iter().copied().collect();
-                ensure!(distinct.len() == found.len(), "{name} at {server}: an address twice");
+                ensure!(
+                    distinct.len() == found.len(),
+                    "{name} at {server}: an address twice"
+                );
                 let is_equal = if message.metadata.truncation {
                     !distinct.is_empty() && distinct.is_subset(&whole)
                 } else {

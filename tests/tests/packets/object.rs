@@ -29,25 +29,42 @@ fn helpers_exist_in_linux_5_15() {
         for instruction in code.chunks_exact(8) {
             // BPF_JMP | BPF_CALL with source register 0: a call of a helper by number.
             if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {
-                let id = i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
+                let id = i32::from_le_bytes([
+                    instruction[4],
+                    instruction[5],
+                    instruction[6],
+                    instruction[7],
+                ]);
                 *helpers.entry(id).or_default() += 1;
             }
         }
     }
     println!("helpers and their numbers of calls: {helpers:?}");
-    assert!(helpers.contains_key(&1), "bpf_map_lookup_elem must be among them, or the search is wrong");
+    assert!(
+        helpers.contains_key(&1),
+        "bpf_map_lookup_elem must be among them, or the search is wrong"
+    );
     for id in helpers.keys() {
-        assert!((1..=LAST_OF_5_15).contains(id), "helper {id} is not in Linux 5.15");
+        assert!(
+            (1..=LAST_OF_5_15).contains(id),
+            "helper {id} is not in Linux 5.15"
+        );
     }
 }
 
 /// Returns the executable sections of an ELF64 file.
 fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
     let u16_at = |at: usize| u16::from_le_bytes([elf[at], elf[at + 1]]);
-    let u64_at = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().expect("eight bytes were sliced"));
+    let u64_at = |at: usize| {
+        u64::from_le_bytes(elf[at..at + 8].try_into().expect("eight bytes were sliced"))
+    };
     assert_eq!(&elf[..4], b"\x7fELF");
     assert_eq!(u16_at(18), EM_BPF);
-    let (table, entry_len, count) = (u64_at(40) as usize, u16_at(58) as usize, u16_at(60) as usize);
+    let (table, entry_len, count) = (
+        u64_at(40) as usize,
+        u16_at(58) as usize,
+        u16_at(60) as usize,
+    );
     let mut sections = Vec::new();
     for index in 0..count {
         let header = table + index * entry_len;
@@ -65,7 +82,11 @@ fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
 /// processes about as many.
 fn most_verified() -> u32 {
     let kernel = KernelVersion::current().expect("the kernel reports its version");
-    if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 200_000 }
+    if kernel < KernelVersion::new(6, 12, 0) {
+        300_000
+    } else {
+        200_000
+    }
 }
 
 #[test]
@@ -76,7 +97,9 @@ fn the_verifier_has_room_left() {
     for (name, program) in program.ebpf().programs() {
         let info = program.info().expect("a loaded program has information");
         // Reported since Linux 5.16.
-        let Some(verified) = info.verified_instruction_count() else { continue };
+        let Some(verified) = info.verified_instruction_count() else {
+            continue;
+        };
         println!(
             "{name}: {verified} instructions processed by the verifier, {:?} bytes",
             info.size_translated()
@@ -85,7 +108,10 @@ fn the_verifier_has_room_left() {
             too_large.push(name.to_owned());
         }
     }
-    assert!(too_large.is_empty(), "more than {most} instructions: {too_large:?}");
+    assert!(
+        too_large.is_empty(),
+        "more than {most} instructions: {too_large:?}"
+    );
 }
 
 #[test]
@@ -103,7 +129,10 @@ fn answer_stamps_entry() {
         assert!(stamp(&mut program) > before, "{hook:?}");
     }
     // Queried but not answered: not stamped.
-    let other = program.entry(&wire("v4-10.bosh")).expect("published").last_used_ns;
+    let other = program
+        .entry(&wire("v4-10.bosh"))
+        .expect("published")
+        .last_used_ns;
     assert_eq!(other, 0);
 }
 
@@ -113,16 +142,23 @@ fn entry_is_stamped_once_per_tick() {
     install(&mut program, &world());
     let name = wire("v4-3.bosh");
     let query = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
-    let tick =
-        std::time::Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).expect("Linux has it"));
+    let tick = std::time::Duration::from(
+        clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).expect("Linux has it"),
+    );
     let (begun, mut stamps) = (Instant::now(), BTreeSet::new());
     for number in 0..2000 {
-        program.run(HOOKS[number % HOOKS.len()], &query).expect("the program runs");
+        program
+            .run(HOOKS[number % HOOKS.len()], &query)
+            .expect("the program runs");
         stamps.insert(program.entry(&name).expect("published").last_used_ns);
     }
     // Each write of the stamp changes it; CPUs that answer the same name would otherwise contend for its line.
     let ticks = begun.elapsed().as_nanos() / tick.as_nanos() + 2;
-    assert!(stamps.len() as u128 <= ticks, "{} writes in {ticks} ticks", stamps.len());
+    assert!(
+        stamps.len() as u128 <= ticks,
+        "{} writes in {ticks} ticks",
+        stamps.len()
+    );
 }
 
 #[test]
@@ -130,18 +166,29 @@ fn replies_are_counted_by_type() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let before = program.counters();
-    for (name, qtype) in [("v4-3.bosh", 1), ("v4-3.bosh", 28), ("v4-3.bosh", 33), ("missing.bosh", 1)] {
+    for (name, qtype) in [
+        ("v4-3.bosh", 1),
+        ("v4-3.bosh", 28),
+        ("v4-3.bosh", 33),
+        ("missing.bosh", 1),
+    ] {
         let query = Datagram::v4(Query::new(name, qtype).bytes()).frame();
         program.run(Hook::Xdp, &query).expect("the program runs");
     }
     let after = program.counters();
     let more = |kind: usize, rcode: usize| after.replies[kind][rcode] - before.replies[kind][rcode];
-    assert_eq!((more(0, 0), more(1, 0), more(2, 0), more(0, 3)), (1, 1, 1, 1));
+    assert_eq!(
+        (more(0, 0), more(1, 0), more(2, 0), more(0, 3)),
+        (1, 1, 1, 1)
+    );
     // Headers, questions, and three A records.
     let questions = 3 * (12 + 11 + 4) + (12 + 14 + 4);
     assert_eq!(after.query_bytes - before.query_bytes, questions);
     assert_eq!(after.reply_bytes - before.reply_bytes, questions + 3 * 16);
-    assert_eq!(after.interface_hits.iter().sum::<u64>() - before.interface_hits.iter().sum::<u64>(), 4);
+    assert_eq!(
+        after.interface_hits.iter().sum::<u64>() - before.interface_hits.iter().sum::<u64>(),
+        4
+    );
 }
 
 #[test]
@@ -153,11 +200,17 @@ fn hash_collision_is_not_answered() {
     let query = Datagram::v4(Query::new("other.bosh", A).bytes()).frame();
     let hash = dns_common::name::hash_name(seed, &wire("other.bosh"));
     for stored in ["v4-10.bosh", "athar.bosh", "other.bosi"] {
-        program.publish_as(hash, &wire(stored), &world.published[&wire("v4-3.bosh")]).expect("there is room");
+        program
+            .publish_as(hash, &wire(stored), &world.published[&wire("v4-3.bosh")])
+            .expect("there is room");
         for hook in HOOKS {
             let (run, counted) = program.run_counted(hook, &query).expect("the program runs");
             assert_eq!(run.packet, query);
-            assert_eq!(counted, dns_common::counters::Outcome::Collision, "{stored} at {hook:?}");
+            assert_eq!(
+                counted,
+                dns_common::counters::Outcome::Collision,
+                "{stored} at {hook:?}"
+            );
         }
     }
 }
@@ -174,8 +227,17 @@ fn tap_reports_own_queries_only() {
     let miss = Datagram::v6(Query::new("Nobody.bosh", 33).bytes()).frame();
     // Queries for other servers are none of the tap's business.
     let query = Query::new("V4-3.bosh", A).bytes();
-    let foreign = [(std::net::Ipv4Addr::new(8, 8, 8, 8).into(), 53), (crate::packet::SERVER, 54)]
-        .map(|to| Datagram { to, ..Datagram::v4(query.clone()) }.frame());
+    let foreign = [
+        (std::net::Ipv4Addr::new(8, 8, 8, 8).into(), 53),
+        (crate::packet::SERVER, 54),
+    ]
+    .map(|to| {
+        Datagram {
+            to,
+            ..Datagram::v4(query.clone())
+        }
+        .frame()
+    });
     for hook in HOOKS {
         program.run(hook, &hit).expect("the program runs");
         for frame in &foreign {
@@ -184,20 +246,31 @@ fn tap_reports_own_queries_only() {
         program.run(hook, &miss).expect("the program runs");
     }
     let mut events = Vec::new();
-    let map = program.ebpf().map_mut(dns_common::object::TAP).expect("in the object");
+    let map = program
+        .ebpf()
+        .map_mut(dns_common::object::TAP)
+        .expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     while let Some(item) = ring.next() {
         events.push(TapEvent::read_from_bytes(&item).expect("an event"));
     }
     assert_eq!(events.len(), 2 * HOOKS.len());
     for pair in events.chunks(2) {
-        let [hit, miss] = pair else { panic!("pairs of events") };
-        assert_eq!((hit.outcome, hit.rcode, hit.answers), (Outcome::Hit as u8, 0, 3));
+        let [hit, miss] = pair else {
+            panic!("pairs of events")
+        };
+        assert_eq!(
+            (hit.outcome, hit.rcode, hit.answers),
+            (Outcome::Hit as u8, 0, 3)
+        );
         assert_eq!(&hit.client, b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
         assert_eq!((hit.client_port, hit.query_type), (40_000, 1));
         assert_eq!(&hit.name[..hit.name_len as usize], wire("V4-3.bosh"));
         assert!(hit.time_ns > 0 && hit.ifindex > 0, "{hit:?}");
-        assert_eq!((miss.outcome, miss.answers), (Outcome::NotPublished as u8, 0));
+        assert_eq!(
+            (miss.outcome, miss.answers),
+            (Outcome::NotPublished as u8, 0)
+        );
         assert_eq!((miss.client_port, miss.query_type), (40_000, 33));
         assert_eq!(&miss.name[..miss.name_len as usize], wire("Nobody.bosh"));
         assert_eq!(std::net::IpAddr::from(miss.client), crate::packet::CLIENT6);
@@ -213,12 +286,16 @@ fn tap_samples_queries_evenly() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     program.set_control(|control| control.tap_every = 10);
-    let [a, aaaa] = [A, AAAA].map(|kind| Datagram::v4(Query::new("V4-3.bosh", kind).bytes()).frame());
+    let [a, aaaa] =
+        [A, AAAA].map(|kind| Datagram::v4(Query::new("V4-3.bosh", kind).bytes()).frame());
     for _ in 0..RUNS {
         program.run(Hook::Xdp, &a).expect("the program runs");
         program.run(Hook::Xdp, &aaaa).expect("the program runs");
     }
-    let map = program.ebpf().map_mut(dns_common::object::TAP).expect("in the object");
+    let map = program
+        .ebpf()
+        .map_mut(dns_common::object::TAP)
+        .expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     let mut counts = [0usize; 2];
     while let Some(item) = ring.next() {
@@ -227,5 +304,8 @@ fn tap_samples_queries_evenly() {
     }
     // Binomial with p = 0.1: the expected 200 has a standard deviation of 13.4; ten of them are
     // allowed.
-    assert!(counts.iter().all(|count| (66..=334).contains(count)), "{counts:?}");
+    assert!(
+        counts.iter().all(|count| (66..=334).contains(count)),
+        "{counts:?}"
+    );
 }

@@ -73,7 +73,12 @@ fn named_kernel() -> Result<()> {
     let image = env::var_os("KERNEL_IMAGE").context("KERNEL_IMAGE names no kernel")?;
     let modules = env::var_os("KERNEL_MODULES").map(PathBuf::from);
     let arm64 = env::var_os("KERNEL_ARM64").map(PathBuf::from);
-    Kernel { image: image.into(), modules, arm64 }.try_everything()
+    Kernel {
+        image: image.into(),
+        modules,
+        arm64,
+    }
+    .try_everything()
 }
 
 /// A kernel for the virtual machine.
@@ -89,19 +94,28 @@ pub(super) struct Kernel {
 impl Kernel {
     /// Returns a kernel fetched by `cargo xtask test`; `None` if it could not be fetched.
     pub(super) fn of_debian(name: &str) -> Option<Self> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.toolchain/kernels").join(name);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../.toolchain/kernels")
+            .join(name);
         let find = || -> Result<Self> {
             on_path("qemu-system-x86_64")?;
             let image = find_below(&folder.join("boot"), &|file| file.starts_with("vmlinuz-"))?;
-            let image =
-                image.with_context(|| format!("no kernel in {}: `cargo xtask test`", folder.display()))?;
-            Ok(Self { image, modules: Some(folder.join("lib/modules")), arm64: None })
+            let image = image.with_context(|| {
+                format!("no kernel in {}: `cargo xtask test`", folder.display())
+            })?;
+            Ok(Self {
+                image,
+                modules: Some(folder.join("lib/modules")),
+                arm64: None,
+            })
         };
         let (kernel, met) = match find() {
             Ok(kernel) => (Some(kernel), Ok(())),
             Err(problem) => (None, Err(format!("{problem:#}"))),
         };
-        requirements::met(&format!("Debian's kernel {name} and qemu"), met).then_some(kernel).flatten()
+        requirements::met(&format!("Debian's kernel {name} and qemu"), met)
+            .then_some(kernel)
+            .flatten()
     }
 
     /// Boots the kernel; fails unless all checks inside succeed.
@@ -119,7 +133,10 @@ impl Kernel {
         let said = String::from_utf8_lossy(&fs::read(&console)?).into_owned();
         println!("{said}");
         ended.context("the virtual machine")?;
-        ensure!(said.contains(ALL_WELL), "output of the virtual machine:\n{said}");
+        ensure!(
+            said.contains(ALL_WELL),
+            "output of the virtual machine:\n{said}"
+        );
         Ok(())
     }
 
@@ -152,11 +169,18 @@ impl Kernel {
         // faster to walk, and without ERMS memory is copied by words rather than by bytes, each an emulated
         // instruction. Of arm64's pointer authentication only the fast algorithm can be emulated in time.
         let (qemu, processor, console) = match self.arm64 {
-            None => ("qemu-system-x86_64", "max,cx16=off,la57=off,erms=off", "ttyS0"),
+            None => (
+                "qemu-system-x86_64",
+                "max,cx16=off,la57=off,erms=off",
+                "ttyS0",
+            ),
             Some(_) => ("qemu-system-aarch64", "max,pauth-impdef=on", "ttyAMA0"),
         };
         let kernel = match self.arm64 {
-            None => kernel_image::unpack(&self.image, archive.parent().context("a file has a folder")?)?,
+            None => kernel_image::unpack(
+                &self.image,
+                archive.parent().context("a file has a folder")?,
+            )?,
             Some(_) => None,
         };
         let mut command = Command::new(qemu);
@@ -185,16 +209,24 @@ impl Kernel {
     /// Returns the environment of the init process. Debian's kernels have every module, so each set-up
     /// must work; a kernel without modules may lack some.
     fn environment(&self) -> &'static str {
-        if self.modules.is_some() { "BOSH_DNS_SET_UPS=all" } else { "" }
+        if self.modules.is_some() {
+            "BOSH_DNS_SET_UPS=all"
+        } else {
+            ""
+        }
     }
 
     /// Copies the wanted modules to the folder read by the init process, which loads them in the
     /// order of their names.
     fn copy_modules(&self, to: &Path, wanted: &[&str]) -> Result<()> {
         fs::create_dir(to)?;
-        let Some(modules) = &self.modules else { return Ok(()) };
+        let Some(modules) = &self.modules else {
+            return Ok(());
+        };
         let mut copied = Vec::new();
-        wanted.iter().try_for_each(|module| copy_module(modules, module, to, &mut copied))
+        wanted
+            .iter()
+            .try_for_each(|module| copy_module(modules, module, to, &mut copied))
     }
 }
 
@@ -209,30 +241,51 @@ fn copy_module(modules: &Path, module: &str, to: &Path, copied: &mut Vec<String>
             stem.replace('-', "_") == module && (rest.is_empty() || rest.starts_with('.'))
         })
     };
-    let Some(found) = find_below(modules, &is_it)? else { return Ok(()) };
+    let Some(found) = find_below(modules, &is_it)? else {
+        return Ok(());
+    };
     let unpack: &[&str] = match found.extension().and_then(OsStr::to_str) {
         Some("xz") => &["xz", "-dc"],
         Some("zst") => &["zstd", "-dc"],
         Some("gz") => &["gzip", "-dc"],
         _ => &["cat"],
     };
-    let unpacked = Command::new(unpack[0]).args(&unpack[1..]).arg(&found).output()?;
-    ensure!(unpacked.status.success(), "{}: {}", found.display(), unpack.join(" "));
+    let unpacked = Command::new(unpack[0])
+        .args(&unpack[1..])
+        .arg(&found)
+        .output()?;
+    ensure!(
+        unpacked.status.success(),
+        "{}: {}",
+        found.display(),
+        unpack.join(" ")
+    );
     copied.push(module.clone());
     for dependency in dependencies(&unpacked.stdout) {
         copy_module(modules, &dependency, to, copied)?;
     }
     let number = fs::read_dir(to)?.count();
-    Ok(fs::write(to.join(format!("{number:02}-{module}.ko")), unpacked.stdout)?)
+    Ok(fs::write(
+        to.join(format!("{number:02}-{module}.ko")),
+        unpacked.stdout,
+    )?)
 }
 
 /// Returns the modules that a module depends on, from its section `.modinfo`.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
-    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
-    let list = module[at + KEY.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {
+        return Vec::new();
+    };
+    let list = module[at + KEY.len()..]
+        .split(|&byte| byte == 0)
+        .next()
+        .unwrap_or_default();
     let list = String::from_utf8_lossy(list);
-    list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    list.split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Finds a file below a folder by its name.
@@ -254,8 +307,12 @@ fn find_below(folder: &Path, is_it: &dyn Fn(&str) -> bool) -> Result<Option<Path
 fn on_path(program: &str) -> Result<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    let mut candidates = env::split_paths(&folders).chain(sbin).map(|folder| folder.join(program));
-    candidates.find(|path| path.is_file()).with_context(|| format!("{program} is not installed"))
+    let mut candidates = env::split_paths(&folders)
+        .chain(sbin)
+        .map(|folder| folder.join(program));
+    candidates
+        .find(|path| path.is_file())
+        .with_context(|| format!("{program} is not installed"))
 }
 
 /// Copies a program without symbols and debug information, and its libraries to the paths where it
@@ -265,8 +322,10 @@ fn copy_program(program: &Path, files: &Path, to: &str) -> Result<()> {
     fs::create_dir_all(to.parent().context("a file has a folder")?)?;
     run(Command::new("strip").arg("-o").arg(&to).arg(program))?;
     let libraries = capture(Command::new("ldd").arg(program))?;
-    let libraries: BTreeSet<&str> =
-        libraries.split_whitespace().filter(|word| word.starts_with('/')).collect();
+    let libraries: BTreeSet<&str> = libraries
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .collect();
     for library in libraries {
         let to = files.join(library.trim_start_matches('/'));
         if !to.exists() {

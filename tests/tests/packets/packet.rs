@@ -57,7 +57,10 @@ impl Opt {
     }
 
     pub(crate) fn with_options(size: u16, options: &[u8]) -> Self {
-        Self { options: options.to_vec(), ..Self::new(size) }
+        Self {
+            options: options.to_vec(),
+            ..Self::new(size)
+        }
     }
 }
 
@@ -78,7 +81,10 @@ impl Query {
     }
 
     pub(crate) fn opt(self, opt: Opt) -> Self {
-        Self { opt: Some(opt), ..self }
+        Self {
+            opt: Some(opt),
+            ..self
+        }
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
@@ -88,7 +94,11 @@ impl Query {
         for count in self.counts {
             out.extend(count.to_be_bytes());
         }
-        out.extend(self.additional.unwrap_or(self.opt.is_some() as u16).to_be_bytes());
+        out.extend(
+            self.additional
+                .unwrap_or(self.opt.is_some() as u16)
+                .to_be_bytes(),
+        );
         out.extend(&self.name);
         out.extend(self.qtype.to_be_bytes());
         out.extend(self.qclass.to_be_bytes());
@@ -98,7 +108,11 @@ impl Query {
             out.extend(opt.size.to_be_bytes());
             out.extend([opt.extended, opt.version]);
             out.extend(opt.flags.to_be_bytes());
-            out.extend(opt.options_len.unwrap_or(opt.options.len() as u16).to_be_bytes());
+            out.extend(
+                opt.options_len
+                    .unwrap_or(opt.options.len() as u16)
+                    .to_be_bytes(),
+            );
             out.extend(&opt.options);
         }
         out.extend(&self.trailing);
@@ -123,7 +137,11 @@ pub(crate) fn name_of_length(len: usize) -> Vec<u8> {
     let mut left = len - 1;
     while left > 0 {
         // A label takes at least two bytes, so a single byte must never be left over.
-        let take = if left > 64 { if left == 65 { 63 } else { 64 } } else { left };
+        let take = if left > 64 {
+            if left == 65 { 63 } else { 64 }
+        } else {
+            left
+        };
         out.push((take - 1) as u8);
         out.extend((1..take).map(|i| b'a' + (i % 26) as u8));
         left -= take;
@@ -157,12 +175,22 @@ pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 
 impl Datagram {
     /// Returns a query from client to server over IPv4.
     pub(crate) fn v4(payload: Vec<u8>) -> Self {
-        Self { tags: vec![], from: (CLIENT, 40_000), to: (SERVER, 53), payload, padding: 0 }
+        Self {
+            tags: vec![],
+            from: (CLIENT, 40_000),
+            to: (SERVER, 53),
+            payload,
+            padding: 0,
+        }
     }
 
     /// Returns a query from client to server over IPv6.
     pub(crate) fn v6(payload: Vec<u8>) -> Self {
-        Self { from: (CLIENT6, 40_000), to: (SERVER6, 53), ..Self::v4(payload) }
+        Self {
+            from: (CLIENT6, 40_000),
+            to: (SERVER6, 53),
+            ..Self::v4(payload)
+        }
     }
 
     /// Returns the frame, addressed to `lo`, where test runs take place.
@@ -180,7 +208,11 @@ impl Datagram {
         udp.extend([0, 0]);
         udp.extend(&self.payload);
         let sum = checksum(&[&pseudo(self.from.0, self.to.0, udp_len), &udp]);
-        udp[6..8].copy_from_slice(&if sum == 0 { [0xff, 0xff] } else { sum.to_be_bytes() });
+        udp[6..8].copy_from_slice(&if sum == 0 {
+            [0xff, 0xff]
+        } else {
+            sum.to_be_bytes()
+        });
         match (self.from.0, self.to.0) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 out.extend([0x08, 0x00]);

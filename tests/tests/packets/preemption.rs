@@ -21,7 +21,11 @@ fn interrupting_run_passes_query_up() {
     for hook in HOOKS {
         program.set_busy(true).expect("the map can be written to");
         let (run, outcome) = program.run_counted(hook, &frame).expect("the program runs");
-        let passed = if hook.is_xdp() { XDP_PASS } else { TC_ACT_UNSPEC };
+        let passed = if hook.is_xdp() {
+            XDP_PASS
+        } else {
+            TC_ACT_UNSPEC
+        };
         assert_eq!((outcome, run.verdict), (Outcome::Busy, passed), "{hook:?}");
         assert!(run.packet == frame, "{hook:?}: changed");
         program.set_busy(false).expect("the map can be written to");

@@ -21,10 +21,13 @@ const PROGRESS: usize = 1_000_000;
 fn random_packets_match_model() {
     let Some(mut program) = load() else { return };
     let mut world = world();
-    let seed =
-        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
-    let packets =
-        std::env::var("PACKETS").map_or(PACKETS, |packets| packets.parse().expect("PACKETS is a number"));
+    let seed = std::env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(fastrand::get_seed);
+    let packets = std::env::var("PACKETS").map_or(PACKETS, |packets| {
+        packets.parse().expect("PACKETS is a number")
+    });
     println!("seed: {seed}, {packets} packets per hook (set SEED and PACKETS to repeat)");
     let mut rng = Rng::with_seed(seed);
     let mut names: Vec<_> = world.published.keys().cloned().collect();
@@ -33,7 +36,10 @@ fn random_packets_match_model() {
     let mut answered = 0;
     for round in 0..packets {
         if round % PROGRESS == PROGRESS - 1 {
-            println!("{} packets per hook, {answered} replies, 0 differences", round + 1);
+            println!(
+                "{} packets per hook, {answered} replies, 0 differences",
+                round + 1
+            );
         }
         if round % 1000 == 999 {
             // The state changes occasionally as well.
@@ -59,7 +65,10 @@ fn random_packets_match_model() {
         }
     }
     println!("{answered} of {} answered", HOOKS.len() * packets);
-    assert!(answered > packets / 10, "too few of the packets were answered for a meaningful test");
+    assert!(
+        answered > packets / 10,
+        "too few of the packets were answered for a meaningful test"
+    );
 }
 
 /// Returns a packet that is valid, nearly valid, or invalid.
@@ -71,7 +80,11 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
             *byte = byte.to_ascii_uppercase();
         }
     }
-    let mut query = Query { name, id: rng.u16(..), ..Query::new("", [A, AAAA, A, 33, 255][rng.usize(..5)]) };
+    let mut query = Query {
+        name,
+        id: rng.u16(..),
+        ..Query::new("", [A, AAAA, A, 33, 255][rng.usize(..5)])
+    };
     if rng.bool() {
         let mut opt = Opt::new([100, 512, 513, 1232, 1500, 4096, 65535][rng.usize(..7)]);
         if rng.bool() {
@@ -92,10 +105,18 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
         }
         _ => {}
     }
-    let mut datagram = if rng.bool() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
+    let mut datagram = if rng.bool() {
+        Datagram::v4(query.bytes())
+    } else {
+        Datagram::v6(query.bytes())
+    };
     if rng.u8(..4) == 0 {
         // Half of the frames belong to a VLAN that is answered.
-        let tag = if rng.bool() { rng.u16(..) } else { rng.u16(..8) << 13 | 5 };
+        let tag = if rng.bool() {
+            rng.u16(..)
+        } else {
+            rng.u16(..8) << 13 | 5
+        };
         datagram.tags = vec![(0x8100, tag); rng.usize(1..=2)];
     }
     if rng.u8(..4) == 0 {
@@ -123,9 +144,19 @@ fn every_name_length_is_answered() {
     let world = world();
     install(&mut program, &world);
     for len in (1..=255).filter(|&len| len != 2) {
-        let query = Query { name: name_of_length(len).to_ascii_uppercase(), ..Query::new("", A) };
-        for opt in [None, Some(Opt::new(1232)), Some(Opt::with_options(4096, &[0, 12, 0, 2, 0, 0]))] {
-            let query = Query { opt, ..query.clone() };
+        let query = Query {
+            name: name_of_length(len).to_ascii_uppercase(),
+            ..Query::new("", A)
+        };
+        for opt in [
+            None,
+            Some(Opt::new(1232)),
+            Some(Opt::with_options(4096, &[0, 12, 0, 2, 0, 0])),
+        ] {
+            let query = Query {
+                opt,
+                ..query.clone()
+            };
             for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
                 for hook in HOOKS {
                     match check(&program, &world, hook, &datagram.frame()) {
@@ -151,19 +182,28 @@ fn truncated_frames_are_passed() {
         for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
             let whole = datagram.frame();
             for hook in HOOKS {
-                assert_eq!(check(&program, &world, hook, &whole), Ok(true), "the whole frame at {hook:?}");
+                assert_eq!(
+                    check(&program, &world, hook, &whole),
+                    Ok(true),
+                    "the whole frame at {hook:?}"
+                );
                 for len in 14..whole.len() {
                     let cut = &whole[..len];
-                    assert_eq!(check(&program, &world, hook, cut), Ok(false), "{len} bytes at {hook:?}");
+                    assert_eq!(
+                        check(&program, &world, hook, cut),
+                        Ok(false),
+                        "{len} bytes at {hook:?}"
+                    );
                 }
             }
         }
         // Cut inside the message, with consistent lengths.
         let message = query.bytes();
         for len in 0..message.len() {
-            for frame in
-                [Datagram::v4(message[..len].to_vec()).frame(), Datagram::v6(message[..len].to_vec()).frame()]
-            {
+            for frame in [
+                Datagram::v4(message[..len].to_vec()).frame(),
+                Datagram::v6(message[..len].to_vec()).frame(),
+            ] {
                 for hook in HOOKS {
                     if let Err(problem) = check(&program, &world, hook, &frame) {
                         panic!("message of {len} bytes at {hook:?}: {problem}");

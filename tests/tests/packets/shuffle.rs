@@ -18,7 +18,10 @@ const REPLIES: usize = 20_000;
 fn unevenness(counts: &[usize]) -> f64 {
     let total: usize = counts.iter().sum();
     let even = total as f64 / counts.len() as f64;
-    let chi_square: f64 = counts.iter().map(|&count| (count as f64 - even).powi(2) / even).sum();
+    let chi_square: f64 = counts
+        .iter()
+        .map(|&count| (count as f64 - even).powi(2) / even)
+        .sum();
     let freedom = counts.len() as f64 - 1.0;
     let variance = 2.0 / (9.0 * freedom);
     ((chi_square / freedom).cbrt() - (1.0 - variance)) / variance.sqrt()
@@ -28,13 +31,26 @@ fn unevenness(counts: &[usize]) -> f64 {
 fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
     let mut program = load()?;
     install(&mut program, &world());
-    let query = Datagram::v4(Query { opt: opt.clone(), ..Query::new(name, qtype) }.bytes()).frame();
+    let query = Datagram::v4(
+        Query {
+            opt: opt.clone(),
+            ..Query::new(name, qtype)
+        }
+        .bytes(),
+    )
+    .frame();
     let record_len = if qtype == A { 16 } else { 28 };
     let question_end = query.len() - opt.as_ref().map_or(0, |_| 11);
     let replies = (0..REPLIES).map(|_| {
-        let reply = program.run(Hook::Xdp, &query).expect("the program runs").packet;
+        let reply = program
+            .run(Hook::Xdp, &query)
+            .expect("the program runs")
+            .packet;
         let answers = &reply[question_end..reply.len() - opt.as_ref().map_or(0, |_| 11)];
-        answers.chunks(record_len).map(|record| usize::from(record[record_len - 1]) - 1).collect()
+        answers
+            .chunks(record_len)
+            .map(|record| usize::from(record[record_len - 1]) - 1)
+            .collect()
     });
     Some(replies.collect())
 }
@@ -44,8 +60,14 @@ const BOUND: f64 = 6.0;
 
 #[test]
 fn shuffle_is_uniform_by_position() {
-    for (name, qtype, count) in [("v4-3.bosh", A, 3), ("v4-10.bosh", A, 10), ("v6-3.bosh", AAAA, 3)] {
-        let Some(orders) = orders(name, qtype, None) else { return };
+    for (name, qtype, count) in [
+        ("v4-3.bosh", A, 3),
+        ("v4-10.bosh", A, 10),
+        ("v6-3.bosh", AAAA, 3),
+    ] {
+        let Some(orders) = orders(name, qtype, None) else {
+            return;
+        };
         let mut at_place = vec![vec![0; count]; count];
         let mut pairs: HashMap<(usize, usize), usize> = HashMap::new();
         for order in &orders {
@@ -57,28 +79,45 @@ fn shuffle_is_uniform_by_position() {
             }
         }
         for (place, counts) in at_place.iter().enumerate() {
-            assert!(unevenness(counts) < BOUND, "{name}, place {place}: {counts:?}");
+            assert!(
+                unevenness(counts) < BOUND,
+                "{name}, place {place}: {counts:?}"
+            );
         }
-        assert_eq!(pairs.len(), count * (count - 1), "{name}: every ordered pair occurs");
+        assert_eq!(
+            pairs.len(),
+            count * (count - 1),
+            "{name}: every ordered pair occurs"
+        );
         let counts: Vec<_> = pairs.values().copied().collect();
-        assert!(unevenness(&counts) < BOUND, "{name}, adjacent pairs: {pairs:?}");
+        assert!(
+            unevenness(&counts) < BOUND,
+            "{name}, adjacent pairs: {pairs:?}"
+        );
     }
 }
 
 #[test]
 fn orders_of_three_are_uniform() {
-    let Some(orders) = orders("v4-3.bosh", A, None) else { return };
+    let Some(orders) = orders("v4-3.bosh", A, None) else {
+        return;
+    };
     let mut counts: HashMap<Vec<usize>, usize> = HashMap::new();
     for order in orders {
         *counts.entry(order).or_default() += 1;
     }
     assert_eq!(counts.len(), 6, "{counts:?}");
-    assert!(unevenness(&counts.values().copied().collect::<Vec<_>>()) < BOUND, "{counts:?}");
+    assert!(
+        unevenness(&counts.values().copied().collect::<Vec<_>>()) < BOUND,
+        "{counts:?}"
+    );
 }
 
 #[test]
 fn truncated_replies_sample_uniformly() {
-    let Some(orders) = orders("v4-60.bosh", A, Some(Opt::new(512))) else { return };
+    let Some(orders) = orders("v4-60.bosh", A, Some(Opt::new(512))) else {
+        return;
+    };
     let mut counts = vec![0; 60];
     for order in &orders {
         assert!(order.len() < 60, "cut");
@@ -91,7 +130,9 @@ fn truncated_replies_sample_uniformly() {
 
 #[test]
 fn successive_shuffles_are_independent() {
-    let Some(orders) = orders("v4-3.bosh", A, None) else { return };
+    let Some(orders) = orders("v4-3.bosh", A, None) else {
+        return;
+    };
     // Counts pairs of first address and previous reply's first address.
     let mut counts = [0; 9];
     for pair in orders.windows(2) {

@@ -30,7 +30,9 @@ const FLOOD: u16 = 6000;
 
 #[test]
 fn flood_is_limited_per_client() -> Result<()> {
-    let Some(namespace) = namespace("bound")? else { return Ok(()) };
+    let Some(namespace) = namespace("bound")? else {
+        return Ok(());
+    };
     let silent = Scripted::silent(&namespace, loopback(10))?;
     let handler = Scripted::start(&namespace, loopback(11), |asked| {
         vec![Say::from(asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300))]
@@ -58,7 +60,10 @@ fn flood_is_limited_per_client() -> Result<()> {
         // Fleet names, a healthy handler and another client are unaffected.
         for name in [LOCAL_NAME, "www.healthy."] {
             let reply = client::ask(OURS, &client::query(name, RecordType::A, None)?)?;
-            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+            ensure!(
+                reply.metadata.response_code == ResponseCode::NoError,
+                "{reply}"
+            );
         }
         let before = silent.count();
         let other = UdpSocket::bind((IpAddr::from([127, 0, 0, 3]), 0))?;
@@ -73,26 +78,49 @@ fn flood_is_limited_per_client() -> Result<()> {
         let mut buffer = [0; 512];
         let mut refused = 0;
         for count in 0..FLOOD {
-            let length = socket.recv(&mut buffer).with_context(|| format!("after {count} answers"))?;
+            let length = socket
+                .recv(&mut buffer)
+                .with_context(|| format!("after {count} answers"))?;
             let reply = Message::from_vec(&buffer[..length])?;
-            ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+            ensure!(
+                reply.metadata.response_code == ResponseCode::ServFail,
+                "{reply}"
+            );
             // The earliest queries keep waiting; later ones do not displace them.
             refused += usize::from(usize::from(reply.metadata.id) >= SHARE);
         }
         Ok(refused)
     })??;
-    ensure!(refused_at_once == usize::from(FLOOD) - SHARE, "{refused_at_once} of the flood were late");
+    ensure!(
+        refused_at_once == usize::from(FLOOD) - SHARE,
+        "{refused_at_once} of the flood were late"
+    );
     let refused = lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")? as usize;
-    ensure!(refused == usize::from(FLOOD) - SHARE, "{refused} were refused");
-    let by_reason = lab.metric("bosh_dns_xdp_overload_queries_total", "reason=\"recursors\"")? as usize;
-    ensure!(by_reason == refused, "{by_reason} of {refused} refusals are counted by reason");
+    ensure!(
+        refused == usize::from(FLOOD) - SHARE,
+        "{refused} were refused"
+    );
+    let by_reason = lab.metric(
+        "bosh_dns_xdp_overload_queries_total",
+        "reason=\"recursors\"",
+    )? as usize;
+    ensure!(
+        by_reason == refused,
+        "{by_reason} of {refused} refusals are counted by reason"
+    );
     let limited = "bosh_dns_xdp_limited_client_refusals";
     let of_client = lab.metric(limited, "budget=\"recursors\",client=\"127.0.0.1\"")? as usize;
     ensure!(of_client == refused, "{of_client} refusals of the client");
-    ensure!(lab.metric(limited, "127.0.0.3")? == 0, "the other client is not limited");
+    ensure!(
+        lab.metric(limited, "127.0.0.3")? == 0,
+        "the other client is not limited"
+    );
     let forwarded = silent.count_with_edns();
     ensure!(forwarded == SHARE + 100, "{forwarded} were forwarded");
-    ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was queried once");
+    ensure!(
+        handler.count() == 1 && RECORDS.contains("10.0.0.1"),
+        "the handler was queried once"
+    );
     Ok(())
 }
 
@@ -100,9 +128,14 @@ fn flood_is_limited_per_client() -> Result<()> {
 fn silent_recursors_spare_handlers() -> Result<()> {
     /// Datagrams per burst and pause between bursts of the flood.
     const BURST: (usize, Duration) = (24, Duration::from_millis(3));
-    let Some(namespace) = namespace("silent")? else { return Ok(()) };
+    let Some(namespace) = namespace("silent")? else {
+        return Ok(());
+    };
     let recursors: Vec<SocketAddr> = (10..14).map(loopback).collect();
-    let _silent = recursors.iter().map(|&at| Scripted::silent(&namespace, at)).collect::<Result<Vec<_>>>()?;
+    let _silent = recursors
+        .iter()
+        .map(|&at| Scripted::silent(&namespace, at))
+        .collect::<Result<Vec<_>>>()?;
     let healthy = loopback(20);
     let handler = Scripted::answering(&namespace, healthy, Ipv4Addr::new(192, 0, 2, 1))?;
     // bosh-dns's default timeout, because the flood must exceed the slots of the whole server.
@@ -141,7 +174,10 @@ fn silent_recursors_spare_handlers() -> Result<()> {
                 let name = format!("n{number}.healthy.");
                 let reply = (0..5).find_map(|_| lab.ask_for(&name, RecordType::A).ok());
                 let reply = reply.with_context(|| format!("{name}: no reply"))?;
-                ensure!(reply.metadata.response_code == ResponseCode::NoError, "{number}: {reply}");
+                ensure!(
+                    reply.metadata.response_code == ResponseCode::NoError,
+                    "{number}: {reply}"
+                );
             }
             Ok(())
         };
@@ -150,7 +186,11 @@ fn silent_recursors_spare_handlers() -> Result<()> {
         let sent = flooding.join().expect("no panic");
         asked.and(sent)
     })?;
-    ensure!(handler.count() >= 100 && sent > 2 * SHARE, "{} of 100, {sent} in the flood", handler.count());
+    ensure!(
+        handler.count() >= 100 && sent > 2 * SHARE,
+        "{} of 100, {sent} in the flood",
+        handler.count()
+    );
     let peak = memory(lab.server.pid(), "VmHWM")?;
     ensure!(peak < 128 << 20, "{} MiB under the flood", peak >> 20);
     Ok(())

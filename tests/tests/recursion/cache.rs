@@ -28,7 +28,11 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// Returns the TTL of the first record in a reply.
 fn ttl(reply: &Message) -> Option<u32> {
-    reply.answers.first().or(reply.authorities.first()).map(|record| record.ttl)
+    reply
+        .answers
+        .first()
+        .or(reply.authorities.first())
+        .map(|record| record.ttl)
 }
 
 /// Delays a recursor's reply until the gate is open.
@@ -61,7 +65,9 @@ fn ask_all(
 #[test]
 fn clients_share_upstream_query() -> Result<()> {
     const CLIENTS: u16 = 50;
-    let Some(namespace) = namespace("share")? else { return Ok(()) };
+    let Some(namespace) = namespace("share")? else {
+        return Ok(());
+    };
     let open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&open);
     let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
@@ -72,12 +78,17 @@ fn clients_share_upstream_query() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let clients = ask_all(&namespace, CLIENTS, |number| {
         // Alternate the letter case.
-        let name = if number % 2 == 0 { "Shared.test." } else { "shared.TEST." };
+        let name = if number % 2 == 0 {
+            "Shared.test."
+        } else {
+            "shared.TEST."
+        };
         client::query(name, RecordType::A, None)
     })?;
     // All queries have missed the cache and are waiting.
     wait_until("all clients to wait", Duration::from_secs(60), || {
-        lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == u64::from(CLIENTS))
+        lab.metric("coredns_cache_misses_total", "")
+            .is_ok_and(|misses| misses == u64::from(CLIENTS))
     })?;
     open.store(true, Ordering::Relaxed);
     for (socket, query) in clients {
@@ -86,15 +97,24 @@ fn clients_share_upstream_query() -> Result<()> {
         let reply = Message::from_vec(&buffer[..length])?;
         ensure!(client::addresses(&reply) == [ADDRESS], "{reply}");
         ensure!(reply.metadata.id == query.metadata.id, "{reply}");
-        ensure!(reply.queries[0].name().to_string() == query.queries[0].name().to_string(), "{reply}");
+        ensure!(
+            reply.queries[0].name().to_string() == query.queries[0].name().to_string(),
+            "{reply}"
+        );
     }
-    ensure!(recursor.count() == 1, "{} queries for {CLIENTS} clients", recursor.count());
+    ensure!(
+        recursor.count() == 1,
+        "{} queries for {CLIENTS} clients",
+        recursor.count()
+    );
     Ok(())
 }
 
 #[test]
 fn ttls_count_down() -> Result<()> {
-    let Some(namespace) = namespace("ttl")? else { return Ok(()) };
+    let Some(namespace) = namespace("ttl")? else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let name = asked.name();
         vec![match name.split('.').next() {
@@ -106,7 +126,11 @@ fn ttls_count_down() -> Result<()> {
             _ => asked.reply(ResponseCode::NXDomain).into(),
         }]
     })?;
-    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    let lab = Lab::start(
+        &namespace,
+        &[loopback(10)],
+        &json!({"cache": {"enabled": true}}),
+    )?;
     let start = Instant::now();
     let kept = [
         ("answer.test.", ResponseCode::NoError, 300),
@@ -116,15 +140,27 @@ fn ttls_count_down() -> Result<()> {
     ];
     for (name, rcode, full) in kept {
         let reply = lab.ask_for(name, RecordType::A)?;
-        ensure!(reply.metadata.response_code == rcode && ttl(&reply) == Some(full), "{reply}");
+        ensure!(
+            reply.metadata.response_code == rcode && ttl(&reply) == Some(full),
+            "{reply}"
+        );
     }
     // On a busy machine, the last one is cached long after the first.
     let all_cached = Instant::now();
     // Without an SOA, a negative answer has no TTL and is not cached.
     for _ in 0..2 {
-        ensure!(lab.ask_for("bare.test.", RecordType::A)?.metadata.response_code == ResponseCode::NXDomain);
+        ensure!(
+            lab.ask_for("bare.test.", RecordType::A)?
+                .metadata
+                .response_code
+                == ResponseCode::NXDomain
+        );
     }
-    ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
+    ensure!(
+        recursor.count() == kept.len() + 2,
+        "{} queries",
+        recursor.count()
+    );
 
     thread::sleep(Duration::from_millis(2100).saturating_sub(all_cached.elapsed()));
     for (name, rcode, full) in kept {
@@ -137,19 +173,32 @@ fn ttls_count_down() -> Result<()> {
             "{left} s left after {passed}: {reply}"
         );
     }
-    ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
+    ensure!(
+        recursor.count() == kept.len() + 2,
+        "{} queries",
+        recursor.count()
+    );
 
     thread::sleep(Duration::from_millis(5500).saturating_sub(all_cached.elapsed()));
     lab.ask_for("brief.test.", RecordType::A)?;
-    ensure!(recursor.count() == kept.len() + 3, "a denial outlived its SOA's minimum");
+    ensure!(
+        recursor.count() == kept.len() + 3,
+        "a denial outlived its SOA's minimum"
+    );
     Ok(())
 }
 
 #[test]
 fn cache_key_includes_flags() -> Result<()> {
-    let Some(namespace) = namespace("apart")? else { return Ok(()) };
+    let Some(namespace) = namespace("apart")? else {
+        return Ok(());
+    };
     let recursor = Scripted::answering(&namespace, loopback(10), ADDRESS)?;
-    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    let lab = Lab::start(
+        &namespace,
+        &[loopback(10)],
+        &json!({"cache": {"enabled": true}}),
+    )?;
     let plain = client::query("apart.test.", RecordType::A, Some(1232))?;
     let mut dnssec = plain.clone();
     if let Some(edns) = &mut dnssec.edns {
@@ -166,23 +215,38 @@ fn cache_key_includes_flags() -> Result<()> {
         for query in &queries {
             let reply = lab.ask(query)?;
             ensure!(reply.queries == query.queries, "round {round}: {reply}");
-            ensure!(reply.metadata.checking_disabled == query.metadata.checking_disabled, "{reply}");
+            ensure!(
+                reply.metadata.checking_disabled == query.metadata.checking_disabled,
+                "{reply}"
+            );
         }
     }
-    ensure!(recursor.count() == queries.len(), "{} queries", recursor.count());
+    ensure!(
+        recursor.count() == queries.len(),
+        "{} queries",
+        recursor.count()
+    );
     // Queries without RD bypass the cache.
     let mut iterative = queries[0].clone();
     iterative.metadata.recursion_desired = false;
     lab.ask(&iterative)?;
-    ensure!(recursor.count() == queries.len() + 1, "RD clear was answered from the cache");
+    ensure!(
+        recursor.count() == queries.len() + 1,
+        "RD clear was answered from the cache"
+    );
     Ok(())
 }
 
 #[test]
 fn stale_answers_bridge_outages() -> Result<()> {
-    let Some(namespace) = namespace("stale")? else { return Ok(()) };
-    let brief = Scripted::start(&namespace, loopback(10), |asked| vec![asked.answer(ADDRESS, 5).into()])?;
-    let settings = json!({"cache": {"enabled": true, "serve_stale": "1h"}, "recursor_timeout": "200ms"});
+    let Some(namespace) = namespace("stale")? else {
+        return Ok(());
+    };
+    let brief = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![asked.answer(ADDRESS, 5).into()]
+    })?;
+    let settings =
+        json!({"cache": {"enabled": true, "serve_stale": "1h"}, "recursor_timeout": "200ms"});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     ensure!(client::addresses(&lab.ask_for("www.test.", RecordType::A)?) == [ADDRESS]);
     let asked_at = Instant::now();
@@ -192,12 +256,22 @@ fn stale_answers_bridge_outages() -> Result<()> {
     thread::sleep(Duration::from_millis(5200).saturating_sub(asked_at.elapsed()));
     for _ in 0..3 {
         let reply = lab.ask_for("www.test.", RecordType::A)?;
-        ensure!(client::addresses(&reply) == [ADDRESS] && ttl(&reply) == Some(30), "{reply}");
+        ensure!(
+            client::addresses(&reply) == [ADDRESS] && ttl(&reply) == Some(30),
+            "{reply}"
+        );
     }
-    ensure!(silent.count() == 1, "after a failed try there is a pause, not {} tries", silent.count());
+    ensure!(
+        silent.count() == 1,
+        "after a failed try there is a pause, not {} tries",
+        silent.count()
+    );
     // A name that was never cached has no stale answer.
     let reply = lab.ask_for("other.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::ServFail,
+        "{reply}"
+    );
     ensure!(lab.metric("coredns_cache_served_stale_total", "")? == 3);
     Ok(())
 }
@@ -205,7 +279,9 @@ fn stale_answers_bridge_outages() -> Result<()> {
 #[test]
 fn identical_questions_are_coalesced() -> Result<()> {
     const CLIENTS: u16 = 200;
-    let Some(namespace) = namespace("once")? else { return Ok(()) };
+    let Some(namespace) = namespace("once")? else {
+        return Ok(());
+    };
     for cache in [true, false] {
         let open = Arc::new(AtomicBool::new(false));
         let gate = Arc::clone(&open);
@@ -214,8 +290,14 @@ fn identical_questions_are_coalesced() -> Result<()> {
             wait_for(&gate);
             let mut reply = asked.answer(ADDRESS, 300);
             let record = reply.answers[0].clone();
-            let room = asked.message.edns.as_ref().map_or(512, |edns| edns.max_payload());
-            reply.answers.extend(vec![record; if room >= 1000 { 40 } else { 20 }]);
+            let room = asked
+                .message
+                .edns
+                .as_ref()
+                .map_or(512, |edns| edns.max_payload());
+            reply
+                .answers
+                .extend(vec![record; if room >= 1000 { 40 } else { 20 }]);
             vec![reply.into()]
         })?;
         let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": cache}});
@@ -236,15 +318,31 @@ fn identical_questions_are_coalesced() -> Result<()> {
             let mut buffer = [0; 4096];
             let length = socket.recv(&mut buffer)?;
             let reply = Message::from_vec(&buffer[..length])?;
-            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
-            ensure!(client::addresses(&reply).contains(&ADDRESS.into()), "{reply}");
+            ensure!(
+                reply.metadata.response_code == ResponseCode::NoError,
+                "{reply}"
+            );
+            ensure!(
+                client::addresses(&reply).contains(&ADDRESS.into()),
+                "{reply}"
+            );
             ensure!(reply.metadata.id == query.metadata.id, "{reply}");
             let asked_size = query.edns.as_ref().map(|edns| edns.max_payload());
             let reply_size = reply.edns.as_ref().map(|edns| edns.max_payload());
-            ensure!(asked_size.is_some() == reply_size.is_some(), "EDNS {asked_size:?}: {reply}");
-            ensure!(length <= usize::from(asked_size.unwrap_or(512)), "{length} bytes for {asked_size:?}");
+            ensure!(
+                asked_size.is_some() == reply_size.is_some(),
+                "EDNS {asked_size:?}: {reply}"
+            );
+            ensure!(
+                length <= usize::from(asked_size.unwrap_or(512)),
+                "{length} bytes for {asked_size:?}"
+            );
         }
-        ensure!(recursor.count() == 1, "cache {cache}: {} queries for {CLIENTS} clients", recursor.count());
+        ensure!(
+            recursor.count() == 1,
+            "cache {cache}: {} queries for {CLIENTS} clients",
+            recursor.count()
+        );
     }
     Ok(())
 }

@@ -38,18 +38,27 @@ fn dig(namespace: &Namespace, server: SocketAddr, name: &str, options: &[&str]) 
         name.into(),
         "A".into(),
     ]);
-    capture(command.args(["+tries=2", "+timeout=20", "+nobadcookie"]).args(options))
+    capture(
+        command
+            .args(["+tries=2", "+timeout=20", "+nobadcookie"])
+            .args(options),
+    )
 }
 
 /// Returns the cookie that dig shows, and dig's verdict.
 fn cookie(output: &str) -> Result<(&str, &str)> {
-    let line = output.lines().find_map(|line| line.strip_prefix("; COOKIE: ")).context(output.to_owned())?;
+    let line = output
+        .lines()
+        .find_map(|line| line.strip_prefix("; COOKIE: "))
+        .context(output.to_owned())?;
     line.split_once(' ').context("a cookie and dig's verdict")
 }
 
 #[test]
 fn dig_accepts_cookies() -> Result<()> {
-    let Some(namespace) = namespace("cookies")?.filter(|_| installed("dig")) else { return Ok(()) };
+    let Some(namespace) = namespace("cookies")?.filter(|_| installed("dig")) else {
+        return Ok(());
+    };
     let off = Lab::start(&namespace, &[], &json!({}))?;
     let output = dig(&namespace, OURS, LOCAL_NAME, &["+cookie=0102030405060708"])?;
     ensure!(cookie(&output).is_err(), "{output}");
@@ -68,22 +77,51 @@ fn dig_accepts_cookies() -> Result<()> {
         let shown = ["+all", "+cookie=0102030405060708"];
         let first = dig(&namespace, OURS, name, &[options, &shown].concat())?;
         let (first, verdict) = cookie(&first)?;
-        ensure!(verdict == "(good)" && first.len() == 48 && first.starts_with("0102030405060708"), "{first}");
-        let again = dig(&namespace, OURS, name, &[options, &["+all", &format!("+cookie={first}")]].concat())?;
+        ensure!(
+            verdict == "(good)" && first.len() == 48 && first.starts_with("0102030405060708"),
+            "{first}"
+        );
+        let again = dig(
+            &namespace,
+            OURS,
+            name,
+            &[options, &["+all", &format!("+cookie={first}")]].concat(),
+        )?;
         ensure!(cookie(&again)? == (first, "(good)"), "{again}");
     }
     // A query without a question only asks for a cookie.
     for transport in ["+notcp", "+tcp"] {
-        let only = |cookie: &str| dig(&namespace, OURS, LOCAL_NAME, &["+header-only", transport, cookie]);
+        let only = |cookie: &str| {
+            dig(
+                &namespace,
+                OURS,
+                LOCAL_NAME,
+                &["+header-only", transport, cookie],
+            )
+        };
         let first = only("+cookie=0102030405060708")?;
         let given = cookie(&first)?;
-        ensure!(first.contains("NOERROR") && first.contains("QUERY: 0, ANSWER: 0"), "{first}");
+        ensure!(
+            first.contains("NOERROR") && first.contains("QUERY: 0, ANSWER: 0"),
+            "{first}"
+        );
         let again = only(&format!("+cookie={}", given.0))?;
-        ensure!(again.contains("NOERROR") && cookie(&again)? == (given.0, "(good)"), "{again}");
+        ensure!(
+            again.contains("NOERROR") && cookie(&again)? == (given.0, "(good)"),
+            "{again}"
+        );
         let wrong = only(&format!("+cookie={}0000", &given.0[..44]))?;
-        ensure!(wrong.contains("BADCOOKIE") && cookie(&wrong)?.1 == "(good)", "{wrong}");
+        ensure!(
+            wrong.contains("BADCOOKIE") && cookie(&wrong)?.1 == "(good)",
+            "{wrong}"
+        );
     }
-    let malformed = dig(&namespace, OURS, LOCAL_NAME, &["+nocookie", "+ednsopt=10:0102"])?;
+    let malformed = dig(
+        &namespace,
+        OURS,
+        LOCAL_NAME,
+        &["+nocookie", "+ednsopt=10:0102"],
+    )?;
     ensure!(malformed.contains("FORMERR"), "{malformed}");
     Ok(())
 }
@@ -103,14 +141,29 @@ fn named(namespace: &Namespace, folder: &TempDir, address: SocketAddr) -> Result
         folder.path().join("zone"),
         "@ 60 IN SOA a.test. b.test. 1 1 1 1 1\n@ 60 IN NS a.test.\na 60 IN A 192.0.2.1\n",
     )?;
-    namespace.ip(&["addr", "replace", &format!("{}/8", address.ip()), "dev", "lo"])?;
+    namespace.ip(&[
+        "addr",
+        "replace",
+        &format!("{}/8", address.ip()),
+        "dev",
+        "lo",
+    ])?;
     let mut command = namespace.command("named")?;
-    command.args(["-g", "-n", "1", "-c"]).arg(folder.path().join("named.conf"));
+    command
+        .args(["-g", "-n", "1", "-c"])
+        .arg(folder.path().join("named.conf"));
     let log = fs::File::create(folder.path().join("log"))?;
-    let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))?;
+    let process = Kept::spawn(
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log),
+    )?;
     let query = client::query("a.test.", RecordType::A, None)?;
     wait_until("named", LIMIT, || {
-        namespace.run(|| client::ask_tcp(address, &query)).is_ok_and(|reply| reply.is_ok())
+        namespace
+            .run(|| client::ask_tcp(address, &query))
+            .is_ok_and(|reply| reply.is_ok())
     })
     .with_context(|| fs::read_to_string(folder.path().join("log")).unwrap_or_default())?;
     Ok(process)
@@ -118,27 +171,36 @@ fn named(namespace: &Namespace, folder: &TempDir, address: SocketAddr) -> Result
 
 #[test]
 fn bind_shares_our_secret() -> Result<()> {
-    let Some(namespace) = namespace("cookiebind")?.filter(|_| installed("named") && installed("dig")) else {
+    let Some(namespace) =
+        namespace("cookiebind")?.filter(|_| installed("named") && installed("dig"))
+    else {
         return Ok(());
     };
     let (folder, theirs) = (TempDir::with_prefix("bdx-cookies-")?, loopback(40));
     let _named = named(&namespace, &folder, theirs)?;
     let settings = json!({"cookies": {"enabled": true, "secrets": [SECRET]}});
     let _lab = Lab::start(&namespace, &[], &settings)?;
-    let ask =
-        |server, name: &str, cookie: &str| dig(&namespace, server, name, &[&format!("+cookie={cookie}")]);
+    let ask = |server, name: &str, cookie: &str| {
+        dig(&namespace, server, name, &[&format!("+cookie={cookie}")])
+    };
 
     let refused = ask(theirs, "a.test.", "0102030405060708")?;
     ensure!(refused.contains("BADCOOKIE"), "{refused}");
     let made_by_named = cookie(&refused)?.0;
     // A valid cookie is returned as it is; another one would be replaced.
     let ours = ask(OURS, LOCAL_NAME, made_by_named)?;
-    ensure!(cookie(&ours)? == (made_by_named, "(good)"), "{made_by_named}\n{ours}");
+    ensure!(
+        cookie(&ours)? == (made_by_named, "(good)"),
+        "{made_by_named}\n{ours}"
+    );
 
     let ours = ask(OURS, LOCAL_NAME, "1112131415161718")?;
     let made_by_us = cookie(&ours)?.0;
     let accepted = ask(theirs, "a.test.", made_by_us)?;
-    ensure!(accepted.contains("NOERROR") && accepted.contains("192.0.2.1"), "{accepted}");
+    ensure!(
+        accepted.contains("NOERROR") && accepted.contains("192.0.2.1"),
+        "{accepted}"
+    );
     let wrong = format!("{}0000", &made_by_us[..44]);
     let refused = ask(theirs, "a.test.", &wrong)?;
     ensure!(refused.contains("BADCOOKIE"), "{refused}");
@@ -147,7 +209,9 @@ fn bind_shares_our_secret() -> Result<()> {
 
 #[test]
 fn interface_leaves_cookies_to_userspace() -> Result<()> {
-    let Some(namespace) = namespace("cookieif")?.filter(|_| installed("dig") && requirements::bpf()) else {
+    let Some(namespace) =
+        namespace("cookieif")?.filter(|_| installed("dig") && requirements::bpf())
+    else {
         return Ok(());
     };
     for enabled in [false, true] {
@@ -172,7 +236,8 @@ fn interface_leaves_cookies_to_userspace() -> Result<()> {
             }
         } else {
             wait_until("an answer to a cookie", LIMIT, || {
-                by_interface(&cookie_option).is_ok_and(|(hit, output)| hit && cookie(&output).is_err())
+                by_interface(&cookie_option)
+                    .is_ok_and(|(hit, output)| hit && cookie(&output).is_err())
             })?;
         }
     }

@@ -38,7 +38,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const OUTSIDE: &str = "www.shop.test.";
 
 fn installed() -> bool {
-    ["fstrm_capture", "dnstap-read"].into_iter().all(|program| requirements::program(program, "-h"))
+    ["fstrm_capture", "dnstap-read"]
+        .into_iter()
+        .all(|program| requirements::program(program, "-h"))
 }
 
 fn recursor(namespace: &Namespace) -> Result<Scripted> {
@@ -51,7 +53,11 @@ fn recursor(namespace: &Namespace) -> Result<Scripted> {
 fn reader(folder: &Path) -> Result<Kept> {
     let socket = folder.join("tap.sock");
     let mut command = Command::new("fstrm_capture");
-    command.args(["-t", "protobuf:dnstap.Dnstap", "-u"]).arg(&socket).arg("-w").arg(folder.join("captured"));
+    command
+        .args(["-t", "protobuf:dnstap.Dnstap", "-u"])
+        .arg(&socket)
+        .arg("-w")
+        .arg(folder.join("captured"));
     let process = Kept::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
     wait_until("the reader's socket", LIMIT, || socket.exists())?;
     Ok(process)
@@ -65,7 +71,8 @@ fn read(file: &Path) -> Result<String> {
 /// Returns how many messages have this type (`CQ`, `CR`, `FQ`, `FR`), in its own column.
 fn count(lines: &str, kind: &str, words: &[&str]) -> usize {
     let has = |line: &&str| {
-        line.split_whitespace().any(|word| word == kind) && words.iter().all(|word| line.contains(word))
+        line.split_whitespace().any(|word| word == kind)
+            && words.iter().all(|word| line.contains(word))
     };
     lines.lines().filter(has).count()
 }
@@ -76,7 +83,8 @@ fn is_open(namespace: &Namespace) -> bool {
 
 #[test]
 fn readers_understand_both_paths() -> Result<()> {
-    let Some(namespace) = namespace("dnstap")?.filter(|_| installed() && requirements::bpf()) else {
+    let Some(namespace) = namespace("dnstap")?.filter(|_| installed() && requirements::bpf())
+    else {
         return Ok(());
     };
     let (folder, _recursor) = (TempDir::with_prefix("bdx-dnstap-")?, recursor(&namespace)?);
@@ -99,7 +107,8 @@ fn readers_understand_both_paths() -> Result<()> {
     let at_interface = b"path=interface sample=1/1 interface=lo answers=0 messages=question_only";
     wait_until("a message of the interface", LIMIT, || {
         let _ = lab.ask(&local);
-        Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::DNSTAP_MESSAGES_TOTAL, "") > 8)
+        Metrics::read(&namespace)
+            .is_ok_and(|metrics| metrics.sum(names::DNSTAP_MESSAGES_TOTAL, "") > 8)
     })?;
     ensure!(lab.metric(names::DNSTAP_LOST_TOTAL, "")? == 0);
     // A clean stop ends the stream, and fstrm_capture flushes its file when it ends.
@@ -120,15 +129,21 @@ fn readers_understand_both_paths() -> Result<()> {
     }
     let captured = logged();
     let contains = |text: &[u8]| captured.windows(text.len()).any(|window| window == text);
-    for text in [&at_interface[..], b"path=userspace answered_by=local", b"recursor=127.0.0.10:53", b"cell-7"]
-    {
+    for text in [
+        &at_interface[..],
+        b"path=userspace answered_by=local",
+        b"recursor=127.0.0.10:53",
+        b"cell-7",
+    ] {
         ensure!(contains(text), "{}\n{lines}", String::from_utf8_lossy(text));
     }
     Ok(())
 }
 
 /// Accepts a stream and never reads its messages.
-fn stuck_reader(socket: &Path) -> Result<thread::JoinHandle<Result<std::os::unix::net::UnixStream>>> {
+fn stuck_reader(
+    socket: &Path,
+) -> Result<thread::JoinHandle<Result<std::os::unix::net::UnixStream>>> {
     let listener = UnixListener::bind(socket)?;
     Ok(thread::spawn(move || {
         let (mut stream, _) = listener.accept()?;
@@ -143,7 +158,9 @@ fn stuck_reader(socket: &Path) -> Result<thread::JoinHandle<Result<std::os::unix
 
 #[test]
 fn slow_reader_delays_no_answer() -> Result<()> {
-    let Some(namespace) = namespace("dnstapslow")?.filter(|_| installed()) else { return Ok(()) };
+    let Some(namespace) = namespace("dnstapslow")?.filter(|_| installed()) else {
+        return Ok(());
+    };
     let folder = TempDir::with_prefix("bdx-dnstap-")?;
     let socket = folder.path().join("tap.sock");
     let stuck = stuck_reader(&socket)?;
@@ -164,36 +181,48 @@ fn slow_reader_delays_no_answer() -> Result<()> {
     wait_until("losses", LIMIT, || {
         // Every query is answered, and a full queue is no reason to wait.
         let answered = namespace.run(|| {
-            (0..500).all(|_| client::ask_raw(OURS, &query, LIMIT).is_ok_and(|reply| reply.len() > 12))
+            (0..500)
+                .all(|_| client::ask_raw(OURS, &query, LIMIT).is_ok_and(|reply| reply.len() > 12))
         });
         asked += 500;
         all_answered &= answered.is_ok_and(|answered| answered);
-        lab.metric(names::DNSTAP_LOST_TOTAL, "queue").is_ok_and(|lost| lost > 100)
+        lab.metric(names::DNSTAP_LOST_TOTAL, "queue")
+            .is_ok_and(|lost| lost > 100)
     })
     .with_context(|| format!("{asked} queries\n{}", lab.server.log()))?;
     ensure!(all_answered, "{}", lab.server.log());
-    ensure!(asked < 15_000, "{asked} messages of 4 KB fit into the queue");
+    ensure!(
+        asked < 15_000,
+        "{asked} messages of 4 KB fit into the queue"
+    );
     // The next reader gets what is queued, and everything new.
     drop(stuck);
     fs::remove_file(&socket)?;
     let _reader = reader(folder.path())?;
     let written = lab.metric(names::DNSTAP_MESSAGES_TOTAL, "")?;
     wait_until("the next stream", LIMIT, || {
-        lab.metric(names::DNSTAP_MESSAGES_TOTAL, "").is_ok_and(|now| now > written + 1000)
+        lab.metric(names::DNSTAP_MESSAGES_TOTAL, "")
+            .is_ok_and(|now| now > written + 1000)
     })
     .with_context(|| lab.server.log())
 }
 
 #[test]
 fn moved_file_is_begun_again() -> Result<()> {
-    let Some(namespace) = namespace("dnstapfile")?.filter(|_| installed()) else { return Ok(()) };
+    let Some(namespace) = namespace("dnstapfile")?.filter(|_| installed()) else {
+        return Ok(());
+    };
     let folder = TempDir::with_prefix("bdx-dnstap-")?;
-    let (file, moved) = (folder.path().join("queries"), folder.path().join("queries.1"));
+    let (file, moved) = (
+        folder.path().join("queries"),
+        folder.path().join("queries.1"),
+    );
     let settings: Value = json!({"dnstap": {"file": file, "messages": ["client_response"]}});
     let mut lab = Lab::start(&namespace, &[], &settings)?;
     let written = |lab: &Lab<'_>, number: u64| {
         wait_until("messages in the file", LIMIT, || {
-            lab.metric(names::DNSTAP_MESSAGES_TOTAL, "").is_ok_and(|count| count >= number)
+            lab.metric(names::DNSTAP_MESSAGES_TOTAL, "")
+                .is_ok_and(|count| count >= number)
         })
     };
     wait_until("the file", LIMIT, || is_open(&namespace))?;
@@ -205,9 +234,16 @@ fn moved_file_is_begun_again() -> Result<()> {
     lab.ask_for(LOCAL_NAME, RecordType::AAAA)?;
     written(&lab, before + 1)?;
     lab.server.process().stop(LIMIT)?;
-    for (file, name) in [(&moved, "q-s0.q-g1.bosh/IN/A"), (&file, "q-s0.q-g1.bosh/IN/AAAA")] {
+    for (file, name) in [
+        (&moved, "q-s0.q-g1.bosh/IN/A"),
+        (&file, "q-s0.q-g1.bosh/IN/AAAA"),
+    ] {
         let lines = read(file)?;
-        ensure!(count(&lines, "CR", &[name]) > 0, "{}: {lines}", file.display());
+        ensure!(
+            count(&lines, "CR", &[name]) > 0,
+            "{}: {lines}",
+            file.display()
+        );
         ensure!(count(&lines, "CQ", &[]) == 0, "{}: {lines}", file.display());
     }
     // The next start keeps the former file.

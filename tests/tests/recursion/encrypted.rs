@@ -58,11 +58,23 @@ fn is_installed(program: &str) -> bool {
 }
 
 /// Runs a server until its TLS port accepts connections.
-fn run(namespace: &Namespace, mut command: Command, log: &Path, address: SocketAddr) -> Result<Kept> {
+fn run(
+    namespace: &Namespace,
+    mut command: Command,
+    log: &Path,
+    address: SocketAddr,
+) -> Result<Kept> {
     let output = fs::File::create(log)?;
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output);
     let process = Kept::spawn(&mut command)?;
-    let accepts = || namespace.run(|| std::net::TcpStream::connect(address).is_ok()).unwrap_or(false);
+    let accepts = || {
+        namespace
+            .run(|| std::net::TcpStream::connect(address).is_ok())
+            .unwrap_or(false)
+    };
     wait_until("the TLS port", START, accepts)
         .with_context(|| fs::read_to_string(log).unwrap_or_default())?;
     Ok(process)
@@ -103,7 +115,11 @@ fn kresd(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Ke
     let folder = files.path("kresd");
     fs::create_dir(&folder)?;
     let mut command = namespace.command("kresd")?;
-    command.arg("-n").arg("-c").arg(files.path("kresd.conf")).arg(folder);
+    command
+        .arg("-n")
+        .arg("-c")
+        .arg(files.path("kresd.conf"))
+        .arg(folder);
     run(namespace, command, &files.path("kresd.log"), address)
 }
 
@@ -119,19 +135,36 @@ fn start<'a>(namespace: &'a Namespace, files: &Files, recursor: &str) -> Result<
 /// Queries many names, by UDP and by TCP.
 fn answers(lab: &Lab<'_>) -> Result<()> {
     for number in 0..50 {
-        let query = client::query(&format!("n{number}.encrypted.test."), RecordType::A, Some(1232))?;
-        let reply = if number % 2 == 0 { lab.ask(&query)? } else { lab.ask_tcp(&query)? };
-        ensure!(client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, 9)], "{reply}\n{}", lab.server.log());
+        let query = client::query(
+            &format!("n{number}.encrypted.test."),
+            RecordType::A,
+            Some(1232),
+        )?;
+        let reply = if number % 2 == 0 {
+            lab.ask(&query)?
+        } else {
+            lab.ask_tcp(&query)?
+        };
+        ensure!(
+            client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, 9)],
+            "{reply}\n{}",
+            lab.server.log()
+        );
     }
     Ok(())
 }
 
 #[test]
 fn unbound_answers_over_tls() -> Result<()> {
-    let Some(namespace) = namespace("dotunb")?.filter(|_| is_installed("unbound")) else { return Ok(()) };
+    let Some(namespace) = namespace("dotunb")?.filter(|_| is_installed("unbound")) else {
+        return Ok(());
+    };
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let _unbound = unbound(&namespace, &files, address)?;
-    for recursor in [format!("tls://{}#{NAME}", address.ip()), format!("tls://{address}")] {
+    for recursor in [
+        format!("tls://{}#{NAME}", address.ip()),
+        format!("tls://{address}"),
+    ] {
         let lab = start(&namespace, &files, &recursor)?;
         answers(&lab)?;
         let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "")?;
@@ -142,15 +175,23 @@ fn unbound_answers_over_tls() -> Result<()> {
 
 #[test]
 fn knot_resolver_answers_over_tls() -> Result<()> {
-    let Some(namespace) = namespace("dotknot")?.filter(|_| is_installed("kresd")) else { return Ok(()) };
+    let Some(namespace) = namespace("dotknot")?.filter(|_| is_installed("kresd")) else {
+        return Ok(());
+    };
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(32).ip(), 853));
     let _kresd = kresd(&namespace, &files, address)?;
-    answers(&start(&namespace, &files, &format!("tls://{address}#{NAME}"))?)
+    answers(&start(
+        &namespace,
+        &files,
+        &format!("tls://{address}#{NAME}"),
+    )?)
 }
 
 #[test]
 fn other_certificates_are_refused() -> Result<()> {
-    let Some(namespace) = namespace("dotbad")?.filter(|_| is_installed("unbound")) else { return Ok(()) };
+    let Some(namespace) = namespace("dotbad")?.filter(|_| is_installed("unbound")) else {
+        return Ok(());
+    };
     let (files, other) = (Files::new()?, Files::new()?);
     let address = SocketAddr::new(loopback(33).ip(), 853);
     let _unbound = unbound(&namespace, &files, address)?;
@@ -160,10 +201,16 @@ fn other_certificates_are_refused() -> Result<()> {
     ] {
         let lab = start(&namespace, trusted, &recursor)?;
         let reply = lab.ask_for("www.encrypted.test.", RecordType::A)?;
-        ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
-        lab.server.wait_for_log("TLS handshake with a recursor failed")?;
+        ensure!(
+            reply.metadata.response_code == ResponseCode::ServFail,
+            "{reply}"
+        );
+        lab.server
+            .wait_for_log("TLS handshake with a recursor failed")?;
         let counted = || lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"tls\"");
-        wait_until("the failure in the metrics", START, || counted().is_ok_and(|count| count >= 1))?;
+        wait_until("the failure in the metrics", START, || {
+            counted().is_ok_and(|count| count >= 1)
+        })?;
     }
     Ok(())
 }

@@ -30,7 +30,8 @@ fn script(asked: &Asked, is_silenced: &AtomicBool) -> Vec<Say> {
             let mut reply = asked.reply(ResponseCode::ServFail);
             if let Some(edns) = &mut reply.edns {
                 // INFO-CODE 6, DNSSEC Bogus, and a text.
-                edns.options_mut().insert(EdnsOption::Unknown(15, b"\0\x06bad signature".to_vec()));
+                edns.options_mut()
+                    .insert(EdnsOption::Unknown(15, b"\0\x06bad signature".to_vec()));
             }
             vec![reply.into()]
         }
@@ -43,15 +44,23 @@ fn script(asked: &Asked, is_silenced: &AtomicBool) -> Vec<Say> {
 /// Returns dig's output.
 fn dig(lab: &Lab<'_>, words: &str) -> Result<String> {
     let mut command = lab.namespace.command("dig")?;
-    command.arg(format!("@{}", OURS.ip())).args(["+tries=1", "+timeout=20"]).args(words.split(' '));
+    command
+        .arg(format!("@{}", OURS.ip()))
+        .args(["+tries=1", "+timeout=20"])
+        .args(words.split(' '));
     capture(&mut command)
 }
 
 /// Whether dig shows this RCODE and this error, and, if the second is empty, no error.
 fn shows(output: &str, rcode: &str, error: &str) -> bool {
-    let mut shown = output.lines().filter_map(|line| line.strip_prefix("; EDE: "));
-    let matches =
-        if error.is_empty() { shown.next().is_none() } else { shown.any(|one| one.starts_with(error)) };
+    let mut shown = output
+        .lines()
+        .filter_map(|line| line.strip_prefix("; EDE: "));
+    let matches = if error.is_empty() {
+        shown.next().is_none()
+    } else {
+        shown.any(|one| one.starts_with(error))
+    };
     output.contains(&format!("status: {rcode},")) && matches
 }
 
@@ -62,7 +71,9 @@ fn dig_shows_reasons_of_failures() -> Result<()> {
     };
     let is_silenced = Arc::new(AtomicBool::new(false));
     let silenced = Arc::clone(&is_silenced);
-    let _recursor = Scripted::start(&namespace, loopback(10), move |asked| script(asked, &silenced))?;
+    let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {
+        script(asked, &silenced)
+    })?;
     let settings = json!({
         "cache": {"enabled": true, "serve_stale": "1h"}, "recursor_timeout": "200ms", "request_timeout": "1s",
         "handlers": [
@@ -73,7 +84,11 @@ fn dig_shows_reasons_of_failures() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     for (words, rcode, error) in [
         ("silent.test. A", "SERVFAIL", "22 (No Reachable Authority)"),
-        ("bogus.test. A", "SERVFAIL", "6 (DNSSEC Bogus): (bad signature)"),
+        (
+            "bogus.test. A",
+            "SERVFAIL",
+            "6 (DNSSEC Bogus): (bad signature)",
+        ),
         ("denied.test. A", "REFUSED", "15 (Blocked)"),
         ("http.test. A", "SERVFAIL", "23 (Network Error)"),
         ("unknown.test. CH TXT", "REFUSED", "21 (Not Supported)"),
@@ -85,7 +100,10 @@ fn dig_shows_reasons_of_failures() -> Result<()> {
         ("silent.test. A +noedns", "SERVFAIL", ""),
     ] {
         let output = dig(&lab, words)?;
-        ensure!(shows(&output, rcode, error), "{words}: not {rcode} with {error:?}\n{output}");
+        ensure!(
+            shows(&output, rcode, error),
+            "{words}: not {rcode} with {error:?}\n{output}"
+        );
     }
     // A failure is cached for one second, which two queries of a busy machine may exceed.
     wait_until("a cached failure", Duration::from_secs(60), || {
@@ -107,6 +125,9 @@ fn dig_shows_reasons_of_failures() -> Result<()> {
     drop(lab);
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     let output = dig(&lab, "outside.test. A")?;
-    ensure!(shows(&output, "REFUSED", "20 (Not Authoritative)"), "{output}");
+    ensure!(
+        shows(&output, "REFUSED", "20 (Not Authoritative)"),
+        "{output}"
+    );
     Ok(())
 }

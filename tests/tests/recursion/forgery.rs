@@ -32,7 +32,12 @@ fn forge(asked: &Asked) -> Vec<Say> {
     let right = asked.answer(FORGED, 3600);
     let mut forged = right.clone();
     let name = asked.name();
-    match name.split('.').next().map(str::to_ascii_lowercase).as_deref() {
+    match name
+        .split('.')
+        .next()
+        .map(str::to_ascii_lowercase)
+        .as_deref()
+    {
         Some("id") => forged.metadata.id ^= 1,
         Some("name") => {
             forged.queries[0].set_name(Name::from_ascii("other.forged.test.").expect("a name"));
@@ -47,8 +52,13 @@ fn forge(asked: &Asked) -> Vec<Say> {
         }
     }
     let elsewhere = [loopback(66), ([127, 0, 0, 10], 5353).into()];
-    let mut says: Vec<Say> =
-        elsewhere.into_iter().map(|from| Say { from: Some(from), ..right.clone().into() }).collect();
+    let mut says: Vec<Say> = elsewhere
+        .into_iter()
+        .map(|from| Say {
+            from: Some(from),
+            ..right.clone().into()
+        })
+        .collect();
     says.push(forged.into());
     says.push(asked.answer(TRUE, 300).into());
     says
@@ -56,19 +66,30 @@ fn forge(asked: &Asked) -> Vec<Say> {
 
 /// Inverts the case of a letter.
 fn flip(letter: char) -> char {
-    if letter.is_ascii_lowercase() { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() }
+    if letter.is_ascii_lowercase() {
+        letter.to_ascii_uppercase()
+    } else {
+        letter.to_ascii_lowercase()
+    }
 }
 
 #[test]
 fn forged_replies_are_dropped() -> Result<()> {
-    let Some(namespace) = namespace("forged")? else { return Ok(()) };
+    let Some(namespace) = namespace("forged")? else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), forge)?;
-    let settings = json!({"recursor_timeout": "2s", "recursor_0x20": true, "cache": {"enabled": true}});
+    let settings =
+        json!({"recursor_timeout": "2s", "recursor_0x20": true, "cache": {"enabled": true}});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let mut asked = 0;
     for kind in KINDS {
         for number in 0..5 {
-            let query = client::query(&format!("{kind}.n{number}.forged.test."), RecordType::A, None)?;
+            let query = client::query(
+                &format!("{kind}.n{number}.forged.test."),
+                RecordType::A,
+                None,
+            )?;
             // The second query would be answered from the cache, which must not contain the
             // forgery.
             for _ in 0..2 {
@@ -79,7 +100,11 @@ fn forged_replies_are_dropped() -> Result<()> {
             asked += 1;
         }
     }
-    ensure!(recursor.count() == asked, "{} queries for {asked} names", recursor.count());
+    ensure!(
+        recursor.count() == asked,
+        "{} queries for {asked} names",
+        recursor.count()
+    );
     let mismatched = lab.metric("bosh_dns_xdp_recursor_strays_total", "")?;
     ensure!(
         mismatched == asked as u64,
@@ -90,7 +115,9 @@ fn forged_replies_are_dropped() -> Result<()> {
 
 #[test]
 fn query_ids_are_random() -> Result<()> {
-    let Some(namespace) = namespace("guess")? else { return Ok(()) };
+    let Some(namespace) = namespace("guess")? else {
+        return Ok(());
+    };
     let recursor = Scripted::answering(&namespace, loopback(10), TRUE)?;
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({"recursor_0x20": true}))?;
     const QUERIES: usize = 64;
@@ -98,15 +125,31 @@ fn query_ids_are_random() -> Result<()> {
         let mut query = client::query("What-Will-It-Be.Test.", RecordType::A, None)?;
         query.metadata.id = 7;
         let reply = lab.ask(&query)?;
-        ensure!(reply.metadata.id == 7 && client::addresses(&reply) == [TRUE], "{reply}");
-        ensure!(reply.queries[0].name().to_string() == "What-Will-It-Be.Test.", "{reply}");
+        ensure!(
+            reply.metadata.id == 7 && client::addresses(&reply) == [TRUE],
+            "{reply}"
+        );
+        ensure!(
+            reply.queries[0].name().to_string() == "What-Will-It-Be.Test.",
+            "{reply}"
+        );
     }
     let asked = recursor.asked();
-    let distinct = |what: &dyn Fn(&Asked) -> String| asked.iter().map(what).collect::<BTreeSet<_>>().len();
+    let distinct =
+        |what: &dyn Fn(&Asked) -> String| asked.iter().map(what).collect::<BTreeSet<_>>().len();
     // By chance, two of 64 ids are equal in one run of 30, and three pairs practically never.
-    ensure!(distinct(&|asked| asked.message.metadata.id.to_string()) > QUERIES - 4, "ids repeat");
-    ensure!(distinct(&|asked| asked.from.port().to_string()) > 3, "the port stays");
-    ensure!(distinct(&Asked::name) > QUERIES - 10, "the letter case stays");
+    ensure!(
+        distinct(&|asked| asked.message.metadata.id.to_string()) > QUERIES - 4,
+        "ids repeat"
+    );
+    ensure!(
+        distinct(&|asked| asked.from.port().to_string()) > 3,
+        "the port stays"
+    );
+    ensure!(
+        distinct(&Asked::name) > QUERIES - 10,
+        "the letter case stays"
+    );
     Ok(())
 }
 
@@ -115,7 +158,9 @@ fn subnet_queries_are_limited() -> Result<()> {
     const CLIENTS: u16 = 100;
     /// Sockets of the server per recursor; two threads may choose the same port.
     const MOST: usize = 8 + 2;
-    let Some(namespace) = namespace("subnet")? else { return Ok(()) };
+    let Some(namespace) = namespace("subnet")? else {
+        return Ok(());
+    };
     let recursor = Scripted::silent(&namespace, loopback(10))?;
     for goes_up in [true, false] {
         let settings = json!({"recursor_timeout": "2s", "recursor_client_subnet": goes_up});
@@ -124,7 +169,8 @@ fn subnet_queries_are_limited() -> Result<()> {
         let sockets = namespace.run(|| -> Result<Vec<UdpSocket>> {
             (0..CLIENTS)
                 .map(|number| {
-                    let mut query = client::query("subnet.test.", RecordType::A, Some(1232))?.to_vec()?;
+                    let mut query =
+                        client::query("subnet.test.", RecordType::A, Some(1232))?.to_vec()?;
                     // EDNS Client Subnet (RFC 7871), different in each query.
                     let low = number as u8;
                     query.extend_from_slice(&[0, 8, 0, 7, 0, 1, 24, 0, 10, 0, low]);
@@ -144,14 +190,19 @@ fn subnet_queries_are_limited() -> Result<()> {
         }
         let asked = recursor.count() - before;
         let expected = if goes_up { 1..=MOST } else { 1..=1 };
-        ensure!(expected.contains(&asked), "goes up: {goes_up}, {asked} queries");
+        ensure!(
+            expected.contains(&asked),
+            "goes up: {goes_up}, {asked} queries"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn case_changing_recursors_are_accepted() -> Result<()> {
-    let Some(namespace) = namespace("lower")? else { return Ok(()) };
+    let Some(namespace) = namespace("lower")? else {
+        return Ok(());
+    };
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(TRUE, 300);
         let lower = reply.queries[0].name().to_lowercase();
@@ -162,7 +213,13 @@ fn case_changing_recursors_are_accepted() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let query = client::query("Lower.Test.", RecordType::A, None)?;
     let reply = lab.ask(&query)?;
-    ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
-    ensure!(reply.queries[0].name().to_string() == "Lower.Test.", "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::NoError,
+        "{reply}"
+    );
+    ensure!(
+        reply.queries[0].name().to_string() == "Lower.Test.",
+        "{reply}"
+    );
     Ok(())
 }

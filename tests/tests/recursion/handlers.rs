@@ -67,7 +67,10 @@ impl JsonServer {
         let seen = Arc::new(Seen::default());
         let listener = namespace.run(|| std::net::TcpListener::bind(HTTPS))??;
         listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let shared = Arc::clone(&seen);
         runtime.spawn(async move {
             let listener = TcpListener::from_std(listener)?;
@@ -78,7 +81,10 @@ impl JsonServer {
             #[expect(unreachable_code, reason = "gives the block its type")]
             std::io::Result::Ok(())
         });
-        Ok(Self { seen, _runtime: runtime })
+        Ok(Self {
+            seen,
+            _runtime: runtime,
+        })
     }
 
     /// Returns the query strings of all URLs so far.
@@ -101,17 +107,21 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>) -> Opt
         let response = Response::new(Full::new(Bytes::from(document(&query).to_string())));
         async move { Ok::<_, std::convert::Infallible>(response) }
     });
-    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+    http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .ok()
 }
 
 /// Returns the answer to `type=N&name=X`.
 fn document(query: &str) -> Value {
     let name = query.rsplit_once("name=").map_or("", |(_, name)| name);
-    let answer =
-        |record_type: u16, data: &str| json!({"name": name, "type": record_type, "TTL": 60, "data": data});
+    let answer = |record_type: u16, data: &str| json!({"name": name, "type": record_type, "TTL": 60, "data": data});
     let answers = match query.split(['=', '&']).nth(1) {
         _ if name.starts_with("nowhere.") => return json!({"Status": 3}),
-        Some("1") if name.starts_with("alias.") => vec![answer(5, "www.json.test."), answer(1, "192.0.2.1")],
+        Some("1") if name.starts_with("alias.") => {
+            vec![answer(5, "www.json.test."), answer(1, "192.0.2.1")]
+        }
         Some("1") => vec![answer(1, "192.0.2.1"), answer(1, "192.0.2.2")],
         Some("28") => vec![answer(28, "2001:db8::1")],
         Some("16") => vec![answer(16, "\"one\" \"and two\"")],
@@ -152,7 +162,9 @@ fn start<'a>(namespace: &'a Namespace, ca: &Path) -> Result<Lab<'a>> {
 
 #[test]
 fn https_handlers_return_every_type() -> Result<()> {
-    let Some(namespace) = namespace("https")? else { return Ok(()) };
+    let Some(namespace) = namespace("https")? else {
+        return Ok(());
+    };
     let folder = TempDir::with_prefix("bdx-https-")?;
     let ca = write_certificates(folder.path())?;
     let server = JsonServer::start(&namespace, folder.path())?;
@@ -160,13 +172,24 @@ fn https_handlers_return_every_type() -> Result<()> {
     let shown = |name: &str, record_type| -> Result<Vec<String>> {
         let query = client::query(name, record_type, Some(1232))?;
         let reply = lab.ask(&query)?;
-        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}\n{}", lab.server.log());
-        ensure!(reply.queries == query.queries && reply.edns.is_some(), "{reply}");
+        ensure!(
+            reply.metadata.response_code == ResponseCode::NoError,
+            "{reply}\n{}",
+            lab.server.log()
+        );
+        ensure!(
+            reply.queries == query.queries && reply.edns.is_some(),
+            "{reply}"
+        );
         let text = |data: &RData| match data {
             RData::CNAME(name) => format!("CNAME {}", name.0),
             other => other.to_string(),
         };
-        Ok(reply.answers.iter().map(|record| text(&record.data)).collect())
+        Ok(reply
+            .answers
+            .iter()
+            .map(|record| text(&record.data))
+            .collect())
     };
     ensure!(shown("www.json.test.", RecordType::A)? == ["192.0.2.1", "192.0.2.2"]);
     ensure!(shown("www.json.test.", RecordType::AAAA)? == ["2001:db8::1"]);
@@ -178,35 +201,65 @@ fn https_handlers_return_every_type() -> Result<()> {
     let Some(RData::TXT(text)) = text.answers.first().map(|record| &record.data) else {
         anyhow::bail!("no text: {text}")
     };
-    ensure!(text.txt_data.iter().map(|part| &part[..]).eq([&b"one"[..], b"and two"]), "{text:?}");
+    ensure!(
+        text.txt_data
+            .iter()
+            .map(|part| &part[..])
+            .eq([&b"one"[..], b"and two"]),
+        "{text:?}"
+    );
     let nowhere = lab.ask_for("nowhere.json.test.", RecordType::A)?;
-    ensure!(nowhere.metadata.response_code == ResponseCode::NXDomain, "{nowhere}");
+    ensure!(
+        nowhere.metadata.response_code == ResponseCode::NXDomain,
+        "{nowhere}"
+    );
 
     let requests = server.requests();
-    ensure!(requests.first().context("no request")? == "type=1&name=www.json.test.", "{requests:?}");
+    ensure!(
+        requests.first().context("no request")? == "type=1&name=www.json.test.",
+        "{requests:?}"
+    );
     ensure!(requests.len() == 8, "{requests:?}");
-    ensure!(server.connections() == 1, "{} connections for {requests:?}", server.connections());
+    ensure!(
+        server.connections() == 1,
+        "{} connections for {requests:?}",
+        server.connections()
+    );
     Ok(())
 }
 
 #[test]
 fn untrusted_https_servers_are_rejected() -> Result<()> {
-    let Some(namespace) = namespace("untrusted")? else { return Ok(()) };
-    let (folder, other) = (TempDir::with_prefix("bdx-https-")?, TempDir::with_prefix("bdx-https-")?);
+    let Some(namespace) = namespace("untrusted")? else {
+        return Ok(());
+    };
+    let (folder, other) = (
+        TempDir::with_prefix("bdx-https-")?,
+        TempDir::with_prefix("bdx-https-")?,
+    );
     write_certificates(folder.path())?;
     let server = JsonServer::start(&namespace, folder.path())?;
     let lab = start(&namespace, &write_certificates(other.path())?)?;
     let reply = lab.ask_for("www.json.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::ServFail,
+        "{reply}"
+    );
     ensure!(server.requests().is_empty(), "{:?}", server.requests());
     // The log says why.
-    lab.server.wait_for_log("client error (Connect): invalid peer certificate: ")
+    lab.server
+        .wait_for_log("client error (Connect): invalid peer certificate: ")
 }
 
 #[test]
 fn handlers_choose_trusted_servers() -> Result<()> {
-    let Some(namespace) = namespace("trusted")? else { return Ok(()) };
-    let (folder, other) = (TempDir::with_prefix("bdx-https-")?, TempDir::with_prefix("bdx-https-")?);
+    let Some(namespace) = namespace("trusted")? else {
+        return Ok(());
+    };
+    let (folder, other) = (
+        TempDir::with_prefix("bdx-https-")?,
+        TempDir::with_prefix("bdx-https-")?,
+    );
     let ca = write_certificates(folder.path())?;
     let _server = JsonServer::start(&namespace, folder.path())?;
     let unrelated = write_certificates(other.path())?;
@@ -233,18 +286,28 @@ fn handlers_choose_trusted_servers() -> Result<()> {
         ("changing", ResponseCode::ServFail),
     ] {
         let reply = lab.ask_for(&format!("www.{domain}.test."), RecordType::A)?;
-        ensure!(reply.metadata.response_code == expected, "{domain}: {reply}\n{}", lab.server.log());
+        ensure!(
+            reply.metadata.response_code == expected,
+            "{domain}: {reply}\n{}",
+            lab.server.log()
+        );
     }
     // A changed file takes effect without a reload.
     fs::copy(&ca, &changing)?;
     let reply = lab.ask_for("other-name.changing.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}\n{}", lab.server.log());
+    ensure!(
+        reply.metadata.response_code == ResponseCode::NoError,
+        "{reply}\n{}",
+        lab.server.log()
+    );
     Ok(())
 }
 
 #[test]
 fn longest_handler_domain_wins() -> Result<()> {
-    let Some(namespace) = namespace("longest")? else { return Ok(()) };
+    let Some(namespace) = namespace("longest")? else {
+        return Ok(());
+    };
     let wide = Scripted::answering(&namespace, super::lab::loopback(10), [192, 0, 2, 10].into())?;
     let narrow = Scripted::answering(&namespace, super::lab::loopback(11), [192, 0, 2, 11].into())?;
     let dns = |domain: &str, last: u8, cache: bool| {
@@ -263,18 +326,34 @@ fn longest_handler_domain_wins() -> Result<()> {
     ]});
     let lab = Lab::start(&namespace, &[], &settings)?;
     for _ in 0..2 {
-        for (name, last) in [("www.test.", 10), ("deep.in.NARROW.test.", 11), ("denarrow.test.", 10)] {
+        for (name, last) in [
+            ("www.test.", 10),
+            ("deep.in.NARROW.test.", 11),
+            ("denarrow.test.", 10),
+        ] {
             let reply = lab.ask_for(name, RecordType::A)?;
-            ensure!(client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, last)], "{reply}");
+            ensure!(
+                client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, last)],
+                "{reply}"
+            );
         }
     }
     // Each handler has a separate cache.
-    ensure!((wide.count(), narrow.count()) == (2, 2), "{} and {} queries", wide.count(), narrow.count());
-    for (name, rcode) in
-        [("x.denied.test.", ResponseCode::NXDomain), ("x.refused.test.", ResponseCode::Refused)]
-    {
+    ensure!(
+        (wide.count(), narrow.count()) == (2, 2),
+        "{} and {} queries",
+        wide.count(),
+        narrow.count()
+    );
+    for (name, rcode) in [
+        ("x.denied.test.", ResponseCode::NXDomain),
+        ("x.refused.test.", ResponseCode::Refused),
+    ] {
         let reply = lab.ask_for(name, RecordType::A)?;
-        ensure!(reply.metadata.response_code == rcode && reply.answers.is_empty(), "{reply}");
+        ensure!(
+            reply.metadata.response_code == rcode && reply.answers.is_empty(),
+            "{reply}"
+        );
     }
     Ok(())
 }

@@ -33,7 +33,11 @@ fn median(name: impl Fn(usize) -> String, address: Ipv4Addr) -> Result<Duration>
         let reply = client::ask(OURS, &query)?;
         times.push(start.elapsed());
         ensure!(client::addresses(&reply) == [address], "{reply}");
-        ensure!(times[number] < RECURSOR_TIMEOUT * 3 / 4, "an answer waited for {:?}", times[number]);
+        ensure!(
+            times[number] < RECURSOR_TIMEOUT * 3 / 4,
+            "an answer waited for {:?}",
+            times[number]
+        );
     }
     times.sort();
     Ok(times[QUESTIONS / 2])
@@ -57,7 +61,9 @@ fn flood(done: &AtomicBool) -> Result<()> {
 
 #[test]
 fn hanging_recursor_delays_no_answer() -> Result<()> {
-    let Some(namespace) = namespace("delay")? else { return Ok(()) };
+    let Some(namespace) = namespace("delay")? else {
+        return Ok(());
+    };
     let hanging = Scripted::silent(&namespace, loopback(10))?;
     let other = Ipv4Addr::new(192, 0, 2, 9);
     let _living = Scripted::answering(&namespace, loopback(11), other)?;
@@ -78,19 +84,36 @@ fn hanging_recursor_delays_no_answer() -> Result<()> {
         let loaded = thread::scope(|scope| -> Result<_> {
             let flooding = scope.spawn(|| namespace.run(|| flood(&done))?);
             let measured = (|| {
-                wait_until("queries that hang", Duration::from_secs(60), || hanging.count() > 1000)?;
+                wait_until("queries that hang", Duration::from_secs(60), || {
+                    hanging.count() > 1000
+                })?;
                 Ok((local()?, forwarded()?))
             })();
             done.store(true, Ordering::Relaxed);
-            flooding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            flooding
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             measured
         })?;
-        ensure!(loaded.0 < idle.0 * FACTOR, "local answers: {:?}, {:?} when idle", loaded.0, idle.0);
-        ensure!(loaded.1 < idle.1 * FACTOR, "forwarded answers: {:?}, {:?} when idle", loaded.1, idle.1);
+        ensure!(
+            loaded.0 < idle.0 * FACTOR,
+            "local answers: {:?}, {:?} when idle",
+            loaded.0,
+            idle.0
+        );
+        ensure!(
+            loaded.1 < idle.1 * FACTOR,
+            "forwarded answers: {:?}, {:?} when idle",
+            loaded.1,
+            idle.1
+        );
         Ok(())
     })??;
     // The server really waited for the recursor.
     let reply = lab.ask_for("last.hanging.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::ServFail,
+        "{reply}"
+    );
     Ok(())
 }

@@ -69,7 +69,9 @@ pub(super) fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, boo
 pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
     let mut found = None;
     wait_until("an answer from the interface", TIMEOUT, || {
-        found = ask_interface(lab, query).ok().filter(|(_, by_interface)| *by_interface);
+        found = ask_interface(lab, query)
+            .ok()
+            .filter(|(_, by_interface)| *by_interface);
         found.is_some()
     })
     .with_context(|| lab.server.log())?;
@@ -78,7 +80,8 @@ pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
 
 #[test]
 fn interface_gives_userspace_bytes() -> Result<()> {
-    let Some(namespace) = namespace("icache")?.filter(|_| installed() && requirements::bpf()) else {
+    let Some(namespace) = namespace("icache")?.filter(|_| installed() && requirements::bpf())
+    else {
         return Ok(());
     };
     let zones = Zones::new()?;
@@ -103,7 +106,9 @@ fn interface_gives_userspace_bytes() -> Result<()> {
             (Some(1232), true, false),
             (Some(1232), true, true),
         ] {
-            let what = format!("{name} {record_type}, EDNS {edns:?}, DO {dnssec_ok}, CD {checking_disabled}");
+            let what = format!(
+                "{name} {record_type}, EDNS {edns:?}, DO {dnssec_ok}, CD {checking_disabled}"
+            );
             let mut query = client::query(name, record_type, edns)?;
             if let Some(edns) = &mut query.edns {
                 edns.set_dnssec_ok(dnssec_ok);
@@ -123,10 +128,16 @@ fn interface_gives_userspace_bytes() -> Result<()> {
                 let after = ask(&lab, &query, true)?;
                 // A second may begin in between, and one query a second is a probe.
                 if by_interface && before == after {
-                    ensure!(reply == before, "{what}: {reply:02x?} instead of {before:02x?}");
+                    ensure!(
+                        reply == before,
+                        "{what}: {reply:02x?} instead of {before:02x?}"
+                    );
                     break;
                 }
-                ensure!(begun.elapsed() < TIMEOUT, "{what}: no reply from the interface");
+                ensure!(
+                    begun.elapsed() < TIMEOUT,
+                    "{what}: no reply from the interface"
+                );
             }
         }
     }
@@ -135,26 +146,40 @@ fn interface_gives_userspace_bytes() -> Result<()> {
 
 #[test]
 fn answers_in_use_are_renewed() -> Result<()> {
-    let Some(namespace) = namespace("irenew")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("irenew")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 10).into()]
     })?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let used = client::query("used.example.com.", RecordType::A, None)?.to_vec()?;
     let reply = Message::from_vec(&settle(&lab, &used)?)?;
-    ensure!(reply.answers.first().is_some_and(|record| record.ttl <= 10), "{reply}");
+    ensure!(
+        reply.answers.first().is_some_and(|record| record.ttl <= 10),
+        "{reply}"
+    );
     // The only queries are renewals, while clients are answered by the interface alone.
     let deadline = Instant::now() + Duration::from_secs(25);
     let mut passed = 0;
     while Instant::now() < deadline {
         let (reply, by_interface) = ask_interface(&lab, &used)?;
         let reply = Message::from_vec(&reply)?;
-        ensure!(reply.answers.first().is_some_and(|record| (1..=10).contains(&record.ttl)), "{reply}");
+        ensure!(
+            reply
+                .answers
+                .first()
+                .is_some_and(|record| (1..=10).contains(&record.ttl)),
+            "{reply}"
+        );
         passed += usize::from(!by_interface);
         thread::sleep(Duration::from_millis(100));
     }
     let fetched = recursor.count();
-    ensure!((2..=4).contains(&fetched), "{fetched} queries to the recursor");
+    ensure!(
+        (2..=4).contains(&fetched),
+        "{fetched} queries to the recursor"
+    );
     // One query a second is a probe.
     ensure!(passed <= 27, "{passed} queries passed to userspace");
     Ok(())
@@ -162,7 +187,9 @@ fn answers_in_use_are_renewed() -> Result<()> {
 
 #[test]
 fn flush_ends_answers_at_once() -> Result<()> {
-    let Some(namespace) = namespace("iflush")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("iflush")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
     })?;
@@ -174,15 +201,23 @@ fn flush_ends_answers_at_once() -> Result<()> {
         let (code, _, problem) = lab.cli(&["cache", "flush", "www.example.com"])?;
         ensure!(code == 0, "{problem}");
         let (_, by_interface) = ask_interface(&lab, &query)?;
-        ensure!(!by_interface, "round {round}: an answer from before the flush");
-        ensure!(recursor.count() == asked + 1, "round {round}: not fetched again");
+        ensure!(
+            !by_interface,
+            "round {round}: an answer from before the flush"
+        );
+        ensure!(
+            recursor.count() == asked + 1,
+            "round {round}: not fetched again"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn flush_ends_answers_of_killed_server() -> Result<()> {
-    let Some(namespace) = namespace("iheir")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("iheir")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
     })?;
@@ -195,10 +230,14 @@ fn flush_ends_answers_of_killed_server() -> Result<()> {
         let asked = recursor.count();
         // The control socket is ready shortly after DNS.
         wait_until("a flush", TIMEOUT, || {
-            lab.cli(&["cache", "flush", "all"]).is_ok_and(|(code, ..)| code == 0)
+            lab.cli(&["cache", "flush", "all"])
+                .is_ok_and(|(code, ..)| code == 0)
         })?;
         ask(&lab, &query, false)?;
-        ensure!(recursor.count() > asked, "round {round}: an answer from before the flush");
+        ensure!(
+            recursor.count() > asked,
+            "round {round}: an answer from before the flush"
+        );
     }
     Ok(())
 }
@@ -208,14 +247,20 @@ fn changing(namespace: &Namespace, ttl: u32) -> Result<Scripted> {
     let count = std::sync::atomic::AtomicU32::new(0);
     Scripted::start(namespace, loopback(10), move |asked| {
         let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        vec![asked.answer(Ipv4Addr::from(0x0a00_0000 + number), ttl).into()]
+        vec![
+            asked
+                .answer(Ipv4Addr::from(0x0a00_0000 + number), ttl)
+                .into(),
+        ]
     })
 }
 
 #[test]
 fn eviction_keeps_paths_consistent() -> Result<()> {
     const HOT: usize = 10;
-    let Some(namespace) = namespace("ievict")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("ievict")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = changing(&namespace, 300)?;
     let few = json!({"cache": {"enabled": true, "max_entries": 400}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
@@ -225,7 +270,9 @@ fn eviction_keeps_paths_consistent() -> Result<()> {
         .collect::<Result<_>>()?;
     let mut first = Vec::new();
     for query in &hot {
-        first.push(client::addresses(&Message::from_vec(&settle(&lab, query)?)?));
+        first.push(client::addresses(&Message::from_vec(&settle(
+            &lab, query,
+        )?)?));
     }
     // A flood of other names, while clients use the hot ones at the interface.
     for number in 0..1200 {
@@ -238,17 +285,26 @@ fn eviction_keeps_paths_consistent() -> Result<()> {
     }
     for (number, query) in hot.iter().enumerate() {
         let (code, text, problem) = lab.cli(&["cache", "lookup", &name(number)])?;
-        ensure!(code == 0 && text.contains(&first[number][0].to_string()), "{number}: {text}{problem}");
+        ensure!(
+            code == 0 && text.contains(&first[number][0].to_string()),
+            "{number}: {text}{problem}"
+        );
         // Userspace gives the same answer.
         let by_userspace = client::addresses(&Message::from_vec(&ask(&lab, query, true)?)?);
-        ensure!(by_userspace == first[number], "{number}: {by_userspace:?} and {:?}", first[number]);
+        ensure!(
+            by_userspace == first[number],
+            "{number}: {by_userspace:?} and {:?}",
+            first[number]
+        );
     }
     Ok(())
 }
 
 #[test]
 fn evicted_answer_leaves_interface() -> Result<()> {
-    let Some(namespace) = namespace("ileave")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("ileave")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = changing(&namespace, 300)?;
     let few = json!({"cache": {"enabled": true, "max_entries": 20}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
@@ -276,8 +332,12 @@ fn evicted_answer_leaves_interface() -> Result<()> {
 fn both_paths_count_down() -> Result<()> {
     /// Time by which a reply may be late, and a whole second that has just begun or ended.
     const TOLERANCE: f64 = 1.5;
-    let Some(namespace) = namespace("icount")?.filter(|_| requirements::bpf()) else { return Ok(()) };
-    let ttl = std::env::var("SOAK_SECONDS").ok().map_or(Ok(8), |text| text.parse::<u32>())?;
+    let Some(namespace) = namespace("icount")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
+    let ttl = std::env::var("SOAK_SECONDS")
+        .ok()
+        .map_or(Ok(8), |text| text.parse::<u32>())?;
     let recursor = changing(&namespace, ttl)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query("counted.example.com.", RecordType::A, None)?.to_vec()?;
@@ -295,7 +355,10 @@ fn both_paths_count_down() -> Result<()> {
                 true => by_interface += 1,
                 false => by_userspace += 1,
             }
-            let record = reply.answers.first().with_context(|| format!("no answer: {reply}"))?;
+            let record = reply
+                .answers
+                .first()
+                .with_context(|| format!("no answer: {reply}"))?;
             let address = client::addresses(&reply)[0];
             let since = match fetched {
                 Some((known, since)) if known == address => since,
@@ -317,8 +380,14 @@ fn both_paths_count_down() -> Result<()> {
         }
         thread::sleep(pause);
     }
-    println!("{by_interface} replies by the interface, {by_userspace} by userspace, {renewed} renewals");
+    println!(
+        "{by_interface} replies by the interface, {by_userspace} by userspace, {renewed} renewals"
+    );
     ensure!(by_interface > 0 && by_userspace > 0);
-    ensure!(renewed > 0, "{ttl} s have passed, with {} queries to the recursor", recursor.count());
+    ensure!(
+        renewed > 0,
+        "{ttl} s have passed, with {} queries to the recursor",
+        recursor.count()
+    );
     Ok(())
 }

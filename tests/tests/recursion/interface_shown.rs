@@ -6,7 +6,9 @@ use anyhow::{Context, Result, ensure};
 use dns_kit::metrics::names;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
-use whole_system_tests::{bpffs::Bpffs, client, metrics::Metrics, process::wait_until, requirements};
+use whole_system_tests::{
+    bpffs::Bpffs, client, metrics::Metrics, process::wait_until, requirements,
+};
 
 use super::{
     interface_cache::{ask_interface, hits, settle, start},
@@ -35,7 +37,8 @@ fn run_while_asked(lab: &Lab<'_>, query: &[u8], arguments: &[&str]) -> Result<St
     thread::scope(|scope| {
         let command = scope.spawn(|| run(lab, arguments));
         while !command.is_finished() {
-            lab.namespace.run(|| client::ask_raw(OURS, query, Duration::from_secs(5)))??;
+            lab.namespace
+                .run(|| client::ask_raw(OURS, query, Duration::from_secs(5)))??;
             thread::sleep(Duration::from_millis(20));
         }
         command.join().expect("commands do not panic")
@@ -44,7 +47,9 @@ fn run_while_asked(lab: &Lab<'_>, query: &[u8], arguments: &[&str]) -> Result<St
 
 #[test]
 fn commands_show_interface_answers() -> Result<()> {
-    let Some(namespace) = namespace("ishown")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("ishown")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = recursor(&namespace)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query(NAME, RecordType::A, Some(1232))?.to_vec()?;
@@ -53,7 +58,10 @@ fn commands_show_interface_answers() -> Result<()> {
     let status: Value = serde_json::from_str(&run(&lab, &["status", "--json"])?)?;
     let fast_path = &status["fast_path"];
     assert_eq!(
-        (&fast_path["forwarded_answers"], &fast_path["max_forwarded_answers"]),
+        (
+            &fast_path["forwarded_answers"],
+            &fast_path["max_forwarded_answers"]
+        ),
         (&json!(1), &json!(8192))
     );
     let text = run(&lab, &["status"])?;
@@ -63,44 +71,83 @@ fn commands_show_interface_answers() -> Result<()> {
     let expected = "the interface (fast path), for A over UDP until the cached answer expires";
     ensure!(text.contains(expected), "{text}");
 
-    let tap = ["tap", "--json", "--path", "fast", "--name", "shop", "--count", "2", "--seconds", "20"];
+    let tap = [
+        "tap",
+        "--json",
+        "--path",
+        "fast",
+        "--name",
+        "shop",
+        "--count",
+        "2",
+        "--seconds",
+        "20",
+    ];
     let lines = run_while_asked(&lab, &query, &tap)?;
     assert_eq!(lines.lines().count(), 2, "{lines}");
     for line in lines.lines() {
         let line: Value = serde_json::from_str(line)?;
-        let shown = ["name", "type", "interface", "outcome", "rcode", "answers"].map(|key| &line[key]);
+        let shown =
+            ["name", "type", "interface", "outcome", "rcode", "answers"].map(|key| &line[key]);
         let expected = [NAME, "A", "lo", "hit_forwarded", "NOERROR"].map(Value::from);
-        assert_eq!((&shown[..5], shown[5]), (&expected.each_ref()[..], &json!(1)), "{line}");
+        assert_eq!(
+            (&shown[..5], shown[5]),
+            (&expected.each_ref()[..], &json!(1)),
+            "{line}"
+        );
     }
 
     let page = run_while_asked(&lab, &query, &["top", "--json", "--seconds", "2"])?;
     let page: Value = serde_json::from_str(&page)?;
     let hottest = &page["names"][0];
-    ensure!(hottest["name"] == NAME && hottest["fast"].as_f64() > hottest["userspace"].as_f64(), "{page}");
+    ensure!(
+        hottest["name"] == NAME && hottest["fast"].as_f64() > hottest["userspace"].as_f64(),
+        "{page}"
+    );
 
     let listing: Value = serde_json::from_str(&run(&lab, &["cache", "list", "--json"])?)?;
     let entry = &listing["entries"][0];
-    assert_eq!((&entry["name"], &entry["on_interface"]), (&json!(NAME), &json!(true)), "{listing}");
+    assert_eq!(
+        (&entry["name"], &entry["on_interface"]),
+        (&json!(NAME), &json!(true)),
+        "{listing}"
+    );
     let text = run(&lab, &["cache", "list"])?;
-    let row: Vec<&str> = text.lines().nth(1).context("a row")?.split_whitespace().collect();
-    ensure!(row[0] == NAME && row[row.len() - 2..] == ["yes", "-"], "{text}");
+    let row: Vec<&str> = text
+        .lines()
+        .nth(1)
+        .context("a row")?
+        .split_whitespace()
+        .collect();
+    ensure!(
+        row[0] == NAME && row[row.len() - 2..] == ["yes", "-"],
+        "{text}"
+    );
     let text = run(&lab, &["cache", "lookup", NAME])?;
     ensure!(text.contains(", answered by the interface"), "{text}");
     run(&lab, &["cache", "flush", NAME])?;
     let (code, _, problem) = lab.cli(&["cache", "lookup", NAME])?;
-    ensure!(code == 1 && problem.contains("nothing is cached"), "{problem}");
+    ensure!(
+        code == 1 && problem.contains("nothing is cached"),
+        "{problem}"
+    );
     let text = run(&lab, &["resolve", NAME])?;
     ensure!(!text.contains("the interface (fast path)"), "{text}");
     wait_until("status after the flush", Duration::from_secs(60), || {
         run(&lab, &["status"]).is_ok_and(|text| text.contains("; 0 of 8,192 forwarded answers;"))
     })?;
-    ensure!(!ask_interface(&lab, &query)?.1, "an answer from before the flush");
+    ensure!(
+        !ask_interface(&lab, &query)?.1,
+        "an answer from before the flush"
+    );
     Ok(())
 }
 
 #[test]
 fn metrics_count_interface_answers() -> Result<()> {
-    let Some(namespace) = namespace("icounted")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("icounted")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = recursor(&namespace)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let outside = client::query(NAME, RecordType::A, None)?.to_vec()?;
@@ -126,14 +173,22 @@ fn metrics_count_interface_answers() -> Result<()> {
         let (before, fast) = (read()?, lab.metric(names::REPLIES_TOTAL, "path=\"fast\"")?);
         let forwarded = hits(&lab)?;
         for _ in 0..50 {
-            lab.namespace.run(|| client::ask_raw(OURS, &query, Duration::from_secs(5)))??;
+            lab.namespace
+                .run(|| client::ask_raw(OURS, &query, Duration::from_secs(5)))??;
         }
-        let added: Vec<u64> = read()?.iter().zip(before).map(|(after, before)| after - before).collect();
+        let added: Vec<u64> = read()?
+            .iter()
+            .zip(before)
+            .map(|(after, before)| after - before)
+            .collect();
         assert_eq!(added, expected, "{families:?}");
         let fast = lab.metric(names::REPLIES_TOTAL, "path=\"fast\"")? - fast;
         ensure!(fast > 25, "{fast} of 50 by the interface");
         let forwarded = hits(&lab)? - forwarded;
-        ensure!(forwarded == if expected[1] > 0 { fast } else { 0 }, "{forwarded} forwarded of {fast}");
+        ensure!(
+            forwarded == if expected[1] > 0 { fast } else { 0 },
+            "{forwarded} forwarded of {fast}"
+        );
     }
     assert_eq!(lab.metric(names::FAST_PATH_FORWARDED_ANSWERS, "")?, 1);
     Ok(())
@@ -141,19 +196,30 @@ fn metrics_count_interface_answers() -> Result<()> {
 
 #[test]
 fn late_cache_needs_restart() -> Result<()> {
-    let Some(namespace) = namespace("ilate")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("ilate")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = recursor(&namespace)?;
-    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({"cache": {"enabled": false}}))?;
+    let lab = start(
+        &namespace,
+        Bpffs::new()?,
+        &[loopback(10)],
+        &json!({"cache": {"enabled": false}}),
+    )?;
     let path = lab.server.folder.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
     config["cache"]["enabled"] = true.into();
     fs::write(&path, config.to_string())?;
     run(&lab, &["reload"])?;
-    lab.server.wait_for_log("takes effect only after a restart: cache.enabled for interfaces")?;
+    lab.server
+        .wait_for_log("takes effect only after a restart: cache.enabled for interfaces")?;
     for _ in 0..5 {
         lab.ask_for(NAME, RecordType::A)?;
     }
-    ensure!(lab.metric("coredns_cache_hits_total", "")? == 4, "userspace caches at once");
+    ensure!(
+        lab.metric("coredns_cache_hits_total", "")? == 4,
+        "userspace caches at once"
+    );
     assert_eq!(hits(&lab)?, 0);
     Ok(())
 }
@@ -162,15 +228,19 @@ fn late_cache_needs_restart() -> Result<()> {
 /// one in 200 counts, is 2,443.
 #[test]
 fn hottest_names_have_counters() -> Result<()> {
-    let Some(namespace) = namespace("itop")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = namespace("itop")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let _recursor = recursor(&namespace)?;
     let settings = json!({"metrics": {"enabled": true, "top_names": 2}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &settings)?;
-    let [hot, warm] = [NAME, LOCAL_NAME]
-        .map(|name| client::query(name, RecordType::A, Some(1232)).and_then(|query| Ok(query.to_vec()?)));
+    let [hot, warm] = [NAME, LOCAL_NAME].map(|name| {
+        client::query(name, RecordType::A, Some(1232)).and_then(|query| Ok(query.to_vec()?))
+    });
     let (hot, warm) = (hot?, warm?);
     settle(&lab, &hot)?;
-    let counted = |name: &str| lab.metric(names::TOP_NAME_QUERIES_TOTAL, &format!("name=\"{name}\""));
+    let counted =
+        |name: &str| lab.metric(names::TOP_NAME_QUERIES_TOTAL, &format!("name=\"{name}\""));
     let mut asked = 0;
     while asked < 30_000 {
         lab.namespace.run(|| {
@@ -184,10 +254,19 @@ fn hottest_names_have_counters() -> Result<()> {
     }
     // Events are read ten times a second.
     wait_until("counts of both names", Duration::from_secs(60), || {
-        [NAME, LOCAL_NAME].iter().all(|name| counted(name).is_ok_and(|count| count > 0))
+        [NAME, LOCAL_NAME]
+            .iter()
+            .all(|name| counted(name).is_ok_and(|count| count > 0))
     })?;
     let all = lab.metric(names::TOP_NAME_QUERIES_TOTAL, "")?;
-    ensure!(counted(NAME)? > counted(LOCAL_NAME)?, "{} of {all}", counted(NAME)?);
-    ensure!((10_000..).contains(&all) && all <= asked + 20_000, "{all} counted, {asked} asked");
+    ensure!(
+        counted(NAME)? > counted(LOCAL_NAME)?,
+        "{} of {all}",
+        counted(NAME)?
+    );
+    ensure!(
+        (10_000..).contains(&all) && all <= asked + 20_000,
+        "{all} counted, {asked} asked"
+    );
     Ok(())
 }

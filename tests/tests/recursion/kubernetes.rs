@@ -44,10 +44,14 @@ struct Manifest {
 
 impl Manifest {
     fn read() -> Result<Self> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/node-local-dns.yml");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/node-local-dns.yml");
         let script = "print JSON.generate(YAML.load_stream(File.read(ARGV[0])))";
-        let text =
-            capture(Command::new("ruby").args(["-EUTF-8", "-ryaml", "-rjson", "-e", script]).arg(&path))?;
+        let text = capture(
+            Command::new("ruby")
+                .args(["-EUTF-8", "-ryaml", "-rjson", "-e", script])
+                .arg(&path),
+        )?;
         let documents: Value = serde_json::from_str(&text)?;
         Ok(Self {
             files: documents[0]["data"].clone(),
@@ -57,8 +61,12 @@ impl Manifest {
 
     /// Returns a file of the ConfigMap, mounted at `folder`.
     fn file(&self, name: &str, folder: &Path) -> Result<Value> {
-        let text = self.files[name].as_str().with_context(|| format!("the ConfigMap has no {name}"))?;
-        Ok(serde_json::from_str(&text.replace(MOUNTED, &folder.display().to_string()))?)
+        let text = self.files[name]
+            .as_str()
+            .with_context(|| format!("the ConfigMap has no {name}"))?;
+        Ok(serde_json::from_str(
+            &text.replace(MOUNTED, &folder.display().to_string()),
+        )?)
     }
 }
 
@@ -68,12 +76,17 @@ fn node_answers_hot_cluster_names() -> Result<()> {
         return Ok(());
     }
     let manifest = Manifest::read()?;
-    let pair = Pair::joined("k8s", ("pod0", &["10.42.0.1/24"]), ("eth0", &["10.42.0.7/24"]))?;
+    let pair = Pair::joined(
+        "k8s",
+        ("pod0", &["10.42.0.1/24"]),
+        ("eth0", &["10.42.0.7/24"]),
+    )?;
     let node = &pair.server;
     node.forward()?;
     // The manifest creates a dummy interface; not every kernel that runs the tests has that driver.
     node.ip(&["address", "add", "169.254.20.10/32", "dev", "lo"])?;
-    pair.client.ip(&["route", "add", "default", "via", "10.42.0.1"])?;
+    pair.client
+        .ip(&["route", "add", "default", "via", "10.42.0.1"])?;
     // The cluster's service address belongs to the node here; kube-proxy's rules are not the subject.
     for address in ["10.96.0.10/32", "10.0.0.2/32"] {
         node.ip(&["address", "add", address, "dev", "lo"])?;
@@ -86,35 +99,67 @@ fn node_answers_hot_cluster_names() -> Result<()> {
     })?;
 
     let bpffs = Bpffs::new()?;
-    let folder =
-        server::folder(manifest.file("records.json", Path::new(MOUNTED))?.to_string().as_bytes(), None)?;
+    let folder = server::folder(
+        manifest
+            .file("records.json", Path::new(MOUNTED))?
+            .to_string()
+            .as_bytes(),
+        None,
+    )?;
     let handlers = manifest.file("handlers.json", folder.path())?;
     fs::write(folder.path().join("handlers.json"), handlers.to_string())?;
     let mut config = manifest.file("config.json", folder.path())?;
-    let listens = format!("{}:{}", config["address"].as_str().unwrap_or_default(), config["port"]);
+    let listens = format!(
+        "{}:{}",
+        config["address"].as_str().unwrap_or_default(),
+        config["port"]
+    );
     ensure!(listens == NODE_LOCAL.to_string(), "{listens}");
-    ensure!(config["recursors"] == json!(["10.0.0.2"]), "the scripted recursor's address: {config}");
+    ensure!(
+        config["recursors"] == json!(["10.0.0.2"]),
+        "the scripted recursor's address: {config}"
+    );
     // Folders of this machine; and defaults where the test's configuration has something else.
     config["control"]["socket"] = json!(bpffs.path().with_extension("sock"));
     config["xdp"]["bpffs"] = json!(bpffs.path());
     config["xdp"]["interfaces"] = Value::Null;
     config["disable_recursors"] = json!(false);
     let server = Server::start(Some(node), folder, NODE_LOCAL, &config)?;
-    let lab = Lab { server, namespace: node, bpffs: Some(bpffs) };
+    let lab = Lab {
+        server,
+        namespace: node,
+        bpffs: Some(bpffs),
+    };
     wait_for_metrics(node).with_context(|| lab.server.log())?;
 
-    for (name, address) in
-        [(SERVICE, Ipv4Addr::new(10, 43, 7, 7)), ("www.outside.test.", Ipv4Addr::new(192, 0, 2, 80))]
-    {
-        let hits = || lab.metric(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, "interface=\"pod0\"");
+    for (name, address) in [
+        (SERVICE, Ipv4Addr::new(10, 43, 7, 7)),
+        ("www.outside.test.", Ipv4Addr::new(192, 0, 2, 80)),
+    ] {
+        let hits = || {
+            lab.metric(
+                names::FAST_PATH_INTERFACE_REPLIES_TOTAL,
+                "interface=\"pod0\"",
+            )
+        };
         let before = hits()?;
         let mut replies = Vec::new();
-        wait_until("the pod's interface to answer", Duration::from_secs(60), || {
-            let reply =
-                pair::ask(&pair.client, NODE_LOCAL, name, RecordType::A, Some(1232), Duration::from_secs(5));
-            replies.push(reply.map(|reply| reply.map(|reply| client::addresses(&reply))));
-            hits().is_ok_and(|now| now > before)
-        })
+        wait_until(
+            "the pod's interface to answer",
+            Duration::from_secs(60),
+            || {
+                let reply = pair::ask(
+                    &pair.client,
+                    NODE_LOCAL,
+                    name,
+                    RecordType::A,
+                    Some(1232),
+                    Duration::from_secs(5),
+                );
+                replies.push(reply.map(|reply| reply.map(|reply| client::addresses(&reply))));
+                hits().is_ok_and(|now| now > before)
+            },
+        )
         .with_context(|| format!("{name}\n{}\n{:?}", lab.server.log(), lab.cli(&["status"])))?;
         for reply in replies {
             assert_eq!(reply?, Some(vec![address.into()]), "{name}");
@@ -127,18 +172,34 @@ fn node_answers_hot_cluster_names() -> Result<()> {
 
 #[test]
 fn manifest_starts_the_server() -> Result<()> {
-    let Manifest { files: _, container } = Manifest::read()?;
-    let arguments = container["args"].as_array().context("the container has arguments")?;
+    let Manifest {
+        files: _,
+        container,
+    } = Manifest::read()?;
+    let arguments = container["args"]
+        .as_array()
+        .context("the container has arguments")?;
     let arguments: Vec<&str> = arguments.iter().filter_map(Value::as_str).collect();
-    ensure!(arguments.last() == Some(&format!("{MOUNTED}/config.json").as_str()), "{arguments:?}");
-    let mounts = container["volumeMounts"].as_array().context("the container has mounts")?;
-    ensure!(mounts.iter().any(|mount| mount["mountPath"] == MOUNTED), "{mounts:?}");
+    ensure!(
+        arguments.last() == Some(&format!("{MOUNTED}/config.json").as_str()),
+        "{arguments:?}"
+    );
+    let mounts = container["volumeMounts"]
+        .as_array()
+        .context("the container has mounts")?;
+    ensure!(
+        mounts.iter().any(|mount| mount["mountPath"] == MOUNTED),
+        "{mounts:?}"
+    );
     // Understood, but there is no such file: code 2 would say that the call is not understood.
     let output = Command::new(server::program()?)
         .args(&arguments[..arguments.len() - 1])
         .arg("/nonexistent/config.json")
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1) && said.contains("/nonexistent/config.json"), "{output:?}");
+    ensure!(
+        output.status.code() == Some(1) && said.contains("/nonexistent/config.json"),
+        "{output:?}"
+    );
     Ok(())
 }

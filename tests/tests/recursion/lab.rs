@@ -33,7 +33,9 @@ pub(crate) const LOCAL_NAME: &str = "q-s0.q-g1.bosh.";
 
 /// Creates a namespace for a test; `None` if that is impossible here.
 pub(crate) fn namespace(label: &str) -> Result<Option<Namespace>> {
-    requirements::namespaces().then(|| Namespace::new(label)).transpose()
+    requirements::namespaces()
+        .then(|| Namespace::new(label))
+        .transpose()
 }
 
 /// Returns loopback address number `last`, on port 53, for a recursor.
@@ -53,7 +55,11 @@ pub(crate) struct Lab<'a> {
 impl<'a> Lab<'a> {
     /// Starts the server on [`OURS`] with these recursors; `extra` is merged into its
     /// configuration.
-    pub(crate) fn start(namespace: &'a Namespace, recursors: &[SocketAddr], extra: &Value) -> Result<Self> {
+    pub(crate) fn start(
+        namespace: &'a Namespace,
+        recursors: &[SocketAddr],
+        extra: &Value,
+    ) -> Result<Self> {
         Self::start_prepared(namespace, recursors, extra, |_| {})
     }
 
@@ -71,26 +77,42 @@ impl<'a> Lab<'a> {
             "metrics": {"enabled": true},
         });
         server::merge(&mut config, extra);
-        let address = config.get("address").and_then(Value::as_str).map(str::parse).transpose()?;
+        let address = config
+            .get("address")
+            .and_then(Value::as_str)
+            .map(str::parse)
+            .transpose()?;
         let address = SocketAddr::new(address.unwrap_or(OURS.ip()), OURS.port());
         let folder = server::folder(RECORDS.as_bytes(), None)?;
-        if let Some(handlers) = config.as_object_mut().and_then(|config| config.remove("handlers")) {
-            std::fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
+        if let Some(handlers) = config
+            .as_object_mut()
+            .and_then(|config| config.remove("handlers"))
+        {
+            std::fs::write(
+                folder.path().join("handlers/handlers.json"),
+                handlers.to_string(),
+            )?;
         }
         let server = Server::start_prepared(Some(namespace), folder, address, &config, prepare)?;
         if config["metrics"]["enabled"] == true {
             // They become available shortly after DNS.
             wait_for_metrics(namespace).with_context(|| server.log())?;
         }
-        Ok(Self { server, namespace, bpffs: None })
+        Ok(Self {
+            server,
+            namespace,
+            bpffs: None,
+        })
     }
 
     pub(crate) fn ask(&self, message: &Message) -> Result<Message> {
-        self.namespace.run(|| client::ask(self.server.address, message))?
+        self.namespace
+            .run(|| client::ask(self.server.address, message))?
     }
 
     pub(crate) fn ask_tcp(&self, message: &Message) -> Result<Message> {
-        self.namespace.run(|| client::ask_tcp(self.server.address, message))?
+        self.namespace
+            .run(|| client::ask_tcp(self.server.address, message))?
     }
 
     /// Queries a name by UDP without EDNS.
@@ -101,9 +123,18 @@ impl<'a> Lab<'a> {
     /// Runs one of the server's commands; returns exit code, standard output and standard error.
     pub(crate) fn cli(&self, arguments: &[&str]) -> Result<(i32, String, String)> {
         let program = server::program()?;
-        let mut command = self.namespace.command(program.to_str().context("the program's path is text")?)?;
-        command.args(arguments).arg("--config").arg(self.server.folder.path().join("config.json"));
-        let Output { status, stdout, stderr } = command.output()?;
+        let mut command = self
+            .namespace
+            .command(program.to_str().context("the program's path is text")?)?;
+        command
+            .args(arguments)
+            .arg("--config")
+            .arg(self.server.folder.path().join("config.json"));
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command.output()?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok((status.code().unwrap_or(-1), text(stdout), text(stderr)))
     }

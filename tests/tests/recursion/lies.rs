@@ -148,7 +148,9 @@ fn ask_in_all_ways(
         let query = client::query(name, RecordType::A, edns)?.to_vec()?;
         for round in 1..=2 {
             let patience = std::time::Duration::from_secs(5);
-            let udp = lab.namespace.run(|| client::ask_raw(server, &query, patience))?;
+            let udp = lab
+                .namespace
+                .run(|| client::ask_raw(server, &query, patience))?;
             replies.push((format!("{name} UDP, EDNS {edns:?}, round {round}"), udp?));
             let tcp = lab.namespace.run(|| client::ask_tcp_raw(server, &query))?;
             replies.push((format!("{name} TCP, EDNS {edns:?}, round {round}"), tcp?));
@@ -159,11 +161,21 @@ fn ask_in_all_ways(
 
 #[test]
 fn malformed_replies_are_not_cached() -> Result<()> {
-    let Some(namespace) = namespace("lies")? else { return Ok(()) };
-    let liar =
-        Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;
+    let Some(namespace) = namespace("lies")? else {
+        return Ok(());
+    };
+    let liar = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![Say {
+            bytes: lie(asked),
+            from: None,
+        }]
+    })?;
     for cache in [true, false] {
-        let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
+        let lab = Lab::start(
+            &namespace,
+            &[loopback(10)],
+            &json!({"cache": {"enabled": cache}}),
+        )?;
         let mut lies = Vec::new();
         for kind in KINDS {
             for (how, reply) in ask_in_all_ways(&lab, &name_of(kind), OURS)? {
@@ -174,11 +186,22 @@ fn malformed_replies_are_not_cached() -> Result<()> {
                 }
             }
         }
-        ensure!(lies.is_empty(), "cache {cache}: {} malformed replies:\n{}", lies.len(), lies.join("\n"));
+        ensure!(
+            lies.is_empty(),
+            "cache {cache}: {} malformed replies:\n{}",
+            lies.len(),
+            lies.join("\n")
+        );
         // The server still works.
         let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
-        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
-        let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"malformed\"")?;
+        ensure!(
+            reply.metadata.response_code == ResponseCode::NoError,
+            "{reply}"
+        );
+        let failures = lab.metric(
+            "bosh_dns_xdp_recursor_failures_total",
+            "reason=\"malformed\"",
+        )?;
         ensure!(failures > 0, "malformed replies are counted as unusable");
     }
     ensure!(liar.count() > 0);
@@ -187,9 +210,15 @@ fn malformed_replies_are_not_cached() -> Result<()> {
 
 #[test]
 fn next_recursor_replaces_liar() -> Result<()> {
-    let Some(namespace) = namespace("liar")? else { return Ok(()) };
-    let _liar =
-        Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;
+    let Some(namespace) = namespace("liar")? else {
+        return Ok(());
+    };
+    let _liar = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![Say {
+            bytes: lie(asked),
+            from: None,
+        }]
+    })?;
     let _honest = Scripted::answering(&namespace, loopback(11), TRUE)?;
     let settings = json!({"cache": {"enabled": true}});
     let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
@@ -204,7 +233,9 @@ fn next_recursor_replaces_liar() -> Result<()> {
 
 #[test]
 fn stray_records_poison_nothing() -> Result<()> {
-    let Some(namespace) = namespace("stray")? else { return Ok(()) };
+    let Some(namespace) = namespace("stray")? else {
+        return Ok(());
+    };
     // A true answer, repeated, with records of another name in every section.
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(TRUE, 300);
@@ -218,14 +249,24 @@ fn stray_records_poison_nothing() -> Result<()> {
         }
         vec![reply.into()]
     })?;
-    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    let lab = Lab::start(
+        &namespace,
+        &[loopback(10)],
+        &json!({"cache": {"enabled": true}}),
+    )?;
     for _ in 0..3 {
         let reply = lab.ask_for("asked.test.", RecordType::A)?;
-        let of_asked = reply.answers.iter().filter(|record| record.name == name("asked.test."));
+        let of_asked = reply
+            .answers
+            .iter()
+            .filter(|record| record.name == name("asked.test."));
         ensure!(of_asked.count() == 2, "the recursor's bytes: {reply}");
         let victim = lab.ask_for("victim.test.", RecordType::A)?;
         ensure!(client::addresses(&victim) == [TRUE], "{victim}");
-        ensure!(victim.authorities.is_empty() && victim.additionals.is_empty(), "{victim}");
+        ensure!(
+            victim.authorities.is_empty() && victim.additionals.is_empty(),
+            "{victim}"
+        );
     }
     // Each name was asked once, then came from the cache.
     ensure!(recursor.count() == 2, "{} queries", recursor.count());

@@ -17,8 +17,16 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// Adds nftables rules in a namespace.
 fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
-    let mut child = namespace.command("nft")?.args(["-f", "-"]).stdin(Stdio::piped()).spawn()?;
-    child.stdin.take().context("a pipe")?.write_all(rules.as_bytes())?;
+    let mut child = namespace
+        .command("nft")?
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()?;
+    child
+        .stdin
+        .take()
+        .context("a pipe")?
+        .write_all(rules.as_bytes())?;
     let status = child.wait()?;
     ensure!(status.success(), "nft: {status}");
     Ok(())
@@ -26,7 +34,9 @@ fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
 
 #[test]
 fn lost_replies_are_asked_again() -> Result<()> {
-    let Some(namespace) = namespace("lossy")? else { return Ok(()) };
+    let Some(namespace) = namespace("lossy")? else {
+        return Ok(());
+    };
     // Every third reply of the recursors is lost.
     nft(
         &namespace,
@@ -35,7 +45,11 @@ fn lost_replies_are_asked_again() -> Result<()> {
     )?;
     let recursors = [loopback(10), loopback(11)];
     let scripted = recursors.map(|at| Scripted::answering(&namespace, at, ADDRESS));
-    let lab = Lab::start(&namespace, &recursors, &json!({"recursor_timeout": "400ms"}))?;
+    let lab = Lab::start(
+        &namespace,
+        &recursors,
+        &json!({"recursor_timeout": "400ms"}),
+    )?;
     for number in 0..60 {
         let reply = lab.ask_for(&format!("n{number}.test."), RecordType::A)?;
         ensure!(client::addresses(&reply) == [ADDRESS], "{number}: {reply}");
@@ -47,7 +61,9 @@ fn lost_replies_are_asked_again() -> Result<()> {
 
 #[test]
 fn large_answers_survive_lost_fragments() -> Result<()> {
-    let Some(namespace) = namespace("fragments")? else { return Ok(()) };
+    let Some(namespace) = namespace("fragments")? else {
+        return Ok(());
+    };
     namespace.ip(&["link", "set", "lo", "mtu", "1280"])?;
     nft(
         &namespace,
@@ -58,7 +74,11 @@ fn large_answers_survive_lost_fragments() -> Result<()> {
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(ADDRESS, 300);
         let record = reply.answers.remove(0);
-        let room = asked.message.edns.as_ref().map_or(512, |edns| edns.max_payload());
+        let room = asked
+            .message
+            .edns
+            .as_ref()
+            .map_or(512, |edns| edns.max_payload());
         match asked.by_tcp || room >= 4096 {
             true => reply.answers.extend(vec![record; 200]),
             false => reply.metadata.truncation = true,
@@ -68,9 +88,18 @@ fn large_answers_survive_lost_fragments() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({}))?;
     // The client's own size must not reach the recursor: a reply of 4096 bytes would be lost.
     let query = client::query("large.test.", RecordType::A, Some(4096))?;
-    for reply in [lab.ask_tcp(&query)?, lab.ask(&client::query("large.test.", RecordType::A, Some(1232))?)?] {
-        ensure!(client::addresses(&reply).contains(&ADDRESS.into()), "{reply}");
+    for reply in [
+        lab.ask_tcp(&query)?,
+        lab.ask(&client::query("large.test.", RecordType::A, Some(1232))?)?,
+    ] {
+        ensure!(
+            client::addresses(&reply).contains(&ADDRESS.into()),
+            "{reply}"
+        );
     }
-    ensure!(recursor.asked().iter().any(|asked| asked.by_tcp), "nothing was queried over TCP");
+    ensure!(
+        recursor.asked().iter().any(|asked| asked.by_tcp),
+        "nothing was queried over TCP"
+    );
     Ok(())
 }

@@ -30,7 +30,10 @@ const INSTANCES: usize = 4000;
 
 /// Returns records with [`INSTANCES`] instances of one group.
 fn records() -> Vec<u8> {
-    fleet::records(1, (0..INSTANCES).map(|n| (1, [10, 1, (n >> 8) as u8, n as u8])))
+    fleet::records(
+        1,
+        (0..INSTANCES).map(|n| (1, [10, 1, (n >> 8) as u8, n as u8])),
+    )
 }
 
 /// Starts a server with the silent recursor 127.0.0.10.
@@ -38,7 +41,12 @@ fn start(namespace: &Namespace) -> Result<Server> {
     let settings = json!({
         "xdp": {"mode": "off"}, "disable_recursors": false, "recursors": [loopback(10)], "recursor_timeout": "2s",
     });
-    Server::start(Some(namespace), server::folder(&records(), None)?, OURS, &settings)
+    Server::start(
+        Some(namespace),
+        server::folder(&records(), None)?,
+        OURS,
+        &settings,
+    )
 }
 
 /// Returns a framed query for the addresses of `name`.
@@ -49,7 +57,9 @@ fn framed(name: &str) -> Result<Vec<u8>> {
 
 #[test]
 fn unread_replies_take_bounded_memory() -> Result<()> {
-    let Some(namespace) = namespace("unread")? else { return Ok(()) };
+    let Some(namespace) = namespace("unread")? else {
+        return Ok(());
+    };
     let server = start(&namespace)?;
     let queries = framed("q-s0.q-g1.bosh.")?.repeat(1000);
     // Sixteen connections that write as long as they can and read nothing.
@@ -60,8 +70,9 @@ fn unread_replies_take_bounded_memory() -> Result<()> {
             Ok(stream)
         };
         // Each with the position from which the next bytes are written.
-        let mut streams =
-            (0..16).map(|_| Ok((connect()?, 0))).collect::<io::Result<Vec<(TcpStream, usize)>>>()?;
+        let mut streams = (0..16)
+            .map(|_| Ok((connect()?, 0)))
+            .collect::<io::Result<Vec<(TcpStream, usize)>>>()?;
         let mut idle_rounds = 0;
         while idle_rounds < 50 {
             idle_rounds += 1;
@@ -76,14 +87,20 @@ fn unread_replies_take_bounded_memory() -> Result<()> {
         Ok(())
     })??;
     let peak = memory(server.pid(), "VmHWM")?;
-    ensure!(peak < LIMIT, "{} MiB for 16 connections that read nothing", peak >> 20);
+    ensure!(
+        peak < LIMIT,
+        "{} MiB for 16 connections that read nothing",
+        peak >> 20
+    );
     Ok(())
 }
 
 #[test]
 fn replies_behind_silence_take_bounded_memory() -> Result<()> {
     const QUERIES: usize = 3000;
-    let Some(namespace) = namespace("behind")? else { return Ok(()) };
+    let Some(namespace) = namespace("behind")? else {
+        return Ok(());
+    };
     let _silent = Scripted::silent(&namespace, loopback(10))?;
     let server = start(&namespace)?;
     let local = framed("q-s0.q-g1.bosh.")?.repeat(QUERIES);
@@ -99,7 +116,9 @@ fn replies_behind_silence_take_bounded_memory() -> Result<()> {
         let mut reply = vec![0; 65_535];
         for number in 0..=QUERIES {
             let mut length = [0; 2];
-            reader.read_exact(&mut length).with_context(|| format!("reply {number}"))?;
+            reader
+                .read_exact(&mut length)
+                .with_context(|| format!("reply {number}"))?;
             let length = usize::from(u16::from_be_bytes(length));
             reader.read_exact(&mut reply[..length])?;
         }
@@ -107,6 +126,10 @@ fn replies_behind_silence_take_bounded_memory() -> Result<()> {
         Ok(())
     })??;
     let peak = memory(server.pid(), "VmHWM")?;
-    ensure!(peak < LIMIT, "{} MiB for replies held behind a silent name", peak >> 20);
+    ensure!(
+        peak < LIMIT,
+        "{} MiB for replies held behind a silent name",
+        peak >> 20
+    );
     Ok(())
 }

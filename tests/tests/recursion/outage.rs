@@ -78,7 +78,9 @@ impl Seen {
     /// Waits for `count` further correct replies.
     fn wait_for(&self, what: &str, count: u64) -> Result<()> {
         let wanted = self.right.load(Ordering::Relaxed) + count;
-        wait_until(what, LIMIT, || self.right.load(Ordering::Relaxed) >= wanted || self.check().is_err())?;
+        wait_until(what, LIMIT, || {
+            self.right.load(Ordering::Relaxed) >= wanted || self.check().is_err()
+        })?;
         self.check()
     }
 }
@@ -87,7 +89,8 @@ impl Seen {
 fn is_right(query: &Message, reply: &Message) -> bool {
     reply.metadata.response_code == ResponseCode::NoError
         && reply.queries == query.queries
-        && client::addresses(reply) == ["192.0.2.8".parse::<std::net::IpAddr>().expect("an address")]
+        && client::addresses(reply)
+            == ["192.0.2.8".parse::<std::net::IpAddr>().expect("an address")]
 }
 
 /// Runs `phases` while clients query continuously; fails if any reply is wrong.
@@ -95,11 +98,15 @@ fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result
     let seen = Seen::default();
     thread::scope(|scope| {
         let ask = |client| lab.namespace.run(|| seen.ask(lab, client))?;
-        let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || ask(client))).collect();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| scope.spawn(move || ask(client)))
+            .collect();
         let result = phases(&seen);
         seen.done.store(true, Ordering::Relaxed);
         for client in clients {
-            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            client
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         seen.check().and(result)
     })
@@ -107,7 +114,9 @@ fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result
 
 #[test]
 fn hanging_recursors_regain_preference() -> Result<()> {
-    let Some(namespace) = namespace("hang")?.filter(|_| installed()) else { return Ok(()) };
+    let Some(namespace) = namespace("hang")?.filter(|_| installed()) else {
+        return Ok(());
+    };
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
@@ -116,26 +125,38 @@ fn hanging_recursors_regain_preference() -> Result<()> {
     let lab = Lab::start(&namespace, &recursors, &settings)?;
     let is_preferred = |recursor: &Recursor| {
         let label = format!("recursor=\"{}\"", recursor.address);
-        lab.metric("bosh_dns_xdp_recursor_preferred", &label).is_ok_and(|preferred| preferred == 1)
+        lab.metric("bosh_dns_xdp_recursor_preferred", &label)
+            .is_ok_and(|preferred| preferred == 1)
     };
     under_load(&lab, |seen| {
         seen.wait_for("answers from healthy recursors", 200)?;
-        let (first, second) = if is_preferred(&named) { (&named, &unbound) } else { (&unbound, &named) };
+        let (first, second) = if is_preferred(&named) {
+            (&named, &unbound)
+        } else {
+            (&unbound, &named)
+        };
         for (hung, other) in [(first, second), (second, first)] {
             ensure!(is_preferred(hung), "without failures the preference stays");
             hung.process.signal(Signal::SIGSTOP)?;
-            wait_until("the other recursor to be preferred", LIMIT, || is_preferred(other))?;
+            wait_until("the other recursor to be preferred", LIMIT, || {
+                is_preferred(other)
+            })?;
             seen.wait_for("answers from the other recursor", 200)?;
             hung.process.signal(Signal::SIGCONT)?;
         }
-        ensure!(seen.failed() == 0, "SERVFAIL although one recursor remained");
+        ensure!(
+            seen.failed() == 0,
+            "SERVFAIL although one recursor remained"
+        );
         Ok(())
     })
 }
 
 #[test]
 fn restarted_recursors_are_used_again() -> Result<()> {
-    let Some(namespace) = namespace("kill")?.filter(|_| installed()) else { return Ok(()) };
+    let Some(namespace) = namespace("kill")?.filter(|_| installed()) else {
+        return Ok(());
+    };
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
@@ -143,12 +164,20 @@ fn restarted_recursors_are_used_again() -> Result<()> {
     // Long enough for a busy machine; a closed port is detected without the timeout.
     let settings = json!({"recursor_selection": "serial", "recursor_timeout": "1s"});
     let lab = Lab::start(&namespace, &[address, unbound.address], &settings)?;
-    let tries = || lab.metric("bosh_dns_xdp_recursor_queries_total", &format!("recursor=\"{address}\""));
+    let tries = || {
+        lab.metric(
+            "bosh_dns_xdp_recursor_queries_total",
+            &format!("recursor=\"{address}\""),
+        )
+    };
     under_load(&lab, |seen| {
         seen.wait_for("answers from healthy recursors", 200)?;
         kill(named)?;
         seen.wait_for("answers from the remaining recursor", 200)?;
-        ensure!(seen.failed() == 0, "SERVFAIL although one recursor remained");
+        ensure!(
+            seen.failed() == 0,
+            "SERVFAIL although one recursor remained"
+        );
         kill(unbound)?;
         wait_until("SERVFAIL without a recursor", LIMIT, || seen.failed() > 50)?;
         let _named = zones.named(&namespace, address)?;
@@ -157,7 +186,10 @@ fn restarted_recursors_are_used_again() -> Result<()> {
         let failed = seen.failed();
         let before = tries()?;
         seen.wait_for("answers from the restored recursor", 200)?;
-        ensure!(seen.failed() == failed, "SERVFAIL although the recursor is restored");
+        ensure!(
+            seen.failed() == failed,
+            "SERVFAIL although the recursor is restored"
+        );
         ensure!(tries()? >= before + 200, "the answers came from elsewhere");
         Ok(())
     })

@@ -57,10 +57,16 @@ fn strict(asked: &Asked) -> Vec<Say> {
 
 #[test]
 fn malformed_options_affect_no_client() -> Result<()> {
-    let Some(namespace) = namespace("cookie")? else { return Ok(()) };
+    let Some(namespace) = namespace("cookie")? else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), strict)?;
     for cache in [false, true] {
-        let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
+        let lab = Lab::start(
+            &namespace,
+            &[loopback(10)],
+            &json!({"cache": {"enabled": cache}}),
+        )?;
         lab.namespace.run(|| -> Result<()> {
             let attacker = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             attacker.connect(OURS)?;
@@ -75,21 +81,32 @@ fn malformed_options_affect_no_client() -> Result<()> {
                 // The victim's query joins the look-up that the attacker's has begun.
                 attacker.send(&spoilt)?;
                 let reply = client::ask(OURS, &query)?;
-                ensure!(client::addresses(&reply) == [ADDRESS], "cache {cache}, {number}: {reply}");
+                ensure!(
+                    client::addresses(&reply) == [ADDRESS],
+                    "cache {cache}, {number}: {reply}"
+                );
             }
             Ok(())
         })??;
     }
     for asked in recursor.asked() {
-        ensure!(!contains(&asked.bytes, MALFORMED_COOKIE), "the option went to the recursor");
-        ensure!(!asked.message.metadata.truncation, "TC went to the recursor");
+        ensure!(
+            !contains(&asked.bytes, MALFORMED_COOKIE),
+            "the option went to the recursor"
+        );
+        ensure!(
+            !asked.message.metadata.truncation,
+            "TC went to the recursor"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn header_and_opt_are_ours() -> Result<()> {
-    let Some(namespace) = namespace("header")? else { return Ok(()) };
+    let Some(namespace) = namespace("header")? else {
+        return Ok(());
+    };
     // RA, RD and CD clear, AD set, and an OPT with a cookie.
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(ADDRESS, 300);
@@ -101,7 +118,11 @@ fn header_and_opt_are_ours() -> Result<()> {
         vec![Say { bytes, from: None }]
     })?;
     for cache in [false, true] {
-        let _lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
+        let _lab = Lab::start(
+            &namespace,
+            &[loopback(10)],
+            &json!({"cache": {"enabled": cache}}),
+        )?;
         for number in 0..32u8 {
             let flag = |bit: u8| number >> bit & 1 == 1;
             let name = format!("n{}.test.", number / 16);
@@ -119,15 +140,36 @@ fn header_and_opt_are_ours() -> Result<()> {
                 let case = format!("cache {cache}, query {number} by {transport}: {reply}");
                 let (asked, got) = (&query.metadata, &reply.metadata);
                 ensure!(client::addresses(&reply) == [ADDRESS], "{case}");
-                ensure!(got.recursion_available && got.recursion_desired, "RA and RD: {case}");
-                ensure!(got.checking_disabled == asked.checking_disabled, "CD: {case}");
-                let dnssec = query.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
-                ensure!(got.authentic_data == (asked.authentic_data || dnssec), "AD: {case}");
+                ensure!(
+                    got.recursion_available && got.recursion_desired,
+                    "RA and RD: {case}"
+                );
+                ensure!(
+                    got.checking_disabled == asked.checking_disabled,
+                    "CD: {case}"
+                );
+                let dnssec = query
+                    .edns
+                    .as_ref()
+                    .is_some_and(|edns| edns.flags().dnssec_ok);
+                ensure!(
+                    got.authentic_data == (asked.authentic_data || dnssec),
+                    "AD: {case}"
+                );
                 let opt = |message: &Message| {
-                    message.edns.as_ref().map(|edns| (edns.max_payload(), edns.flags().dnssec_ok))
+                    message
+                        .edns
+                        .as_ref()
+                        .map(|edns| (edns.max_payload(), edns.flags().dnssec_ok))
                 };
-                ensure!(opt(&reply) == opt(&query).map(|(_, dnssec)| (1232, dnssec)), "OPT: {case}");
-                ensure!(!contains(&bytes, &RECURSOR_COOKIE[..4]), "the recursor's cookie: {case}");
+                ensure!(
+                    opt(&reply) == opt(&query).map(|(_, dnssec)| (1232, dnssec)),
+                    "OPT: {case}"
+                );
+                ensure!(
+                    !contains(&bytes, &RECURSOR_COOKIE[..4]),
+                    "the recursor's cookie: {case}"
+                );
             }
         }
     }
@@ -136,7 +178,9 @@ fn header_and_opt_are_ours() -> Result<()> {
 
 #[test]
 fn truncated_answer_reaches_udp_client() -> Result<()> {
-    let Some(namespace) = namespace("musl")? else { return Ok(()) };
+    let Some(namespace) = namespace("musl")? else {
+        return Ok(());
+    };
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(ADDRESS, 300);
         let record = reply.answers.remove(0);
@@ -150,14 +194,19 @@ fn truncated_answer_reaches_udp_client() -> Result<()> {
     // As musl, which never uses TCP.
     for name in ["www.test.", "www.test.", "other.test."] {
         let reply = lab.ask_for(name, RecordType::A)?;
-        ensure!(reply.metadata.truncation && reply.answers.len() >= 25, "{reply}");
+        ensure!(
+            reply.metadata.truncation && reply.answers.len() >= 25,
+            "{reply}"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn names_below_domain_follow_rfcs() -> Result<()> {
-    let Some(namespace) = namespace("below")? else { return Ok(()) };
+    let Some(namespace) = namespace("below")? else {
+        return Ok(());
+    };
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     // Includes the queries of musl and c-ares with the search list `bosh`, and of a resolver that minimises
     // query names.
@@ -172,17 +221,25 @@ fn names_below_domain_follow_rfcs() -> Result<()> {
     ] {
         for record_type in [RecordType::A, RecordType::AAAA, RecordType::NS] {
             let reply = lab.ask_for(name, record_type)?;
-            ensure!(reply.metadata.response_code == rcode && reply.answers.is_empty(), "{reply}");
+            ensure!(
+                reply.metadata.response_code == rcode && reply.answers.is_empty(),
+                "{reply}"
+            );
         }
     }
     let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
-    ensure!(client::addresses(&reply) == [Ipv4Addr::new(10, 0, 0, 1)], "{reply}");
+    ensure!(
+        client::addresses(&reply) == [Ipv4Addr::new(10, 0, 0, 1)],
+        "{reply}"
+    );
     Ok(())
 }
 
 #[test]
 fn forwarding_loop_ends() -> Result<()> {
-    let Some(namespace) = namespace("loop")? else { return Ok(()) };
+    let Some(namespace) = namespace("loop")? else {
+        return Ok(());
+    };
     let other = loopback(20);
     let subnet: &[u8] = &[0, 8, 0, 7, 0, 1, 24, 0, 192, 0, 2];
     for client_subnet in [false, true] {
@@ -190,13 +247,26 @@ fn forwarding_loop_ends() -> Result<()> {
             "address": other.ip(), "metrics": {"enabled": false}, "recursor_client_subnet": client_subnet,
         });
         let _other = Lab::start(&namespace, &[OURS], &settings)?;
-        let lab = Lab::start(&namespace, &[other], &json!({"recursor_client_subnet": client_subnet}))?;
-        let query = with_option(&client::query("loop.test.", RecordType::A, Some(1232))?, subnet)?;
+        let lab = Lab::start(
+            &namespace,
+            &[other],
+            &json!({"recursor_client_subnet": client_subnet}),
+        )?;
+        let query = with_option(
+            &client::query("loop.test.", RecordType::A, Some(1232))?,
+            subnet,
+        )?;
         let reply = namespace.run(|| client::ask_raw(OURS, &query, TIMEOUT))??;
         let reply = Message::from_vec(&reply)?;
-        ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+        ensure!(
+            reply.metadata.response_code == ResponseCode::ServFail,
+            "{reply}"
+        );
         let sent = lab.metric("bosh_dns_xdp_recursor_queries_total", "")?;
-        ensure!(sent <= 8, "one query became {sent}, Client Subnet forwarded: {client_subnet}");
+        ensure!(
+            sent <= 8,
+            "one query became {sent}, Client Subnet forwarded: {client_subnet}"
+        );
     }
     Ok(())
 }

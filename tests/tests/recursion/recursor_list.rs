@@ -45,10 +45,16 @@ fn answer(n: usize) -> Ipv4Addr {
 
 /// Creates a namespace with all addresses.
 fn addressed(label: &str) -> Result<Option<Namespace>> {
-    let Some(namespace) = namespace(label)? else { return Ok(None) };
+    let Some(namespace) = namespace(label)? else {
+        return Ok(None);
+    };
     for address in ADDRESSES {
         // Without nodad, an IPv6 address becomes usable only after a delay, even on lo.
-        let (prefix, more) = if address.contains(':') { (128, &["nodad"][..]) } else { (32, &[][..]) };
+        let (prefix, more) = if address.contains(':') {
+            (128, &["nodad"][..])
+        } else {
+            (32, &[][..])
+        };
         let address = format!("{address}/{prefix}");
         namespace.ip(&[&["addr", "add", &address, "dev", "lo"], more].concat())?;
     }
@@ -110,7 +116,9 @@ fn wait_for(lab: &Lab<'_>, n: usize) -> Result<()> {
 
 #[test]
 fn resolv_conf_changes_are_followed() -> Result<()> {
-    let Some(namespace) = addressed("resolv")? else { return Ok(()) };
+    let Some(namespace) = addressed("resolv")? else {
+        return Ok(());
+    };
     let recursors = [0, 1, 2, 4].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [first, excluded, third, sixth] = recursors;
     let (first, excluded, third, sixth) = (first?, excluded?, third?, sixth?);
@@ -143,7 +151,9 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
 
 #[test]
 fn exclusions_apply_to_configured_recursors() -> Result<()> {
-    let Some(namespace) = addressed("exclude")? else { return Ok(()) };
+    let Some(namespace) = addressed("exclude")? else {
+        return Ok(());
+    };
     let excluded = Scripted::answering(&namespace, address(0), answer(0))?;
     let sixth = Scripted::answering(&namespace, address(4), answer(4))?;
     let settings = json!({
@@ -153,22 +163,34 @@ fn exclusions_apply_to_configured_recursors() -> Result<()> {
     let lab = Lab::start(&namespace, &[], &settings)?;
     for by_tcp in [false, true] {
         let query = client::query("www.test.", RecordType::A, None)?;
-        let reply = if by_tcp { lab.ask_tcp(&query)? } else { lab.ask(&query)? };
+        let reply = if by_tcp {
+            lab.ask_tcp(&query)?
+        } else {
+            lab.ask(&query)?
+        };
         ensure!(client::addresses(&reply) == [answer(4)], "{reply}");
     }
     let by_tcp: Vec<bool> = sixth.asked().iter().map(|asked| asked.by_tcp).collect();
-    ensure!(by_tcp == [false, true], "the recursor is queried over the client's transport: {by_tcp:?}");
+    ensure!(
+        by_tcp == [false, true],
+        "the recursor is queried over the client's transport: {by_tcp:?}"
+    );
     ensure!(excluded.count() == 0, "the excluded recursor was queried");
     Ok(())
 }
 
 #[test]
 fn missing_recursors_give_servfail() -> Result<()> {
-    let Some(namespace) = addressed("nobody")? else { return Ok(()) };
+    let Some(namespace) = addressed("nobody")? else {
+        return Ok(());
+    };
     let etc = Etc::new("# none\n")?;
     let lab = etc.server(&namespace, &json!({}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::ServFail,
+        "{reply}"
+    );
     let _late = Scripted::answering(&namespace, address(0), answer(0))?;
     etc.replace("nameserver 10.9.0.1\n")?;
     wait_for(&lab, 0)
@@ -176,15 +198,22 @@ fn missing_recursors_give_servfail() -> Result<()> {
 
 #[test]
 fn wildcard_listener_excludes_own_addresses() -> Result<()> {
-    let Some(namespace) = addressed("wildcard")? else { return Ok(()) };
+    let Some(namespace) = addressed("wildcard")? else {
+        return Ok(());
+    };
     // The server's own address, as on every BOSH VM, although it is not in the configuration.
     let etc = Etc::new("nameserver 10.9.0.9\nnameserver fd09::1\n")?;
     let lab = etc.server(&namespace, &json!({"address": "0.0.0.0"}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::ServFail,
+        "{reply}"
+    );
     let external = || lab.metric("boshdns_requests_external_total", "");
     // The metrics may lag behind the first answers.
-    wait_until("the query to be counted", LIMIT, || external().is_ok_and(|queries| queries > 0))?;
+    wait_until("the query to be counted", LIMIT, || {
+        external().is_ok_and(|queries| queries > 0)
+    })?;
     // On a busy machine a client may retry; a loop would cause thousands of queries.
     let queries = external()?;
     ensure!(queries < 10, "one query became {queries}");
@@ -195,7 +224,9 @@ fn wildcard_listener_excludes_own_addresses() -> Result<()> {
 fn unknown_host_names_occupy_no_threads() -> Result<()> {
     /// Queries for each unknown host name.
     const QUERIES: u16 = 100;
-    let Some(namespace) = addressed("hosts")? else { return Ok(()) };
+    let Some(namespace) = addressed("hosts")? else {
+        return Ok(());
+    };
     let resolver = Scripted::silent(&namespace, address(0))?;
     let etc = Etc::new(&format!("nameserver {}\n", ADDRESSES[0]))?;
     let settings = json!({
@@ -222,8 +253,13 @@ fn unknown_host_names_occupy_no_threads() -> Result<()> {
     })?;
     // Threads that read files may come and go.
     let during = threads()?;
-    ensure!(during <= before + 8, "{during} threads, {before} before the queries");
-    let new = RECORDS.replace("10.0.0.1", "10.0.0.2").replace("\"version\": 1", "\"version\": 2");
+    ensure!(
+        during <= before + 8,
+        "{during} threads, {before} before the queries"
+    );
+    let new = RECORDS
+        .replace("10.0.0.1", "10.0.0.2")
+        .replace("\"version\": 1", "\"version\": 2");
     let file = lab.server.folder.path().join("records.json");
     fs::write(file.with_extension("new"), new)?;
     fs::rename(file.with_extension("new"), &file)?;
@@ -238,14 +274,17 @@ fn unknown_host_names_occupy_no_threads() -> Result<()> {
 
 #[test]
 fn link_local_recursors_are_asked() -> Result<()> {
-    let Some(namespace) = namespace("linklocal")? else { return Ok(()) };
+    let Some(namespace) = namespace("linklocal")? else {
+        return Ok(());
+    };
     namespace.ip(&["addr", "add", "fe80::2/64", "dev", "lo", "nodad"])?;
     let index = namespace.run(|| nix::net::if_::if_nametoindex("lo"))??;
     let at = SocketAddrV6::new("fe80::2".parse()?, 53, 0, index);
     let _recursor = Scripted::answering(&namespace, at.into(), answer(1))?;
-    for (recursor, rcode) in
-        [("[fe80::2%lo]:53", ResponseCode::NoError), ("[fe80::2%missing]:53", ResponseCode::ServFail)]
-    {
+    for (recursor, rcode) in [
+        ("[fe80::2%lo]:53", ResponseCode::NoError),
+        ("[fe80::2%missing]:53", ResponseCode::ServFail),
+    ] {
         let lab = Lab::start(&namespace, &[], &json!({"recursors": [recursor]}))?;
         let reply = lab.ask_for("www.test.", RecordType::A)?;
         ensure!(reply.metadata.response_code == rcode, "{recursor}: {reply}");
@@ -255,7 +294,9 @@ fn link_local_recursors_are_asked() -> Result<()> {
 
 #[test]
 fn status_lists_recursors_by_preference() -> Result<()> {
-    let Some(namespace) = namespace("preferred")? else { return Ok(()) };
+    let Some(namespace) = namespace("preferred")? else {
+        return Ok(());
+    };
     // The one configured first never replies.
     let [_silent, _good] = [
         Scripted::start(&namespace, loopback(10), |_| Vec::new())?,
@@ -265,15 +306,19 @@ fn status_lists_recursors_by_preference() -> Result<()> {
     ];
     let sockets = TempDir::with_prefix("bdx-control-")?;
     let control = json!({"socket": sockets.path().join("control.sock")});
-    let settings = json!({"recursor_selection": "smart", "recursor_timeout": "100ms", "control": control});
+    let settings =
+        json!({"recursor_selection": "smart", "recursor_timeout": "100ms", "control": control});
     let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
     let mut asked = 0;
     wait_until("the second to be preferred", LIMIT, || {
         asked += 1;
         let reply = lab.ask_for(&format!("n{asked}.example.com."), RecordType::A);
         let status = lab.cli(&["status", "--json"]);
-        let status = status.ok().and_then(|(_, text, _)| serde_json::from_str::<Value>(&text).ok());
-        let first = status.and_then(|status| Some(status["recursors"][0]["address"].as_str()?.to_owned()));
+        let status = status
+            .ok()
+            .and_then(|(_, text, _)| serde_json::from_str::<Value>(&text).ok());
+        let first =
+            status.and_then(|status| Some(status["recursors"][0]["address"].as_str()?.to_owned()));
         reply.is_ok() && first.is_some_and(|first| first.starts_with("127.0.0.11"))
     })
     .with_context(|| format!("{:?}", lab.cli(&["status"])))?;
@@ -285,15 +330,24 @@ fn status_lists_recursors_by_preference() -> Result<()> {
         .collect();
     let first = rows.iter().position(|row| row[0].starts_with("127.0.0.11"));
     let second = rows.iter().position(|row| row[0].starts_with("127.0.0.10"));
-    ensure!(first.is_some() && first.map(|row| row + 1) == second, "{text}");
-    let roles: Vec<&str> = [first, second].into_iter().flatten().map(|row| rows[row][1]).collect();
+    ensure!(
+        first.is_some() && first.map(|row| row + 1) == second,
+        "{text}"
+    );
+    let roles: Vec<&str> = [first, second]
+        .into_iter()
+        .flatten()
+        .map(|row| rows[row][1])
+        .collect();
     ensure!(roles == ["first", "next"], "{text}");
     Ok(())
 }
 
 #[test]
 fn replaced_nameservers_void_answers() -> Result<()> {
-    let Some(namespace) = addressed("void")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let Some(namespace) = addressed("void")?.filter(|_| requirements::bpf()) else {
+        return Ok(());
+    };
     let recursors = [0, 1].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [_one, _other] = recursors.map(|recursor| recursor.expect("free addresses"));
     let etc = Etc::new("nameserver 10.9.0.1\n")?;

@@ -28,7 +28,9 @@ fn targets(reply: &Message) -> Vec<String> {
 
 #[test]
 fn unknown_addresses_go_to_recursors() -> Result<()> {
-    let Some(namespace) = namespace("reverse")? else { return Ok(()) };
+    let Some(namespace) = namespace("reverse")? else {
+        return Ok(());
+    };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.reply(ResponseCode::NoError);
         let name = Name::from_ascii(THEIRS).expect("a name");
@@ -42,13 +44,22 @@ fn unknown_addresses_go_to_recursors() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({}))?;
     let known = lab.ask_for("1.0.0.10.IN-ADDR.arpa.", RecordType::PTR)?;
     ensure!(targets(&known) == [OURS], "{known}");
-    ensure!(known.metadata.authoritative && !known.metadata.recursion_available, "{known}");
+    ensure!(
+        known.metadata.authoritative && !known.metadata.recursion_available,
+        "{known}"
+    );
     let other_type = lab.ask_for("1.0.0.10.in-addr.arpa.", RecordType::TXT)?;
-    ensure!(other_type.metadata.response_code == ResponseCode::NoError, "{other_type}");
+    ensure!(
+        other_type.metadata.response_code == ResponseCode::NoError,
+        "{other_type}"
+    );
     ensure!(other_type.answers.is_empty(), "{other_type}");
     ensure!(recursor.count() == 0, "a known address was forwarded");
     let nibbles = format!("{}ip6.arpa.", "1.".repeat(32));
-    for (count, name) in ["2.0.0.10.in-addr.arpa.", &nibbles, "home.arpa."].into_iter().enumerate() {
+    for (count, name) in ["2.0.0.10.in-addr.arpa.", &nibbles, "home.arpa."]
+        .into_iter()
+        .enumerate()
+    {
         let other = lab.ask_for(name, RecordType::PTR)?;
         ensure!(targets(&other) == [THEIRS], "{other}");
         ensure!(recursor.count() == count + 1, "{name}");
@@ -58,10 +69,15 @@ fn unknown_addresses_go_to_recursors() -> Result<()> {
 
 #[test]
 fn known_addresses_need_no_recursor() -> Result<()> {
-    let Some(namespace) = namespace("alone")? else { return Ok(()) };
+    let Some(namespace) = namespace("alone")? else {
+        return Ok(());
+    };
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     ensure!(targets(&lab.ask_for("1.0.0.10.in-addr.arpa.", RecordType::PTR)?) == [OURS]);
     let unknown = lab.ask_for("2.0.0.10.in-addr.arpa.", RecordType::PTR)?;
-    ensure!(unknown.metadata.response_code == ResponseCode::Refused, "{unknown}");
+    ensure!(
+        unknown.metadata.response_code == ResponseCode::Refused,
+        "{unknown}"
+    );
     Ok(())
 }

@@ -45,7 +45,9 @@ enum Mode {
 impl Mode {
     /// Returns the modes that can run here.
     fn all() -> impl Iterator<Item = Self> {
-        [Self::CacheOff, Self::Userspace].into_iter().chain(requirements::bpf().then_some(Self::Interface))
+        [Self::CacheOff, Self::Userspace]
+            .into_iter()
+            .chain(requirements::bpf().then_some(Self::Interface))
     }
 
     /// Returns whether repeated questions are answered from a cache.
@@ -54,11 +56,18 @@ impl Mode {
     }
 
     /// Starts the server; `cache` is merged into its settings for the cache.
-    fn start<'a>(self, namespace: &'a Namespace, recursor: SocketAddr, cache: &Value) -> Result<Lab<'a>> {
+    fn start<'a>(
+        self,
+        namespace: &'a Namespace,
+        recursor: SocketAddr,
+        cache: &Value,
+    ) -> Result<Lab<'a>> {
         let mut settings = json!({"recursor_timeout": "1s", "cache": {"enabled": self.caches()}});
         server::merge(&mut settings["cache"], cache);
         match self {
-            Self::Interface => interface_cache::start(namespace, Bpffs::new()?, &[recursor], &settings),
+            Self::Interface => {
+                interface_cache::start(namespace, Bpffs::new()?, &[recursor], &settings)
+            }
             Self::CacheOff | Self::Userspace => Lab::start(namespace, &[recursor], &settings),
         }
     }
@@ -180,7 +189,11 @@ fn script(asked: &Asked) -> Message {
     let several = |records: &[(u32, RData)]| {
         let mut reply = asked.reply(ResponseCode::NoError);
         for (ttl, data) in records {
-            reply.add_answer(Record::from_rdata(reply.queries[0].name().clone(), *ttl, data.clone()));
+            reply.add_answer(Record::from_rdata(
+                reply.queries[0].name().clone(),
+                *ttl,
+                data.clone(),
+            ));
         }
         reply
     };
@@ -189,7 +202,9 @@ fn script(asked: &Asked) -> Message {
         Some("second") => asked.answer(ADDRESS, 1),
         Some("zero") => asked.answer(ADDRESS, 0),
         Some("several") => {
-            let records: Vec<_> = (1..=20).map(|last| (300, RData::A(A::new(192, 0, 2, last)))).collect();
+            let records: Vec<_> = (1..=20)
+                .map(|last| (300, RData::A(A::new(192, 0, 2, last))))
+                .collect();
             several(&records)
         }
         Some("chain") => chain(asked),
@@ -197,7 +212,11 @@ fn script(asked: &Asked) -> Message {
         Some("brief") => asked.deny(ResponseCode::NXDomain, 900, 5),
         Some("nodata") => asked.deny(ResponseCode::NoError, 60, 900),
         Some("signed") => {
-            let dnssec = asked.message.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
+            let dnssec = asked
+                .message
+                .edns
+                .as_ref()
+                .is_some_and(|edns| edns.flags().dnssec_ok);
             let proof = RData::TXT(TXT::new(vec!["stands for a signature".to_owned()]));
             let records = [(300, RData::A(A(ADDRESS))), (300, proof)];
             several(if dnssec { &records } else { &records[..1] })
@@ -213,7 +232,11 @@ fn chain(asked: &Asked) -> Message {
     let links = [(300, "one.test."), (60, "two.test.")];
     let mut owner = reply.queries[0].name().clone();
     for (ttl, target) in links {
-        reply.add_answer(Record::from_rdata(owner, ttl, RData::CNAME(CNAME(name(target)))));
+        reply.add_answer(Record::from_rdata(
+            owner,
+            ttl,
+            RData::CNAME(CNAME(name(target))),
+        ));
         owner = name(target);
     }
     reply.add_answer(Record::from_rdata(owner, 120, RData::A(A(ADDRESS))));
@@ -222,7 +245,11 @@ fn chain(asked: &Asked) -> Message {
 
 /// Returns the TTL of the first record.
 fn ttl(reply: &Message) -> u32 {
-    reply.answers.first().or(reply.authorities.first()).map_or(0, |record| record.ttl)
+    reply
+        .answers
+        .first()
+        .or(reply.authorities.first())
+        .map_or(0, |record| record.ttl)
 }
 
 /// Queries a name with room for large replies and checks everything but the TTL, which is returned.
@@ -236,22 +263,32 @@ fn check(lab: &Lab<'_>, scenario: &Scenario, spelling: &str) -> Result<u32> {
         && !reply.metadata.truncation;
     ensure!(fits, "{reply}");
     let owner = reply.answers.first().map(|record| record.name.to_string());
-    ensure!(owner.is_none_or(|owner| owner.eq_ignore_ascii_case(&name)), "{reply}");
+    ensure!(
+        owner.is_none_or(|owner| owner.eq_ignore_ascii_case(&name)),
+        "{reply}"
+    );
     Ok(ttl(&reply))
 }
 
 /// Returns the number of queries for a scenario's name that the recursor received.
 fn count(recursor: &Scripted, scenario: &Scenario) -> usize {
-    let is_it =
-        |asked: &&Asked| asked.name().to_ascii_lowercase().starts_with(&format!("{}.", scenario.name));
+    let is_it = |asked: &&Asked| {
+        asked
+            .name()
+            .to_ascii_lowercase()
+            .starts_with(&format!("{}.", scenario.name))
+    };
     recursor.asked().iter().filter(is_it).count()
 }
 
 #[test]
 fn ttls_bound_cached_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("scenarios")? else { return Ok(()) };
-        let recursor = Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
+        let Some(namespace) = namespace("scenarios")? else {
+            return Ok(());
+        };
+        let recursor =
+            Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
         let lab = mode.start(&namespace, loopback(10), &json!({}))?;
         let start = Instant::now();
         let by_mode = |(off, on): (u32, u32)| if mode.caches() { on } else { off };
@@ -267,7 +304,11 @@ fn ttls_bound_cached_answers() -> Result<()> {
                 let left = check(&lab, scenario, &spelling).with_context(context)?;
                 let passed = u32::try_from(start.elapsed().as_secs())? + 1;
                 let bounds: RangeInclusive<u32> = first.saturating_sub(passed)..=first;
-                ensure!(bounds.contains(&left), "{}: TTL {left} after {first}", context());
+                ensure!(
+                    bounds.contains(&left),
+                    "{}: TTL {left} after {first}",
+                    context()
+                );
             }
             let by_interface = hits(&lab)? > hits_before;
             ensure!(
@@ -275,10 +316,22 @@ fn ttls_bound_cached_answers() -> Result<()> {
                 "{}: by interface {by_interface}",
                 context()
             );
-            let asked = if mode.caches() { scenario.asked.1 } else { scenario.asked.0 };
-            let renewals = if mode == Mode::Interface { asked_first.elapsed().as_secs() / 4 } else { 0 };
+            let asked = if mode.caches() {
+                scenario.asked.1
+            } else {
+                scenario.asked.0
+            };
+            let renewals = if mode == Mode::Interface {
+                asked_first.elapsed().as_secs() / 4
+            } else {
+                0
+            };
             let found = count(&recursor, scenario);
-            ensure!((asked..=asked + renewals as usize).contains(&found), "{}: {found} queries", context());
+            ensure!(
+                (asked..=asked + renewals as usize).contains(&found),
+                "{}: {found} queries",
+                context()
+            );
         }
         thread::sleep(LATER);
         for scenario in &SCENARIOS {
@@ -295,7 +348,11 @@ fn ttls_bound_cached_answers() -> Result<()> {
                 );
                 let full = by_mode(scenario.ttl);
                 let lived = LATER.as_secs() as u32;
-                ensure!(!is_cached || left + lived <= full, "{}: TTL {left} of {full}", context());
+                ensure!(
+                    !is_cached || left + lived <= full,
+                    "{}: TTL {left} of {full}",
+                    context()
+                );
             }
         }
     }
@@ -305,23 +362,39 @@ fn ttls_bound_cached_answers() -> Result<()> {
 #[test]
 fn dnssec_clients_get_own_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("twodo")? else { return Ok(()) };
-        let recursor = Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
+        let Some(namespace) = namespace("twodo")? else {
+            return Ok(());
+        };
+        let recursor =
+            Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
         let lab = mode.start(&namespace, loopback(10), &json!({}))?;
         for _ in 0..3 {
             for (dnssec, records) in [(false, 1), (true, 2)] {
                 let reply = lab.ask(&query("signed.test.", RecordType::A, 1232, dnssec, false)?)?;
-                ensure!(reply.answers.len() == records, "{mode:?}, DO {dnssec}: {reply}");
-                let own = reply.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok == dnssec);
+                ensure!(
+                    reply.answers.len() == records,
+                    "{mode:?}, DO {dnssec}: {reply}"
+                );
+                let own = reply
+                    .edns
+                    .as_ref()
+                    .is_some_and(|edns| edns.flags().dnssec_ok == dnssec);
                 ensure!(own, "{mode:?}, DO {dnssec}: {reply}");
             }
         }
-        ensure!(recursor.count() == if mode.caches() { 2 } else { 6 }, "{mode:?}: {}", recursor.count());
+        ensure!(
+            recursor.count() == if mode.caches() { 2 } else { 6 },
+            "{mode:?}: {}",
+            recursor.count()
+        );
         if mode == Mode::Interface {
             for (dnssec, records) in [(false, 1), (true, 2)] {
                 let query = query("signed.test.", RecordType::A, 1232, dnssec, false)?;
                 let reply = Message::from_vec(&settle(&lab, &query.to_vec()?)?)?;
-                ensure!(reply.answers.len() == records, "DO {dnssec} by the interface: {reply}");
+                ensure!(
+                    reply.answers.len() == records,
+                    "DO {dnssec} by the interface: {reply}"
+                );
             }
         }
     }
@@ -331,11 +404,17 @@ fn dnssec_clients_get_own_answers() -> Result<()> {
 #[test]
 fn client_size_cuts_cached_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("sizes")? else { return Ok(()) };
+        let Some(namespace) = namespace("sizes")? else {
+            return Ok(());
+        };
         let many = |asked: &Asked| {
             let mut reply = asked.reply(ResponseCode::NoError);
             let name = reply.queries[0].name().clone();
-            for last in 1..=if asked.name().starts_with("many.") { 60 } else { 24 } {
+            for last in 1..=if asked.name().starts_with("many.") {
+                60
+            } else {
+                24
+            } {
                 let data = match asked.name().starts_with("many.") {
                     true => RData::A(A::new(192, 0, 2, last)),
                     false => RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into())),
@@ -344,32 +423,50 @@ fn client_size_cuts_cached_answers() -> Result<()> {
             }
             reply
         };
-        let _recursor = Scripted::start(&namespace, loopback(10), move |asked| vec![many(asked).into()])?;
+        let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {
+            vec![many(asked).into()]
+        })?;
         let lab = mode.start(&namespace, loopback(10), &json!({}))?;
         // The interface keeps at most 24 records.
-        for (name, record_type, records, kept) in
-            [("many.test.", RecordType::A, 60, false), ("some.test.", RecordType::AAAA, 24, true)]
-        {
+        for (name, record_type, records, kept) in [
+            ("many.test.", RecordType::A, 60, false),
+            ("some.test.", RecordType::AAAA, 24, true),
+        ] {
             if mode == Mode::Interface && kept {
-                settle(&lab, &client::query(name, record_type, Some(1232))?.to_vec()?)?;
+                settle(
+                    &lab,
+                    &client::query(name, record_type, Some(1232))?.to_vec()?,
+                )?;
             }
             for _ in 0..2 {
                 for (size, whole) in [(None, false), (Some(512), false), (Some(1232), true)] {
                     let query = client::query(name, record_type, size)?.to_vec()?;
                     let (reply, by_interface) = ask_interface(&lab, &query)?;
                     let expected = mode == Mode::Interface && kept && whole;
-                    ensure!(expected || !by_interface, "{name}, {mode:?}, size {size:?}: by interface");
+                    ensure!(
+                        expected || !by_interface,
+                        "{name}, {mode:?}, size {size:?}: by interface"
+                    );
                     ensure!(
                         reply.len() <= usize::from(size.unwrap_or(512)),
                         "{mode:?}: {} bytes",
                         reply.len()
                     );
                     let reply = Message::from_vec(&reply)?;
-                    ensure!(reply.metadata.truncation != whole, "{mode:?}, size {size:?}: {reply}");
-                    ensure!(!whole || reply.answers.len() == records, "{mode:?}: {reply}");
+                    ensure!(
+                        reply.metadata.truncation != whole,
+                        "{mode:?}, size {size:?}: {reply}"
+                    );
+                    ensure!(
+                        !whole || reply.answers.len() == records,
+                        "{mode:?}: {reply}"
+                    );
                 }
                 let reply = lab.ask_tcp(&client::query(name, record_type, None)?)?;
-                ensure!(reply.answers.len() == records && !reply.metadata.truncation, "{mode:?}: {reply}");
+                ensure!(
+                    reply.answers.len() == records && !reply.metadata.truncation,
+                    "{mode:?}: {reply}"
+                );
             }
         }
     }
@@ -379,11 +476,17 @@ fn client_size_cuts_cached_answers() -> Result<()> {
 #[test]
 fn outage_leaves_stale_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("outage")? else { return Ok(()) };
+        let Some(namespace) = namespace("outage")? else {
+            return Ok(());
+        };
         let up = Arc::new(AtomicBool::new(true));
         let answers_now = Arc::clone(&up);
         let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {
-            answers_now.load(Ordering::Relaxed).then(|| asked.answer(ADDRESS, 5).into()).into_iter().collect()
+            answers_now
+                .load(Ordering::Relaxed)
+                .then(|| asked.answer(ADDRESS, 5).into())
+                .into_iter()
+                .collect()
         })?;
         let lab = mode.start(&namespace, loopback(10), &json!({"serve_stale": "1h"}))?;
         ensure!(client::addresses(&lab.ask_for("www.test.", RecordType::A)?) == [ADDRESS]);
@@ -399,11 +502,17 @@ fn outage_leaves_stale_answers() -> Result<()> {
             ensure!(!by_interface, "{mode:?}: {reply:02x?} by the interface");
             let reply = Message::from_vec(&reply)?;
             let (rcode, stale) = (reply.metadata.response_code, mode.caches());
-            ensure!((rcode == ResponseCode::NoError) == stale, "{mode:?}: {reply}");
+            ensure!(
+                (rcode == ResponseCode::NoError) == stale,
+                "{mode:?}: {reply}"
+            );
             ensure!(!stale || ttl(&reply) == 30, "{mode:?}: {reply}");
         }
         let reply = lab.ask_for("never-asked.test.", RecordType::A)?;
-        ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{mode:?}: {reply}");
+        ensure!(
+            reply.metadata.response_code == ResponseCode::ServFail,
+            "{mode:?}: {reply}"
+        );
     }
     Ok(())
 }
@@ -420,13 +529,17 @@ fn repeated_answers_equal_recursor() -> Result<()> {
         ("odd.signed.test.", RecordType::Unknown(65280)),
     ];
     for mode in Mode::all() {
-        let Some((named, unbound, _zones, namespace)) = servers("realcache")? else { return Ok(()) };
+        let Some((named, unbound, _zones, namespace)) = servers("realcache")? else {
+            return Ok(());
+        };
         for recursor in [&named, &unbound] {
             let lab = mode.start(&namespace, recursor.address, &json!({}))?;
             for (name, record_type) in questions {
                 for dnssec in [false, true] {
-                    let what =
-                        format!("{name} {record_type} from {}, DO {dnssec}, {mode:?}", recursor.address);
+                    let what = format!(
+                        "{name} {record_type} from {}, DO {dnssec}, {mode:?}",
+                        recursor.address
+                    );
                     let query = query(name, record_type, 4096, dnssec, false)?;
                     // unbound may leave records of its first answer out of later ones.
                     ask(&namespace, recursor.address, &query, false)?;
@@ -451,7 +564,9 @@ fn repeated_answers_equal_recursor() -> Result<()> {
                 }
             }
             let asked = 2 * questions.len() as u64;
-            let in_userspace = lab.metric("coredns_cache_hits_total", "").unwrap_or_default();
+            let in_userspace = lab
+                .metric("coredns_cache_hits_total", "")
+                .unwrap_or_default();
             let hits = in_userspace + hits(&lab)?;
             let is_right = match mode {
                 Mode::CacheOff => hits == 0,

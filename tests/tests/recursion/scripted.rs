@@ -60,7 +60,9 @@ pub(crate) struct Say {
 
 impl From<Message> for Say {
     fn from(message: Message) -> Self {
-        let bytes = message.to_vec().expect("scripts produce encodable messages");
+        let bytes = message
+            .to_vec()
+            .expect("scripts produce encodable messages");
         Self { bytes, from: None }
     }
 }
@@ -68,7 +70,11 @@ impl From<Message> for Say {
 impl Asked {
     /// Returns the queried name in the letter case of the query.
     pub(crate) fn name(&self) -> String {
-        self.message.queries.first().map(|query| query.name().to_string()).unwrap_or_default()
+        self.message
+            .queries
+            .first()
+            .map(|query| query.name().to_string())
+            .unwrap_or_default()
     }
 
     /// Returns a reply without records; with an OPT if the query had one.
@@ -79,7 +85,8 @@ impl Asked {
         reply.metadata.response_code = rcode;
         reply.edns = self.message.edns.as_ref().map(|asked| {
             let mut edns = Edns::new();
-            edns.set_max_payload(1400).set_dnssec_ok(asked.flags().dnssec_ok);
+            edns.set_max_payload(1400)
+                .set_dnssec_ok(asked.flags().dnssec_ok);
             edns
         });
         reply
@@ -89,7 +96,11 @@ impl Asked {
     pub(crate) fn answer(&self, address: Ipv4Addr, ttl: u32) -> Message {
         let mut reply = self.reply(ResponseCode::NoError);
         if let Some(query) = self.message.queries.first() {
-            reply.add_answer(Record::from_rdata(query.name().clone(), ttl, RData::A(A(address))));
+            reply.add_answer(Record::from_rdata(
+                query.name().clone(),
+                ttl,
+                RData::A(A(address)),
+            ));
         }
         reply
     }
@@ -98,7 +109,15 @@ impl Asked {
     pub(crate) fn deny(&self, rcode: ResponseCode, soa_ttl: u32, minimum: u32) -> Message {
         let mut reply = self.reply(rcode);
         let name = |text| Name::from_ascii(text).expect("a name built by the test");
-        let soa = SOA::new(name("ns.test."), name("admin.test."), 7, 3600, 600, 86_400, minimum);
+        let soa = SOA::new(
+            name("ns.test."),
+            name("admin.test."),
+            7,
+            3600,
+            600,
+            86_400,
+            minimum,
+        );
         reply.add_authority(Record::from_rdata(name("test."), soa_ttl, RData::SOA(soa)));
         reply
     }
@@ -128,14 +147,23 @@ impl Scripted {
         // The threads inherit the namespace, from which forged replies must be sent.
         let threads = namespace.run(|| {
             let (one, other) = (Arc::clone(&shared), Arc::clone(&shared));
-            vec![thread::spawn(move || one.serve_udp(&udp)), thread::spawn(move || other.serve_tcp(&tcp))]
+            vec![
+                thread::spawn(move || one.serve_udp(&udp)),
+                thread::spawn(move || other.serve_tcp(&tcp)),
+            ]
         })?;
         Ok(Self { shared, threads })
     }
 
     /// Starts a recursor that answers every name with `address`, TTL 300.
-    pub(crate) fn answering(namespace: &Namespace, at: SocketAddr, address: Ipv4Addr) -> Result<Self> {
-        Self::start(namespace, at, move |asked| vec![asked.answer(address, 300).into()])
+    pub(crate) fn answering(
+        namespace: &Namespace,
+        at: SocketAddr,
+        address: Ipv4Addr,
+    ) -> Result<Self> {
+        Self::start(namespace, at, move |asked| {
+            vec![asked.answer(address, 300).into()]
+        })
     }
 
     /// Starts a recursor that never answers.
@@ -155,7 +183,11 @@ impl Scripted {
 
     /// Returns the number of queries with EDNS so far. A silent recursor also gets single ones without.
     pub(crate) fn count_with_edns(&self) -> usize {
-        self.shared.asked().iter().filter(|asked| asked.message.edns.is_some()).count()
+        self.shared
+            .asked()
+            .iter()
+            .filter(|asked| asked.message.edns.is_some())
+            .count()
     }
 }
 
@@ -181,8 +213,15 @@ impl Shared {
 
     /// Returns the messages for a query; empty for a message that is not a query.
     fn consider(&self, bytes: &[u8], from: SocketAddr, by_tcp: bool) -> Vec<Say> {
-        let Ok(message) = Message::from_vec(bytes) else { return Vec::new() };
-        let asked = Asked { bytes: bytes.to_vec(), message, from, by_tcp };
+        let Ok(message) = Message::from_vec(bytes) else {
+            return Vec::new();
+        };
+        let asked = Asked {
+            bytes: bytes.to_vec(),
+            message,
+            from,
+            by_tcp,
+        };
         self.asked().push(asked.clone());
         (self.script)(&asked)
     }
@@ -191,7 +230,9 @@ impl Shared {
         let mut buffer = vec![0; 65_535];
         let mut elsewhere: HashMap<SocketAddr, UdpSocket> = HashMap::new();
         while self.goes_on() {
-            let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
+            let Ok((length, client)) = socket.recv_from(&mut buffer) else {
+                continue;
+            };
             for Say { bytes, from } in self.consider(&buffer[..length], client, false) {
                 let sender = match from {
                     None => socket,

@@ -29,7 +29,9 @@ const START: Duration = Duration::from_secs(60);
 
 /// Returns whether both servers and BIND's zone tools are installed.
 pub(crate) fn installed() -> bool {
-    ["named", "unbound", "dnssec-signzone"].iter().all(|program| requirements::program(program, "-V"))
+    ["named", "unbound", "dnssec-signzone"]
+        .iter()
+        .all(|program| requirements::program(program, "-V"))
 }
 
 pub(crate) struct Recursor {
@@ -51,7 +53,10 @@ impl Zones {
         fs::write(path.join(WILD), wild_zone_text())?;
         for key_flag in [&["-f", "KSK"][..], &[]] {
             let mut keygen = Command::new("dnssec-keygen");
-            keygen.args(["-q", "-a", "ECDSAP256SHA256"]).args(key_flag).arg(SIGNED);
+            keygen
+                .args(["-q", "-a", "ECDSAP256SHA256"])
+                .args(key_flag)
+                .arg(SIGNED);
             capture(keygen.current_dir(path))?;
         }
         let mut sign = Command::new("dnssec-signzone");
@@ -78,9 +83,17 @@ impl Zones {
         );
         fs::write(folder.join("named.conf"), config)?;
         // named listens only on addresses that it finds on an interface.
-        namespace.ip(&["addr", "replace", &format!("{}/8", address.ip()), "dev", "lo"])?;
+        namespace.ip(&[
+            "addr",
+            "replace",
+            &format!("{}/8", address.ip()),
+            "dev",
+            "lo",
+        ])?;
         let mut command = namespace.command("named")?;
-        command.args(["-g", "-n", "1", "-c"]).arg(folder.join("named.conf"));
+        command
+            .args(["-g", "-n", "1", "-c"])
+            .arg(folder.join("named.conf"));
         start(namespace, command, &folder, address, "answers.wild.test.")
     }
 
@@ -128,12 +141,20 @@ fn start(
     address: SocketAddr,
     name: &str,
 ) -> Result<Recursor> {
-    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("log"))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
     let process = Kept::spawn(&mut command)?;
     let query = client::query(name, RecordType::A, None)?.to_vec()?;
     let answers = || client::ask_raw(address, &query, Duration::from_millis(100)).is_ok();
-    let waited = wait_until("a recursor's first answer", START, || namespace.run(answers).unwrap_or(false));
+    let waited = wait_until("a recursor's first answer", START, || {
+        namespace.run(answers).unwrap_or(false)
+    });
     waited.with_context(|| fs::read_to_string(folder.join("log")).unwrap_or_default())?;
     Ok(Recursor { process, address })
 }
@@ -148,7 +169,10 @@ fn signed_zone_text() -> String {
     // About 15 and about 2.5 KiB.
     for (name, count) in [("huge", 60), ("large", 10)] {
         for number in 0..count {
-            text.push_str(&format!("{name} IN TXT \"{number:02}{}\"\n", "x".repeat(238)));
+            text.push_str(&format!(
+                "{name} IN TXT \"{number:02}{}\"\n",
+                "x".repeat(238)
+            ));
         }
     }
     text
@@ -173,7 +197,10 @@ fn trust_anchor(folder: &Path) -> Result<String> {
             }
         }
     }
-    anyhow::bail!("dnssec-keygen created no key-signing key in {}", folder.display())
+    anyhow::bail!(
+        "dnssec-keygen created no key-signing key in {}",
+        folder.display()
+    )
 }
 
 /// Kills a server and waits for its end.

@@ -57,7 +57,12 @@ fn obey(asked: &Asked, position: usize) -> Vec<Say> {
             return vec![say];
         }
         // Shorter than a header.
-        Some("stub") => return vec![Say { bytes: asked.bytes[..5].to_vec(), from: None }],
+        Some("stub") => {
+            return vec![Say {
+                bytes: asked.bytes[..5].to_vec(),
+                from: None,
+            }];
+        }
         Some("wrongid") => {
             let mut reply = asked.answer(Ipv4Addr::new(192, 0, 2, 66), 300);
             reply.metadata.id ^= 1;
@@ -95,18 +100,32 @@ fn belongs(query: &Message, reply: &Message) -> bool {
 
 #[test]
 fn failures_give_servfail_by_default() -> Result<()> {
-    let Some(namespace) = namespace("truth")? else { return Ok(()) };
+    let Some(namespace) = namespace("truth")? else {
+        return Ok(());
+    };
     let (lab, recursors) = start(&namespace, "truthful")?;
     for &(first, second, truth) in TRUTHS {
         let before = recursors.each_ref().map(Scripted::count_with_edns);
         let query = client::query(&format!("{first}.{second}.test."), RecordType::A, None)?;
         let reply = lab.ask(&query)?;
         ensure!(belongs(&query, &reply), "{first}, {second}: {reply}");
-        ensure!(reply.metadata.response_code == truth, "{first}, {second}, not {truth}: {reply}");
+        ensure!(
+            reply.metadata.response_code == truth,
+            "{first}, {second}, not {truth}: {reply}"
+        );
         let answered = !client::addresses(&reply).is_empty();
-        ensure!(answered == (truth == ResponseCode::NoError), "{first}, {second}: {reply}");
-        let has_soa = reply.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
-        ensure!(has_soa == (truth == ResponseCode::NXDomain), "{first}, {second}: {reply}");
+        ensure!(
+            answered == (truth == ResponseCode::NoError),
+            "{first}, {second}: {reply}"
+        );
+        let has_soa = reply
+            .authorities
+            .iter()
+            .any(|record| record.record_type() == RecordType::SOA);
+        ensure!(
+            has_soa == (truth == ResponseCode::NXDomain),
+            "{first}, {second}: {reply}"
+        );
         for (number, recursor) in recursors.iter().enumerate() {
             ensure!(
                 recursor.count_with_edns() == before[number] + 1,
@@ -119,20 +138,34 @@ fn failures_give_servfail_by_default() -> Result<()> {
 
 #[test]
 fn configured_nxdomain_replaces_failures() -> Result<()> {
-    let Some(namespace) = namespace("nxdomain")? else { return Ok(()) };
+    let Some(namespace) = namespace("nxdomain")? else {
+        return Ok(());
+    };
     let (lab, _recursors) = start(&namespace, "nxdomain")?;
     for &(first, second, truth) in TRUTHS {
         let reply = lab.ask_for(&format!("{first}.{second}.test."), RecordType::A)?;
-        let expected = if truth == ResponseCode::NoError { truth } else { ResponseCode::NXDomain };
-        ensure!(reply.metadata.response_code == expected, "{first}, {second}, not {expected}: {reply}");
-        ensure!(expected == ResponseCode::NoError || reply.authorities.is_empty(), "an SOA: {reply}");
+        let expected = if truth == ResponseCode::NoError {
+            truth
+        } else {
+            ResponseCode::NXDomain
+        };
+        ensure!(
+            reply.metadata.response_code == expected,
+            "{first}, {second}, not {expected}: {reply}"
+        );
+        ensure!(
+            expected == ResponseCode::NoError || reply.authorities.is_empty(),
+            "an SOA: {reply}"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn closed_ports_fail_fast() -> Result<()> {
-    let Some(namespace) = namespace("closed")? else { return Ok(()) };
+    let Some(namespace) = namespace("closed")? else {
+        return Ok(());
+    };
     // If ICMP errors were ignored, the client would time out first.
     let settings = json!({"recursor_timeout": "1m", "request_timeout": "2m"});
     let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
@@ -141,7 +174,10 @@ fn closed_ports_fail_fast() -> Result<()> {
         client::query("closed.test.", RecordType::A, Some(1232))?,
     ] {
         for reply in [lab.ask(&message)?, lab.ask_tcp(&message)?] {
-            ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+            ensure!(
+                reply.metadata.response_code == ResponseCode::ServFail,
+                "{reply}"
+            );
             ensure!(reply.edns.is_some() == message.edns.is_some(), "{reply}");
         }
     }
@@ -150,16 +186,23 @@ fn closed_ports_fail_fast() -> Result<()> {
 
 #[test]
 fn without_recursors_queries_are_refused() -> Result<()> {
-    let Some(namespace) = namespace("none")? else { return Ok(()) };
+    let Some(namespace) = namespace("none")? else {
+        return Ok(());
+    };
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(reply.metadata.response_code == ResponseCode::Refused, "{reply}");
+    ensure!(
+        reply.metadata.response_code == ResponseCode::Refused,
+        "{reply}"
+    );
     Ok(())
 }
 
 #[test]
 fn tcp_failures_match_udp() -> Result<()> {
-    let Some(namespace) = namespace("tcptruth")? else { return Ok(()) };
+    let Some(namespace) = namespace("tcptruth")? else {
+        return Ok(());
+    };
     let (lab, _recursors) = start(&namespace, "truthful")?;
     for (first, second, truth) in [
         ("servfail", "noerror", ResponseCode::NoError),
@@ -171,7 +214,10 @@ fn tcp_failures_match_udp() -> Result<()> {
         let query = client::query(&format!("{first}.{second}.test."), RecordType::A, None)?;
         let reply = lab.ask_tcp(&query)?;
         ensure!(belongs(&query, &reply), "{first}, {second}: {reply}");
-        ensure!(reply.metadata.response_code == truth, "{first}, {second}, not {truth}: {reply}");
+        ensure!(
+            reply.metadata.response_code == truth,
+            "{first}, {second}, not {truth}: {reply}"
+        );
     }
     Ok(())
 }

@@ -14,7 +14,9 @@ use super::{
 
 #[test]
 fn upcheck_names_precede_records() -> Result<()> {
-    let Some(namespace) = namespace("upcheck")? else { return Ok(()) };
+    let Some(namespace) = namespace("upcheck")? else {
+        return Ok(());
+    };
     let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
     let settings = json!({
         "upcheck_domains": ["upcheck.bosh-dns.", "Health.Test"],
@@ -23,11 +25,16 @@ fn upcheck_names_precede_records() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let (v4, v6): (IpAddr, IpAddr) = ("127.0.0.1".parse()?, "::1".parse()?);
     for name in ["upcheck.bosh-dns.", "health.test.", "HEALTH.test."] {
-        for (record_type, expected) in
-            [(RecordType::A, vec![v4]), (RecordType::AAAA, vec![v6]), (RecordType::TXT, vec![])]
-        {
+        for (record_type, expected) in [
+            (RecordType::A, vec![v4]),
+            (RecordType::AAAA, vec![v6]),
+            (RecordType::TXT, vec![]),
+        ] {
             let reply = lab.ask_for(name, record_type)?;
-            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+            ensure!(
+                reply.metadata.response_code == ResponseCode::NoError,
+                "{reply}"
+            );
             ensure!(client::addresses(&reply) == expected, "{reply}");
         }
     }
@@ -37,7 +44,9 @@ fn upcheck_names_precede_records() -> Result<()> {
 
 #[test]
 fn failed_self_check_ends_server() -> Result<()> {
-    let Some(namespace) = namespace("ends")? else { return Ok(()) };
+    let Some(namespace) = namespace("ends")? else {
+        return Ok(());
+    };
     // A name that does not exist, so that the self-check gets no address.
     let settings = json!({
         "timeout": "1s",
@@ -47,14 +56,24 @@ fn failed_self_check_ends_server() -> Result<()> {
     let started = Lab::start(&namespace, &[], &settings);
     let log = match started {
         Ok(mut lab) => {
-            let status = lab.server.process().wait(std::time::Duration::from_secs(60))?;
+            let status = lab
+                .server
+                .process()
+                .wait(std::time::Duration::from_secs(60))?;
             ensure!(status.code() == Some(1), "{status}");
             lab.server.log()
         }
         Err(error) => format!("{error:#}"),
     };
-    ensure!(log.contains("nowhere.q-g9.bosh."), "the reason is not in the log: {log}");
-    let silent =
-        namespace.run(|| client::ask(OURS, &client::query("upcheck.bosh-dns.", RecordType::A, None)?))?;
+    ensure!(
+        log.contains("nowhere.q-g9.bosh."),
+        "the reason is not in the log: {log}"
+    );
+    let silent = namespace.run(|| {
+        client::ask(
+            OURS,
+            &client::query("upcheck.bosh-dns.", RecordType::A, None)?,
+        )
+    })?;
     silent.err().map(drop).context("it still answers")
 }

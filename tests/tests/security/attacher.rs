@@ -34,14 +34,27 @@ impl Attacher {
         let folder = server::folder(&server::records_of_groups(&[1]), None).unwrap();
         let mut config = server::config(folder.path(), ([127, 0, 0, 1], 53).into());
         let socket = folder.path().join("attach/attach.sock");
-        server::merge(&mut config, &json!({"xdp": {"bpffs": bpffs.path(), "attach_socket": socket}}));
+        server::merge(
+            &mut config,
+            &json!({"xdp": {"bpffs": bpffs.path(), "attach_socket": socket}}),
+        );
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let mut command = namespace.command(server::program().unwrap()).unwrap();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        command.args(["attach", "--config"]).arg(folder.path().join("config.json"));
+        command
+            .args(["attach", "--config"])
+            .arg(folder.path().join("config.json"));
         let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log)).unwrap();
-        wait_until("the attacher", LIMIT, || UnixStream::connect(&socket).is_ok()).unwrap();
-        Self { process, folder, _bpffs: bpffs, _namespace: namespace }
+        wait_until("the attacher", LIMIT, || {
+            UnixStream::connect(&socket).is_ok()
+        })
+        .unwrap();
+        Self {
+            process,
+            folder,
+            _bpffs: bpffs,
+            _namespace: namespace,
+        }
     }
 
     fn socket(&self) -> PathBuf {
@@ -86,7 +99,10 @@ fn foreign_addresses_are_refused() {
     loop {
         let told = line(&mut answers);
         let endpoints = &told["Status"]["interfaces"]["endpoints"];
-        assert!(*endpoints == json!(["127.0.0.1:53"]) || *endpoints == json!([]), "{told}");
+        assert!(
+            *endpoints == json!(["127.0.0.1:53"]) || *endpoints == json!([]),
+            "{told}"
+        );
         if told["Status"]["ready"] == true {
             break;
         }
@@ -112,11 +128,19 @@ fn churning_sessions_keep_descriptors_valid() {
     const SESSIONS: usize = 40;
     requires!(namespaces, bpf);
     let attacher = Attacher::start("churn");
-    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", attacher.process.pid())).unwrap().count();
+    let descriptors = || {
+        std::fs::read_dir(format!("/proc/{}/fd", attacher.process.pid()))
+            .unwrap()
+            .count()
+    };
     // The socket appears before start-up is complete; a refusal shows that all other files are open.
     let (mut refused, answer) = attacher.ask(&["127.0.0.53:53"]);
     assert!(answer["Refused"].is_string(), "{answer}");
-    assert_eq!(refused.read_line(&mut String::new()).unwrap(), 0, "the session ends");
+    assert_eq!(
+        refused.read_line(&mut String::new()).unwrap(),
+        0,
+        "the session ends"
+    );
     let before = descriptors();
     let mut predecessor = None;
     for session in 0..SESSIONS {
@@ -131,11 +155,17 @@ fn churning_sessions_keep_descriptors_valid() {
         predecessor = Some(answers);
     }
     drop(predecessor);
-    wait_until("the sessions' descriptors to be closed", LIMIT, || descriptors() <= before).unwrap();
+    wait_until("the sessions' descriptors to be closed", LIMIT, || {
+        descriptors() <= before
+    })
+    .unwrap();
     let log = || std::fs::read_to_string(attacher.folder.path().join("log")).unwrap();
     let handed = || log().matches("maps handed to a server").count();
     wait_until("a line for each session", LIMIT, || handed() >= SESSIONS).unwrap();
     let log = log();
     assert_eq!(handed(), SESSIONS, "{log}");
-    assert!(!log.contains("Bad file descriptor") && !log.contains("os error 9"), "{log}");
+    assert!(
+        !log.contains("Bad file descriptor") && !log.contains("os error 9"),
+        "{log}"
+    );
 }

@@ -16,7 +16,8 @@ use whole_system_tests::{
 
 use crate::pki::{Client, Pki};
 
-const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
+const ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
 
 /// Returns the output of `/readyz` and `status` while checks run with these files.
 fn said(client: Client) -> String {
@@ -46,9 +47,18 @@ fn said(client: Client) -> String {
         .arg(server.folder.path().join("config.json"))
         .output()
         .unwrap();
-    let curl = ["-sS", "--max-time", "10", "-w", "%{http_code}", "http://127.0.0.1:53088/readyz"];
+    let curl = [
+        "-sS",
+        "--max-time",
+        "10",
+        "-w",
+        "%{http_code}",
+        "http://127.0.0.1:53088/readyz",
+    ];
     let ready = Command::new("curl").args(curl).output().unwrap();
-    let blind = Metrics::here().unwrap().sum(dns_kit::metrics::names::HEALTH_BLIND, "");
+    let blind = Metrics::here()
+        .unwrap()
+        .sum(dns_kit::metrics::names::HEALTH_BLIND, "");
     format!(
         "status {}: {}\nready: {}\nblind {blind}",
         status.status.code().unwrap(),
@@ -62,7 +72,10 @@ fn tells(label: &str, client: Client, cause: &str) {
     requires!(namespaces);
     let said = Namespace::new(label).unwrap().run(|| said(client)).unwrap();
     assert_eq!(said.matches(cause).count(), 2, "{cause}: {said}");
-    assert!(said.contains("status 1: ") && said.contains("503\n") && said.ends_with("blind 1"), "{said}");
+    assert!(
+        said.contains("status 1: ") && said.contains("503\n") && said.ends_with("blind 1"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -72,17 +85,31 @@ fn expired_client_certificate_is_reported() {
 
 #[test]
 fn future_client_certificate_is_reported() {
-    tells("future", Client::NotYetValid, "own certificate is not valid yet");
+    tells(
+        "future",
+        Client::NotYetValid,
+        "own certificate is not valid yet",
+    );
 }
 
 #[test]
 fn foreign_ca_is_reported() {
-    tells("otherca", Client::OtherCa, "none of 3 checked instances can be reached");
+    tells(
+        "otherca",
+        Client::OtherCa,
+        "none of 3 checked instances can be reached",
+    );
 }
 
 #[test]
 fn usable_certificates_are_no_problem() {
     requires!(namespaces);
-    let said = Namespace::new("sight").unwrap().run(|| said(Client::Good)).unwrap();
-    assert!(said.starts_with("status 0: ") && said.contains("200\n") && said.ends_with("blind 0"), "{said}");
+    let said = Namespace::new("sight")
+        .unwrap()
+        .run(|| said(Client::Good))
+        .unwrap();
+    assert!(
+        said.starts_with("status 0: ") && said.contains("200\n") && said.ends_with("blind 0"),
+        "{said}"
+    );
 }

@@ -43,7 +43,10 @@ fn unread() {
     let socket = folder.path().join("control.sock");
     let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off"}});
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+    wait_until("the control socket", Duration::from_secs(30), || {
+        socket.exists()
+    })
+    .unwrap();
     let resident = || memory(server.pid(), "VmRSS").unwrap();
     // Warms the allocator.
     (0..4).for_each(|_| assert_eq!(read_all(&socket), INSTANCES));
@@ -51,15 +54,23 @@ fn unread() {
     let silent: Vec<UnixStream> = (0..CLIENTS).map(|_| ask(&socket)).collect();
     // A client that reads is served as well, once the others' responses have stalled; until then the
     // server refuses it.
-    let reader = thread::spawn(move || wait_until("all instances", LIMIT, || read_all(&socket) == INSTANCES));
+    let reader = thread::spawn(move || {
+        wait_until("all instances", LIMIT, || read_all(&socket) == INSTANCES)
+    });
     let mut peak = 0;
     while !reader.is_finished() {
         peak = peak.max(resident());
         thread::sleep(Duration::from_millis(5));
     }
-    reader.join().unwrap().expect("a client that reads is served");
+    reader
+        .join()
+        .unwrap()
+        .expect("a client that reads is served");
     let growth = peak.saturating_sub(before);
-    println!("{CLIENTS} clients that do not read: {} KiB more", growth >> 10);
+    println!(
+        "{CLIENTS} clients that do not read: {} KiB more",
+        growth >> 10
+    );
     assert!(growth < MOST_GROWTH, "{} MiB more", growth >> 20);
     drop(silent);
 }
@@ -67,7 +78,9 @@ fn unread() {
 fn ask(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.write_all(b"GET /instances HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /instances HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
     stream
 }
 
@@ -77,5 +90,7 @@ fn read_all(socket: &Path) -> usize {
     if let Err(error) = ask(socket).read_to_end(&mut text) {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     }
-    text.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"}")).count()
+    text.split(|&byte| byte == b'\n')
+        .filter(|line| line.ends_with(b"}"))
+        .count()
 }

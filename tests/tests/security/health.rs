@@ -47,42 +47,87 @@ fn growth(count: u32, says: &Says) -> u64 {
     let fleet = Fleet::start(&pki.server).unwrap();
     (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
     let interval = Duration::from_millis(200);
-    let service =
-        HealthService::new(&config(&fleet, pki.client.clone(), interval), NEVER, FastPathHandle::default())
-            .unwrap();
+    let service = HealthService::new(
+        &config(&fleet, pki.client.clone(), interval),
+        NEVER,
+        FastPathHandle::default(),
+    )
+    .unwrap();
     let before = memory("self", "VmRSS").unwrap();
     service.start().unwrap();
-    let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
-    let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
-    service.tracker().track(&Name::from_text("all").unwrap(), &resolution);
+    let checks = Checks {
+        instances: (0..count).map(instance).collect(),
+        tracked: true,
+        synchronous: false,
+    };
+    let resolution = Resolution {
+        existence: Existence::Found,
+        v4: Vec::new(),
+        v6: Vec::new(),
+        checks,
+    };
+    service
+        .tracker()
+        .track(&Name::from_text("all").unwrap(), &resolution);
     let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
-    wait_until("the first check of every instance to end", HANG, all_unknown).unwrap();
+    wait_until(
+        "the first check of every instance to end",
+        HANG,
+        all_unknown,
+    )
+    .unwrap();
     memory("self", "VmRSS").unwrap().saturating_sub(before)
 }
 
 #[test]
 fn tiny_chunks_take_bounded_memory() {
     let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
-    let grown = growth(60, &Says::Flood { head, again: b"1\r\nx\r\n".to_vec() });
+    let grown = growth(
+        60,
+        &Says::Flood {
+            head,
+            again: b"1\r\nx\r\n".to_vec(),
+        },
+    );
     assert!(grown < 96 << 20, "{grown} bytes");
 }
 
 #[test]
 fn endless_informational_responses_fail_check() {
-    growth(4, &Says::Flood { head: Vec::new(), again: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec() });
+    growth(
+        4,
+        &Says::Flood {
+            head: Vec::new(),
+            again: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec(),
+        },
+    );
 }
 
 #[test]
 fn endless_headers_fail_check() {
-    growth(4, &Says::Flood { head: b"HTTP/1.1 200 OK\r\n".to_vec(), again: b"X: y\r\n".to_vec() });
+    growth(
+        4,
+        &Says::Flood {
+            head: b"HTTP/1.1 200 OK\r\n".to_vec(),
+            again: b"X: y\r\n".to_vec(),
+        },
+    );
 }
 
 #[test]
 fn oversized_group_reports_are_refused() {
-    let groups: Vec<String> = (0..48_000).map(|group| format!("\"{group}\":\"failing\"")).collect();
-    let report = format!("{{\"state\":\"running\",\"group_state\":{{{}}}}}", groups.join(","));
+    let groups: Vec<String> = (0..48_000)
+        .map(|group| format!("\"{group}\":\"failing\""))
+        .collect();
+    let report = format!(
+        "{{\"state\":\"running\",\"group_state\":{{{}}}}}",
+        groups.join(",")
+    );
     let grown = growth(60, &Says::Body(report));
-    assert!(grown < 160 << 20, "{grown} bytes, including the servers of this test");
+    assert!(
+        grown < 160 << 20,
+        "{grown} bytes, including the servers of this test"
+    );
 }
 
 /// Listen address of the server in its private namespace.
@@ -111,7 +156,8 @@ fn few_descriptors() {
     let folder = server::folder(&records(MORE_THAN_DESCRIPTORS), None).unwrap();
     let mut settings = settings(&pki, &fleet, "20s");
     let recursors = [recursor.address.to_string()];
-    let forwarding = json!({"disable_recursors": false, "recursors": recursors, "recursor_timeout": "4s"});
+    let forwarding =
+        json!({"disable_recursors": false, "recursors": recursors, "recursor_timeout": "4s"});
     server::merge(&mut settings, &forwarding);
     let mut server = Server::start_prepared(None, folder, ADDRESS, &settings, |command| {
         use std::os::unix::process::CommandExt;
@@ -134,7 +180,8 @@ fn few_descriptors() {
         answered[0] += u32::from(by_tcp.is_ok_and(|reply| !reply.answers.is_empty()));
         let forwarded = client::ask(ADDRESS, &query(&format!("n{asked}.outside.test.")));
         let is_good = |code| code == ResponseCode::NoError;
-        answered[1] += u32::from(forwarded.is_ok_and(|reply| is_good(reply.metadata.response_code)));
+        answered[1] +=
+            u32::from(forwarded.is_ok_and(|reply| is_good(reply.metadata.response_code)));
         asked += 1;
         most = most.max(memory(server.pid(), "VmRSS").unwrap());
         std::thread::sleep(Duration::from_millis(200));
@@ -150,17 +197,37 @@ fn few_descriptors() {
         })
         .unwrap();
     }
-    let checks = |result| Metrics::here().unwrap().sum(names::HEALTH_CHECKS_TOTAL, result);
+    let checks = |result| {
+        Metrics::here()
+            .unwrap()
+            .sum(names::HEALTH_CHECKS_TOTAL, result)
+    };
     // On a busy machine some checks time out and come again in the next round.
     wait_until("two good checks for each instance", HANG, || {
         ask();
         checks("result=\"running\"") >= 2 * u64::from(MORE_THAN_DESCRIPTORS)
     })
     .unwrap();
-    assert_eq!(checks("result=\"unreachable\""), 0, "checks without a descriptor");
-    println!("{asked} questions by TCP and {asked} forwarded; at most {} MiB", most >> 20);
-    assert_eq!(answered, [asked; 2], "of {asked}, by TCP and forwarded:\n{}", server.log());
-    assert!(server.process().ended().unwrap().is_none(), "{}", server.log());
+    assert_eq!(
+        checks("result=\"unreachable\""),
+        0,
+        "checks without a descriptor"
+    );
+    println!(
+        "{asked} questions by TCP and {asked} forwarded; at most {} MiB",
+        most >> 20
+    );
+    assert_eq!(
+        answered,
+        [asked; 2],
+        "of {asked}, by TCP and forwarded:\n{}",
+        server.log()
+    );
+    assert!(
+        server.process().ended().unwrap().is_none(),
+        "{}",
+        server.log()
+    );
     assert!(most < 128 << 20, "{} MiB", most >> 20);
 }
 
@@ -178,23 +245,43 @@ fn foreign_ca() {
     let fleet = Fleet::start(&pki.server).unwrap();
     let folder = server::folder(&records(MANY), None).unwrap();
     let mut settings = settings(&pki, &fleet, "1s");
-    server::merge(&mut settings, &json!({"control": {"socket": folder.path().join("control.sock")}}));
+    server::merge(
+        &mut settings,
+        &json!({"control": {"socket": folder.path().join("control.sock")}}),
+    );
     let begun = Instant::now();
     let server = Server::start(None, folder, ADDRESS, &settings).unwrap();
-    client::ask(ADDRESS, &client::query("q-s3.q-g1.bosh.", RecordType::A, Some(1232)).unwrap()).unwrap();
+    client::ask(
+        ADDRESS,
+        &client::query("q-s3.q-g1.bosh.", RecordType::A, Some(1232)).unwrap(),
+    )
+    .unwrap();
     let refused = || {
         let metrics = Metrics::here();
-        metrics.map_or(0, |metrics| metrics.sum(names::HEALTH_CHECKS_TOTAL, "result=\"tls\""))
+        metrics.map_or(0, |metrics| {
+            metrics.sum(names::HEALTH_CHECKS_TOTAL, "result=\"tls\"")
+        })
     };
-    wait_until("two checks of each instance", HANG, || refused() >= 2 * u64::from(MANY)).unwrap();
+    wait_until("two checks of each instance", HANG, || {
+        refused() >= 2 * u64::from(MANY)
+    })
+    .unwrap();
     let failed = refused();
     let logged = || Limited::of(&server.log(), "health check failed: TLS", "ip=");
-    wait_until("a line that counts them", HANG, || logged().events >= failed).unwrap();
+    wait_until("a line that counts them", HANG, || {
+        logged().events >= failed
+    })
+    .unwrap();
     let limited = logged();
     limited.assert_bounded(begun);
-    wait_until("the checks that were logged", HANG, || limited.events <= refused()).unwrap();
+    wait_until("the checks that were logged", HANG, || {
+        limited.events <= refused()
+    })
+    .unwrap();
     let mut status = Command::new(server::program().unwrap());
-    status.args(["status", "--config"]).arg(server.folder.path().join("config.json"));
+    status
+        .args(["status", "--config"])
+        .arg(server.folder.path().join("config.json"));
     let mut said = String::new();
     let summary = format!("none of {MANY} checked instances can be reached");
     // Some instances are checked a third time before others are checked once.
@@ -230,7 +317,10 @@ fn raise_own_limit() {
 
 /// Returns records.json of a group with `count` instances, and one with another instance.
 fn records(count: u32) -> Vec<u8> {
-    fleet::records(1, (0..=count).map(|n| (if n < count { 1 } else { 2 }, instance(n))))
+    fleet::records(
+        1,
+        (0..=count).map(|n| (if n < count { 1 } else { 2 }, instance(n))),
+    )
 }
 
 /// Answers every query with NOERROR and no data.
@@ -243,20 +333,28 @@ struct Recursor {
 impl Recursor {
     fn start() -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
         let address = socket.local_addr().unwrap();
         let ended = Arc::new(AtomicBool::new(false));
         let ends = ended.clone();
         let thread = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while !ends.load(Ordering::Relaxed) {
-                let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
+                let Ok((length, client)) = socket.recv_from(&mut buffer) else {
+                    continue;
+                };
                 // A reply with RA set.
                 (buffer[2], buffer[3]) = (buffer[2] | 0x80, 0x80);
                 let _ = socket.send_to(&buffer[..length], client);
             }
         });
-        Self { address, ended, thread: Some(thread) }
+        Self {
+            address,
+            ended,
+            thread: Some(thread),
+        }
     }
 }
 

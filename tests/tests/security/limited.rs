@@ -19,18 +19,26 @@ pub(crate) struct Limited {
 impl Limited {
     /// Reads the lines that contain `kind`; `field` holds the peer.
     pub(crate) fn of(log: &str, kind: &str, field: &str) -> Self {
-        let mut limited = Self { by_peer: BTreeMap::new(), events: 0, others: 0 };
+        let mut limited = Self {
+            by_peer: BTreeMap::new(),
+            events: 0,
+            others: 0,
+        };
         for line in log.lines() {
             if !line.contains(kind) {
                 limited.others += 1;
                 continue;
             }
             let value = |name: &str| {
-                let (_, after) = line.split_once(name).unwrap_or_else(|| panic!("{name}: {line}"));
+                let (_, after) = line
+                    .split_once(name)
+                    .unwrap_or_else(|| panic!("{name}: {line}"));
                 after.split([' ', ',']).next().unwrap()
             };
             let peer = value(field);
-            let peer = peer.parse().or_else(|_| peer.parse().map(|address: SocketAddr| address.ip()));
+            let peer = peer
+                .parse()
+                .or_else(|_| peer.parse().map(|address: SocketAddr| address.ip()));
             *limited.by_peer.entry(peer.unwrap()).or_default() += 1;
             limited.events += 1 + value("suppressed=").parse::<u64>().unwrap();
         }
@@ -41,10 +49,18 @@ impl Limited {
     pub(crate) fn assert_bounded(&self, begun: Instant) {
         let seconds = begun.elapsed().as_secs() + 1;
         let lines: u64 = self.by_peer.values().sum();
-        println!("{lines} lines about {} events in {seconds} s, {} others", self.events, self.others);
+        println!(
+            "{lines} lines about {} events in {seconds} s, {} others",
+            self.events, self.others
+        );
         // A burst of ten lines, then one per second; one per minute and peer.
         assert!(lines <= 10 + seconds, "{lines} lines in {seconds} s");
-        assert!(self.by_peer.values().all(|&lines| lines <= 1 + seconds / 60), "{self:?}");
+        assert!(
+            self.by_peer
+                .values()
+                .all(|&lines| lines <= 1 + seconds / 60),
+            "{self:?}"
+        );
         assert!(self.others < 50, "{self:?}");
     }
 }

@@ -1,6 +1,9 @@
 //! Attacks from inside, one party after the other as listed in docs/security.md, and their effects.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 mod attacher;
 mod blindness;

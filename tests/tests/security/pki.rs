@@ -28,7 +28,11 @@ impl Pki {
     pub(crate) fn new(client: Client) -> Self {
         let (authority, other) = (Authority::new(), Authority::new());
         let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
-        let trusted = if matches!(client, Client::OtherCa) { &other } else { &authority };
+        let trusted = if matches!(client, Client::OtherCa) {
+            &other
+        } else {
+            &authority
+        };
         let write = |folder: &TempDir, validity, ca: &Authority| {
             let (certificate, key) = authority.issue(validity);
             let file = |name: &str, text: &str| {
@@ -62,18 +66,26 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, "ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), pem }
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
     }
 
     fn issue(&self, validity: Client) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, HEALTH_NAME);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, HEALTH_NAME);
         match validity {
             Client::Expired => params.not_after = rcgen::date_time_ymd(2020, 1, 1),
             Client::NotYetValid => params.not_before = rcgen::date_time_ymd(2100, 1, 1),
             Client::Good | Client::OtherCa => {}
         }
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+        (
+            params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
     }
 }

@@ -26,21 +26,41 @@ fn inspect() {
     let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": "nobody"}});
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let value = |name: &str| status_line(server.pid(), name).unwrap();
-    assert_eq!((value("NoNewPrivs"), value("Seccomp")), ("1".to_owned(), "2".to_owned()));
+    assert_eq!(
+        (value("NoNewPrivs"), value("Seccomp")),
+        ("1".to_owned(), "2".to_owned())
+    );
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         // CAP_NET_BIND_SERVICE.
-        assert_eq!(u64::from_str_radix(&value(set), 16).unwrap(), 1 << 10, "{set}");
+        assert_eq!(
+            u64::from_str_radix(&value(set), 16).unwrap(),
+            1 << 10,
+            "{set}"
+        );
     }
-    assert!(value("Uid").split_whitespace().all(|user| user == NOBODY.to_string()));
+    assert!(
+        value("Uid")
+            .split_whitespace()
+            .all(|user| user == NOBODY.to_string())
+    );
     // The server's user may operate it; other users may not.
-    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+    wait_until("the control socket", Duration::from_secs(30), || {
+        socket.exists()
+    })
+    .unwrap();
     let ask_as = |user: u32| {
         let mut command = Command::new(server::program().unwrap());
-        command.args(["flush", "--config"]).arg(server.folder.path().join("config.json"));
+        command
+            .args(["flush", "--config"])
+            .arg(server.folder.path().join("config.json"));
         command.uid(user).gid(user).output().unwrap()
     };
     let own = ask_as(NOBODY);
-    assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
+    assert!(
+        own.status.success(),
+        "{}",
+        String::from_utf8_lossy(&own.stderr)
+    );
     assert_eq!(ask_as(1).status.code(), Some(3));
 }
 
@@ -58,19 +78,34 @@ fn note() {
         let socket = folder.path().join("run/control.sock");
         let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": user}});
         let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-        wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+        wait_until("the control socket", Duration::from_secs(30), || {
+            socket.exists()
+        })
+        .unwrap();
         let mut command = Command::new(server::program().unwrap());
-        command.args(["status", "--config"]).arg(server.folder.path().join("config.json"));
+        command
+            .args(["status", "--config"])
+            .arg(server.folder.path().join("config.json"));
         let shown = command.output().unwrap();
         // A remark, not a problem.
         assert!(shown.status.success());
         let shown = String::from_utf8(shown.stdout).unwrap();
-        assert_eq!(shown.contains("  note  the server runs as root"), is_root, "{user:?}: {shown}");
+        assert_eq!(
+            shown.contains("  note  the server runs as root"),
+            is_root,
+            "{user:?}: {shown}"
+        );
         if is_root {
-            server.wait_for_log("INFO  [main] the server runs as root").unwrap();
+            server
+                .wait_for_log("INFO  [main] the server runs as root")
+                .unwrap();
         }
         let log = server.log();
-        assert_eq!(log.contains("INFO  [main] the server runs as root"), is_root, "{user:?}: {log}");
+        assert_eq!(
+            log.contains("INFO  [main] the server runs as root"),
+            is_root,
+            "{user:?}: {log}"
+        );
         assert!(!log.contains("WARN"), "{user:?}: {log}");
     }
 }

@@ -48,9 +48,10 @@ fn flood() {
     let begun = Instant::now();
     let _server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let _health = health_server(&path, &pki);
-    for (port, log, kind) in
-        [(API, "log", "TLS handshake failed"), (HEALTH, "health-log", "TLS handshake failed")]
-    {
+    for (port, log, kind) in [
+        (API, "log", "TLS handshake failed"),
+        (HEALTH, "health-log", "TLS handshake failed"),
+    ] {
         let ready = || TcpStream::connect(port).is_ok();
         wait_until("the port", LIMIT, ready).unwrap();
         (0..STRANGERS).for_each(|stranger| intrude(port, stranger));
@@ -77,7 +78,10 @@ fn health_server(folder: &Path, pki: &Pki) -> Kept {
     let log = fs::File::create(folder.join("health-log")).unwrap();
     let program = server::companion("bosh-dns-xdp-health").unwrap();
     let mut command = Command::new(program);
-    command.arg(folder.join("health-config.json")).stdin(Stdio::null()).stdout(log);
+    command
+        .arg(folder.join("health-config.json"))
+        .stdin(Stdio::null())
+        .stdout(log);
     Kept::spawn(&mut command).unwrap()
 }
 
@@ -91,7 +95,8 @@ fn silence() {
     // The health server inherits the limit, and keeps 64 descriptors for files.
     const FILES: u64 = 2200;
     const CONNECTIONS: u64 = FILES - 64 + 10;
-    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, FILES, FILES).unwrap();
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, FILES, FILES)
+        .unwrap();
     let pki = Pki::new(Client::Good);
     let folder = tempfile::tempdir().unwrap();
     let _health = health_server(folder.path(), &pki);
@@ -105,8 +110,11 @@ fn silence() {
     let silent: Vec<Socket> = (0..CONNECTIONS).map(connect).collect();
     // Half the time after which the server gives up a handshake.
     let mut curl = Command::new("curl");
-    curl.args(["-sSk", "--max-time", "30", "--cert"]).arg(&pki.client.certificate);
-    curl.arg("--key").arg(&pki.client.private_key).arg(format!("https://{HEALTH}/health"));
+    curl.args(["-sSk", "--max-time", "30", "--cert"])
+        .arg(&pki.client.certificate);
+    curl.arg("--key")
+        .arg(&pki.client.private_key)
+        .arg(format!("https://{HEALTH}/health"));
     let output = curl.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("\"state\""), "{output:?}");

@@ -37,9 +37,16 @@ fn commands() {
     });
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let socket = server.folder.path().join("control.sock");
-    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+    wait_until("the control socket", Duration::from_secs(30), || {
+        socket.exists()
+    })
+    .unwrap();
     // A file whose name appears in an error.
-    std::fs::write(server.folder.path().join(format!("aliases/{HOSTILE}.json")), "{").unwrap();
+    std::fs::write(
+        server.folder.path().join(format!("aliases/{HOSTILE}.json")),
+        "{",
+    )
+    .unwrap();
     let resolved = format!("q-s0.web.net.dep.{HOSTILE}.");
     for arguments in [
         &["status"][..],
@@ -72,8 +79,10 @@ fn commands() {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        for arguments in [&["tap", "--count", "1", "--name", "web"][..], &["top", "--once", "--seconds", "1"]]
-        {
+        for arguments in [
+            &["tap", "--count", "1", "--name", "web"][..],
+            &["top", "--once", "--seconds", "1"],
+        ] {
             for json in [&[][..], &["--json"]] {
                 let arguments = [arguments, json].concat();
                 let shown = stripped(&arguments, &server);
@@ -83,18 +92,32 @@ fn commands() {
         done.store(true, Ordering::Relaxed);
     });
     let log = server.log();
-    assert!(log.contains("\\u{9b}") || log.contains("\\u009b"), "nothing hostile was logged: {log}");
-    assert!(!log.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{log:?}");
+    assert!(
+        log.contains("\\u{9b}") || log.contains("\\u009b"),
+        "nothing hostile was logged: {log}"
+    );
+    assert!(
+        !log.chars()
+            .any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'),
+        "{log:?}"
+    );
 }
 
 /// Runs a command that must not print control characters; returns its standard output.
 fn stripped(arguments: &[&str], server: &Server) -> String {
     let mut command = Command::new(server::program().unwrap());
     let config = server.folder.path().join("config.json");
-    let output = command.args(arguments).arg("--config").arg(config).output().unwrap();
+    let output = command
+        .args(arguments)
+        .arg("--config")
+        .arg(config)
+        .output()
+        .unwrap();
     let [shown, _] = [output.stdout, output.stderr].map(|bytes| {
         let text = String::from_utf8(bytes).unwrap();
-        let raw = text.chars().find(|&c| dns_core::terminal::is_active(c) && c != '\n' && c != '\t');
+        let raw = text
+            .chars()
+            .find(|&c| dns_core::terminal::is_active(c) && c != '\n' && c != '\t');
         assert_eq!(raw, None, "{arguments:?}: {text:?}");
         text
     });
@@ -103,6 +126,20 @@ fn stripped(arguments: &[&str], server: &Server) -> String {
 
 /// Returns a query (A) for a name of one label with these bytes.
 fn query(label: &str) -> Vec<u8> {
-    let head = [0x17, 0x2a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, u8::try_from(label.len()).unwrap()];
+    let head = [
+        0x17,
+        0x2a,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        u8::try_from(label.len()).unwrap(),
+    ];
     [&head[..], label.as_bytes(), &[4], b"bosh", &[0, 0, 1, 0, 1]].concat()
 }

@@ -15,19 +15,34 @@ use crate::process::{root, run};
 
 /// Builds everything again and compares. The clone is kept if a file differs.
 pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture]) -> Result<()> {
-    ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone contains only committed changes");
+    ensure!(
+        !release.commit.ends_with(CHANGED),
+        "commit first: a clone contains only committed changes"
+    );
     let staging = release.staging("again")?;
     let clone = staging.join("a-clone");
-    run(Command::new("git").args(["clone", "--quiet"]).arg(root().canonicalize()?).arg(&clone))?;
-    run(Command::new("git").args(["checkout", "--quiet", "--detach", &release.commit]).current_dir(&clone))?;
+    run(Command::new("git")
+        .args(["clone", "--quiet"])
+        .arg(root().canonicalize()?)
+        .arg(&clone))?;
+    run(Command::new("git")
+        .args(["checkout", "--quiet", "--detach", &release.commit])
+        .current_dir(&clone))?;
     // Downloaded tools are not part of the comparison.
-    symlink(root().join(".toolchain").canonicalize()?, clone.join(".toolchain"))?;
+    symlink(
+        root().join(".toolchain").canonicalize()?,
+        clone.join(".toolchain"),
+    )?;
     let out = clone.join("dist");
     println!("\nbuilding again from scratch in {}", clone.display());
     run(Command::new("cargo")
         .args(["xtask", "dist", "--out"])
         .arg(&out)
-        .args(architectures.contains(&Architecture::Arm64).then_some("--arm64"))
+        .args(
+            architectures
+                .contains(&Architecture::Arm64)
+                .then_some("--arm64"),
+        )
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&clone))?;
@@ -42,7 +57,9 @@ pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture
 /// Returns the names of the files that differ or exist in only one folder.
 fn differences(one: &Path, other: &Path) -> Result<Vec<String>> {
     let files = |folder: &Path| -> Result<BTreeSet<PathBuf>> {
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().into())).collect()
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.file_name().into()))
+            .collect()
     };
     let mut different = Vec::new();
     for file in files(one)?.union(&files(other)?) {
@@ -68,6 +85,9 @@ mod tests {
         }
         fs::write(one.join("here"), "").unwrap();
         fs::write(other.join("there"), "").unwrap();
-        assert_eq!(differences(one, other).unwrap(), ["another", "here", "there"]);
+        assert_eq!(
+            differences(one, other).unwrap(),
+            ["another", "here", "there"]
+        );
     }
 }

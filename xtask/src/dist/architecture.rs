@@ -101,8 +101,11 @@ pub(super) struct Built {
 impl Built {
     /// Returns the programs that accompany the server in its Debian package and in the BOSH release, by name.
     pub(super) fn companions(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        [(crate::SYNC, &self.sync), (crate::PUBLISHER, &self.publisher)]
-            .into_iter()
-            .filter_map(|([_, name], program)| Some((name, program.as_deref()?)))
+        [
+            (crate::SYNC, &self.sync),
+            (crate::PUBLISHER, &self.publisher),
+        ]
+        .into_iter()
+        .filter_map(|([_, name], program)| Some((name, program.as_deref()?)))
     }
 }

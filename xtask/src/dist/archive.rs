@@ -23,15 +23,28 @@ pub(crate) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<
 
 /// Copies a file, creating its folders.
 pub(super) fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    put(to, fs::read(from).with_context(|| from.display().to_string())?, mode)
+    put(
+        to,
+        fs::read(from).with_context(|| from.display().to_string())?,
+        mode,
+    )
 }
 
 /// Packs all of `folder` into the tar `to`, sorted, with the release's date and owned by root.
 pub(super) fn tar(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     // Modes set by the umask would make the archives differ.
-    run(Command::new("find").arg(folder).args(["-type", "d", "-exec", "chmod", "755", "{}", "+"]))?;
+    run(Command::new("find")
+        .arg(folder)
+        .args(["-type", "d", "-exec", "chmod", "755", "{}", "+"]))?;
     run(Command::new("tar")
-        .args(["--create", "--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"])
+        .args([
+            "--create",
+            "--sort=name",
+            "--format=gnu",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+        ])
         .arg(format!("--mtime=@{}", release.epoch))
         .arg("--file")
         .arg(to)
@@ -45,21 +58,34 @@ pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     let plain = to.with_extension("tar");
     tar(release, folder, &plain)?;
     let effort = if release.is_trial { "--fast" } else { "--best" };
-    run(Command::new("gzip").args(["--no-name", effort, "--force"]).arg(&plain))?;
+    run(Command::new("gzip")
+        .args(["--no-name", effort, "--force"])
+        .arg(&plain))?;
     fs::rename(plain.with_extension("tar.gz"), to).with_context(|| to.display().to_string())
 }
 
 /// Returns the SHA-256 of a file in hexadecimal.
 pub(super) fn sha256(file: &Path) -> Result<String> {
     let said = capture(Command::new("sha256sum").arg("--").arg(file))?;
-    Ok(said.split_whitespace().next().context("sha256sum printed nothing")?.to_owned())
+    Ok(said
+        .split_whitespace()
+        .next()
+        .context("sha256sum printed nothing")?
+        .to_owned())
 }
 
 /// Writes SHA256SUMS for all files in a folder, in the format of `sha256sum --check`.
 pub(super) fn sums(folder: &Path) -> Result<()> {
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
     files.sort();
-    let lines = files.iter().map(|file| Ok(format!("{}  {}\n", sha256(file)?, name(file))));
-    put(&folder.join("SHA256SUMS"), lines.collect::<Result<String>>()?, 0o644)
+    let lines = files
+        .iter()
+        .map(|file| Ok(format!("{}  {}\n", sha256(file)?, name(file))));
+    put(
+        &folder.join("SHA256SUMS"),
+        lines.collect::<Result<String>>()?,
+        0o644,
+    )
 }

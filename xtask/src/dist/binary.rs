@@ -39,7 +39,11 @@ const MOST: u64 = 12_000_000;
 fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
     let old = glibc::ensure(architecture)?;
     let flags = glibc::link_arguments(&old, architecture);
-    let server = split(&cargo(release, SERVER, &flags, architecture)?, release, architecture)?;
+    let server = split(
+        &cargo(release, SERVER, &flags, architecture)?,
+        release,
+        architecture,
+    )?;
     check_symbols(&server)?;
     check_start(&server, &old, architecture)?;
     let size = fs::metadata(&server)?.len();
@@ -58,7 +62,12 @@ pub(super) fn build_companion(
     architecture: Architecture,
 ) -> Result<PathBuf> {
     let old = glibc::ensure(architecture)?;
-    let built = cargo(release, program, &glibc::link_arguments(&old, architecture), architecture)?;
+    let built = cargo(
+        release,
+        program,
+        &glibc::link_arguments(&old, architecture),
+        architecture,
+    )?;
     let stripped = strip(release, &built, program[0], architecture)?;
     check_symbols(&stripped)?;
     check_start(&stripped, &old, architecture)?;
@@ -72,32 +81,66 @@ pub(super) fn build_static(
     program: [&str; 2],
     architecture: Architecture,
 ) -> Result<PathBuf> {
-    let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()], architecture)?;
-    let stripped = strip(release, &built, &format!("static-{}", program[1]), architecture)?;
+    let built = cargo(
+        release,
+        program,
+        &["-Ctarget-feature=+crt-static".to_owned()],
+        architecture,
+    )?;
+    let stripped = strip(
+        release,
+        &built,
+        &format!("static-{}", program[1]),
+        architecture,
+    )?;
     let sections = capture(architecture.binutils("objdump").arg("-p").arg(&stripped))?;
-    ensure!(!sections.contains("NEEDED"), "{} is not static", stripped.display());
+    ensure!(
+        !sections.contains("NEEDED"),
+        "{} is not static",
+        stripped.display()
+    );
     Ok(stripped)
 }
 
 /// Copies a program without symbols into a separate folder.
-fn strip(release: &Release, built: &Path, folder: &str, architecture: Architecture) -> Result<PathBuf> {
+fn strip(
+    release: &Release,
+    built: &Path,
+    folder: &str,
+    architecture: Architecture,
+) -> Result<PathBuf> {
     let name = built.file_name().context("a program has a name")?;
-    let stripped = release.staging(&format!("{folder}-{}", architecture.name()))?.join(name);
-    run(architecture.binutils("objcopy").arg("--strip-all").args([built, &stripped]))?;
+    let stripped = release
+        .staging(&format!("{folder}-{}", architecture.name()))?
+        .join(name);
+    run(architecture
+        .binutils("objcopy")
+        .arg("--strip-all")
+        .args([built, &stripped]))?;
     Ok(stripped)
 }
 
 /// Moves debug information and symbols of `built` into `dist/`; returns the stripped binary there.
 ///
 /// Debuggers find the file by build id and name.
-pub(super) fn split(built: &Path, release: &Release, architecture: Architecture) -> Result<PathBuf> {
+pub(super) fn split(
+    built: &Path,
+    release: &Release,
+    architecture: Architecture,
+) -> Result<PathBuf> {
     let name = match architecture {
         Architecture::Amd64 => "bosh-dns-xdp",
         Architecture::Arm64 => "bosh-dns-xdp-arm64",
     };
-    let (server, debug) = (release.out.join(name), release.out.join(format!("{name}.debug")));
+    let (server, debug) = (
+        release.out.join(name),
+        release.out.join(format!("{name}.debug")),
+    );
     let keep = ["--only-keep-debug", "--compress-debug-sections"];
-    run(architecture.binutils("objcopy").args(keep).args([built, &debug]))?;
+    run(architecture
+        .binutils("objcopy")
+        .args(keep)
+        .args([built, &debug]))?;
     copy(built, &server, 0o755)?;
     run(architecture
         .binutils("objcopy")
@@ -124,21 +167,39 @@ fn cargo(
         // Equal functions once: Rust does not promise that their addresses differ. The cross linker cannot.
         all.push("-Clink-arg=-Wl,--icf=all".to_owned());
     }
-    all.push(format!("--remap-path-prefix={}=/usr/src/bosh-dns-xdp", here.display()));
+    all.push(format!(
+        "--remap-path-prefix={}=/usr/src/bosh-dns-xdp",
+        here.display()
+    ));
     if let Some(home) = cargo_home() {
-        all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
+        all.push(format!(
+            "--remap-path-prefix={}=/usr/src/cargo",
+            home.display()
+        ));
     }
     let target = architecture.target();
     run(architecture
         .cargo()?
-        .args(["rustc", "--profile", "dist", "--locked", "--package", package, "--bin", program])
+        .args([
+            "rustc",
+            "--profile",
+            "dist",
+            "--locked",
+            "--package",
+            package,
+            "--bin",
+            program,
+        ])
         .args(["--target", target, "--"])
         // Of the program itself, which is a few lines, and of inlining between crates: each function keeps the level
         // of its crate.
         .arg("-Copt-level=z")
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions in C code contain the paths of their source files.
-        .env("CFLAGS", format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()))
+        .env(
+            "CFLAGS",
+            format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()),
+        )
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .current_dir(&here))?;
@@ -163,14 +224,21 @@ fn check_symbols(server: &Path) -> Result<()> {
 
 /// Returns the minimum glibc version of a binary.
 pub(super) fn needed_glibc(server: &Path) -> Result<(u32, u32)> {
-    let symbols = capture(Architecture::of(server)?.binutils("objdump").arg("-T").arg(server))?;
+    let symbols = capture(
+        Architecture::of(server)?
+            .binutils("objdump")
+            .arg("-T")
+            .arg(server),
+    )?;
     newest_glibc(&symbols).context("no symbol of glibc: is the binary static?")
 }
 
 /// Returns the newest glibc version among the dynamic symbols listed by objdump.
 fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
     let versions = symbols.split("GLIBC_").skip(1).filter_map(|rest| {
-        let version = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+        let version = rest
+            .split(|c: char| !c.is_ascii_digit() && c != '.')
+            .next()?;
         let mut parts = version.split('.').map(str::parse);
         Some((parts.next()?.ok()?, parts.next()?.ok()?))
     });
@@ -184,12 +252,20 @@ fn check_start(server: &Path, old: &Path, architecture: Architecture) -> Result<
     let mut start = Command::new("chroot");
     start.arg(old);
     if architecture == Architecture::Arm64 {
-        fs::copy(Path::new("/usr/bin").join(arm64::EMULATOR), old.join("emulator"))?;
+        fs::copy(
+            Path::new("/usr/bin").join(arm64::EMULATOR),
+            old.join("emulator"),
+        )?;
         start.arg("/emulator");
     }
     let said = capture(start.args(["/program", "--version"]));
     fs::remove_file(&inside)?;
-    println!("  starts beside glibc {}.{}: {}", glibc::VERSION.0, glibc::VERSION.1, said?.trim());
+    println!(
+        "  starts beside glibc {}.{}: {}",
+        glibc::VERSION.0,
+        glibc::VERSION.1,
+        said?.trim()
+    );
     Ok(())
 }
 
@@ -199,7 +275,8 @@ mod tests {
 
     #[test]
     fn newest_symbol_is_found() {
-        let symbols = "0 DF *UND* 0 (GLIBC_2.2.5) malloc\n0 DF *UND* 0 (GLIBC_2.34) dlsym\n0 (GLIBC_2.9) x\n";
+        let symbols =
+            "0 DF *UND* 0 (GLIBC_2.2.5) malloc\n0 DF *UND* 0 (GLIBC_2.34) dlsym\n0 (GLIBC_2.9) x\n";
         assert_eq!(newest_glibc(symbols), Some((2, 34)));
         assert_eq!(newest_glibc("nothing"), None);
     }

@@ -21,14 +21,27 @@ pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
     // Without its program a job would not start.
-    let companions = built.first().into_iter().flat_map(Built::companions).map(|(name, _)| name);
+    let companions = built
+        .first()
+        .into_iter()
+        .flat_map(Built::companions)
+        .map(|(name, _)| name);
     let jobs = std::iter::once(NAME)
         .chain(companions)
         .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
         .collect::<Result<Vec<_>>>()?;
-    let package = pack_package(release, &source.join("packages").join(NAME), built, &tarball)?;
+    let package = pack_package(
+        release,
+        &source.join("packages").join(NAME),
+        built,
+        &tarball,
+    )?;
     let license = pack_license(release, &tarball)?;
-    archive::put(&tarball.join("release.MF"), manifest(release, &jobs, &package, &license), 0o644)?;
+    archive::put(
+        &tarball.join("release.MF"),
+        manifest(release, &jobs, &package, &license),
+        0o644,
+    )?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
     archive::tgz(release, &tarball, &release.out.join(name))
 }
@@ -48,10 +61,19 @@ fn pack_job(release: &Release, jobs: &Path, name: &str, tarball: &Path) -> Resul
 
 /// Packs the package: the binaries in a folder for each architecture, and the packaging script; returns the checksum
 /// of the archive.
-fn pack_package(release: &Release, source: &Path, built: &[Built], tarball: &Path) -> Result<String> {
+fn pack_package(
+    release: &Release,
+    source: &Path,
+    built: &[Built],
+    tarball: &Path,
+) -> Result<String> {
     let package = release.staging("bosh-package")?;
     archive::copy(&source.join("packaging"), &package.join("packaging"), 0o755)?;
-    archive::copy(&source.join("process.sh"), &package.join("bosh-dns/process.sh"), 0o644)?;
+    archive::copy(
+        &source.join("process.sh"),
+        &package.join("bosh-dns/process.sh"),
+        0o644,
+    )?;
     for built in built {
         let folder = package.join("bosh-dns").join(built.architecture.machine());
         archive::copy(&built.server, &folder.join("bosh-dns-xdp"), 0o755)?;
@@ -65,7 +87,10 @@ fn pack_package(release: &Release, source: &Path, built: &[Built], tarball: &Pat
 /// Packs the licences, as a director shows them; returns the checksum of the archive.
 fn pack_license(release: &Release, tarball: &Path) -> Result<String> {
     let license = release.staging("bosh-license")?;
-    for (from, to) in [("LICENSE", "LICENSE"), ("third-party-notices.txt", "NOTICE")] {
+    for (from, to) in [
+        ("LICENSE", "LICENSE"),
+        ("third-party-notices.txt", "NOTICE"),
+    ] {
         archive::copy(&release.out.join(from), &license.join(to), 0o644)?;
     }
     pack(release, &license, tarball, "license")
@@ -83,13 +108,19 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
+        if path.is_dir() {
+            found.extend(files(&path)?)
+        } else {
+            found.push(path)
+        }
     }
     Ok(found)
 }
 
 fn manifest(release: &Release, jobs: &[(&str, String)], package: &str, license: &str) -> String {
-    let Release { version, commit, .. } = release;
+    let Release {
+        version, commit, ..
+    } = release;
     let changed = commit.ends_with(super::CHANGED);
     let jobs: String = jobs
         .iter()

@@ -40,7 +40,12 @@ pub(super) fn write_bill(release: &Release, crates: &Crates) -> Result<()> {
     let components: Vec<Value> = crates
         .iter()
         .map(|(reference, linked)| {
-            let programs = linked.programs.iter().copied().collect::<Vec<_>>().join(" ");
+            let programs = linked
+                .programs
+                .iter()
+                .copied()
+                .collect::<Vec<_>>()
+                .join(" ");
             let mut component = json!({
                 "type": "library",
                 "bom-ref": reference,
@@ -79,12 +84,22 @@ pub(super) fn write_bill(release: &Release, crates: &Crates) -> Result<()> {
 /// Returns all notices as one text. Crates with the same text share it.
 pub(super) fn notices(crates: &Crates) -> Result<String> {
     let mut crates_by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for linked in crates.values().filter(|linked| !linked.package["source"].is_null()) {
-        let title =
-            format!("{} {} ({})", linked.field("name"), linked.field("version"), linked.field("license"));
+    for linked in crates
+        .values()
+        .filter(|linked| !linked.package["source"].is_null())
+    {
+        let title = format!(
+            "{} {} ({})",
+            linked.field("name"),
+            linked.field("version"),
+            linked.field("license")
+        );
         let files = notice_files(Path::new(linked.field("manifest_path")))?;
         if files.is_empty() {
-            crates_by_text.entry(WITHOUT_TEXT.to_owned()).or_default().push(title.clone());
+            crates_by_text
+                .entry(WITHOUT_TEXT.to_owned())
+                .or_default()
+                .push(title.clone());
         }
         for file in files {
             let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
@@ -92,11 +107,17 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
             crates_by_text.entry(text).or_default().push(title.clone());
         }
     }
-    let mut all = "Licences and notices of the Rust crates linked into these programs.\n".to_owned();
+    let mut all =
+        "Licences and notices of the Rust crates linked into these programs.\n".to_owned();
     for (text, mut titles) in crates_by_text {
         titles.dedup();
         // Writing to a String cannot fail.
-        let _ = write!(all, "\n{0}\n{1}\n{0}\n\n{text}\n", "=".repeat(80), titles.join("\n"));
+        let _ = write!(
+            all,
+            "\n{0}\n{1}\n{0}\n\n{text}\n",
+            "=".repeat(80),
+            titles.join("\n")
+        );
     }
     Ok(all)
 }
@@ -106,10 +127,18 @@ fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
     let folder = manifest.parent().context("a manifest without a folder")?;
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let is_notice = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_uppercase();
         path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
     };
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_notice).collect();
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(is_notice)
+        .collect();
     files.sort();
     Ok(files)
 }
@@ -130,27 +159,47 @@ pub(super) fn linked_crates() -> Result<Crates> {
 
 /// Adds the crates linked into the package `of`: its normal dependencies, recursively.
 fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut Crates) {
-    let nodes: BTreeMap<&str, &Value> =
-        list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), node)).collect();
-    let packages: BTreeMap<&str, &Value> =
-        list(&metadata["packages"]).iter().map(|package| (text(&package["id"]), package)).collect();
+    let nodes: BTreeMap<&str, &Value> = list(&metadata["resolve"]["nodes"])
+        .iter()
+        .map(|node| (text(&node["id"]), node))
+        .collect();
+    let packages: BTreeMap<&str, &Value> = list(&metadata["packages"])
+        .iter()
+        .map(|package| (text(&package["id"]), package))
+        .collect();
     let mut found = BTreeSet::new();
-    let mut left: Vec<&str> =
-        packages.iter().filter(|(_, package)| package["name"] == of).map(|(id, _)| *id).collect();
+    let mut left: Vec<&str> = packages
+        .iter()
+        .filter(|(_, package)| package["name"] == of)
+        .map(|(id, _)| *id)
+        .collect();
     while let Some(id) = left.pop() {
         if !found.insert(id) {
             continue;
         }
         let dependencies = nodes.get(id).map_or(&[][..], |node| list(&node["deps"]));
-        let normal =
-            |dependency: &&Value| list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
-        left.extend(dependencies.iter().filter(normal).map(|dependency| text(&dependency["pkg"])));
+        let normal = |dependency: &&Value| {
+            list(&dependency["dep_kinds"])
+                .iter()
+                .any(|kind| kind["kind"].is_null())
+        };
+        left.extend(
+            dependencies
+                .iter()
+                .filter(normal)
+                .map(|dependency| text(&dependency["pkg"])),
+        );
     }
     for package in found.into_iter().filter_map(|id| packages.get(id)) {
-        let reference = format!("pkg:cargo/{}@{}", text(&package["name"]), text(&package["version"]));
-        let linked = crates
-            .entry(reference)
-            .or_insert_with(|| Crate { package: (*package).clone(), programs: BTreeSet::new() });
+        let reference = format!(
+            "pkg:cargo/{}@{}",
+            text(&package["name"]),
+            text(&package["version"])
+        );
+        let linked = crates.entry(reference).or_insert_with(|| Crate {
+            package: (*package).clone(),
+            programs: BTreeSet::new(),
+        });
         linked.programs.insert(program);
     }
 }
@@ -182,7 +231,10 @@ mod tests {
     fn bill_names_programs_of_crates() {
         let crates = linked_crates().unwrap();
         let programs = |name: &str| {
-            let linked = crates.values().find(|linked| linked.field("name") == name).unwrap();
+            let linked = crates
+                .values()
+                .find(|linked| linked.field("name") == name)
+                .unwrap();
             linked.programs.iter().copied().collect::<Vec<_>>()
         };
         assert_eq!(programs("async-nats"), ["bosh-dns-sync"]);

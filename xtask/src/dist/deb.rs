@@ -24,8 +24,14 @@ const MAINTAINER: &str = "bosh-dns-xdp maintainers <bosh-dns-xdp@users.noreply.g
 
 pub(super) fn write(release: &Release, built: &Built) -> Result<()> {
     write_server(release, built)?;
-    built.identity.as_deref().map_or(Ok(()), |program| write_identity(release, program))?;
-    built.load.as_deref().map_or(Ok(()), |program| write_load(release, program))
+    built
+        .identity
+        .as_deref()
+        .map_or(Ok(()), |program| write_identity(release, program))?;
+    built
+        .load
+        .as_deref()
+        .map_or(Ok(()), |program| write_load(release, program))
 }
 
 /// Writes the package of server, publisher and record distribution.
@@ -38,12 +44,23 @@ fn write_server(release: &Release, built: &Built) -> Result<()> {
         put_manual(&package, program)?;
         put_completions(&package, program, name)?;
     }
-    archive::put(&package.join("DEBIAN/conffiles"), "/etc/bosh-dns-xdp/config.json\n", 0o644)?;
+    archive::put(
+        &package.join("DEBIAN/conffiles"),
+        "/etc/bosh-dns-xdp/config.json\n",
+        0o644,
+    )?;
     let text = "Recommends: bind9-dnsutils\n\
          Description: DNS server for the VMs of a BOSH-managed fleet\n \
          A drop-in replacement for bosh-dns. A BPF program on the interface answers\n \
          hot names from a map; everything else goes to a full resolver in userspace.\n";
-    pack(release, &package, "bosh-dns-xdp", server, text, Some("deploy/debian"))
+    pack(
+        release,
+        &package,
+        "bosh-dns-xdp",
+        server,
+        text,
+        Some("deploy/debian"),
+    )
 }
 
 /// Writes the package of `bosh-dns-identity`; `program` is the stripped binary.
@@ -54,11 +71,18 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
     archive::copy(program, &below("usr/bin/bosh-dns-identity"), 0o755)?;
     for unit in fs::read_dir(source.join("systemd"))? {
         let unit = unit?;
-        archive::copy(&unit.path(), &below("usr/lib/systemd/system").join(unit.file_name()), 0o644)?;
+        archive::copy(
+            &unit.path(),
+            &below("usr/lib/systemd/system").join(unit.file_name()),
+            0o644,
+        )?;
     }
     let documents = below("usr/share/doc/bosh-dns-identity");
     for (from, to) in [
-        ("deploy/identity/prometheus/rules.yml", "examples/prometheus-rules.yml"),
+        (
+            "deploy/identity/prometheus/rules.yml",
+            "examples/prometheus-rules.yml",
+        ),
         ("deploy/identity/debian/run.env", "examples/run.env"),
         ("deploy/identity/debian/issuer.env", "examples/issuer.env"),
         ("deploy/identity/debian/agent.env", "examples/agent.env"),
@@ -71,7 +95,14 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
          Issues certificates that identify containers and machines, renews them\n \
          before they expire, and rotates the CA of a fleet's health checks without a\n \
          redeploy.\n";
-    pack(release, &package, "bosh-dns-identity", program, text, Some("deploy/identity/debian"))
+    pack(
+        release,
+        &package,
+        "bosh-dns-identity",
+        program,
+        text,
+        Some("deploy/identity/debian"),
+    )
 }
 
 /// Writes the package of `bosh-dns-xdp-load`; `program` is the stripped binary.
@@ -79,7 +110,11 @@ fn write_load(release: &Release, program: &Path) -> Result<()> {
     let package = release.staging("deb-load")?;
     archive::copy(program, &package.join("usr/bin/bosh-dns-xdp-load"), 0o755)?;
     let page = "usr/share/doc/bosh-dns-xdp-load/load-testing.md";
-    archive::copy(&root().join("docs/load-testing.md"), &package.join(page), 0o644)?;
+    archive::copy(
+        &root().join("docs/load-testing.md"),
+        &package.join(page),
+        0o644,
+    )?;
     let text = "Suggests: dnsperf, knot-dnsutils\n\
          Description: load generator for DNS servers\n \
          Sends DNS queries from inside the kernel at a rate or saturating, counts\n \
@@ -106,16 +141,28 @@ fn pack(
     let control = package.join("DEBIAN");
     if let Some(folder) = scripts {
         for script in ["postinst", "prerm", "postrm"] {
-            archive::copy(&root().join(folder).join(script), &control.join(script), 0o755)?;
+            archive::copy(
+                &root().join(folder).join(script),
+                &control.join(script),
+                0o755,
+            )?;
         }
     }
     archive::put(&control.join("md5sums"), md5sums(package)?, 0o644)?;
-    archive::put(&control.join("control"), description(release, package, program, name, text)?, 0o644)?;
+    archive::put(
+        &control.join("control"),
+        description(release, package, program, name, text)?,
+        0o644,
+    )?;
     let architecture = Architecture::of(program)?.name();
     let file = format!("{name}_{}_{architecture}.deb", release.debian_version());
     run(Command::new("dpkg-deb")
         .args(["--root-owner-group", "--uniform-compression"])
-        .args(if release.is_trial { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] })
+        .args(if release.is_trial {
+            ["-Zgzip", "-z1"]
+        } else {
+            ["-Zxz", "-z6"]
+        })
         .arg("--build")
         .arg(package)
         .arg(release.out.join(file))
@@ -132,21 +179,58 @@ fn put_files(package: &Path, server: &Path) -> Result<()> {
     symlink("bosh-dns-xdp", below("usr/bin/bosh-dns-xdp-health"))?;
     for unit in fs::read_dir(source("systemd"))? {
         let unit = unit?;
-        archive::copy(&unit.path(), &below("usr/lib/systemd/system").join(unit.file_name()), 0o644)?;
+        archive::copy(
+            &unit.path(),
+            &below("usr/lib/systemd/system").join(unit.file_name()),
+            0o644,
+        )?;
     }
     for (from, to) in [
-        ("debian/sysusers.conf", "usr/lib/sysusers.d/bosh-dns-xdp.conf"),
-        ("debian/tmpfiles.conf", "usr/lib/tmpfiles.d/bosh-dns-xdp.conf"),
+        (
+            "debian/sysusers.conf",
+            "usr/lib/sysusers.d/bosh-dns-xdp.conf",
+        ),
+        (
+            "debian/tmpfiles.conf",
+            "usr/lib/tmpfiles.d/bosh-dns-xdp.conf",
+        ),
         ("debian/config.json", "etc/bosh-dns-xdp/config.json"),
-        ("grafana/bosh-dns-xdp.json", "usr/share/doc/bosh-dns-xdp/examples/grafana.json"),
-        ("debian/publish.yml", "usr/share/doc/bosh-dns-xdp/examples/publish.yml"),
-        ("grafana/bosh-dns-publish.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json"),
-        ("grafana/bosh-dns-sync.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-sync.json"),
-        ("debian/sync-agent.env", "usr/share/doc/bosh-dns-xdp/examples/sync-agent.env"),
-        ("debian/sync-publisher.env", "usr/share/doc/bosh-dns-xdp/examples/sync-publisher.env"),
-        ("prometheus/rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml"),
-        ("prometheus/publish-rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-publish-rules.yml"),
-        ("prometheus/sync-rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-sync-rules.yml"),
+        (
+            "grafana/bosh-dns-xdp.json",
+            "usr/share/doc/bosh-dns-xdp/examples/grafana.json",
+        ),
+        (
+            "debian/publish.yml",
+            "usr/share/doc/bosh-dns-xdp/examples/publish.yml",
+        ),
+        (
+            "grafana/bosh-dns-publish.json",
+            "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json",
+        ),
+        (
+            "grafana/bosh-dns-sync.json",
+            "usr/share/doc/bosh-dns-xdp/examples/grafana-sync.json",
+        ),
+        (
+            "debian/sync-agent.env",
+            "usr/share/doc/bosh-dns-xdp/examples/sync-agent.env",
+        ),
+        (
+            "debian/sync-publisher.env",
+            "usr/share/doc/bosh-dns-xdp/examples/sync-publisher.env",
+        ),
+        (
+            "prometheus/rules.yml",
+            "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml",
+        ),
+        (
+            "prometheus/publish-rules.yml",
+            "usr/share/doc/bosh-dns-xdp/examples/prometheus-publish-rules.yml",
+        ),
+        (
+            "prometheus/sync-rules.yml",
+            "usr/share/doc/bosh-dns-xdp/examples/prometheus-sync-rules.yml",
+        ),
     ] {
         archive::copy(&source(from), &below(to), 0o644)?;
     }
@@ -159,7 +243,11 @@ fn put_files(package: &Path, server: &Path) -> Result<()> {
 fn put_copyright(package: &Path, name: &str) -> Result<()> {
     let text = fs::read_to_string(root().join("deploy/debian/copyright"))?;
     let text = text.replace("/doc/bosh-dns-xdp/", &format!("/doc/{name}/"));
-    archive::put(&package.join("usr/share/doc").join(name).join("copyright"), text, 0o644)
+    archive::put(
+        &package.join("usr/share/doc").join(name).join("copyright"),
+        text,
+        0o644,
+    )
 }
 
 /// Adds the manual pages, generated by the binary itself, each to the folder of its section.
@@ -167,15 +255,26 @@ fn put_manual(package: &Path, server: &Path) -> Result<()> {
     let manual = package.join("usr/share/man");
     let fresh = manual.join("fresh");
     fs::create_dir_all(&fresh)?;
-    run(run_with_emulator(server)?.args(["man", "--folder"]).arg(&fresh))?;
+    run(run_with_emulator(server)?
+        .args(["man", "--folder"])
+        .arg(&fresh))?;
     for page in fs::read_dir(&fresh)? {
         let page = page?.path();
-        let section =
-            page.extension().and_then(|section| section.to_str()).context("a page has a section")?;
+        let section = page
+            .extension()
+            .and_then(|section| section.to_str())
+            .context("a page has a section")?;
         let folder = manual.join(format!("man{section}"));
         fs::create_dir_all(&folder)?;
-        run(Command::new("gzip").args(["--no-name", "--best"]).arg(&page))?;
-        let packed = format!("{}.gz", page.file_name().context("a page has a name")?.to_string_lossy());
+        run(Command::new("gzip")
+            .args(["--no-name", "--best"])
+            .arg(&page))?;
+        let packed = format!(
+            "{}.gz",
+            page.file_name()
+                .context("a page has a name")?
+                .to_string_lossy()
+        );
         fs::rename(fresh.join(&packed), folder.join(&packed))?;
     }
     Ok(fs::remove_dir(fresh)?)
@@ -183,17 +282,32 @@ fn put_manual(package: &Path, server: &Path) -> Result<()> {
 
 /// Adds the licences of the linked crates.
 fn put_notices(package: &Path, release: &Release, name: &str) -> Result<()> {
-    let notices = package.join("usr/share/doc").join(name).join("third-party-notices");
-    archive::copy(&release.out.join("third-party-notices.txt"), &notices, 0o644)?;
-    run(Command::new("gzip").args(["--no-name", "--best"]).arg(notices))
+    let notices = package
+        .join("usr/share/doc")
+        .join(name)
+        .join("third-party-notices");
+    archive::copy(
+        &release.out.join("third-party-notices.txt"),
+        &notices,
+        0o644,
+    )?;
+    run(Command::new("gzip")
+        .args(["--no-name", "--best"])
+        .arg(notices))
 }
 
 /// Adds the shell completions, generated by the binary itself.
 fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
     for (shell, file) in [
-        ("bash", format!("usr/share/bash-completion/completions/{name}")),
+        (
+            "bash",
+            format!("usr/share/bash-completion/completions/{name}"),
+        ),
         ("zsh", format!("usr/share/zsh/vendor-completions/_{name}")),
-        ("fish", format!("usr/share/fish/vendor_completions.d/{name}.fish")),
+        (
+            "fish",
+            format!("usr/share/fish/vendor_completions.d/{name}.fish"),
+        ),
     ] {
         let text = capture(run_with_emulator(program)?.args(["completions", shell]))?;
         archive::put(&package.join(file), text, 0o644)?;
@@ -203,7 +317,11 @@ fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
 
 /// Adds the changelog that Debian requires in every package.
 fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
-    let date = capture(Command::new("date").args(["-R", "-u", "-d"]).arg(format!("@{}", release.epoch)))?;
+    let date = capture(
+        Command::new("date")
+            .args(["-R", "-u", "-d"])
+            .arg(format!("@{}", release.epoch)),
+    )?;
     let (version, commit) = (release.debian_version(), &release.commit);
     let text = format!(
         "{name} ({version}) unstable; urgency=medium\n\n  * Built from commit {commit}.\n\n \
@@ -216,19 +334,30 @@ fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
 
 /// Returns the checksums of all installed files, for `dpkg --verify`.
 fn md5sums(package: &Path) -> Result<String> {
-    let mut files =
-        capture(Command::new("find").args(["usr", "-type", "f", "-printf", "%p\n"]).current_dir(package))?
-            .lines()
-            .map(PathBuf::from)
-            .collect::<Vec<_>>();
+    let mut files = capture(
+        Command::new("find")
+            .args(["usr", "-type", "f", "-printf", "%p\n"])
+            .current_dir(package),
+    )?
+    .lines()
+    .map(PathBuf::from)
+    .collect::<Vec<_>>();
     files.sort();
     capture(Command::new("md5sum").args(files).current_dir(package))
 }
 
 /// Returns the `control` file; `text` contains the fields after the dependencies.
-fn description(release: &Release, package: &Path, program: &Path, name: &str, text: &str) -> Result<String> {
+fn description(
+    release: &Release,
+    package: &Path,
+    program: &Path,
+    name: &str,
+    text: &str,
+) -> Result<String> {
     let size = capture(
-        Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1024"]).arg(package),
+        Command::new("du")
+            .args(["--summarize", "--apparent-size", "--block-size=1024"])
+            .arg(package),
     )?;
     let size = size.split_whitespace().next().context("du said nothing")?;
     let (major, minor) = binary::needed_glibc(program)?;

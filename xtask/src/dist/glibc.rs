@@ -26,12 +26,21 @@ const SUITE: &str = "bullseye";
 pub(super) const VERSION: (u32, u32) = (2, 31);
 
 /// The C library, its headers and start files, and the unwinder.
-const PACKAGES: &[&str] = &["libc6", "libc6-dev", "libcrypt1", "libgcc-s1", "linux-libc-dev"];
+const PACKAGES: &[&str] = &[
+    "libc6",
+    "libc6-dev",
+    "libcrypt1",
+    "libgcc-s1",
+    "linux-libc-dev",
+];
 
 /// Returns the root with the old C library, unpacking it if necessary.
 pub(super) fn ensure(architecture: Architecture) -> Result<PathBuf> {
     let name = architecture.name();
-    let folder = root().join(format!(".toolchain/glibc-{}.{}-{name}", VERSION.0, VERSION.1));
+    let folder = root().join(format!(
+        ".toolchain/glibc-{}.{}-{name}",
+        VERSION.0, VERSION.1
+    ));
     if !folder.exists() {
         println!("downloading the C library of Debian {SUITE} for {name} to link against");
         let apt = root().join("target/dist").join(format!("apt-{name}"));
@@ -63,7 +72,11 @@ pub(super) fn link_arguments(old: &Path, architecture: Architecture) -> Vec<Stri
 
 /// Redirects absolute symbolic links into `folder`, because the linker resolves them like the kernel.
 fn make_links_relative(folder: &Path) -> Result<()> {
-    let links = capture(Command::new("find").arg(folder).args(["-type", "l", "-lname", "/*"]))?;
+    let links = capture(
+        Command::new("find")
+            .arg(folder)
+            .args(["-type", "l", "-lname", "/*"]),
+    )?;
     for link in links.lines().map(Path::new) {
         let target = fs::read_link(link)?;
         let inside = link.strip_prefix(folder)?;

@@ -112,12 +112,20 @@ struct Release {
 impl Dist {
     /// Builds and packs all artifacts, and lists them.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { programs, only, arm64, out, twice } = self;
+        let Self {
+            programs,
+            only,
+            arm64,
+            out,
+            twice,
+        } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         if !only.is_empty() {
             make_anew(&out)?;
             let release = Release::of_this_commit(out.canonicalize()?, false, None)?;
-            for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name))
+            for program in COMPANIONS
+                .into_iter()
+                .filter(|[_, name]| only.iter().any(|wanted| wanted == name))
             {
                 let built = binary::build_companion(&release, program, Architecture::Amd64)?;
                 archive::copy(&built, &release.out.join(program[1]), 0o755)?;
@@ -153,7 +161,11 @@ pub(crate) fn build(
         let image = |architecture: &Architecture| -> Result<oci::Programs> {
             let [server, sync] = [crate::SERVER, crate::SYNC]
                 .map(|program| binary::build_static(&release, program, *architecture));
-            Ok(oci::Programs { architecture: *architecture, server: server?, sync: sync? })
+            Ok(oci::Programs {
+                architecture: *architecture,
+                server: server?,
+                sync: sync?,
+            })
         };
         (
             architectures.iter().map(all).collect::<Result<_>>()?,
@@ -165,7 +177,9 @@ pub(crate) fn build(
     let notices = release.out.join("third-party-notices.txt");
     archive::put(&notices, crates::notices(&linked)?, 0o644)?;
     archive::copy(&root().join("LICENSE"), &release.out.join("LICENSE"), 0o644)?;
-    built.iter().try_for_each(|built| deb::write(&release, built))?;
+    built
+        .iter()
+        .try_for_each(|built| deb::write(&release, built))?;
     bosh::write(&release, &built)?;
     if !images.is_empty() {
         oci::write(&release, &images)?;
@@ -176,25 +190,56 @@ pub(crate) fn build(
 }
 
 fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::Programs>)> {
-    let Programs { binary, publisher, identity, load, sync, image, arm64_programs } = programs;
+    let Programs {
+        binary,
+        publisher,
+        identity,
+        load,
+        sync,
+        image,
+        arm64_programs,
+    } = programs;
     let mut images = Vec::new();
     if let (Some(server), Some(sync)) = (image, &sync) {
-        images.push(oci::Programs { architecture: Architecture::Amd64, server, sync: sync.clone() });
+        images.push(oci::Programs {
+            architecture: Architecture::Amd64,
+            server,
+            sync: sync.clone(),
+        });
     }
     let binary = binary.context("a server to pack")?;
     let server = binary::split(&binary, release, Architecture::Amd64)?;
-    let mut built =
-        vec![Built { architecture: Architecture::Amd64, server, publisher, identity, load, sync }];
+    let mut built = vec![Built {
+        architecture: Architecture::Amd64,
+        server,
+        publisher,
+        identity,
+        load,
+        sync,
+    }];
     if let Some(folder) = arm64_programs {
         let architecture = Architecture::Arm64;
         let there = |[_, name]: [&str; 2]| folder.join(name);
         let server = binary::split(&there(crate::SERVER), release, architecture)?;
         let [publisher, identity, load, sync] =
-            [crate::PUBLISHER, crate::IDENTITY, crate::LOAD, crate::SYNC].map(there).map(Some);
+            [crate::PUBLISHER, crate::IDENTITY, crate::LOAD, crate::SYNC]
+                .map(there)
+                .map(Some);
         if let (false, Some(sync)) = (images.is_empty(), &sync) {
-            images.push(oci::Programs { architecture, server: there(crate::SERVER), sync: sync.clone() });
+            images.push(oci::Programs {
+                architecture,
+                server: there(crate::SERVER),
+                sync: sync.clone(),
+            });
         }
-        built.push(Built { architecture, server, publisher, identity, load, sync });
+        built.push(Built {
+            architecture,
+            server,
+            publisher,
+            identity,
+            load,
+            sync,
+        });
     }
     Ok((built, images))
 }
@@ -207,16 +252,30 @@ impl Release {
             Ok(text) => text,
             Err(_) => git(&["log", "-1", "--format=%ct"])?,
         };
-        let date =
-            capture(Command::new("date").args(["-u", "+%Y%m%d.%H%M%S", "-d"]).arg(format!("@{epoch}")))?;
+        let date = capture(
+            Command::new("date")
+                .args(["-u", "+%Y%m%d.%H%M%S", "-d"])
+                .arg(format!("@{epoch}")),
+        )?;
         let short: String = commit.chars().take(9).collect();
-        let changed = if commit.ends_with(CHANGED) { ".changed" } else { "" };
-        let core = env!("CARGO_PKG_VERSION").split('-').next().unwrap_or_default();
+        let changed = if commit.ends_with(CHANGED) {
+            ".changed"
+        } else {
+            ""
+        };
+        let core = env!("CARGO_PKG_VERSION")
+            .split('-')
+            .next()
+            .unwrap_or_default();
         Ok(Self {
-            version: version
-                .map_or_else(|| format!("{core}-dev.{}.git{short}{changed}", date.trim_end()), str::to_owned),
+            version: version.map_or_else(
+                || format!("{core}-dev.{}.git{short}{changed}", date.trim_end()),
+                str::to_owned,
+            ),
             commit,
-            epoch: epoch.parse().context("SOURCE_DATE_EPOCH must be seconds since 1970")?,
+            epoch: epoch
+                .parse()
+                .context("SOURCE_DATE_EPOCH must be seconds since 1970")?,
             out,
             is_trial,
         })
@@ -230,7 +289,9 @@ impl Release {
     /// Creates a staging folder for an artifact below `target`.
     fn staging(&self, name: &str) -> Result<PathBuf> {
         // Separate for each process, because tests may pack during another build.
-        let folder = root().join("target/dist").join(format!("{}-{name}", std::process::id()));
+        let folder = root()
+            .join("target/dist")
+            .join(format!("{}-{name}", std::process::id()));
         make_anew(&folder)?;
         Ok(folder.canonicalize()?)
     }
@@ -255,8 +316,9 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String> {
 /// Prints every artifact with its size and purpose.
 fn list(release: &Release) -> Result<()> {
     println!("\n{} ({})", release.out.display(), release.version);
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(&release.out)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let mut files: Vec<PathBuf> = fs::read_dir(&release.out)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
     files.sort();
     for file in files {
         let size = fs::metadata(&file)?.len() as f64 / f64::from(1 << 20);

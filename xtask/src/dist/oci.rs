@@ -25,14 +25,20 @@ pub(super) struct Programs {
 pub(super) fn write(release: &Release, programs: &[Programs]) -> Result<()> {
     let image = release.staging("image")?;
     fs::create_dir_all(image.join("blobs/sha256"))?;
-    let manifests =
-        programs.iter().map(|programs| manifest(release, programs, &image)).collect::<Result<Vec<_>>>()?;
+    let manifests = programs
+        .iter()
+        .map(|programs| manifest(release, programs, &image))
+        .collect::<Result<Vec<_>>>()?;
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests});
     let mut index = keep_json(&image, &index, INDEX)?;
     index["annotations"] = json!({"org.opencontainers.image.ref.name": "bosh-dns-xdp:latest"});
     let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [index]});
     archive::put(&image.join("index.json"), layout.to_string(), 0o644)?;
-    archive::put(&image.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
+    archive::put(
+        &image.join("oci-layout"),
+        json!({"imageLayoutVersion": "1.0.0"}).to_string(),
+        0o644,
+    )?;
     let name = format!("bosh-dns-xdp-{}-oci.tar", release.version);
     archive::tar(release, &image, &release.out.join(name))
 }
@@ -42,13 +48,21 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Stores the image of one architecture; returns the descriptor of its manifest.
 fn manifest(release: &Release, programs: &Programs, image: &Path) -> Result<Value> {
-    let Programs { architecture, server, sync } = programs;
+    let Programs {
+        architecture,
+        server,
+        sync,
+    } = programs;
     let layer_files = release.staging("layer")?;
     for (program, name) in [(server, "bosh-dns-xdp"), (sync, "bosh-dns-sync")] {
         archive::copy(program, &layer_files.join(name), 0o755)?;
         // None, except in tests, which pack programs that are not static.
         for library in shared_libraries(program)? {
-            archive::copy(&library, &layer_files.join(library.strip_prefix("/")?), 0o755)?;
+            archive::copy(
+                &library,
+                &layer_files.join(library.strip_prefix("/")?),
+                0o755,
+            )?;
         }
     }
     let deploy = root().join("deploy/container");
@@ -61,7 +75,11 @@ fn manifest(release: &Release, programs: &Programs, image: &Path) -> Result<Valu
         archive::copy(&deploy.join(file), &layer_files.join(place), 0o644)?;
     }
     for file in ["LICENSE", "third-party-notices.txt"] {
-        archive::copy(&release.out.join(file), &layer_files.join("licenses").join(file), 0o644)?;
+        archive::copy(
+            &release.out.join(file),
+            &layer_files.join("licenses").join(file),
+            0o644,
+        )?;
     }
     for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
         fs::create_dir_all(layer_files.join(folder))?;
@@ -90,7 +108,11 @@ fn manifest(release: &Release, programs: &Programs, image: &Path) -> Result<Valu
         "config": config,
         "layers": [layer],
     });
-    let mut manifest = keep_json(image, &manifest, "application/vnd.oci.image.manifest.v1+json")?;
+    let mut manifest = keep_json(
+        image,
+        &manifest,
+        "application/vnd.oci.image.manifest.v1+json",
+    )?;
     manifest["platform"] = platform;
     Ok(manifest)
 }

@@ -8,7 +8,10 @@ use std::{
 /// Returns the Rust files at or below a path.
 pub(crate) fn rust_files(path: &Path) -> Vec<PathBuf> {
     if path.is_dir() {
-        return fs::read_dir(path).unwrap().flat_map(|entry| rust_files(&entry.unwrap().path())).collect();
+        return fs::read_dir(path)
+            .unwrap()
+            .flat_map(|entry| rust_files(&entry.unwrap().path()))
+            .collect();
     }
     let is_rust = path.extension().is_some_and(|extension| extension == "rs");
     is_rust.then(|| path.to_owned()).into_iter().collect()

@@ -82,14 +82,22 @@ pub fn count(context: XdpContext) -> u32 {
 /// Turns the frame into the next query, if one is due.
 #[inline(always)]
 fn query(context: &XdpContext) -> Option<()> {
-    let (orders, counts, memory) = (ORDERS.get_ptr(0)?, COUNTS.get_ptr_mut(0)?, MEMORY.get_ptr_mut(0)?);
+    let (orders, counts, memory) = (
+        ORDERS.get_ptr(0)?,
+        COUNTS.get_ptr_mut(0)?,
+        MEMORY.get_ptr_mut(0)?,
+    );
     // SAFETY (all): elements live as long as the program. Concurrent writers only write aligned
     // words, so no read is torn.
     let (orders, counts, memory) = unsafe { (&*orders, &mut *counts, &mut *memory) };
     if orders.frames == 0 || !is_due(orders, counts, memory) {
         return None;
     }
-    let at = if memory.next < orders.frames { memory.next } else { 0 };
+    let at = if memory.next < orders.frames {
+        memory.next
+    } else {
+        0
+    };
     let frame = FRAMES.get_ptr(at as u32)?;
     // SAFETY: as above; userspace writes frames only between loads.
     let frame = unsafe { &*frame };

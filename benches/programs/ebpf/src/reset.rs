@@ -75,7 +75,11 @@ fn next() -> Option<(&'static Original, Turn)> {
     let original = ORIGINAL.get_ptr(turn.count & turn.mask)?;
     // SAFETY: as above; userspace writes the elements only between runs.
     unsafe {
-        *next = Turn { count: turn.count.wrapping_add(1), len: (*original).len, ..turn };
+        *next = Turn {
+            count: turn.count.wrapping_add(1),
+            len: (*original).len,
+            ..turn
+        };
         Some((&*original, turn))
     }
 }
@@ -92,7 +96,8 @@ fn renew_xdp(context: &XdpContext) -> Option<()> {
     let missing = original.len as i32 - (length as i32 - before);
     // SAFETY: the context is the kernel's own.
     let renewed = unsafe {
-        bpf_xdp_adjust_head(context.ctx, before) == 0 && bpf_xdp_adjust_tail(context.ctx, missing) == 0
+        bpf_xdp_adjust_head(context.ctx, before) == 0
+            && bpf_xdp_adjust_tail(context.ctx, missing) == 0
     };
     if !renewed {
         return None;
@@ -139,7 +144,8 @@ fn renew_tc(context: &TcContext) -> Option<()> {
     }
     // A reply to the same query differs from it only at the start.
     if turn.mask == 0 {
-        return (unsafe { bpf_skb_store_bytes(skb, 0, bytes, HEAD_LEN as u32, 0) } == 0).then_some(());
+        return (unsafe { bpf_skb_store_bytes(skb, 0, bytes, HEAD_LEN as u32, 0) } == 0)
+            .then_some(());
     }
     // Read here, where the verifier follows its range to the call.
     let len = core::hint::black_box(original.len);

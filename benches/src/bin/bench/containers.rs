@@ -76,13 +76,20 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let mode = subject.mode().context("a server")?;
             let running = start(&lab, &foundation, mode, "WARN")?;
             if mode != "off" {
-                wait_until("every container to be served", Duration::from_secs(300), || {
-                    // Again, because queries that arrive while the programs load show nothing.
-                    let ask = |number| cell.ask(number, &queries[0], FIRST, Duration::from_secs(1)).is_ok();
-                    let asked = (0..CONTAINERS).all(ask);
-                    thread::sleep(Duration::from_secs(1));
-                    asked && running.1.links().len() >= CONTAINERS
-                })?;
+                wait_until(
+                    "every container to be served",
+                    Duration::from_secs(300),
+                    || {
+                        // Again, because queries that arrive while the programs load show nothing.
+                        let ask = |number| {
+                            cell.ask(number, &queries[0], FIRST, Duration::from_secs(1))
+                                .is_ok()
+                        };
+                        let asked = (0..CONTAINERS).all(ask);
+                        thread::sleep(Duration::from_secs(1));
+                        asked && running.1.links().len() >= CONTAINERS
+                    },
+                )?;
             }
             Box::new(running)
         }
@@ -95,8 +102,11 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     let count = || fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
     let tracked: f64 = lab.server.run(count)??.trim().parse()?;
     let burst = offer(&sockets, &queries)?;
-    let within =
-        |offered: &Offered, share| percentile(&offered.latencies, share).unwrap_or_default().as_secs_f64();
+    let within = |offered: &Offered, share| {
+        percentile(&offered.latencies, share)
+            .unwrap_or_default()
+            .as_secs_f64()
+    };
     let values = [
         within(&steady, 0.5) * 1e6,
         within(&steady, 0.99) * 1e6,
@@ -116,7 +126,12 @@ pub(crate) fn cell_namespaces() -> Result<Lab> {
 }
 
 /// Starts this server on every interface of the host; `logs` is the least severe level that it logs.
-pub(crate) fn start(lab: &Lab, foundation: &Foundation, mode: &str, logs: &str) -> Result<(Server, Bpffs)> {
+pub(crate) fn start(
+    lab: &Lab,
+    foundation: &Foundation,
+    mode: &str,
+    logs: &str,
+) -> Result<(Server, Bpffs)> {
     let bpffs = Bpffs::new()?;
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let settings = json!({
@@ -163,7 +178,9 @@ fn ask_by_new_sockets(
         Ok(latencies)
     };
     let mut latencies = thread::scope(|scope| -> Result<Vec<Duration>> {
-        let threads: Vec<_> = (0..CONTAINERS).map(|number| scope.spawn(move || container(number))).collect();
+        let threads: Vec<_> = (0..CONTAINERS)
+            .map(|number| scope.spawn(move || container(number)))
+            .collect();
         let mut all = Vec::new();
         for thread in threads {
             all.append(&mut thread.join().expect("no panic")?);
@@ -217,8 +234,10 @@ fn receive(
     let mut latencies = Vec::with_capacity(sent.len());
     let mut buffer = [MaybeUninit::uninit(); 2048];
     while !over.load(Ordering::Relaxed) {
-        let mut fds: Vec<PollFd<'_>> =
-            sockets.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+        let mut fds: Vec<PollFd<'_>> = sockets
+            .iter()
+            .map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN))
+            .collect();
         poll(&mut fds, PollTimeout::from(50u8))?;
         for (place, socket) in sockets.iter().enumerate() {
             if !fds[place].any().unwrap_or(false) {
@@ -235,7 +254,9 @@ fn receive(
                 let id = unsafe { [buffer[0].assume_init(), buffer[1].assume_init()] };
                 let number = usize::from(u16::from_be_bytes(id)) * sockets.len() + place;
                 // Replies to an earlier load are ignored.
-                let at = sent.get(number).map_or(0, |sent| sent.swap(0, Ordering::Relaxed));
+                let at = sent
+                    .get(number)
+                    .map_or(0, |sent| sent.swap(0, Ordering::Relaxed));
                 if at != 0 {
                     latencies.push(begun.elapsed().saturating_sub(Duration::from_nanos(at - 1)));
                 }
@@ -263,11 +284,17 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
     let mut asked = 0;
     for block in 0..count / BLOCK {
         let with_server = block % 2 == 0;
-        server.signal_all(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
+        server.signal_all(if with_server {
+            Signal::SIGCONT
+        } else {
+            Signal::SIGSTOP
+        })?;
         for number in block * BLOCK..(block + 1) * BLOCK {
             let begun = Instant::now();
             cell.create(number)?;
-            took[usize::from(with_server)].0.push(begun.elapsed().as_secs_f64() * 1e3);
+            took[usize::from(with_server)]
+                .0
+                .push(begun.elapsed().as_secs_f64() * 1e3);
             if with_server {
                 for recent in asked..=number {
                     cell.ask(recent, &query, FIRST, Duration::from_secs(1))?;
@@ -278,13 +305,23 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
         }
     }
     server.signal_all(Signal::SIGCONT)?;
-    println!("{} of {count} containers were served meanwhile", bpffs.links().len());
+    println!(
+        "{} of {count} containers were served meanwhile",
+        bpffs.links().len()
+    );
     cell.remove(0..count)?;
-    wait_until("pins and descriptors to go with the containers", Duration::from_secs(60), || {
-        bpffs.links().is_empty()
-            && descriptors().is_ok_and(|descriptors| descriptors <= before + OF_FAST_PATH)
-    })?;
-    for (label, value) in ["without the server", "ours, with the server"].into_iter().zip(took) {
+    wait_until(
+        "pins and descriptors to go with the containers",
+        Duration::from_secs(60),
+        || {
+            bpffs.links().is_empty()
+                && descriptors().is_ok_and(|descriptors| descriptors <= before + OF_FAST_PATH)
+        },
+    )?;
+    for (label, value) in ["without the server", "ours, with the server"]
+        .into_iter()
+        .zip(took)
+    {
         let mut values = vec![Rounds::default(); 6];
         values.push(value);
         table.put(label, 0, &values);

@@ -44,23 +44,53 @@ pub(crate) fn points() -> Vec<String> {
 
 /// Measures both loads before a recursor with each delay.
 pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
-    let Subject::Forwarder(forwarder) = *subject else { return Ok(()) };
+    let Subject::Forwarder(forwarder) = *subject else {
+        return Ok(());
+    };
     let foundation = Foundation::generate(1_000)?;
-    let names: Vec<String> = foundation.entries(200).into_iter().map(|(name, _)| name).collect();
-    let names = if forwarder == Forwarder::Fleet { &names[..] } else { &[] };
+    let names: Vec<String> = foundation
+        .entries(200)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    let names = if forwarder == Forwarder::Fleet {
+        &names[..]
+    } else {
+        &[]
+    };
     let duration = Duration::from_secs(if plan.quick { 3 } else { 6 });
     for (number, delay) in DELAYS.into_iter().enumerate() {
         let lab = Lab::plain()?;
-        lab.client.ip(&["addr", "add", &format!("{FLOODER}/24"), "dev", CLIENT_INTERFACE])?;
+        lab.client.ip(&[
+            "addr",
+            "add",
+            &format!("{FLOODER}/24"),
+            "dev",
+            CLIENT_INTERFACE,
+        ])?;
         let recursor = SlowRecursor::start(&lab, AUTHORITY, Duration::from_millis(delay))?;
         let running = forwarder.start_before(&lab, recursor, &foundation)?;
         for flooded in [false, true] {
             let (other, fleet) = load(&lab, duration, flooded, names)?;
-            ensure!(fleet.answered == fleet.sent, "{} of {} fleet names", fleet.answered, fleet.sent);
+            ensure!(
+                fleet.answered == fleet.sent,
+                "{} of {} fleet names",
+                fleet.answered,
+                fleet.sent
+            );
             let answered = other.answered as f64 * 100.0 / other.sent.max(1) as f64;
             let peak = process::memory(running.pid, "VmHWM")? as f64 / f64::from(1 << 20);
-            let values = [Rounds(vec![answered]), other.tail(), fleet.tail(), Rounds(vec![peak])];
-            table.put(forwarder.label(), 2 * number + usize::from(flooded), &values);
+            let values = [
+                Rounds(vec![answered]),
+                other.tail(),
+                fleet.tail(),
+                Rounds(vec![peak]),
+            ];
+            table.put(
+                forwarder.label(),
+                2 * number + usize::from(flooded),
+                &values,
+            );
         }
     }
     Ok(())
@@ -78,7 +108,12 @@ struct Seen {
 impl Seen {
     /// Returns the 99th percentile of the latencies in milliseconds.
     fn tail(&self) -> Rounds {
-        Rounds(percentile(&self.latencies, 0.99).map(|tail| tail.as_secs_f64() * 1e3).into_iter().collect())
+        Rounds(
+            percentile(&self.latencies, 0.99)
+                .map(|tail| tail.as_secs_f64() * 1e3)
+                .into_iter()
+                .collect(),
+        )
     }
 }
 
@@ -89,17 +124,25 @@ fn load(lab: &Lab, duration: Duration, flooded: bool, names: &[String]) -> Resul
     let new = |number: usize| format!("o{number}.{run}.test.");
     let listed = |number: usize| names[number % names.len()].clone();
     let panicked = |_| anyhow::anyhow!("a client has panicked");
-    let ask = |name: &(dyn Fn(usize) -> String + Sync)| lab.client.run(|| ask_at_rate(duration, name));
+    let ask =
+        |name: &(dyn Fn(usize) -> String + Sync)| lab.client.run(|| ask_at_rate(duration, name));
     thread::scope(|scope| {
         let flooding = flooded.then(|| scope.spawn(|| lab.client.run(|| flood(&ended))));
         thread::sleep(if flooded { LEAD } else { Duration::ZERO });
         let other = scope.spawn(|| ask(&new));
-        let fleet = if names.is_empty() { Ok(Ok(Seen::default())) } else { ask(&listed) };
+        let fleet = if names.is_empty() {
+            Ok(Ok(Seen::default()))
+        } else {
+            ask(&listed)
+        };
         let other = other.join();
         ended.store(true, Ordering::Relaxed);
         if let Some(flooding) = flooding {
             let rate = flooding.join().map_err(panicked)???;
-            ensure!(rate >= 0.95 * f64::from(FLOOD_RATE), "the generator sent only {rate:.0} queries/s");
+            ensure!(
+                rate >= 0.95 * f64::from(FLOOD_RATE),
+                "the generator sent only {rate:.0} queries/s"
+            );
         }
         Ok((other.map_err(panicked)???, fleet??))
     })
@@ -154,12 +197,20 @@ fn ask_at_rate(duration: Duration, name: impl Fn(usize) -> String) -> Result<See
             seen.sent += 1;
             continue;
         }
-        let pause = if seen.sent < total { next - now } else { Duration::from_millis(50) };
+        let pause = if seen.sent < total {
+            next - now
+        } else {
+            Duration::from_millis(50)
+        };
         socket.set_read_timeout(Some(pause.max(Duration::from_micros(1))))?;
-        let Ok(12..) = socket.recv(&mut buffer) else { continue };
+        let Ok(12..) = socket.recv(&mut buffer) else {
+            continue;
+        };
         let arrived = Instant::now();
         let [id_high, id_low, _, flags, _, _, high, low, ..] = buffer;
-        let Some(sent) = waiting.remove(&u16::from_be_bytes([id_high, id_low])) else { continue };
+        let Some(sent) = waiting.remove(&u16::from_be_bytes([id_high, id_low])) else {
+            continue;
+        };
         if flags & 15 == 0 && [high, low] != [0, 0] {
             seen.answered += 1;
             seen.latencies.push(arrived - sent);
@@ -183,7 +234,8 @@ impl SlowRecursor {
         let ended = Arc::new(AtomicBool::new(false));
         let observed = Arc::clone(&ended);
         let thread = lab.server.run(|| -> Result<JoinHandle<()>> {
-            let socket = socket2::Socket::from(UdpSocket::bind(address).context("the slow recursor")?);
+            let socket =
+                socket2::Socket::from(UdpSocket::bind(address).context("the slow recursor")?);
             socket.set_recv_buffer_size(8 << 20)?;
             socket.set_nonblocking(true)?;
             Ok(thread::spawn(move || {
@@ -192,7 +244,10 @@ impl SlowRecursor {
                 serve(&socket.into(), delay, &observed);
             }))
         })??;
-        Ok(Self { ended, thread: Some(thread) })
+        Ok(Self {
+            ended,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -216,7 +271,9 @@ fn serve(socket: &UdpSocket, delay: Duration, ended: &AtomicBool) {
                 waiting.push_back((Instant::now() + delay, client, reply));
             }
         }
-        while let Some((_, client, reply)) = waiting.pop_front_if(|(due, ..)| *due <= Instant::now()) {
+        while let Some((_, client, reply)) =
+            waiting.pop_front_if(|(due, ..)| *due <= Instant::now())
+        {
             let _ = socket.send_to(&reply, client);
         }
         thread::sleep(Duration::from_micros(500));

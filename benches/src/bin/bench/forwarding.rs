@@ -38,7 +38,14 @@ struct Drawer {
 impl Drawer {
     fn new(hot: usize, fleet: Vec<String>) -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-queries-")?;
-        Ok(Self { fleet, hot, next_hot: 0, next_cold: 0, random: fastrand::Rng::with_seed(1), folder })
+        Ok(Self {
+            fleet,
+            hot,
+            next_hot: 0,
+            next_cold: 0,
+            random: fastrand::Rng::with_seed(1),
+            folder,
+        })
     }
 
     /// Queries at this rate (`None`: as many as possible) for `duration`, with these percentages of
@@ -68,9 +75,17 @@ impl Drawer {
         }
         let path = self.folder.path().join("queries");
         fs::write(&path, text)?;
-        let load = dnsperf::Load { rate, percentiles: rate.is_some(), ..dnsperf::Load::new(&path, duration) };
+        let load = dnsperf::Load {
+            rate,
+            percentiles: rate.is_some(),
+            ..dnsperf::Load::new(&path, duration)
+        };
         let seen = load.run(&lab.client_launcher())?;
-        ensure!(seen.rcodes.keys().all(|rcode| rcode == "NOERROR"), "{:?}", seen.rcodes);
+        ensure!(
+            seen.rcodes.keys().all(|rcode| rcode == "NOERROR"),
+            "{:?}",
+            seen.rcodes
+        );
         ensure!(seen.completed > 0, "no reply");
         Ok(seen)
     }
@@ -90,7 +105,9 @@ pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> R
     const KNOWN_NAMES: usize = 1_000;
     /// Queries per second for latency measurements, low enough for every server.
     const LATENCY_RATE: u32 = 2_000;
-    let Subject::Forwarder(forwarder) = subject else { return Ok(()) };
+    let Subject::Forwarder(forwarder) = subject else {
+        return Ok(());
+    };
     // Costs at rates that all can serve, even on a slower machine: under overload a server saves system
     // calls.
     for (point, (hot, cost_rate)) in [(100, 15_000), (0, 3_000)].into_iter().enumerate() {
@@ -103,7 +120,8 @@ pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> R
         drawer.ask(&lab, (0, 100), Some(LATENCY_RATE), WARM_UP)?;
         let before = CpuTime::of_process(running.pid)?;
         let seen = drawer.ask(&lab, (0, hot), Some(cost_rate), plan.duration)?;
-        let cost = (CpuTime::of_process(running.pid)? - before).as_secs_f64() * 1e6 / seen.completed as f64;
+        let cost = (CpuTime::of_process(running.pid)? - before).as_secs_f64() * 1e6
+            / seen.completed as f64;
         let latency = drawer.ask(&lab, (0, hot), Some(LATENCY_RATE), plan.duration)?;
         let highest = drawer.ask(&lab, (0, hot), None, plan.duration)?.rate;
         let values = [cost, within(&latency, 0.5), within(&latency, 0.99), highest];
@@ -140,7 +158,9 @@ impl NamesAtRate {
 /// CPU time per query, share of the interface and latency, for fleet names, outside names and a mix.
 pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
     const HOT_NAMES: usize = 300;
-    let Subject::Forwarder(forwarder) = subject else { return Ok(()) };
+    let Subject::Forwarder(forwarder) = subject else {
+        return Ok(());
+    };
     let setting = Setting::new(1_000, Selection::Shared, &[Order::AsListed])?;
     let fleet = setting.queries()?.lines.clone();
     let mut drawer = Drawer::new(HOT_NAMES, fleet.clone())?;
@@ -148,19 +168,24 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         let cell = Cell::start(Lab::split()?, subject, &setting)?;
         let meter = cell.lab.meter(&cell.processes)?;
         for (point, &NamesAtRate(fleet_names, hot, rate)) in LOADS.iter().enumerate() {
-            let mut ask = |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
+            let mut ask =
+                |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
             ask(WARM_UP)?;
             let (cpu, counts) = (meter.cpu()?, counted(&cell.lab, *forwarder)?);
             let seen = ask(plan.duration)?;
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
-            let share = counted(&cell.lab, *forwarder)?.zip(counts).map(|(after, before)| {
-                let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
-                fast as f64 * 100.0 / (fast + userspace).max(1) as f64
-            });
+            let share = counted(&cell.lab, *forwarder)?
+                .zip(counts)
+                .map(|(after, before)| {
+                    let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
+                    fast as f64 * 100.0 / (fast + userspace).max(1) as f64
+                });
             let (cost, share) = (Rounds(vec![cost]), Rounds(share.into_iter().collect()));
             table.put(forwarder.label(), point, &[cost, Rounds::default(), share]);
         }
-        let hot: Vec<String> = (0..HOT_NAMES).map(|number| format!("hot-{number}.{ZONE} A\n")).collect();
+        let hot: Vec<String> = (0..HOT_NAMES)
+            .map(|number| format!("hot-{number}.{ZONE} A\n"))
+            .collect();
         for (point, lines) in [&fleet, &hot].into_iter().enumerate() {
             let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines, None)?;
             let seen = cell.fill(&mut loaded, plan.duration)?;

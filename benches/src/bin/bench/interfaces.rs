@@ -34,12 +34,17 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let lab = containers::cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, _bpffs) = containers::start(&lab, &foundation, "tc", "INFO")?;
-    let name = foundation.names().next().context("a foundation has names")?.to_string();
+    let name = foundation
+        .names()
+        .next()
+        .context("a foundation has names")?
+        .to_string();
     let query = client::query(&name, RecordType::A, None)?.to_vec()?;
     // The programs are loaded when the first interface needs them.
     cell.connect(INTERFACES..INTERFACES + 1)?;
     wait_until("the first interface to be served", LIMIT, || {
-        cell.ask(INTERFACES, &query, 6, TIMEOUT).is_ok() && server.log().contains("program attached")
+        cell.ask(INTERFACES, &query, 6, TIMEOUT).is_ok()
+            && server.log().contains("program attached")
     })?;
     cell.connect(0..INTERFACES)?;
     wait_for_grace();
@@ -48,15 +53,26 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let attaches = || Attaches::read(&server.log(), start, &asked);
     wait_until("all interfaces to be served", LIMIT, || attaches().is_ok())?;
     let Attaches { delays, took, .. } = attaches()?;
-    let sockets = (0..INTERFACES).map(|number| cell.socket(number, TIMEOUT)).collect::<Result<Vec<_>>>()?;
+    let sockets = (0..INTERFACES)
+        .map(|number| cell.socket(number, TIMEOUT))
+        .collect::<Result<Vec<_>>>()?;
     query_all(&sockets, &query, PROVEN)?;
     let before = Metrics::read(&lab.server)?.probes();
     let watched = query_all(&sockets, &query, WATCHED)?;
     let probes = Metrics::read(&lab.server)?.probes() - before;
     let each = probes as f64 / watched.as_secs_f64() / INTERFACES as f64;
-    let slowest = delays.iter().max().map(Duration::as_secs_f64).into_iter().collect();
+    let slowest = delays
+        .iter()
+        .max()
+        .map(Duration::as_secs_f64)
+        .into_iter()
+        .collect();
     let took = took.iter().map(|took| took.as_secs_f64() * 1e3).collect();
-    table.put(&subject.label(), 0, &[Rounds(slowest), Rounds(took), Rounds(vec![each])]);
+    table.put(
+        &subject.label(),
+        0,
+        &[Rounds(slowest), Rounds(took), Rounds(vec![each])],
+    );
     Ok(())
 }
 

@@ -41,7 +41,12 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
     for (point, size) in sizes(plan).into_iter().enumerate() {
         let setting = Setting::new(size, Selection::Shared, &[Order::AsListed])?;
         // The last name to be published.
-        let name = setting.foundation.names().last().context("a foundation has names")?.to_string();
+        let name = setting
+            .foundation
+            .names()
+            .last()
+            .context("a foundation has names")?
+            .to_string();
         let lab = Lab::split()?;
         let started = Instant::now();
         let cell = Cell::begin(lab, subject, &setting.foundation, 0)?;
@@ -53,12 +58,25 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
         cell.warm_up(setting.queries()?)?;
         thread::sleep(PAUSE);
         let mebibytes = |bytes: u64| Rounds(vec![bytes as f64 / f64::from(1 << 20)]);
-        let maps = if has_fast_path { mebibytes(map_memory(process)?) } else { Rounds::default() };
+        let maps = if has_fast_path {
+            mebibytes(map_memory(process)?)
+        } else {
+            Rounds::default()
+        };
         let resident = mebibytes(process::memory(process, "VmRSS")?);
-        let Running::Server(server) = &cell.running else { bail!("ours is a server") };
-        let shares =
-            server.processes()?.into_iter().map(process::proportional_set_size).sum::<Result<u64>>()?;
-        table.put(&subject.label(), point, &[Rounds(vec![start]), resident, mebibytes(shares), maps]);
+        let Running::Server(server) = &cell.running else {
+            bail!("ours is a server")
+        };
+        let shares = server
+            .processes()?
+            .into_iter()
+            .map(process::proportional_set_size)
+            .sum::<Result<u64>>()?;
+        table.put(
+            &subject.label(),
+            point,
+            &[Rounds(vec![start]), resident, mebibytes(shares), maps],
+        );
     }
     Ok(())
 }
@@ -123,7 +141,9 @@ pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Resul
         } else {
             let cell = Cell::begin(Lab::plain()?, subject, &foundation, 0)?;
             wait_for_fast_path(&cell.lab.server)?;
-            let Running::Server(server) = &cell.running else { bail!("ours is a server") };
+            let Running::Server(server) = &cell.running else {
+                bail!("ours is a server")
+            };
             let file = server.folder.path().join("records.json");
             let processes = server.processes()?;
             for turn in 1..=reloads {
@@ -136,11 +156,16 @@ pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Resul
                     fs::write(&next, &foundation.records)?;
                     let rename = || Ok(fs::rename(&next, &file)?);
                     let times = watch(&cell.lab, &processes, &change, rename)?;
-                    if is_hot { seen.push(times) } else { cold.push(times) }
+                    if is_hot {
+                        seen.push(times)
+                    } else {
+                        cold.push(times)
+                    }
                 }
             }
         }
-        let column = |list: &[Times], value: fn(&Times) -> f64| Rounds(list.iter().map(value).collect());
+        let column =
+            |list: &[Times], value: fn(&Times) -> f64| Rounds(list.iter().map(value).collect());
         let milliseconds = [
             column(&seen, |times| times.first),
             column(&cold, |times| times.first),
@@ -201,7 +226,11 @@ fn watch(
             if client::addresses(&reply).contains(&IpAddr::V4(change.to)) {
                 return Ok([started.elapsed(), slowest]);
             }
-            ensure!(started.elapsed() < LIMIT, "{} did not change within {LIMIT:?}", change.name);
+            ensure!(
+                started.elapsed() < LIMIT,
+                "{} did not change within {LIMIT:?}",
+                change.name
+            );
         }
     };
     let before = CpuTime::of_processes(processes)?;
@@ -209,5 +238,9 @@ fn watch(
     let [first, slowest] = lab.client.run(|| on_cpu(CLIENT_CPU, ask))??;
     thread::sleep(PAUSE);
     let cpu = (CpuTime::of_processes(processes)? - before).saturating_sub(idle);
-    Ok(Times { first: milliseconds(first), slowest: milliseconds(slowest), cpu: milliseconds(cpu) })
+    Ok(Times {
+        first: milliseconds(first),
+        slowest: milliseconds(slowest),
+        cpu: milliseconds(cpu),
+    })
 }

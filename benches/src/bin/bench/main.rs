@@ -67,7 +67,11 @@ impl Plan {
 
     /// Returns the subjects, and bosh-dns if its binary is given.
     fn with_reference(&self, subjects: &[Subject]) -> Vec<Subject> {
-        subjects.iter().cloned().chain(self.reference.clone().map(Subject::Reference)).collect()
+        subjects
+            .iter()
+            .cloned()
+            .chain(self.reference.clone().map(Subject::Reference))
+            .collect()
     }
 }
 
@@ -100,11 +104,18 @@ static PARTS: [Part; 13] = [
         axis: "",
         points: |_| vec![String::new()],
         ordered: false,
-        quantities: &[(MAIN[0], "queries/s"), ("CPU utilisation of that core", "%")],
+        quantities: &[
+            (MAIN[0], "queries/s"),
+            ("CPU utilisation of that core", "%"),
+        ],
         subjects: |plan| {
             let of = |hook, mode| [Reflector(hook), Constant(hook), Ours(mode)];
-            let ours = [&of(Hook::Tc, "tc")[..], &of(Hook::Native, "native"), &[Ours("off"), Subject::Echo]]
-                .concat();
+            let ours = [
+                &of(Hook::Tc, "tc")[..],
+                &of(Hook::Native, "native"),
+                &[Ours("off"), Subject::Echo],
+            ]
+            .concat();
             let few = [&ours[..], &AUTHORITATIVE].concat();
             plan.with_reference(&plan.pick(&few, &[&few[..], &[UNBOUND, DNSMASQ]].concat()))
         },
@@ -119,11 +130,20 @@ static PARTS: [Part; 13] = [
         points: one_core::points_of_forms,
         ordered: false,
         quantities: &[
-            ("Queries per second of one saturated core by form of the load", "queries/s"),
+            (
+                "Queries per second of one saturated core by form of the load",
+                "queries/s",
+            ),
             ("By form of the load: CPU utilisation of that core", "%"),
             ("By form of the load: records.json read", "reloads/s"),
         ],
-        subjects: |_| ["tc", "native", "off"].map(Ours).into_iter().chain(AUTHORITATIVE).collect(),
+        subjects: |_| {
+            ["tc", "native", "off"]
+                .map(Ours)
+                .into_iter()
+                .chain(AUTHORITATIVE)
+                .collect()
+        },
         measure: Measure::Together(one_core::forms),
     },
     Part {
@@ -140,7 +160,9 @@ static PARTS: [Part; 13] = [
             let more = [Ours("native"), Constant(Hook::Native)];
             plan.pick(&few, &[&few[..], &more].concat())
         },
-        measure: Measure::Together(|plan, of, to| one_core::by_shape(plan, of, &one_core::sizes(plan), to)),
+        measure: Measure::Together(|plan, of, to| {
+            one_core::by_shape(plan, of, &one_core::sizes(plan), to)
+        }),
     },
     Part {
         name: "cost",
@@ -157,7 +179,12 @@ static PARTS: [Part; 13] = [
             ("Packets per wake-up at 100,000 queries/s", "packets"),
         ],
         subjects: |plan| {
-            let ours = [Reflector(Hook::Native), Ours("tc"), Ours("native"), Ours("off")];
+            let ours = [
+                Reflector(Hook::Native),
+                Ours("tc"),
+                Ours("native"),
+                Ours("off"),
+            ];
             let few = [&ours[..], &AUTHORITATIVE, &[UNBOUND]].concat();
             plan.with_reference(&plan.pick(&few, &[&few[..], &[DNSMASQ]].concat()))
         },
@@ -175,7 +202,14 @@ static PARTS: [Part; 13] = [
             ("Latency at 20,000 queries/s, p99.9", "µs"),
         ],
         subjects: |plan| {
-            let few = [Reflector(Hook::Tc), Ours("tc"), Ours("off"), KNOT, NSD, UNBOUND];
+            let few = [
+                Reflector(Hook::Tc),
+                Ours("tc"),
+                Ours("off"),
+                KNOT,
+                NSD,
+                UNBOUND,
+            ];
             plan.with_reference(&plan.pick(&few, &[&few[..], &[DNSMASQ]].concat()))
         },
         measure: Measure::Each(one_core::latency),
@@ -196,7 +230,10 @@ static PARTS: [Part; 13] = [
         ],
         subjects: |_| {
             let ours = [true, false].map(|cache| Forwarder::Ours { cache });
-            ours.into_iter().chain([Forwarder::Unbound, Forwarder::Dnsmasq]).map(Subject::Forwarder).collect()
+            ours.into_iter()
+                .chain([Forwarder::Unbound, Forwarder::Dnsmasq])
+                .map(Subject::Forwarder)
+                .collect()
         },
         measure: Measure::Each(forwarding::forwarding),
     },
@@ -211,16 +248,25 @@ static PARTS: [Part; 13] = [
         ordered: false,
         quantities: &[
             ("Fleet and outside names: CPU per query", "µs"),
-            ("Fleet and outside names: CPU per query of a saturated core", "µs"),
+            (
+                "Fleet and outside names: CPU per query of a saturated core",
+                "µs",
+            ),
             ("Fleet and outside names: replies from the interface", "%"),
             ("Fleet and outside names: latency, p50", "µs"),
             ("Fleet and outside names: latency, p99", "µs"),
         ],
         subjects: |_| {
             let cached = Forwarder::Ours { cache: true };
-            [Forwarder::Interface, cached, Forwarder::Unbound, Forwarder::Dnsmasq, Forwarder::KnotResolver]
-                .map(Subject::Forwarder)
-                .to_vec()
+            [
+                Forwarder::Interface,
+                cached,
+                Forwarder::Unbound,
+                Forwarder::Dnsmasq,
+                Forwarder::KnotResolver,
+            ]
+            .map(Subject::Forwarder)
+            .to_vec()
         },
         measure: Measure::Each(forwarding::outside),
     },
@@ -238,7 +284,11 @@ static PARTS: [Part; 13] = [
             ("Flood: names of the fleet, p99", "ms"),
             ("Flood: peak of resident memory", "MiB"),
         ],
-        subjects: |_| [Forwarder::Fleet, Forwarder::Unbound].map(Subject::Forwarder).to_vec(),
+        subjects: |_| {
+            [Forwarder::Fleet, Forwarder::Unbound]
+                .map(Subject::Forwarder)
+                .to_vec()
+        },
         measure: Measure::Each(flood::measure),
     },
     Part {
@@ -248,7 +298,12 @@ static PARTS: [Part; 13] = [
                 thousand queries and a pause. The maps' memory is as accounted by the kernel (memlock); they are \
                 allocated for max_names at startup, so a growing fleet needs no further memory.",
         axis: "instances",
-        points: |plan| life::sizes(plan).into_iter().map(|size| number(size as f64)).collect(),
+        points: |plan| {
+            life::sizes(plan)
+                .into_iter()
+                .map(|size| number(size as f64))
+                .collect()
+        },
         ordered: true,
         quantities: &[
             (titles::START, "ms"),
@@ -288,7 +343,10 @@ static PARTS: [Part; 13] = [
         quantities: &[
             (MAIN[3], "%"),
             ("Other traffic: bulk TCP", "Gbit/s"),
-            ("Other traffic: datagrams of another UDP service", "packets/s"),
+            (
+                "Other traffic: datagrams of another UDP service",
+                "packets/s",
+            ),
         ],
         subjects: |_| vec![Subject::Nothing, Ours("auto")],
         measure: Measure::Together(traffic::measure),
@@ -312,7 +370,15 @@ static PARTS: [Part; 13] = [
             ("A cell of containers: p99 of the burst", "ms"),
             ("A cell of containers: creation of a container", "ms"),
         ],
-        subjects: |_| vec![Subject::Nothing, Ours("off"), Ours("auto"), UNBOUND, DNSMASQ],
+        subjects: |_| {
+            vec![
+                Subject::Nothing,
+                Ours("off"),
+                Ours("auto"),
+                UNBOUND,
+                DNSMASQ,
+            ]
+        },
         measure: Measure::Each(containers::measure),
     },
     Part {
@@ -323,7 +389,11 @@ static PARTS: [Part; 13] = [
         axis: "",
         points: |_| vec![String::new()],
         ordered: false,
-        quantities: &[(titles::SERVED, "s"), (titles::RTNL, "ms"), (titles::PROBES, "Hz")],
+        quantities: &[
+            (titles::SERVED, "s"),
+            (titles::RTNL, "ms"),
+            (titles::PROBES, "Hz"),
+        ],
         subjects: |_| vec![Ours("tc")],
         measure: Measure::Each(interfaces::measure),
     },
@@ -362,7 +432,10 @@ static EXTRAS: Part = Part {
     ordered: false,
     quantities: &[
         ("Saturated core with what is off by default", "queries/s"),
-        ("With what is off by default: CPU utilisation of that core", "%"),
+        (
+            "With what is off by default: CPU utilisation of that core",
+            "%",
+        ),
     ],
     subjects: |plan| {
         let modes = match &plan.builds[..] {
@@ -386,7 +459,9 @@ static AGAINST: Part = Part {
     ordered: false,
     quantities: &[("Builds side by side, by saturated core", "queries/s")],
     subjects: |plan| plan.builds.clone(),
-    measure: Measure::Together(|plan, of, to| one_core::by_shape(plan, of, &one_core::shapes(plan), to)),
+    measure: Measure::Together(|plan, of, to| {
+        one_core::by_shape(plan, of, &one_core::shapes(plan), to)
+    }),
 };
 
 fn main() -> ExitCode {
@@ -412,12 +487,19 @@ fn main() -> ExitCode {
 /// Measures all parts and writes the report.
 fn run(arguments: &Arguments) -> Result<()> {
     // First, so that a folder that cannot be created fails before measuring.
-    fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
-    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0 };
+    fs::create_dir_all(&arguments.output)
+        .with_context(|| arguments.output.display().to_string())?;
+    let mut report = Report {
+        facts: facts(arguments),
+        figures: Vec::new(),
+        main: 0,
+    };
     let measured = match &arguments.from {
         Some(file) => {
             let numbers = fs::read(file).with_context(|| file.display().to_string())?;
-            Report::read(&numbers).with_context(|| file.display().to_string()).map(|read| report = read)
+            Report::read(&numbers)
+                .with_context(|| file.display().to_string())
+                .map(|read| report = read)
         }
         None => measure(arguments, &mut report),
     };
@@ -431,7 +513,11 @@ fn run(arguments: &Arguments) -> Result<()> {
 
 fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     let mut plan = Plan {
-        rounds: if arguments.quick { 1 } else { arguments.rounds.map_or(3, usize::from) },
+        rounds: if arguments.quick {
+            1
+        } else {
+            arguments.rounds.map_or(3, usize::from)
+        },
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
         turns: if arguments.quick { 4 } else { 7 },
         quick: arguments.quick,
@@ -444,7 +530,10 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         // Subjects hold the names of their modes for the life of the program.
         let modes = ["tc", "native", "off"].into_iter();
         for mode in modes.filter(|mode| arguments.mode.iter().any(|wanted| wanted == mode)) {
-            let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
+            let others = arguments
+                .against
+                .iter()
+                .map(|build| Subject::Build(build.clone(), mode));
             plan.builds = [Ours(mode)].into_iter().chain(others).collect();
             let parts = [&AGAINST, &EXTRAS, &TYPES].into_iter();
             for part in parts.filter(|part| is_wanted(&arguments.only, part.name)) {
@@ -453,12 +542,22 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         }
         return Ok(());
     }
-    let parts: Vec<&Part> =
-        PARTS.iter().chain([&EXTRAS, &TYPES]).filter(|part| is_wanted(&arguments.only, part.name)).collect();
+    let parts: Vec<&Part> = PARTS
+        .iter()
+        .chain([&EXTRAS, &TYPES])
+        .filter(|part| is_wanted(&arguments.only, part.name))
+        .collect();
     for (position, part) in parts.iter().enumerate() {
         let elapsed = started.elapsed().as_secs();
-        println!("\n[{}/{}] {} ({elapsed} s so far)", position + 1, parts.len(), part.name);
-        report.figures.extend(part.measure(&plan).with_context(|| part.name)?);
+        println!(
+            "\n[{}/{}] {} ({elapsed} s so far)",
+            position + 1,
+            parts.len(),
+            part.name
+        );
+        report
+            .figures
+            .extend(part.measure(&plan).with_context(|| part.name)?);
     }
     Ok(())
 }
@@ -469,7 +568,10 @@ const PEERS: [&str; 5] = ["knot", "nsd", "unbound", "dnsmasq-base", "knot-resolv
 
 /// Returns the kernel's remedies for defects of this processor.
 fn mitigations() -> String {
-    let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities").into_iter().flatten().flatten();
+    let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities")
+        .into_iter()
+        .flatten()
+        .flatten();
     let line = |file: fs::DirEntry| {
         let text = fs::read_to_string(file.path()).ok()?;
         let name = file.file_name().to_string_lossy().into_owned();
@@ -483,8 +585,11 @@ fn mitigations() -> String {
 /// Returns the facts of the run: commands, machine and time.
 fn facts(arguments: &Arguments) -> Vec<(String, String)> {
     let output = |program: &str, words: &[&str]| {
-        let output =
-            Command::new(program).args(words).output().map(|output| output.stdout).unwrap_or_default();
+        let output = Command::new(program)
+            .args(words)
+            .output()
+            .map(|output| output.stdout)
+            .unwrap_or_default();
         String::from_utf8_lossy(&output).trim().to_owned()
     };
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -504,19 +609,35 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ("generators", "in the kernel (live frames), one core; dnsperf for latencies".to_owned()),
     ];
     if arguments.bosh_dns.is_none() {
-        facts.push(("quoted, not measured in this run", quoted::OTHERS.to_owned()));
+        facts.push((
+            "quoted, not measured in this run",
+            quoted::OTHERS.to_owned(),
+        ));
     }
-    facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    facts
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
 }
 
 /// Writes the page, the tables, the numbers, and each plot.
 fn write(report: &Report, folder: &Path) -> Result<()> {
     fs::write(folder.join("report.html"), report.to_html()?)?;
     fs::write(folder.join("report.md"), report.to_markdown())?;
-    fs::write(folder.join("report.json"), serde_json::to_vec_pretty(report)?)?;
+    fs::write(
+        folder.join("report.json"),
+        serde_json::to_vec_pretty(report)?,
+    )?;
     for (number, figure) in report.figures.iter().enumerate() {
-        fs::write(folder.join(format!("figure-{:02}.svg", number + 1)), Report::plot(figure)?)?;
+        fs::write(
+            folder.join(format!("figure-{:02}.svg", number + 1)),
+            Report::plot(figure)?,
+        )?;
     }
-    println!("\n{}\nwritten: {}", report.to_markdown(), folder.join("report.html").display());
+    println!(
+        "\n{}\nwritten: {}",
+        report.to_markdown(),
+        folder.join("report.html").display()
+    );
     Ok(())
 }

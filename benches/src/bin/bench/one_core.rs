@@ -46,7 +46,11 @@ pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) ->
     extras(plan, subjects, table)?;
     if plan.reference.is_none() && plan.wanted.is_empty() {
         let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
-        table.put(&label, 0, &[Rounds(vec![quoted::SATURATED]), Rounds::default()]);
+        table.put(
+            &label,
+            0,
+            &[Rounds(vec![quoted::SATURATED]), Rounds::default()],
+        );
     }
     Ok(())
 }
@@ -87,7 +91,10 @@ pub(crate) fn forms(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Res
         match form {
             Form::Usual => {}
             Form::Ipv6 => setting.lab = || Lab::split()?.over_ipv6(),
-            Form::Edns => setting.queries.iter_mut().for_each(|queries| queries.edns = Some(1232)),
+            Form::Edns => setting
+                .queries
+                .iter_mut()
+                .for_each(|queries| queries.edns = Some(1232)),
             Form::Changes => {
                 let mut changed = Foundation::generate(INSTANCES)?;
                 changed.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;
@@ -111,11 +118,15 @@ fn while_changing<T>(
     if changes.is_empty() {
         return Ok((work()?, Rounds::default()));
     }
-    let Running::Server(server) = &cell.running else { bail!("peers have no records.json") };
+    let Running::Server(server) = &cell.running else {
+        bail!("peers have no records.json")
+    };
     let file = server.folder.path().join("records.json");
     let next = file.with_extension("next");
     // Written once: a rename of new data waits for the disk, whose driver takes time from the load's CPU.
-    let versions: Vec<_> = (0..changes.len()).map(|number| file.with_extension(number.to_string())).collect();
+    let versions: Vec<_> = (0..changes.len())
+        .map(|number| file.with_extension(number.to_string()))
+        .collect();
     for (version, records) in versions.iter().zip(changes) {
         if !version.exists() {
             fs::write(version, records)?;
@@ -126,7 +137,11 @@ fn while_changing<T>(
     };
     let (before, started, is_over) = (read()?, Instant::now(), AtomicBool::new(false));
     let change = || -> Result<()> {
-        for version in versions.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+        for version in versions
+            .iter()
+            .cycle()
+            .take_while(|_| !is_over.load(Ordering::Relaxed))
+        {
             fs::hard_link(version, &next)?;
             fs::rename(&next, &file)?;
             // A link to the file that is in place already stays beside it.
@@ -141,7 +156,9 @@ fn while_changing<T>(
         let changing = scope.spawn(|| on_cpu(CLIENT_CPU, change));
         let seen = work();
         is_over.store(true, Ordering::Relaxed);
-        changing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        changing
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         seen
     });
     let rate = (read()? - before) as f64 / started.elapsed().as_secs_f64();
@@ -151,7 +168,10 @@ fn while_changing<T>(
 /// Sizes of the foundation, all of whose names are queried.
 pub(crate) fn sizes(plan: &Plan) -> Vec<(usize, usize)> {
     let shape = |size: usize| (size, size);
-    plan.pick(&[1_000, 100_000].map(shape), &[1_000, 10_000, 100_000].map(shape))
+    plan.pick(
+        &[1_000, 100_000].map(shape),
+        &[1_000, 10_000, 100_000].map(shape),
+    )
 }
 
 /// Sizes of the foundation, and how many of its names are queried: all, or few of many.
@@ -161,7 +181,10 @@ pub(crate) fn shapes(plan: &Plan) -> Vec<(usize, usize)> {
 }
 
 fn orders(plan: &Plan) -> Vec<Order> {
-    plan.pick(&[Order::Random], &[Order::AsListed, Order::Random, Order::Zipf])
+    plan.pick(
+        &[Order::Random],
+        &[Order::AsListed, Order::Random, Order::Zipf],
+    )
 }
 
 /// Returns a point for each shape and order.
@@ -169,14 +192,26 @@ pub(crate) fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
     let orders = orders(plan);
     let point = |&(size, names): &(usize, usize)| {
         let [size, names] = [size, names].map(|count| number(count as f64));
-        let of = if size == names { names } else { format!("{names} of {size}") };
-        orders.iter().map(move |order| format!("{of}, {}", order.label())).collect::<Vec<_>>()
+        let of = if size == names {
+            names
+        } else {
+            format!("{names} of {size}")
+        };
+        orders
+            .iter()
+            .map(move |order| format!("{of}, {}", order.label()))
+            .collect::<Vec<_>>()
     };
     shapes.iter().flat_map(point).collect()
 }
 
 /// Rates by number and order of names.
-pub(crate) fn by_shape(plan: &Plan, of: &[Subject], shapes: &[(usize, usize)], to: &mut Table) -> Result<()> {
+pub(crate) fn by_shape(
+    plan: &Plan,
+    of: &[Subject],
+    shapes: &[(usize, usize)],
+    to: &mut Table,
+) -> Result<()> {
     let orders = orders(plan);
     for (shape, &(size, names)) in shapes.iter().enumerate() {
         let setting = Setting::new(size, Selection::Evenly(names), &orders)?;
@@ -198,19 +233,28 @@ fn measure_alternately(
     let cells = subjects.iter().map(start).collect::<Result<Vec<_>>>()?;
     if setting.is_few {
         for cell in &cells {
-            let load = Load::Rate { rate: 100_000, burst: 1 };
+            let load = Load::Rate {
+                rate: 100_000,
+                burst: 1,
+            };
             cell.loaded(setting.queries()?)?.offer(load, TURN)?;
         }
         thread::sleep(SETTLED);
     }
     for (order, queries) in setting.queries.iter().enumerate() {
-        let loaded =
-            cells.iter().map(|cell| Ok((cell, cell.loaded(queries)?, [const { Rounds(Vec::new()) }; 3])));
+        let loaded = cells.iter().map(|cell| {
+            Ok((
+                cell,
+                cell.loaded(queries)?,
+                [const { Rounds(Vec::new()) }; 3],
+            ))
+        });
         let mut loaded = loaded.collect::<Result<Vec<_>>>()?;
         for _ in 0..plan.turns {
             for (cell, loaded, [rates, busy, reloads]) in &mut loaded {
-                let (seen, read) = while_changing(cell, &setting.changes, || cell.fill(loaded, TURN))
-                    .with_context(|| cell.subject.label())?;
+                let (seen, read) =
+                    while_changing(cell, &setting.changes, || cell.fill(loaded, TURN))
+                        .with_context(|| cell.subject.label())?;
                 reloads.0.extend(read.0);
                 // A core that slept between packets is in another regime.
                 if seen.is_saturated() {
@@ -228,8 +272,11 @@ fn measure_alternately(
 
 /// Arrival patterns: the label, and how many queries are sent together; `None` sends as many as
 /// possible all the time.
-const REGIMES: [(&str, Option<u32>); 3] =
-    [("one by one", Some(1)), ("32 at a time", Some(32)), ("saturated core", None)];
+const REGIMES: [(&str, Option<u32>); 3] = [
+    ("one by one", Some(1)),
+    ("32 at a time", Some(32)),
+    ("saturated core", None),
+];
 
 pub(crate) fn points_of_cost(_: &Plan) -> Vec<String> {
     REGIMES.map(|(label, _)| label.to_owned()).to_vec()
@@ -243,13 +290,23 @@ pub(crate) fn cost(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let cell = Cell::start(Lab::split()?, subject, &setting)?;
     let mut loaded = cell.loaded(setting.queries()?)?;
     // The server learns names that are not in its map yet.
-    loaded.offer(Load::Rate { rate: RATE, burst: 1 }, TURN)?;
+    loaded.offer(
+        Load::Rate {
+            rate: RATE,
+            burst: 1,
+        },
+        TURN,
+    )?;
     for (point, (_, burst)) in REGIMES.into_iter().enumerate() {
         let seen = match burst {
             Some(burst) => loaded.offer(Load::Rate { rate: RATE, burst }, plan.duration)?,
             None => loaded.saturate(plan.duration)?,
         };
-        table.put(&subject.label(), point, &[seen.cpu, Rounds(vec![seen.packets_a_wake_up])]);
+        table.put(
+            &subject.label(),
+            point,
+            &[seen.cpu, Rounds(vec![seen.packets_a_wake_up])],
+        );
     }
     Ok(())
 }
@@ -259,6 +316,10 @@ pub(crate) fn latency(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     let cell = Cell::start(Lab::plain()?, subject, &setting)?;
     let _program = cell.client()?;
     cell.warm_up(setting.queries()?)?;
-    table.put(&subject.label(), 0, &cell.latencies(setting.queries()?, plan.duration)?);
+    table.put(
+        &subject.label(),
+        0,
+        &cell.latencies(setting.queries()?, plan.duration)?,
+    );
     Ok(())
 }

@@ -61,10 +61,18 @@ impl Part {
                 Measure::Together(measure) => measure(plan, &subjects, &mut table)?,
             }
         }
-        let figures = self.quantities.iter().zip(table.0).map(|(&(title, unit), sweep)| {
-            let data = if sweep.places.len() == 1 { Data::Bars(bars(sweep)) } else { Data::Sweep(sweep) };
-            Figure::new(title, self.about, unit, data)
-        });
+        let figures = self
+            .quantities
+            .iter()
+            .zip(table.0)
+            .map(|(&(title, unit), sweep)| {
+                let data = if sweep.places.len() == 1 {
+                    Data::Bars(bars(sweep))
+                } else {
+                    Data::Sweep(sweep)
+                };
+                Figure::new(title, self.about, unit, data)
+            });
         Ok(figures.collect())
     }
 }
@@ -73,7 +81,11 @@ impl Table {
     /// Adds the values of a subject at a point, one entry for each quantity (empty if not measured),
     /// and prints them.
     pub(crate) fn put(&mut self, label: &str, point: usize, values: &[Rounds]) {
-        let place = self.0.first().and_then(|sweep| sweep.places.get(point)).map_or("", String::as_str);
+        let place = self
+            .0
+            .first()
+            .and_then(|sweep| sweep.places.get(point))
+            .map_or("", String::as_str);
         let medians: Vec<String> = values.iter().map(|value| number(value.median())).collect();
         println!("{label:<28} {place:<32} {}", medians.join("  "));
         for (sweep, value) in self.0.iter_mut().zip(values) {
@@ -94,7 +106,11 @@ impl Table {
 fn bars(sweep: Sweep) -> Vec<Bar> {
     let bar = |series: bosh_dns_xdp_benches::report::Series| {
         let value = series.values.into_iter().next().unwrap_or_default();
-        Bar { label: series.label, value, ours: series.ours }
+        Bar {
+            label: series.label,
+            value,
+            ours: series.ours,
+        }
     };
     sweep.series.into_iter().map(bar).collect()
 }
@@ -134,17 +150,31 @@ impl Setting {
             Selection::Evenly(count) => {
                 foundation.max_names = (foundation.names().count() * 3 / 2).max(65_536) as u32;
                 let count = count.min(entries.len());
-                (0..count).map(|number| &entries[number * entries.len() / count]).collect()
+                (0..count)
+                    .map(|number| &entries[number * entries.len() / count])
+                    .collect()
             }
         };
         let answers: usize = selected.iter().map(|(_, addresses)| addresses.len()).sum();
         let mean = (answers as f64 / selected.len().max(1) as f64).round() as u32;
-        let lines: Vec<String> = selected.iter().map(|(name, _)| format!("{name} A\n")).collect();
-        let queries = orders.iter().map(|&order| Queries::write(ordered(&lines, order)));
+        let lines: Vec<String> = selected
+            .iter()
+            .map(|(name, _)| format!("{name} A\n"))
+            .collect();
+        let queries = orders
+            .iter()
+            .map(|&order| Queries::write(ordered(&lines, order)));
         let queries = queries.collect::<Result<_>>()?;
         let is_few = matches!(selection, Selection::Evenly(count) if count < instances);
         let answers = mean.min(MAX_ANSWERS);
-        Ok(Self { foundation, answers, queries, is_few, lab: Lab::split, changes: Vec::new() })
+        Ok(Self {
+            foundation,
+            answers,
+            queries,
+            is_few,
+            lab: Lab::split,
+            changes: Vec::new(),
+        })
     }
 
     /// Returns the queries of the first order.
@@ -169,7 +199,12 @@ impl Queries {
         let folder = TempDir::with_prefix("bdx-queries-")?;
         let path = folder.path().join("queries");
         fs::write(&path, lines.concat()).with_context(|| path.display().to_string())?;
-        Ok(Self { lines, path, edns: None, _folder: folder })
+        Ok(Self {
+            lines,
+            path,
+            edns: None,
+            _folder: folder,
+        })
     }
 }
 
@@ -222,7 +257,9 @@ fn ordered(lines: &[String], order: Order) -> Vec<String> {
     }
     for _ in 0..DRAWN.max(lines.len()) {
         let at = random.f64() * all;
-        let rank = sums.partition_point(|&sum| sum < at).min(shuffled.len() - 1);
+        let rank = sums
+            .partition_point(|&sum| sum < at)
+            .min(shuffled.len() - 1);
         drawn.push(shuffled[rank].clone());
     }
     drawn

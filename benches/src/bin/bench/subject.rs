@@ -92,7 +92,13 @@ pub(crate) enum Running {
 
 impl Subject {
     pub(crate) fn label(&self) -> String {
-        let hook = |hook: &Hook| if *hook == Hook::Native { "native" } else { "tc" };
+        let hook = |hook: &Hook| {
+            if *hook == Hook::Native {
+                "native"
+            } else {
+                "tc"
+            }
+        };
         match self {
             Self::Ours("off") => "ours, userspace only".to_owned(),
             Self::Ours(mode) => format!("ours, {mode}"),
@@ -144,15 +150,26 @@ impl<'a> Cell<'a> {
         foundation: &Foundation,
         answers: u32,
     ) -> Result<Self> {
-        let attach = |yardstick: Yardstick, hook| yardstick.attach(hook, &lab.server, SERVER_INTERFACE);
+        let attach =
+            |yardstick: Yardstick, hook| yardstick.attach(hook, &lab.server, SERVER_INTERFACE);
         let running = |server: Server| (vec![server.pid()], Running::Server(server));
         let (processes, running) = match subject {
-            Subject::Ours(mode) => running(start_build(server::program()?, &lab, foundation, mode)?),
+            Subject::Ours(mode) => {
+                running(start_build(server::program()?, &lab, foundation, mode)?)
+            }
             Subject::With(extra, mode) => {
                 let (_, configuration) = extra.parts();
-                running(start_configured(server::program()?, &lab, foundation, mode, &configuration)?)
+                running(start_configured(
+                    server::program()?,
+                    &lab,
+                    foundation,
+                    mode,
+                    &configuration,
+                )?)
             }
-            Subject::Build(program, mode) => running(start_build(program.clone(), &lab, foundation, mode)?),
+            Subject::Build(program, mode) => {
+                running(start_build(program.clone(), &lab, foundation, mode)?)
+            }
             Subject::Peer(peer) => {
                 let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
                 (running.processes(), Running::Other(Box::new(running)))
@@ -165,19 +182,26 @@ impl<'a> Cell<'a> {
                 let running = forwarder.start(&lab, Some(foundation))?;
                 (vec![running.pid], Running::Other(Box::new(running)))
             }
-            Subject::Reflector(hook) => {
-                (Vec::new(), Running::Other(Box::new(attach(Yardstick::Reflector, *hook)?)))
-            }
-            Subject::Constant(hook) => {
-                (Vec::new(), Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)))
-            }
+            Subject::Reflector(hook) => (
+                Vec::new(),
+                Running::Other(Box::new(attach(Yardstick::Reflector, *hook)?)),
+            ),
+            Subject::Constant(hook) => (
+                Vec::new(),
+                Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)),
+            ),
             Subject::Echo => {
                 let process = echo::start(&lab, answers)?;
                 (vec![process.pid()], Running::Other(Box::new(process)))
             }
             Subject::Nothing => bail!("nothing cannot be started"),
         };
-        Ok(Self { subject, processes, running, lab })
+        Ok(Self {
+            subject,
+            processes,
+            running,
+            lab,
+        })
     }
 
     /// Returns the in-kernel load, which measures throughput and cost. Drop it before
@@ -201,7 +225,9 @@ impl<'a> Cell<'a> {
     pub(crate) fn client(&self) -> Result<Option<Ebpf>> {
         let native = matches!(
             self.subject,
-            Subject::Ours("native") | Subject::Reflector(Hook::Native) | Subject::Constant(Hook::Native)
+            Subject::Ours("native")
+                | Subject::Reflector(Hook::Native)
+                | Subject::Constant(Hook::Native)
         );
         let attach = || Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE);
         let program = native.then(attach).transpose()?;
@@ -211,7 +237,10 @@ impl<'a> Cell<'a> {
 
     /// Queries with dnsperf until all caches and tables are filled.
     pub(crate) fn warm_up(&self, queries: &Queries) -> Result<()> {
-        let load = dnsperf::Load { rate: Some(LATENCY_RATE), ..dnsperf::Load::new(&queries.path, WARM_UP) };
+        let load = dnsperf::Load {
+            rate: Some(LATENCY_RATE),
+            ..dnsperf::Load::new(&queries.path, WARM_UP)
+        };
         load.run(&self.lab.client_launcher()).map(drop)
     }
 
@@ -223,7 +252,10 @@ impl<'a> Cell<'a> {
             ..dnsperf::Load::new(&queries.path, duration)
         };
         let seen = load.run(&self.lab.client_launcher())?;
-        let parts = || seen.latencies.chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1));
+        let parts = || {
+            seen.latencies
+                .chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1))
+        };
         let within = |part, share| percentile(part, share).unwrap_or_default().as_secs_f64() * 1e6;
         Ok(PERCENTILES.map(|share| Rounds(parts().map(|part| within(part, share)).collect())))
     }
@@ -258,5 +290,7 @@ pub(crate) fn start_configured(
         dnstap["file"] = json!(folder.path().join("queries.tap"));
     }
     let listen = lab.endpoint();
-    on_cpu(SERVER_CPU, || Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {}))
+    on_cpu(SERVER_CPU, || {
+        Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {})
+    })
 }

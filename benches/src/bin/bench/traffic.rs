@@ -38,12 +38,30 @@ pub(crate) struct Kind {
 
 /// All kinds of traffic over both interfaces.
 pub(crate) const KINDS: [Kind; 6] = [
-    Kind { streams: Some(1), loopback: false },
-    Kind { streams: Some(8), loopback: false },
-    Kind { streams: None, loopback: false },
-    Kind { streams: Some(1), loopback: true },
-    Kind { streams: Some(8), loopback: true },
-    Kind { streams: None, loopback: true },
+    Kind {
+        streams: Some(1),
+        loopback: false,
+    },
+    Kind {
+        streams: Some(8),
+        loopback: false,
+    },
+    Kind {
+        streams: None,
+        loopback: false,
+    },
+    Kind {
+        streams: Some(1),
+        loopback: true,
+    },
+    Kind {
+        streams: Some(8),
+        loopback: true,
+    },
+    Kind {
+        streams: None,
+        loopback: true,
+    },
 ];
 
 impl Kind {
@@ -59,11 +77,15 @@ impl Kind {
     /// Measures throughput with iperf3: Gbit/s of TCP, or packets per second received over UDP.
     fn throughput(&self, lab: &Lab) -> Result<f64> {
         let mut command = lab.server.command("iperf3")?;
-        command.args(["--server", "--one-off", "--port", PORT]).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(["--server", "--one-off", "--port", PORT])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut server = on_cpu(SERVER_CPU, || Kept::spawn(&mut command))?;
         let listens = || {
-            let sockets =
-                Command::new("ip").args(["netns", "exec", lab.server.name(), "ss", "-Hltn"]).output();
+            let sockets = Command::new("ip")
+                .args(["netns", "exec", lab.server.name(), "ss", "-Hltn"])
+                .output();
             sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
         };
         wait_until("iperf3", Duration::from_secs(5), listens)?;
@@ -85,7 +107,8 @@ impl Kind {
             Some(_) => Ok(number(&end["sum_received"]["bits_per_second"])? / 1e9),
             None => {
                 let sum = &end["sum"];
-                Ok((number(&sum["packets"])? - number(&sum["lost_packets"])?) / number(&sum["seconds"])?)
+                Ok((number(&sum["packets"])? - number(&sum["lost_packets"])?)
+                    / number(&sum["seconds"])?)
             }
         }
     }
@@ -97,8 +120,13 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
     let foundation = Foundation::generate(1_000)?;
     for (point, kind) in KINDS.iter().enumerate() {
         let lab = Lab::plain()?;
-        for (namespace, interface) in [(&lab.server, SERVER_INTERFACE), (&lab.client, CLIENT_INTERFACE)] {
-            run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
+        for (namespace, interface) in [
+            (&lab.server, SERVER_INTERFACE),
+            (&lab.client, CLIENT_INTERFACE),
+        ] {
+            run(namespace
+                .with_own_sysfs("ethtool")
+                .args(["-K", interface, "gro", "on", "tso", "on"]))?;
         }
         let mut values = vec![Rounds::default(); subjects.len()];
         for round in 0..3 {
@@ -113,9 +141,20 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
             }
         }
         for (subject, value) in subjects.iter().zip(&values) {
-            let relative = Rounds(value.ratio_to(&values[0]).0.iter().map(|share| share * 100.0).collect());
+            let relative = Rounds(
+                value
+                    .ratio_to(&values[0])
+                    .0
+                    .iter()
+                    .map(|share| share * 100.0)
+                    .collect(),
+            );
             let (none, absolute) = (Rounds::default(), value.clone());
-            let absolute = if kind.streams.is_some() { [absolute, none] } else { [none, absolute] };
+            let absolute = if kind.streams.is_some() {
+                [absolute, none]
+            } else {
+                [none, absolute]
+            };
             let [tcp, udp] = absolute;
             table.put(&subject.label(), point, &[relative, tcp, udp]);
         }

@@ -57,13 +57,22 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         ask(&lab, WARM_UP)?;
         let seen = ask(&lab, plan.duration)?;
         let values = [share, cost, within(&seen, 0.5), within(&seen, 0.99)];
-        table.put(&subject.label(), point, &values.map(|value| Rounds(vec![value])));
+        table.put(
+            &subject.label(),
+            point,
+            &values.map(|value| Rounds(vec![value])),
+        );
     }
     Ok(())
 }
 
 /// Starts a server that knows the services.
-fn start(subject: &Subject, lab: &Lab, foundation: &Foundation, folder: &TempDir) -> Result<Server> {
+fn start(
+    subject: &Subject,
+    lab: &Lab,
+    foundation: &Foundation,
+    folder: &TempDir,
+) -> Result<Server> {
     let (program, mode) = match subject {
         Subject::Build(program, mode) => (program.clone(), *mode),
         _ => (server::program()?, subject.mode().unwrap_or("tc")),
@@ -73,8 +82,10 @@ fn start(subject: &Subject, lab: &Lab, foundation: &Foundation, folder: &TempDir
         json!({"name": format!("web{size}"), "id": format!("web{size}-{index}"), "port": 8080,
             "address": format!("10.7.{size}.{index}")})
     };
-    let instances: Vec<Value> =
-        SIZES.iter().flat_map(|&size| (0..size).map(move |index| instance(size, index))).collect();
+    let instances: Vec<Value> = SIZES
+        .iter()
+        .flat_map(|&size| (0..size).map(move |index| instance(size, index)))
+        .collect();
     fs::write(&definitions, json!({"services": instances}).to_string())?;
     let consul = json!({"consul": {
         "node_name": "here", "advertise_addr": "10.9.0.9", "node_meta": {"zone": "z1"},
@@ -91,20 +102,43 @@ fn start(subject: &Subject, lab: &Lab, foundation: &Foundation, folder: &TempDir
 /// Returns queries of each type for each target.
 fn lines(foundation: &Foundation, point: usize) -> Vec<String> {
     let of_fleet = || {
-        let groups = foundation.entries(usize::MAX).into_iter().map(|(name, _)| name);
+        let groups = foundation
+            .entries(usize::MAX)
+            .into_iter()
+            .map(|(name, _)| name);
         let groups = groups.filter(|name| name.starts_with("q-s0.")).take(20);
-        groups.map(|name| (name.clone(), format!("_grpclb._tcp.{name}"), format!("_grpc_config.{name}")))
+        groups.map(|name| {
+            (
+                name.clone(),
+                format!("_grpclb._tcp.{name}"),
+                format!("_grpc_config.{name}"),
+            )
+        })
     };
     let of_consul = || {
         SIZES.into_iter().map(|size| {
             let service = format!("web{size}.service.consul.");
-            (service, format!("_web{size}._tcp.service.consul."), "here.node.consul.".to_owned())
+            (
+                service,
+                format!("_web{size}._tcp.service.consul."),
+                "here.node.consul.".to_owned(),
+            )
         })
     };
-    let targets: Vec<_> = if point == 0 { of_fleet().collect() } else { of_consul().collect() };
+    let targets: Vec<_> = if point == 0 {
+        of_fleet().collect()
+    } else {
+        of_consul().collect()
+    };
     let lines = targets.into_iter().flat_map(|(name, srv, txt)| {
-        [(&name, "A"), (&name, "AAAA"), (&srv, "SRV"), (&txt, "TXT"), (&name, "HTTPS")]
-            .map(|(name, kind)| format!("{name} {kind}\n"))
+        [
+            (&name, "A"),
+            (&name, "AAAA"),
+            (&srv, "SRV"),
+            (&txt, "TXT"),
+            (&name, "HTTPS"),
+        ]
+        .map(|(name, kind)| format!("{name} {kind}\n"))
     });
     lines.collect()
 }

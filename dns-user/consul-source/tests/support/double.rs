@@ -54,7 +54,11 @@ pub(crate) struct DoubleRules {
 
 impl Default for DoubleRules {
     fn default() -> Self {
-        Self { token: None, connections: 200, rate: 100_000 }
+        Self {
+            token: None,
+            connections: 200,
+            rate: 100_000,
+        }
     }
 }
 
@@ -134,10 +138,15 @@ impl Double {
         });
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = shared.clone();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let thread = thread::spawn(move || {
             runtime.block_on(async move {
-                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+                    return;
+                };
                 let accepting = async {
                     loop {
                         if let Ok((stream, _)) = listener.accept().await {
@@ -153,7 +162,12 @@ impl Double {
             // Connections are cut without waiting for them.
             runtime.shutdown_background();
         });
-        Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
+        Ok(Self {
+            address,
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Changes the registrations and wakes blocking queries.
@@ -263,7 +277,9 @@ impl Shared {
             tally.connections += 1;
             tally.most_connections = tally.most_connections.max(open);
             if open > most {
-                tally.violations.push(format!("{open} connections at a time"));
+                tally
+                    .violations
+                    .push(format!("{open} connections at a time"));
             }
         }
         let this = self.clone();
@@ -282,7 +298,8 @@ impl Shared {
                     let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let io = TokioIo::new(stream);
                     if is_two {
-                        let mut served = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                        let mut served =
+                            hyper::server::conn::http2::Builder::new(TokioExecutor::new());
                         // Like Go's server.
                         served.max_concurrent_streams(250);
                         let _ = served.serve_connection(io, service).await;
@@ -296,20 +313,32 @@ impl Shared {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, io::Error> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, io::Error> {
         self.count();
         let fault = lock(&self.faults).pop_front();
         match fault {
             Some(Fault::TooMany) => {
-                return Ok(plain(StatusCode::TOO_MANY_REQUESTS, "Your IP is issuing too many requests"));
+                return Ok(plain(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "Your IP is issuing too many requests",
+                ));
             }
             Some(Fault::NoLeader) => {
-                return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No cluster leader"));
+                return Ok(plain(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "No cluster leader",
+                ));
             }
             _ => {}
         }
         let wanted = lock(&self.rules).token.clone();
-        let token = request.headers().get("x-consul-token").and_then(|value| value.to_str().ok());
+        let token = request
+            .headers()
+            .get("x-consul-token")
+            .and_then(|value| value.to_str().ok());
         let path = request.uri().path().to_owned();
         *lock(&self.asked).entry(path.clone()).or_default() += 1;
         if wanted.is_some() && token != wanted.as_deref() || lock(&self.forbidden).contains(&path) {
@@ -328,20 +357,39 @@ impl Shared {
         let has_leader = self.has_leader.load(Ordering::SeqCst);
         let is_local = path == "/v1/agent/self" || path == "/v1/catalog/datacenters";
         if !has_leader && !stale && !is_local {
-            return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No cluster leader"));
+            return Ok(plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "No cluster leader",
+            ));
         }
-        let datacenter = parameters.get("dc").filter(|datacenter| *datacenter != DATACENTER).cloned();
+        let datacenter = parameters
+            .get("dc")
+            .filter(|datacenter| *datacenter != DATACENTER)
+            .cloned();
         let place = datacenter.or(parameters.get("peer").map(|peer| format!("peer:{peer}")));
-        if place.as_ref().is_some_and(|place| !lock(&self.others).contains_key(place)) {
-            return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"));
+        if place
+            .as_ref()
+            .is_some_and(|place| !lock(&self.others).contains_key(place))
+        {
+            return Ok(plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "No path to datacenter",
+            ));
         }
         // The path including the datacenter or peer, as one key.
         let path = place.map_or(path.clone(), |place| format!("{path} {place}"));
-        let may_wait = ["/v1/catalog/nodes", "/v1/catalog/services", "/v1/health/", "/v1/config/"]
-            .iter()
-            .any(|watched| path.starts_with(watched));
+        let may_wait = [
+            "/v1/catalog/nodes",
+            "/v1/catalog/services",
+            "/v1/health/",
+            "/v1/config/",
+        ]
+        .iter()
+        .any(|watched| path.starts_with(watched));
         if !may_wait && parameters.contains_key("index") {
-            self.note(format!("{path}: a blocking query that this endpoint does not have"));
+            self.note(format!(
+                "{path}: a blocking query that this endpoint does not have"
+            ));
         }
         if may_wait && fault != Some(Fault::Spurious) {
             self.wait(&path, &parameters).await;
@@ -353,8 +401,9 @@ impl Shared {
         let mut reply = Response::builder().header("content-type", "application/json");
         if let Some(index) = index {
             lock(&self.given).insert(path, index);
-            reply =
-                reply.header("x-consul-index", index).header("x-consul-knownleader", has_leader.to_string());
+            reply = reply
+                .header("x-consul-index", index)
+                .header("x-consul-knownleader", has_leader.to_string());
             reply = reply.header("x-consul-lastcontact", if has_leader { 0 } else { 60_000 });
         }
         let body = body.to_string();
@@ -372,14 +421,18 @@ impl Shared {
 
     /// Waits like a blocking query, and records violations of its rules.
     async fn wait(&self, path: &str, parameters: &HashMap<String, String>) {
-        let index = parameters.get("index").and_then(|index| index.parse::<u64>().ok());
+        let index = parameters
+            .get("index")
+            .and_then(|index| index.parse::<u64>().ok());
         let Some(index) = index else {
             if parameters.contains_key("index") {
                 self.note(format!("{path}: an index that is no number"));
             }
             return;
         };
-        let wait = parameters.get("wait").and_then(|wait| wait.strip_suffix("ms")?.parse().ok());
+        let wait = parameters
+            .get("wait")
+            .and_then(|wait| wait.strip_suffix("ms")?.parse().ok());
         let Some(wait) = wait.map(Duration::from_millis) else {
             return self.note(format!("{path}: an index, but no time to wait"));
         };
@@ -388,7 +441,9 @@ impl Shared {
         }
         let given = lock(&self.given).get(path).copied();
         if given.is_some_and(|given| index > given) {
-            self.note(format!("{path}: index {index} was never given out, but {given:?}"));
+            self.note(format!(
+                "{path}: index {index} was never given out, but {given:?}"
+            ));
         }
         if !lock(&self.blocking).insert(path.to_owned()) {
             self.note(format!("{path}: two blocking queries at a time"));
@@ -419,24 +474,42 @@ impl Shared {
             Some((path, place)) => (path, others.get(place)?),
             None => (question, &*world),
         };
-        let listed = || (None, lock(&self.lists).get(question).cloned().unwrap_or_else(|| json!([])));
+        let listed = || {
+            (
+                None,
+                lock(&self.lists)
+                    .get(question)
+                    .cloned()
+                    .unwrap_or_else(|| json!([])),
+            )
+        };
         Some(match path {
-            "/v1/agent/self" => {
-                (None, json!({"Config": {"Datacenter": DATACENTER, "NodeName": "agent", "Server": false}}))
-            }
+            "/v1/agent/self" => (
+                None,
+                json!({"Config": {"Datacenter": DATACENTER, "NodeName": "agent", "Server": false}}),
+            ),
             "/v1/catalog/datacenters" => {
-                let others = others.keys().map(String::as_str).filter(|name| !name.starts_with("peer:"));
+                let others = others
+                    .keys()
+                    .map(String::as_str)
+                    .filter(|name| !name.starts_with("peer:"));
                 let names: BTreeSet<&str> = [DATACENTER, "dc2"].into_iter().chain(others).collect();
                 (None, json!(names))
             }
             "/v1/catalog/nodes" => (Some(world.nodes_index), world.list_nodes()),
             "/v1/catalog/services" => (Some(world.services_index), world.list_services()),
             "/v1/config/ingress-gateway" => (Some(1), json!([])),
-            "/v1/query" | "/v1/peerings" | "/v1/coordinate/nodes" | "/v1/coordinate/datacenters" => listed(),
+            "/v1/query"
+            | "/v1/peerings"
+            | "/v1/coordinate/nodes"
+            | "/v1/coordinate/datacenters" => listed(),
             path => {
                 let service = path.strip_prefix("/v1/health/service/")?;
                 // An unregistered service has the index of the list.
-                let index = world.services.get(service).map_or(world.services_index, |service| service.index);
+                let index = world
+                    .services
+                    .get(service)
+                    .map_or(world.services_index, |service| service.index);
                 (Some(index), world.list_health(service))
             }
         })
@@ -448,13 +521,19 @@ impl Shared {
         tally.requests += 1;
         let now = Instant::now();
         tally.recent.push_back(now);
-        while tally.recent.front().is_some_and(|&at| now - at > Duration::from_secs(1)) {
+        while tally
+            .recent
+            .front()
+            .is_some_and(|&at| now - at > Duration::from_secs(1))
+        {
             tally.recent.pop_front();
         }
         let recent = tally.recent.len();
         tally.busiest_second = tally.busiest_second.max(recent);
         if recent > most {
-            tally.violations.push(format!("{recent} requests in a second"));
+            tally
+                .violations
+                .push(format!("{recent} requests in a second"));
         }
     }
 
@@ -485,17 +564,24 @@ fn plain(status: StatusCode, text: &str) -> Response<Body> {
 
 /// A body in one piece.
 fn whole(text: String) -> Body {
-    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
+    Full::new(Bytes::from(text))
+        .map_err(|never| match never {})
+        .boxed()
 }
 
 /// A body in three pieces, with pauses; or only the first one, and then the end.
 fn pieces(text: &str, cut: bool) -> Body {
     let third = text.len() / 3;
-    let parts = [&text[..third], &text[third..third * 2], &text[third * 2..]].map(|part| part.to_owned());
+    let parts =
+        [&text[..third], &text[third..third * 2], &text[third * 2..]].map(|part| part.to_owned());
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
         for part in parts {
-            if sender.send(Ok(Frame::data(Bytes::from(part)))).await.is_err() {
+            if sender
+                .send(Ok(Frame::data(Bytes::from(part))))
+                .await
+                .is_err()
+            {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(30)).await;
@@ -505,9 +591,10 @@ fn pieces(text: &str, cut: bool) -> Body {
             }
         }
     });
-    StreamBody::new(futures_util::stream::unfold(receiver, |mut receiver| async move {
-        Some((receiver.recv().await?, receiver))
-    }))
+    StreamBody::new(futures_util::stream::unfold(
+        receiver,
+        |mut receiver| async move { Some((receiver.recv().await?, receiver)) },
+    ))
     .boxed()
 }
 

@@ -43,9 +43,16 @@ impl World {
     /// Generates services with the same number of instances each, on as many nodes as a service has
     /// instances.
     pub(crate) fn generated(services: usize, instances: usize) -> Self {
-        let mut world = Self { index: 10, nodes_index: 10, services_index: 10, ..Self::default() };
+        let mut world = Self {
+            index: 10,
+            nodes_index: 10,
+            services_index: 10,
+            ..Self::default()
+        };
         for number in 0..instances {
-            world.nodes.insert(format!("node-{number}"), address(200, number));
+            world
+                .nodes
+                .insert(format!("node-{number}"), address(200, number));
         }
         for service in 0..services {
             let instance = |number: usize| Instance {
@@ -57,7 +64,13 @@ impl World {
                 status: "passing",
             };
             let instances = (0..instances).map(instance).collect();
-            world.services.insert(format!("service-{service}"), Service { index: 10, instances });
+            world.services.insert(
+                format!("service-{service}"),
+                Service {
+                    index: 10,
+                    instances,
+                },
+            );
         }
         world
     }
@@ -86,7 +99,11 @@ impl World {
     pub(crate) fn deregister(&mut self, service: &str) {
         let before = self.tags(service);
         self.change(service, |service| drop(service.instances.pop()));
-        if self.services.get(service).is_some_and(|service| service.instances.is_empty()) {
+        if self
+            .services
+            .get(service)
+            .is_some_and(|service| service.instances.is_empty())
+        {
             self.services.remove(service);
         }
         if before != self.tags(service) {
@@ -100,7 +117,11 @@ impl World {
         self.nodes_index = self.index;
         self.nodes.insert(node.to_owned(), address.to_owned());
         for service in self.services.values_mut() {
-            if service.instances.iter().any(|instance| instance.node == node) {
+            if service
+                .instances
+                .iter()
+                .any(|instance| instance.node == node)
+            {
                 service.index = self.index;
             }
         }
@@ -119,16 +140,32 @@ impl World {
     pub(crate) fn all(&self) -> BTreeSet<String> {
         let instances = self.services.iter().flat_map(|(name, service)| {
             service.instances.iter().map(move |instance| {
-                let Instance { node, id, address, port, tags, status } = instance;
+                let Instance {
+                    node,
+                    id,
+                    address,
+                    port,
+                    tags,
+                    status,
+                } = instance;
                 format!("{name} {node} {id} {address} {port} {tags:?} {status}")
             })
         });
-        instances.chain(self.nodes.iter().map(|(name, address)| format!("{name} {address}"))).collect()
+        instances
+            .chain(
+                self.nodes
+                    .iter()
+                    .map(|(name, address)| format!("{name} {address}")),
+            )
+            .collect()
     }
 
     /// Body of `/v1/catalog/services`.
     pub(crate) fn list_services(&self) -> Value {
-        self.services.keys().map(|name| (name.clone(), json!(self.tags(name)))).collect()
+        self.services
+            .keys()
+            .map(|name| (name.clone(), json!(self.tags(name))))
+            .collect()
     }
 
     /// Body of `/v1/catalog/nodes`.
@@ -139,9 +176,19 @@ impl World {
 
     /// Body of `/v1/health/service/:service`.
     pub(crate) fn list_health(&self, service: &str) -> Value {
-        let instances = self.services.get(service).map_or(&[][..], |service| &service.instances);
+        let instances = self
+            .services
+            .get(service)
+            .map_or(&[][..], |service| &service.instances);
         let entry = |instance: &Instance| {
-            let Instance { node, id, address, port, tags, status } = instance;
+            let Instance {
+                node,
+                id,
+                address,
+                port,
+                tags,
+                status,
+            } = instance;
             json!({
                 "Node": self.node(node, self.nodes.get(node).map_or("", String::as_str)),
                 "Service": {
@@ -160,13 +207,23 @@ impl World {
 
     /// Tags of all instances of a service, sorted.
     fn tags(&self, service: &str) -> Vec<String> {
-        let instances = self.services.get(service).into_iter().flat_map(|service| &service.instances);
-        let tags: BTreeSet<String> = instances.flat_map(|instance| instance.tags.clone()).collect();
+        let instances = self
+            .services
+            .get(service)
+            .into_iter()
+            .flat_map(|service| &service.instances);
+        let tags: BTreeSet<String> = instances
+            .flat_map(|instance| instance.tags.clone())
+            .collect();
         tags.into_iter().collect()
     }
 
     fn node(&self, name: &str, address: &str) -> Value {
-        let datacenter = if self.datacenter.is_empty() { DATACENTER } else { &self.datacenter };
+        let datacenter = if self.datacenter.is_empty() {
+            DATACENTER
+        } else {
+            &self.datacenter
+        };
         json!({
             "ID": "", "Node": name, "Address": address, "Datacenter": datacenter,
             "TaggedAddresses": {"lan": address}, "Meta": null,

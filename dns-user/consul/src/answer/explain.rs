@@ -45,38 +45,65 @@ impl Zone {
                 Place::Datacenter(name) => format!("the datacenter {name:?}"),
                 Place::Peer(name) => format!("the peer {name:?}"),
             };
-            let _ = writeln!(text, "  {missing} of {place} not yet received from Consul: SERVFAIL");
-            return Some(Explanation { domain: domain.to_string(), text, rcode: "SERVFAIL" });
+            let _ = writeln!(
+                text,
+                "  {missing} of {place} not yet received from Consul: SERVFAIL"
+            );
+            return Some(Explanation {
+                domain: domain.to_string(),
+                text,
+                rcode: "SERVFAIL",
+            });
         }
         self.list_instances(&question, &mut text);
         let search = Search::whole(name, TYPE_ANY, domain);
         let rcode = match self.find_or_empty(&search, &mut fastrand::Rng::new()) {
             Ok(found) => {
                 let ttl = found.answers.ttl().unwrap_or(0);
-                let _ = writeln!(text, "  {} records for type ANY, TTL {ttl}", found.answers.len());
+                let _ = writeln!(
+                    text,
+                    "  {} records for type ANY, TTL {ttl}",
+                    found.answers.len()
+                );
                 "NOERROR"
             }
             Err(Failure::NoSuchName) => "NXDOMAIN",
             Err(Failure::Server) => "SERVFAIL",
         };
         let _ = writeln!(text, "  {rcode}");
-        Some(Explanation { domain: domain.to_string(), text, rcode })
+        Some(Explanation {
+            domain: domain.to_string(),
+            text,
+            rcode,
+        })
     }
 
     fn in_words(&self, question: &Question) -> String {
         let (what, locality) = match question {
             Question::Node { name, locality } => (format!("the node {name:?}"), locality),
-            Question::Service { service, tag, locality } => {
-                let tag = tag.as_ref().map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
-                (format!("instances of the service {service:?}{tag}"), locality)
+            Question::Service {
+                service,
+                tag,
+                locality,
+            } => {
+                let tag = tag
+                    .as_ref()
+                    .map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
+                (
+                    format!("instances of the service {service:?}{tag}"),
+                    locality,
+                )
             }
-            Question::Connect { service, locality } => {
-                (format!("mesh instances that represent {service:?}"), locality)
-            }
+            Question::Connect { service, locality } => (
+                format!("mesh instances that represent {service:?}"),
+                locality,
+            ),
             Question::Ingress { service, locality } => {
                 (format!("gateways that {service:?} is bound to"), locality)
             }
-            Question::Virtual { service, .. } => return format!("the virtual address of {service:?}"),
+            Question::Virtual { service, .. } => {
+                return format!("the virtual address of {service:?}");
+            }
             Question::Query { name, .. } => return format!("the prepared query {name:?}"),
             Question::Address(address) => return format!("the address {address} itself"),
             Question::Empty => return "nothing: an empty non-terminal".to_owned(),
@@ -90,7 +117,10 @@ impl Zone {
         if let Some(peer) = &locality.peer {
             return format!("of the peer {peer:?}");
         }
-        let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
+        let datacenter = locality
+            .datacenter
+            .as_ref()
+            .unwrap_or(&self.config.datacenter);
         let reach = match self.catalog.reach(datacenter) {
             Reach::Reachable => "",
             Reach::Unreachable => ", which is unreachable",
@@ -102,21 +132,32 @@ impl Zone {
     /// Lists the candidate instances, and the reason for each that is excluded.
     fn list_instances(&self, question: &Question, text: &mut String) {
         let (instances, tag): (Vec<InstanceId>, _) = match question {
-            Question::Service { service, tag, locality } => {
-                (self.catalog.service(&self.place_of(locality), service), tag.as_deref())
-            }
-            Question::Connect { service, locality } => {
-                (self.catalog.connect(&self.place_of(locality), service), None)
-            }
-            Question::Ingress { service, locality } => {
-                (self.catalog.ingress(&self.place_of(locality), service), None)
-            }
+            Question::Service {
+                service,
+                tag,
+                locality,
+            } => (
+                self.catalog.service(&self.place_of(locality), service),
+                tag.as_deref(),
+            ),
+            Question::Connect { service, locality } => (
+                self.catalog.connect(&self.place_of(locality), service),
+                None,
+            ),
+            Question::Ingress { service, locality } => (
+                self.catalog.ingress(&self.place_of(locality), service),
+                None,
+            ),
             _ => return,
         };
         let worst = self.worst_status();
         for &id in instances.iter().take(MOST) {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
-            let address = if instance.address.is_empty() { &node.address } else { &instance.address };
+            let address = if instance.address.is_empty() {
+                &node.address
+            } else {
+                &instance.address
+            };
             let status = self.catalog.status(id);
             let why = match (tag, status) {
                 (Some(tag), _) if !instance.has_tag(tag) => ": excluded, it does not have the tag",
@@ -129,7 +170,11 @@ impl Zone {
                 CheckStatus::Critical => "critical",
             };
             let (id, port) = (&instance.id, instance.port);
-            let _ = writeln!(text, "    {id} on {}, {address} port {port}: {status}{why}", node.name);
+            let _ = writeln!(
+                text,
+                "    {id} on {}, {address} port {port}: {status}{why}",
+                node.name
+            );
         }
         if instances.len() > MOST {
             let _ = writeln!(text, "    and {} more", instances.len() - MOST);

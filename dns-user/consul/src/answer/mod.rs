@@ -16,7 +16,9 @@ use crate::{
     encode::client_subnet,
     pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, PendingAnswer},
     question::{KINDS, Locality, Question, TYPE_SRV, labels_within},
-    record::{Answers, Data, Failure, Found, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain},
+    record::{
+        Answers, Data, Failure, Found, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain,
+    },
 };
 use dns_core::{
     name::Name,
@@ -140,7 +142,9 @@ impl Zone {
                     most: self.most_answers(query),
                     ..Search::whole(&name, qtype, domain)
                 };
-                answer.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
+                answer.fill(self.find_or_empty(&search, random), || {
+                    self.soa(domain, asker.serial)
+                });
             }
         }
         Some(answer)
@@ -156,7 +160,9 @@ impl Zone {
     pub fn service_of(&self, query: &Query<'_>) -> Option<(Place, String)> {
         let name = query.question.name();
         match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
-            Question::Service { service, locality, .. } => Some((self.place_of(&locality), service)),
+            Question::Service {
+                service, locality, ..
+            } => Some((self.place_of(&locality), service)),
             _ => None,
         }
     }
@@ -169,31 +175,53 @@ impl Zone {
         let own = || Place::Datacenter(self.config.datacenter.as_str().into());
         let lack = |place: Place, service: Option<String>| {
             let is_pending = self.catalog.is_pending(&place, service.as_deref());
-            is_pending.then(|| Lack { place, missing: service.map_or(Missing::Lists, Missing::Service) })
+            is_pending.then(|| Lack {
+                place,
+                missing: service.map_or(Missing::Lists, Missing::Service),
+            })
         };
         match Question::read(name, self.config.domain_of(name)?, qtype) {
             // Nodes of a peer are loaded with the instances of its services.
-            Question::Node { locality: Locality { peer: Some(peer), .. }, .. } => {
+            Question::Node {
+                locality: Locality {
+                    peer: Some(peer), ..
+                },
+                ..
+            } => {
                 let place = Place::Peer(peer.into());
-                self.catalog.is_incomplete(&place).then_some(Lack { place, missing: Missing::Lists })
+                self.catalog.is_incomplete(&place).then_some(Lack {
+                    place,
+                    missing: Missing::Lists,
+                })
             }
             Question::Node { locality, .. } => lack(self.place_of(&locality), None),
-            Question::Service { service, locality, .. } => lack(self.place_of(&locality), Some(service)),
+            Question::Service {
+                service, locality, ..
+            } => lack(self.place_of(&locality), Some(service)),
             // Their instances are registered under other names.
             Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
                 let place = self.place_of(&locality);
                 let is_read_whole = place == own() || matches!(place, Place::Peer(_));
-                (self.catalog.is_pending(&place, None) || is_read_whole && self.catalog.is_incomplete(&place))
-                    .then_some(Lack { place, missing: Missing::Lists })
+                (self.catalog.is_pending(&place, None)
+                    || is_read_whole && self.catalog.is_incomplete(&place))
+                .then_some(Lack {
+                    place,
+                    missing: Missing::Lists,
+                })
             }
-            Question::Query { name, datacenter } => self.lacks_for_query(&name, datacenter.as_deref()),
+            Question::Query { name, datacenter } => {
+                self.lacks_for_query(&name, datacenter.as_deref())
+            }
             // The address is registered with the service's proxies, under another name.
             Question::Virtual { service, peer } => {
-                let place = peer.as_deref().map_or_else(own, |peer| Place::Peer(peer.into()));
+                let place = peer
+                    .as_deref()
+                    .map_or_else(own, |peer| Place::Peer(peer.into()));
                 match self.catalog.virtual_address(peer.as_deref(), &service) {
-                    Ok(None) if self.catalog.is_incomplete(&place) => {
-                        Some(Lack { place, missing: Missing::Lists })
-                    }
+                    Ok(None) if self.catalog.is_incomplete(&place) => Some(Lack {
+                        place,
+                        missing: Missing::Lists,
+                    }),
                     _ => lack(place, Some(service)),
                 }
             }
@@ -202,12 +230,19 @@ impl Zone {
     }
 
     /// Like [`Self::find`], but with `empty_non_terminals` a name above others exists.
-    fn find_or_empty(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
+    fn find_or_empty(
+        &self,
+        search: &Search<'_>,
+        random: &mut fastrand::Rng,
+    ) -> Result<Found, Failure> {
         match self.find(search, random) {
             Err(Failure::NoSuchName)
                 if self.config.empty_non_terminals && self.has_names_below(search.name) =>
             {
-                Ok(Found { soa: true, ..Found::default() })
+                Ok(Found {
+                    soa: true,
+                    ..Found::default()
+                })
             }
             found => found,
         }
@@ -215,17 +250,29 @@ impl Zone {
 
     /// Resolves a name to the records that answer the question.
     fn find(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
-        let zone = self.config.domain_of(search.name).ok_or(Failure::NoSuchName)?;
+        let zone = self
+            .config
+            .domain_of(search.name)
+            .ok_or(Failure::NoSuchName)?;
         match Question::read(search.name, zone, search.qtype) {
             Question::Node { name, locality } => self.find_node(search, &name, &locality, random),
-            Question::Service { service, tag, locality } => {
+            Question::Service {
+                service,
+                tag,
+                locality,
+            } => {
                 let place = self.place(&locality)?;
                 let found = self.catalog.service(&place, &service);
-                let is_tagged = |id| tag.as_ref().is_none_or(|tag| self.catalog.instance(id).has_tag(tag));
+                let is_tagged = |id| {
+                    tag.as_ref()
+                        .is_none_or(|tag| self.catalog.instance(id).has_tag(tag))
+                };
                 self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
             // For an ACL error Consul answers SERVFAIL here, not an empty answer.
-            Question::Connect { service, .. } if !self.catalog.is_readable(&service) => Err(Failure::Server),
+            Question::Connect { service, .. } if !self.catalog.is_readable(&service) => {
+                Err(Failure::Server)
+            }
             Question::Connect { service, locality } => {
                 let found = self.catalog.connect(&self.place(&locality)?, &service);
                 self.find_healthy(search, &service, found, |_| true, &locality, random)
@@ -245,7 +292,10 @@ impl Zone {
             Question::Virtual { service, peer } => {
                 let address = self.catalog.virtual_address(peer.as_deref(), &service);
                 let address = address.map_err(|_| Failure::Server)?;
-                Ok(address.map_or_else(Found::default, |address| self.one_address(search, address)))
+                Ok(
+                    address
+                        .map_or_else(Found::default, |address| self.one_address(search, address)),
+                )
             }
             Question::Address(address) => Ok(self.one_address(search, address)),
             Question::Empty | Question::Invalid => Err(Failure::NoSuchName),
@@ -254,10 +304,18 @@ impl Zone {
 
     /// Returns the place of a question, whether it can be reached or not.
     fn place_of(&self, locality: &Locality) -> Place {
-        let Locality { datacenter, peer, .. } = locality;
+        let Locality {
+            datacenter, peer, ..
+        } = locality;
         match peer {
             Some(peer) => Place::Peer(peer.as_str().into()),
-            None => Place::Datacenter(datacenter.as_ref().unwrap_or(&self.config.datacenter).as_str().into()),
+            None => Place::Datacenter(
+                datacenter
+                    .as_ref()
+                    .unwrap_or(&self.config.datacenter)
+                    .as_str()
+                    .into(),
+            ),
         }
     }
 
@@ -276,7 +334,11 @@ impl Zone {
     }
 
     fn worst_status(&self) -> CheckStatus {
-        if self.config.dns.only_passing { CheckStatus::Passing } else { CheckStatus::Warning }
+        if self.config.dns.only_passing {
+            CheckStatus::Passing
+        } else {
+            CheckStatus::Warning
+        }
     }
 
     /// Resolves a host name to records in our domains, or to a placeholder for a recursor's reply.
@@ -288,8 +350,16 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Vec<Record> {
         let Some(domain) = self.config.domain_of(host) else {
-            let wanted = Record { owner: None, ttl: 0, data: Data::Follow(host.clone(), keep) };
-            return if search.recursion { vec![wanted] } else { Vec::new() };
+            let wanted = Record {
+                owner: None,
+                ttl: 0,
+                data: Data::Follow(host.clone(), keep),
+            };
+            return if search.recursion {
+                vec![wanted]
+            } else {
+                Vec::new()
+            };
         };
         if search.depth == 0 {
             return Vec::new();
@@ -305,10 +375,16 @@ impl Zone {
             ..*search
         };
         let found = self.find(&inside, random).unwrap_or_default();
-        let kept =
-            found.answers.into_records(Some(host)).into_iter().filter_map(|record| match record.data {
+        let kept = found
+            .answers
+            .into_records(Some(host))
+            .into_iter()
+            .filter_map(|record| match record.data {
                 // The placeholder takes the TTL of the answer that contains it.
-                Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
+                Data::Follow(name, _) => Some(Record {
+                    data: Data::Follow(name, keep),
+                    ..record
+                }),
                 _ => keep.apply(record),
             });
         limit_chain(kept)
@@ -351,18 +427,27 @@ impl Zone {
     /// Any label passes for the name of a port, and any `_label` for a tag or protocol, because only
     /// a scan of all instances could tell.
     fn has_names_below(&self, name: &Name) -> bool {
-        let Some(domain) = self.config.domain_of(name) else { return false };
+        let Some(domain) = self.config.domain_of(name) else {
+            return false;
+        };
         let labels = labels_within(name, domain);
-        if let Some(at) = labels.iter().rposition(|label| KINDS.contains(&label.as_str())) {
+        if let Some(at) = labels
+            .iter()
+            .rposition(|label| KINDS.contains(&label.as_str()))
+        {
             return self.has_names_of_kind(&labels[at], &labels[..at], &labels[at + 1..]);
         }
         match labels.iter().rposition(|label| label.starts_with('_')) {
             // In SRV queries `_service._tag` may omit `service`.
             Some(0) => self.is_place(&labels[1..]),
             Some(_) => match Question::read(name, domain, TYPE_SRV) {
-                Question::Service { service, locality, .. } => {
+                Question::Service {
+                    service, locality, ..
+                } => {
                     let instances = self.catalog.service(&self.place_of(&locality), &service);
-                    instances.iter().any(|&id| self.catalog.status(id) <= self.worst_status())
+                    instances
+                        .iter()
+                        .any(|&id| self.catalog.status(id) <= self.worst_status())
                 }
                 _ => false,
             },
@@ -377,27 +462,40 @@ impl Zone {
         if !is_place {
             return false;
         }
-        let Some(last) = before.last() else { return true };
+        let Some(last) = before.last() else {
+            return true;
+        };
         let locality = Locality::read(after).unwrap_or_default();
         let joined = before.join(".");
         let is_below = |name: &str, joined: &str| {
             let name = name.to_ascii_lowercase();
-            name.strip_suffix(joined).is_some_and(|rest| rest.ends_with('.'))
+            name.strip_suffix(joined)
+                .is_some_and(|rest| rest.ends_with('.'))
         };
         match kind {
-            "node" => self.catalog.nodes.has_below(&self.place_of(&locality), &joined),
+            "node" => self
+                .catalog
+                .nodes
+                .has_below(&self.place_of(&locality), &joined),
             "query" | "service" if before.len() == 1 && last.starts_with('_') => true,
             "query" => {
-                let stored = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
-                self.catalog.queries(stored).any(|query| is_below(&query.name, &joined))
+                let stored = locality
+                    .datacenter
+                    .as_ref()
+                    .unwrap_or(&self.config.datacenter);
+                self.catalog
+                    .queries(stored)
+                    .any(|query| is_below(&query.name, &joined))
             }
             "service" => {
                 let joined = before[..before.len() - 1].join(".");
                 let instances = self.catalog.service(&self.place_of(&locality), last);
-                let mut healthy =
-                    instances.iter().filter(|&&id| self.catalog.status(id) <= self.worst_status());
+                let mut healthy = instances
+                    .iter()
+                    .filter(|&&id| self.catalog.status(id) <= self.worst_status());
                 let tags_of = |id| self.catalog.instance(id).tags.iter();
-                !joined.is_empty() && healthy.any(|&id| tags_of(id).any(|tag| is_below(tag, &joined)))
+                !joined.is_empty()
+                    && healthy.any(|&id| tags_of(id).any(|tag| is_below(tag, &joined)))
             }
             // Of the other kinds only one label counts.
             _ => false,
@@ -406,7 +504,9 @@ impl Zone {
 
     /// Returns whether labels to the right of a kind lead to a known place.
     fn is_place(&self, after: &[String]) -> bool {
-        let Some(locality) = Locality::read(after) else { return false };
+        let Some(locality) = Locality::read(after) else {
+            return false;
+        };
         match self.place_of(&locality) {
             Place::Datacenter(name) => self.catalog.reach(&name) != Reach::Unknown,
             Place::Peer(name) => self.catalog.is_peer(&name),
@@ -447,8 +547,10 @@ mod non_terminal_tests {
 
     #[test]
     fn names_above_others_exist() {
-        let (config, _) =
-            Config::of_document("test", br#"{"consul": {"node_name": "a"}}"#).whole().unwrap().unwrap();
+        let (config, _) = Config::of_document("test", br#"{"consul": {"node_name": "a"}}"#)
+            .whole()
+            .unwrap()
+            .unwrap();
         let text = json!({
             "nodes": [
                 {"node": "a", "address": "10.0.0.1"},
@@ -463,8 +565,14 @@ mod non_terminal_tests {
             "datacenters": [{"name": "dc2"}],
         })
         .to_string();
-        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).whole().unwrap();
-        let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
+        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config)
+            .whole()
+            .unwrap();
+        let catalog = Catalog::build(
+            definitions.registrations,
+            &config,
+            config.visibility.clone(),
+        );
         let zone = Zone { config, catalog };
         let has = |name: &str| zone.has_names_below(&Name::from_text(name).unwrap());
         for name in [

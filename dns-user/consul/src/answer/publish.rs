@@ -52,12 +52,19 @@ impl Zone {
             return None;
         }
         let of_type = |qtype| {
-            let search = Search { unlimited: true, ..Search::whole(name, qtype, zone) };
-            self.find(&search, &mut fastrand::Rng::with_seed(0)).ok().and_then(only_addresses)
+            let search = Search {
+                unlimited: true,
+                ..Search::whole(name, qtype, zone)
+            };
+            self.find(&search, &mut fastrand::Rng::with_seed(0))
+                .ok()
+                .and_then(only_addresses)
         };
         let (found_v4, found_v6) = (of_type(TYPE_A), of_type(TYPE_AAAA));
         let ttl = found_v4.as_ref().or(found_v6.as_ref())?.1;
-        let of = |found: Option<(Vec<IpAddr>, u32)>| found.filter(|(_, of)| *of == ttl).unwrap_or_default().0;
+        let of = |found: Option<(Vec<IpAddr>, u32)>| {
+            found.filter(|(_, of)| *of == ttl).unwrap_or_default().0
+        };
         let (mut v4, mut v6): (Vec<Ipv4Addr>, Vec<Ipv6Addr>) = (Vec::new(), Vec::new());
         for address in of(found_v4).into_iter().chain(of(found_v6)) {
             match address {
@@ -66,8 +73,9 @@ impl Zone {
             }
         }
         let most = u16::try_from(dns.a_record_limit).unwrap_or(0);
-        let plain =
-            |count: usize, record: usize| plain_limit(name, count, most, record, dns.udp_answer_limit);
+        let plain = |count: usize, record: usize| {
+            plain_limit(name, count, most, record, dns.udp_answer_limit)
+        };
         let plain_v4 = plain(v4.len(), size_of::<Ipv4Addr>()).unwrap_or_else(|| {
             v4.clear();
             0
@@ -94,19 +102,30 @@ fn only_addresses(found: Found) -> Option<(Vec<IpAddr>, u32)> {
         return None;
     }
     let ttl = found.answers.ttl()?;
-    let addresses =
-        found.answers.into_records(None).into_iter().map(|record| match (record.owner, record.data) {
+    let addresses = found.answers.into_records(None).into_iter().map(|record| {
+        match (record.owner, record.data) {
             (None, Data::A(address)) => Some(address.into()),
             (None, Data::Aaaa(address)) => Some(address.into()),
             _ => None,
-        });
+        }
+    });
     Some((addresses.collect::<Option<_>>()?, ttl))
 }
 
 /// Returns how many of `count` addresses a client with a limit of 512 bytes gets, as computed by
 /// `Page::cut`; `None` if none, or if the number depends on its OPT.
-fn plain_limit(name: &Name, count: usize, most: u16, address: usize, udp_answer_limit: usize) -> Option<u8> {
-    let all = if most == 0 { count } else { count.min(most.into()) };
+fn plain_limit(
+    name: &Name,
+    count: usize,
+    most: u16,
+    address: usize,
+    udp_answer_limit: usize,
+) -> Option<u8> {
+    let all = if most == 0 {
+        count
+    } else {
+        count.min(most.into())
+    };
     let limit = all.min(udp_answer_limit.min(MAX_PLAIN_ANSWERS));
     let name_length = name.as_wire().len();
     // If addresses are omitted, the uncompressed size counts.

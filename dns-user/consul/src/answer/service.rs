@@ -15,7 +15,8 @@ use crate::{
     pending::PendingAnswer,
     question::{Locality, TYPE_SRV},
     record::{
-        Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name, service_name,
+        Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name,
+        service_name,
     },
 };
 use dns_core::{
@@ -40,7 +41,9 @@ impl SeenTargets {
     /// Prepares for many of these instances.
     pub(super) fn new(catalog: &Catalog, instances: &[InstanceId]) -> Self {
         match catalog.common_group(instances) {
-            Some(group) if group.has_only_addresses => Self::Numbers(vec![false; group.members.len()]),
+            Some(group) if group.has_only_addresses => {
+                Self::Numbers(vec![false; group.members.len()])
+            }
             _ => Self::default(),
         }
     }
@@ -56,7 +59,9 @@ impl SeenTargets {
     /// Adds the target of an instance; returns whether it is new.
     fn insert(&mut self, member: &Member, target: &Target) -> bool {
         match self {
-            Self::Numbers(seen) => !std::mem::replace(&mut seen[member.first_with_target as usize], true),
+            Self::Numbers(seen) => {
+                !std::mem::replace(&mut seen[member.first_with_target as usize], true)
+            }
             Self::Values(seen) => seen.insert(target.identity()),
         }
     }
@@ -81,7 +86,8 @@ impl Zone {
     ) -> Result<Found, Failure> {
         let worst = self.worst_status();
         let ttl = self.config.dns.ttl_of(service);
-        let takes_most = search.qtype != TYPE_SRV && instances.len() / 2 < self.max_addresses(search);
+        let takes_most =
+            search.qtype != TYPE_SRV && instances.len() / 2 < self.max_addresses(search);
         if search.qtype == TYPE_A
             && takes_most
             && let Some(group) = self.catalog.common_group(&instances)
@@ -91,8 +97,11 @@ impl Zone {
             instances.retain(|&id| self.catalog.status(id) <= worst && is_match(id));
             return self.shuffled_addresses(search, &instances, ttl, random);
         }
-        let seen =
-            if takes_most { SeenTargets::new(&self.catalog, &instances) } else { SeenTargets::default() };
+        let seen = if takes_most {
+            SeenTargets::new(&self.catalog, &instances)
+        } else {
+            SeenTargets::default()
+        };
         let mut draws = random.fork();
         let mut drawn = 0;
         let shuffled = std::iter::from_fn(move || {
@@ -144,7 +153,9 @@ impl Zone {
         for id in instances {
             let member = self.catalog.member(id);
             let target = |accept| self.catalog.target(member, accept, search.name);
-            let Some(any) = target(Accept::Any) else { continue };
+            let Some(any) = target(Accept::Any) else {
+                continue;
+            };
             if !seen.insert(member, &any) {
                 continue;
             }
@@ -164,10 +175,16 @@ impl Zone {
             }
         }
         let answers = match host {
-            Some(host) if addresses.is_empty() => Answers::Records(self.chain(search, &host, ttl, random)),
+            Some(host) if addresses.is_empty() => {
+                Answers::Records(self.chain(search, &host, ttl, random))
+            }
             _ => Answers::Mixed(ttl, addresses),
         };
-        Found { answers, soa: true, ..Found::default() }
+        Found {
+            answers,
+            soa: true,
+            ..Found::default()
+        }
     }
 
     fn max_addresses(&self, search: &Search<'_>) -> usize {
@@ -206,11 +223,25 @@ impl Zone {
             addresses.swap(place, other);
         }
         addresses.truncate(drawn);
-        Ok(Found { answers: Answers::V4(ttl, addresses), soa: true, ..Found::default() })
+        Ok(Found {
+            answers: Answers::V4(ttl, addresses),
+            soa: true,
+            ..Found::default()
+        })
     }
 
-    fn chain(&self, search: &Search<'_>, host: &Name, ttl: u32, random: &mut fastrand::Rng) -> Vec<Record> {
-        let mut records = vec![Record { owner: search.owner.cloned(), ttl, data: Data::Cname(host.clone()) }];
+    fn chain(
+        &self,
+        search: &Search<'_>,
+        host: &Name,
+        ttl: u32,
+        random: &mut fastrand::Rng,
+    ) -> Vec<Record> {
+        let mut records = vec![Record {
+            owner: search.owner.cloned(),
+            ttl,
+            data: Data::Cname(host.clone()),
+        }];
         records.extend(self.follow(search, host, Keep::WithTtl(ttl), random));
         records
     }
@@ -236,14 +267,20 @@ impl Zone {
                 continue;
             };
             has_port = true;
-            let target = self.catalog.target(self.catalog.member(id), Accept::Any, search.name);
-            let Some(target) = target.map(Cow::into_owned) else { continue };
+            let target = self
+                .catalog
+                .target(self.catalog.member(id), Accept::Any, search.name);
+            let Some(target) = target.map(Cow::into_owned) else {
+                continue;
+            };
             if !seen.insert((node.name.as_str(), target.identity(), port)) {
                 continue;
             }
             let (name, address) = match target {
                 Target::Node(address) => (node_name(node, search.domain), Some(address)),
-                Target::Address(address) => (address_name(address, node, search.domain), Some(address)),
+                Target::Address(address) => {
+                    (address_name(address, node, search.domain), Some(address))
+                }
                 Target::Host(host) => (Some(host), None),
             };
             // A node's name may be invalid in DNS.
@@ -263,14 +300,26 @@ impl Zone {
                     data: Data::Txt(text),
                 }));
             }
-            let data = Data::Srv { weight: self.catalog.weight(id), port, target: name };
-            answers.push(Record { owner: search.owner.cloned(), ttl, data });
+            let data = Data::Srv {
+                weight: self.catalog.weight(id),
+                port,
+                target: name,
+            };
+            answers.push(Record {
+                owner: search.owner.cloned(),
+                ttl,
+                data,
+            });
             if answers.len() >= search.most {
                 break;
             }
         }
-        let found =
-            || Found { answers: Answers::Records(answers), additional, soa: true, ..Found::default() };
+        let found = || Found {
+            answers: Answers::Records(answers),
+            additional,
+            soa: true,
+            ..Found::default()
+        };
         has_port.then(found).ok_or(Failure::NoSuchName)
     }
 }
@@ -329,7 +378,11 @@ impl Zone {
         if !matches!(search.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY | TYPE_TXT) {
             return Ok(Found::default());
         }
-        let node = self.catalog.nodes.find(&self.place(locality)?, name).ok_or(Failure::NoSuchName)?;
+        let node = self
+            .catalog
+            .nodes
+            .find(&self.place(locality)?, name)
+            .ok_or(Failure::NoSuchName)?;
         let ttl = self.config.dns.node_ttl;
         let owner = || search.owner.cloned();
         let (mut records, mut additional) = (Vec::new(), Vec::new());
@@ -340,19 +393,31 @@ impl Zone {
                 }
                 Some(Location::Host(host)) => {
                     let chain = self.follow(search, &host, Keep::AsTheyAre, random);
-                    records.push(Record { owner: owner(), ttl, data: Data::Cname(host) });
+                    records.push(Record {
+                        owner: owner(),
+                        ttl,
+                        data: Data::Cname(host),
+                    });
                     records.extend(chain);
                 }
                 _ => {}
             }
         }
-        let texts = meta_texts(node).map(|text| Record { owner: owner(), ttl, data: Data::Txt(text) });
+        let texts = meta_texts(node).map(|text| Record {
+            owner: owner(),
+            ttl,
+            data: Data::Txt(text),
+        });
         match search.qtype {
             TYPE_TXT | TYPE_ANY => records.extend(texts),
             _ if self.config.dns.node_meta_txt => additional.extend(texts),
             _ => {}
         }
-        Ok(Found { answers: Answers::Records(records), additional, ..Found::default() })
+        Ok(Found {
+            answers: Answers::Records(records),
+            additional,
+            ..Found::default()
+        })
     }
 }
 
@@ -385,7 +450,11 @@ impl Zone {
             }
         };
         let mut answer = PendingAnswer::authoritative(asker.recursion);
-        answer.answers = Answers::Records(vec![Record { owner: None, ttl: 0, data: Data::Ptr(target) }]);
+        answer.answers = Answers::Records(vec![Record {
+            owner: None,
+            ttl: 0,
+            data: Data::Ptr(target),
+        }]);
         Some(answer)
     }
 
@@ -393,7 +462,9 @@ impl Zone {
     pub fn no_such_address(&self, asker: &Asker) -> PendingAnswer {
         let mut answer = PendingAnswer::authoritative(asker.recursion);
         answer.rcode = ResponseCode::NXDomain;
-        answer.authority.push(self.soa(&self.config.domain, asker.serial));
+        answer
+            .authority
+            .push(self.soa(&self.config.domain, asker.serial));
         answer
     }
 }
@@ -402,7 +473,11 @@ impl Zone {
     pub(super) fn soa(&self, domain: &Name, serial: u32) -> Record {
         let soa = self.config.dns.soa;
         let numbers = [serial, soa.refresh, soa.retry, soa.expire, soa.min_ttl];
-        Record { owner: Some(domain.clone()), ttl: soa.min_ttl, data: Data::Soa(domain.clone(), numbers) }
+        Record {
+            owner: Some(domain.clone()),
+            ttl: soa.min_ttl,
+            data: Data::Soa(domain.clone(), numbers),
+        }
     }
 
     /// Returns NS records of a domain and the addresses of their targets: a random selection of
@@ -417,7 +492,9 @@ impl Zone {
         let mut servers = self.catalog.service(&own, SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;
-            let is_host = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            let is_host = name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
             self.catalog.status(id) <= worst && is_host
         });
         random.shuffle(&mut servers);
@@ -425,11 +502,17 @@ impl Zone {
         let (mut records, mut addresses) = (Vec::new(), Vec::new());
         for &id in servers.iter().take(MAX_SERVERS) {
             let node = self.catalog.node_of(id);
-            let Some(target) = node_name(node, domain) else { continue };
+            let Some(target) = node_name(node, domain) else {
+                continue;
+            };
             if let Some(Location::Ip(address)) = node.location(&self.config, Accept::Any) {
                 addresses.push(Record::address(Some(target.clone()), ttl, address));
             }
-            records.push(Record { owner: Some(domain.clone()), ttl, data: Data::Ns(target) });
+            records.push(Record {
+                owner: Some(domain.clone()),
+                ttl,
+                data: Data::Ns(target),
+            });
         }
         (records, addresses)
     }
@@ -448,12 +531,22 @@ mod tests {
 
     /// Returns a zone with these instances of `web`, and node `n<number>` at `10.0.x.y` for each number.
     fn zone(nodes: u32, instances: impl Iterator<Item = Value>) -> Zone {
-        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#).whole().unwrap().unwrap();
-        let node = |number| json!({"node": format!("n{number}"), "address": address(number).to_string()});
+        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#)
+            .whole()
+            .unwrap()
+            .unwrap();
+        let node =
+            |number| json!({"node": format!("n{number}"), "address": address(number).to_string()});
         let nodes: Vec<Value> = (0..nodes).map(node).collect();
         let text = json!({"nodes": nodes, "services": instances.collect::<Vec<_>>()}).to_string();
-        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).whole().unwrap();
-        let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
+        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config)
+            .whole()
+            .unwrap();
+        let catalog = Catalog::build(
+            definitions.registrations,
+            &config,
+            config.visibility.clone(),
+        );
         Zone { config, catalog }
     }
 
@@ -468,15 +561,23 @@ mod tests {
     /// Returns the size of the reply by TCP, and its addresses.
     fn addresses(zone: &Zone, random: &mut fastrand::Rng) -> (usize, Vec<IpAddr>) {
         let message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x03wEb\x07service\x06consul\0\0\x01\0\x01";
-        let Parsed::Query(query) = parse_by(Transport::Tcp, message) else { panic!("a query") };
+        let Parsed::Query(query) = parse_by(Transport::Tcp, message) else {
+            panic!("a query")
+        };
         let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let asker = Asker { client, recursion: false, serial: 1 };
+        let asker = Asker {
+            client,
+            recursion: false,
+            serial: 1,
+        };
         let answer = zone.answer(&query, &asker, random).unwrap();
         assert!(answer.is_only_addresses());
         let reply = answer.finish(&query, &zone.config.dns, &Default::default());
         let records = Message::from_vec(&reply).unwrap().answers.into_iter();
         let found = records.map(|record| match record.data {
-            RData::A(address) if record.name.to_ascii() == "wEb.service.consul." => address.0.into(),
+            RData::A(address) if record.name.to_ascii() == "wEb.service.consul." => {
+                address.0.into()
+            }
             other => panic!("{}: {other}", record.name),
         });
         (reply.len(), found.collect())
@@ -485,8 +586,10 @@ mod tests {
     #[test]
     fn large_answers_hold_every_address() {
         const SIZE: u32 = 1300;
-        let healthy: BTreeSet<IpAddr> =
-            (0..SIZE).filter(|number| number % 10 != 3).map(|number| address(number).into()).collect();
+        let healthy: BTreeSet<IpAddr> = (0..SIZE)
+            .filter(|number| number % 10 != 3)
+            .map(|number| address(number).into())
+            .collect();
         let with_health = |number: u32| {
             let mut instance = instance(number);
             if number % 10 == 3 {
@@ -507,7 +610,10 @@ mod tests {
         for zone in [&distinct, &repeated, &mixed] {
             for _ in 0..5 {
                 let (size, found) = addresses(zone, &mut random);
-                assert_eq!((found.len(), size), (healthy.len(), 36 + 16 * healthy.len()));
+                assert_eq!(
+                    (found.len(), size),
+                    (healthy.len(), 36 + 16 * healthy.len())
+                );
                 first.insert(found[0]);
                 assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), healthy);
             }

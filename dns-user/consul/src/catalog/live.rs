@@ -96,7 +96,11 @@ impl Coordinate {
         if self.position.len() != other.position.len() {
             return None;
         }
-        let squares = self.position.iter().zip(&other.position).map(|(a, b)| (a - b).powi(2));
+        let squares = self
+            .position
+            .iter()
+            .zip(&other.position)
+            .map(|(a, b)| (a - b).powi(2));
         let distance = squares.sum::<f64>().sqrt() + self.height + other.height;
         let adjusted = distance + self.adjustment + other.adjustment;
         Some(if adjusted > 0.0 { adjusted } else { distance })
@@ -107,7 +111,9 @@ impl Coordinates {
     /// Returns all other datacenters with coordinates, nearest first, by the median round-trip time
     /// between their servers and the servers of `from`.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
-        let Some(own) = self.servers.get(from) else { return Vec::new() };
+        let Some(own) = self.servers.get(from) else {
+            return Vec::new();
+        };
         let median = |servers: &[Coordinate]| {
             let mut times: Vec<f64> = own
                 .iter()
@@ -118,8 +124,9 @@ impl Coordinates {
             times.get(times.len() / 2).copied()
         };
         let others = self.servers.iter().filter(|(name, _)| *name != from);
-        let mut times: Vec<(f64, &str)> =
-            others.filter_map(|(name, servers)| Some((median(servers)?, name.as_str()))).collect();
+        let mut times: Vec<(f64, &str)> = others
+            .filter_map(|(name, servers)| Some((median(servers)?, name.as_str())))
+            .collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(b.1)));
         times.into_iter().map(|(_, name)| name).collect()
     }
@@ -152,13 +159,18 @@ impl Live {
 
     /// Returns the state before anything of a datacenter is loaded.
     pub fn unknown(own: &str) -> Self {
-        Self { own: own.to_owned(), ..Self::default() }
+        Self {
+            own: own.to_owned(),
+            ..Self::default()
+        }
     }
 
     /// Returns whether the local datacenter is loaded completely.
     pub fn is_complete(&self) -> bool {
         let own = Place::Datacenter(self.own.as_str().into());
-        self.places.get(&own).is_some_and(|place| place.is_loaded() && place.unloaded == 0)
+        self.places
+            .get(&own)
+            .is_some_and(|place| place.is_loaded() && place.unloaded == 0)
     }
 
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded yet. The
@@ -166,15 +178,16 @@ impl Live {
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
         let loaded = self.places.get(place).filter(|known| known.is_loaded());
         match (loaded, service) {
-            (Some(known), Some(service)) => {
-                known.service(service).is_some_and(|service| service.instances.is_none())
-            }
+            (Some(known), Some(service)) => known
+                .service(service)
+                .is_some_and(|service| service.instances.is_none()),
             (Some(_), None) => false,
             (None, _) => match place {
                 Place::Datacenter(name) if **name == *self.own => true,
-                Place::Datacenter(name) => {
-                    self.datacenters.iter().any(|known| known.name == **name && known.reachable)
-                }
+                Place::Datacenter(name) => self
+                    .datacenters
+                    .iter()
+                    .any(|known| known.name == **name && known.reachable),
                 // Peers are known once their list is loaded.
                 Place::Peer(_) => self.places.contains_key(place),
             },
@@ -183,13 +196,20 @@ impl Live {
 
     /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
-        self.is_pending(place, None) || self.places.get(place).is_some_and(|known| known.unloaded > 0)
+        self.is_pending(place, None)
+            || self
+                .places
+                .get(place)
+                .is_some_and(|known| known.unloaded > 0)
     }
 
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
         let known = datacenter == self.own
-            || self.datacenters.iter().any(|known| known.name == datacenter && known.reachable);
+            || self
+                .datacenters
+                .iter()
+                .any(|known| known.name == datacenter && known.reachable);
         known && !self.queries.contains_key(datacenter)
     }
 }
@@ -215,14 +235,18 @@ pub struct Shards<K, V> {
 
 impl<K, V> Clone for Shards<K, V> {
     fn clone(&self) -> Self {
-        Self { shards: self.shards.clone() }
+        Self {
+            shards: self.shards.clone(),
+        }
     }
 }
 
 impl<K, V> Default for Shards<K, V> {
     fn default() -> Self {
         let empty = Arc::new(Shard::default());
-        Self { shards: vec![empty; SHARDS] }
+        Self {
+            shards: vec![empty; SHARDS],
+        }
     }
 }
 
@@ -264,14 +288,20 @@ impl<K: Eq + Hash + Clone, V: Clone> Shards<K, V> {
     {
         let shard = &mut self.shards[shard_of(key)];
         // Removing a missing key must not copy the shard.
-        if shard.contains_key(key) { Arc::make_mut(shard).remove(key) } else { None }
+        if shard.contains_key(key) {
+            Arc::make_mut(shard).remove(key)
+        } else {
+            None
+        }
     }
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Shards<K, Vec<V>> {
     /// Appends a value to the list of a key, and returns the list.
     pub fn push(&mut self, key: K, value: V) -> &mut Vec<V> {
-        let list = Arc::make_mut(&mut self.shards[shard_of(&key)]).entry(key).or_default();
+        let list = Arc::make_mut(&mut self.shards[shard_of(&key)])
+            .entry(key)
+            .or_default();
         list.push(value);
         list
     }
@@ -295,14 +325,25 @@ impl<K: Eq + Hash + Clone, V: Clone> Shards<K, Vec<V>> {
 
 impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
     /// Returns the keys whose values are not the same object in both maps, with their value in `self`.
-    pub fn changes<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
-        let pairs = self.shards.iter().zip(&before.shards).filter(|(now, before)| !Arc::ptr_eq(now, before));
+    pub fn changes<'a>(
+        &'a self,
+        before: &'a Self,
+    ) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
+        let pairs = self
+            .shards
+            .iter()
+            .zip(&before.shards)
+            .filter(|(now, before)| !Arc::ptr_eq(now, before));
         pairs.flat_map(|(now, before)| {
-            let changed = now
-                .iter()
-                .filter(|(key, value)| before.get(*key).is_none_or(|before| !Arc::ptr_eq(before, value)));
+            let changed = now.iter().filter(|(key, value)| {
+                before
+                    .get(*key)
+                    .is_none_or(|before| !Arc::ptr_eq(before, value))
+            });
             let removed = before.keys().filter(|key| !now.contains_key(*key));
-            changed.map(|(key, value)| (key, Some(value))).chain(removed.map(|key| (key, None)))
+            changed
+                .map(|(key, value)| (key, Some(value)))
+                .chain(removed.map(|key| (key, None)))
         })
     }
 }
@@ -317,10 +358,15 @@ mod tests {
 
     #[test]
     fn round_trips_follow_the_formula() {
-        let at = |x: f64, y: f64, height, adjustment| Coordinate { position: vec![x, y], height, adjustment };
+        let at = |x: f64, y: f64, height, adjustment| Coordinate {
+            position: vec![x, y],
+            height,
+            adjustment,
+        };
         let (a, b) = (at(0.0, 0.0, 0.001, 0.0), at(0.003, 0.004, 0.002, 0.001));
-        let close =
-            |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);
+        let close = |found: Option<f64>, wanted: f64| {
+            found.is_some_and(|found| (found - wanted).abs() < 1e-9)
+        };
         assert!(close(a.round_trip(&b), 0.009));
         // An adjustment that makes the time negative is ignored.
         assert!(close(a.round_trip(&at(0.003, 0.004, 0.002, -1.0)), 0.008));
@@ -329,16 +375,34 @@ mod tests {
 
     #[test]
     fn nearest_datacenters_come_first() {
-        let at = |x: f64| Coordinate { position: vec![x], ..Coordinate::default() };
-        let servers =
-            [("dc1", vec![at(0.0)]), ("far", vec![at(9.0)]), ("near", vec![at(1.0), at(2.0), at(99.0)])];
-        let servers = servers.map(|(name, servers)| (name.to_owned(), servers)).into();
-        let coordinates = Coordinates { servers, ..Coordinates::default() };
+        let at = |x: f64| Coordinate {
+            position: vec![x],
+            ..Coordinate::default()
+        };
+        let servers = [
+            ("dc1", vec![at(0.0)]),
+            ("far", vec![at(9.0)]),
+            ("near", vec![at(1.0), at(2.0), at(99.0)]),
+        ];
+        let servers = servers
+            .map(|(name, servers)| (name.to_owned(), servers))
+            .into();
+        let coordinates = Coordinates {
+            servers,
+            ..Coordinates::default()
+        };
         assert_eq!(coordinates.nearest_datacenters("dc1"), ["near", "far"]);
         assert!(coordinates.nearest_datacenters("unknown").is_empty());
-        let datacenter = |name: &str| Datacenter { name: name.to_owned(), reachable: true };
+        let datacenter = |name: &str| Datacenter {
+            name: name.to_owned(),
+            reachable: true,
+        };
         let datacenters = ["b", "dc1", "a", "near"].map(datacenter).into();
-        let live = Live { coordinates: Arc::new(coordinates), datacenters, ..Live::default() };
+        let live = Live {
+            coordinates: Arc::new(coordinates),
+            datacenters,
+            ..Live::default()
+        };
         assert_eq!(live.nearest_datacenters("dc1"), ["near", "far", "b", "a"]);
         assert_eq!(live.nearest_datacenters("b"), ["dc1", "a", "near"]);
     }
@@ -360,13 +424,22 @@ mod shards_tests {
         map.insert(9000, Arc::new(1));
         map.remove(&8);
         map.remove(&9001);
-        let mut changes: Vec<_> =
-            map.changes(&before).map(|(key, value)| (*key, value.map(|value| **value))).collect();
+        let mut changes: Vec<_> = map
+            .changes(&before)
+            .map(|(key, value)| (*key, value.map(|value| **value)))
+            .collect();
         changes.sort_unstable();
         assert_eq!(changes, [(7, Some(70)), (8, None), (9000, Some(1))]);
-        let shared = map.shards.iter().zip(&before.shards).filter(|(now, before)| Arc::ptr_eq(now, before));
+        let shared = map
+            .shards
+            .iter()
+            .zip(&before.shards)
+            .filter(|(now, before)| Arc::ptr_eq(now, before));
         assert!(shared.count() >= SHARDS - 3);
-        assert_eq!((map.len(), before.get(&8).map(|value| **value)), (5000, Some(8)));
+        assert_eq!(
+            (map.len(), before.get(&8).map(|value| **value)),
+            (5000, Some(8))
+        );
     }
 
     #[test]
@@ -376,9 +449,17 @@ mod shards_tests {
         assert_eq!(*map.push(7, 2), [1, 2]);
         let before = map.clone();
         map.discard(&7, |value| *value == 3);
-        assert!(map.shards.iter().zip(&before.shards).all(|(now, before)| Arc::ptr_eq(now, before)));
+        assert!(
+            map.shards
+                .iter()
+                .zip(&before.shards)
+                .all(|(now, before)| Arc::ptr_eq(now, before))
+        );
         map.discard(&7, |value| *value == 1);
-        assert_eq!((map.get(&7), before.get(&7)), (Some(&vec![2]), Some(&vec![1, 2])));
+        assert_eq!(
+            (map.get(&7), before.get(&7)),
+            (Some(&vec![2]), Some(&vec![1, 2]))
+        );
         map.discard(&7, |value| *value == 2);
         assert!(map.is_empty());
     }

@@ -13,7 +13,9 @@ use crate::config::{Config, Visibility};
 use dns_core::name::Name;
 use live::{Live, LivePlace, Shards};
 use nodes::{Accept, Group, Member, Nodes, Sources, Target};
-use registrations::{CheckStatus, Gateway, Instance, Node, PreparedQuery, Registrations, VirtualAddress};
+use registrations::{
+    CheckStatus, Gateway, Instance, Node, PreparedQuery, Registrations, VirtualAddress,
+};
 
 /// Handle of an instance, for [`Catalog::instance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,14 +97,27 @@ impl Catalog {
     /// Builds the catalog from the registrations that `visibility` permits. Instances without a
     /// node are skipped.
     pub fn build(registrations: Registrations, config: &Config, visibility: Visibility) -> Self {
-        let Registrations { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } =
-            registrations;
+        let Registrations {
+            nodes,
+            instances,
+            queries,
+            virtual_addresses,
+            gateways,
+            datacenters,
+            distances,
+        } = registrations;
         let fixed = Fixed {
             nodes,
             queries,
             gateways,
-            datacenters: datacenters.into_iter().map(|known| (lower(&known.name), known.reachable)).collect(),
-            distances: distances.into_iter().map(|(node, nearest)| (lower(&node), nearest)).collect(),
+            datacenters: datacenters
+                .into_iter()
+                .map(|known| (lower(&known.name), known.reachable))
+                .collect(),
+            distances: distances
+                .into_iter()
+                .map(|(node, nearest)| (lower(&node), nearest))
+                .collect(),
         };
         let own = Place::Datacenter(config.datacenter.as_str().into());
         let nodes = Nodes::index(fixed.nodes.iter().cloned(), &visibility, &own);
@@ -124,15 +139,27 @@ impl Catalog {
         };
         let mut groups: HashMap<PlacedName, Vec<Arc<Instance>>> = HashMap::new();
         for instance in instances {
-            let Some(node) = catalog.nodes.of_file_instance(&instance) else { continue };
-            groups.entry((node.place(), lower(&instance.service))).or_default().push(instance);
+            let Some(node) = catalog.nodes.of_file_instance(&instance) else {
+                continue;
+            };
+            groups
+                .entry((node.place(), lower(&instance.service)))
+                .or_default()
+                .push(instance);
         }
         for (key, instances) in groups {
             catalog.replace(key, |sources| sources.fixed = instances);
         }
-        for VirtualAddress { service, peer, address } in virtual_addresses {
+        for VirtualAddress {
+            service,
+            peer,
+            address,
+        } in virtual_addresses
+        {
             let key = (peer.as_deref().map(lower), lower(&service));
-            catalog.virtual_addresses.insert(key, vec![(FROM_FILES, address)]);
+            catalog
+                .virtual_addresses
+                .insert(key, vec![(FROM_FILES, address)]);
         }
         catalog.index_ingress();
         catalog
@@ -147,16 +174,24 @@ impl Catalog {
             self.index_ingress();
         }
         let (gone, none) = (LivePlace::default(), Shards::default());
-        for place in
-            now.places.keys().chain(before.places.keys().filter(|name| !now.places.contains_key(*name)))
-        {
-            let services = |live: &'_ Live| live.places.get(place).unwrap_or(&gone).services.clone();
+        for place in now.places.keys().chain(
+            before
+                .places
+                .keys()
+                .filter(|name| !now.places.contains_key(*name)),
+        ) {
+            let services =
+                |live: &'_ Live| live.places.get(place).unwrap_or(&gone).services.clone();
             let (services_now, services_before) = (services(&now), services(&before));
-            let (services_now, services_before) =
-                (services_now.as_ref().unwrap_or(&none), services_before.as_ref().unwrap_or(&none));
+            let (services_now, services_before) = (
+                services_now.as_ref().unwrap_or(&none),
+                services_before.as_ref().unwrap_or(&none),
+            );
             for (service, loaded) in services_now.changes(services_before) {
                 let instances = loaded.and_then(|service| service.instances.clone());
-                self.replace((place.clone(), service.clone()), |sources| sources.live = instances);
+                self.replace((place.clone(), service.clone()), |sources| {
+                    sources.live = instances
+                });
             }
         }
         for number in self.groups_on(&moved) {
@@ -168,27 +203,44 @@ impl Catalog {
     /// Indexes the nodes if any changed. Returns the lower-case names of changed nodes.
     fn update_nodes(&mut self, now: &Live, before: &Live) -> HashSet<Box<str>> {
         let lists = |live: &Live| -> Vec<Arc<Vec<Arc<Node>>>> {
-            live.places.values().filter_map(|place| place.nodes.clone()).collect()
+            live.places
+                .values()
+                .filter_map(|place| place.nodes.clone())
+                .collect()
         };
         let (lists_now, lists_before) = (lists(now), lists(before));
         let same = lists_now.len() == lists_before.len()
-            && lists_now.iter().zip(&lists_before).all(|(now, before)| Arc::ptr_eq(now, before));
+            && lists_now
+                .iter()
+                .zip(&lists_before)
+                .all(|(now, before)| Arc::ptr_eq(now, before));
         if same {
             return HashSet::new();
         }
         let known = |lists: &[Arc<Vec<Arc<Node>>>]| -> HashSet<*const Node> {
-            lists.iter().flat_map(|list| list.iter()).map(Arc::as_ptr).collect()
+            lists
+                .iter()
+                .flat_map(|list| list.iter())
+                .map(Arc::as_ptr)
+                .collect()
         };
         let (known_now, known_before) = (known(&lists_now), known(&lists_before));
-        let nodes = lists_now.iter().chain(&lists_before).flat_map(|list| list.iter());
+        let nodes = lists_now
+            .iter()
+            .chain(&lists_before)
+            .flat_map(|list| list.iter());
         let moved = nodes
             .filter(|node| {
                 known_now.contains(&Arc::as_ptr(node)) != known_before.contains(&Arc::as_ptr(node))
             })
             .map(|node| lower(&node.name))
             .collect();
-        let all =
-            self.fixed.nodes.iter().cloned().chain(lists_now.iter().flat_map(|list| list.iter().cloned()));
+        let all = self
+            .fixed
+            .nodes
+            .iter()
+            .cloned()
+            .chain(lists_now.iter().flat_map(|list| list.iter().cloned()));
         self.nodes = Arc::new(Nodes::index(all, &self.visibility, &self.own));
         moved
     }
@@ -198,9 +250,16 @@ impl Catalog {
             return Vec::new();
         }
         let concerns = |group: &Group| {
-            group.sources.instances().any(|instance| nodes.contains(&*instance.node.to_ascii_lowercase()))
+            group
+                .sources
+                .instances()
+                .any(|instance| nodes.contains(&*instance.node.to_ascii_lowercase()))
         };
-        (0_u32..).zip(&self.groups).filter(|(_, group)| concerns(group)).map(|(number, _)| number).collect()
+        (0_u32..)
+            .zip(&self.groups)
+            .filter(|(_, group)| concerns(group))
+            .map(|(number, _)| number)
+            .collect()
     }
 
     /// Creates or replaces a group and updates the indexes.
@@ -209,7 +268,13 @@ impl Catalog {
             Some(&number) => number,
             None => {
                 let none = Sources::default();
-                let empty = Group::new(key.clone(), none, &self.nodes, &self.visibility, &self.config);
+                let empty = Group::new(
+                    key.clone(),
+                    none,
+                    &self.nodes,
+                    &self.visibility,
+                    &self.config,
+                );
                 let empty = Arc::new(empty);
                 // Fewer than 2^32 groups: the names alone would fill the memory.
                 let number = self.free.pop().unwrap_or(self.groups.len() as u32);
@@ -224,7 +289,13 @@ impl Catalog {
         let before = self.groups[number as usize].clone();
         let mut sources = before.sources.clone();
         change(&mut sources);
-        let now = Arc::new(Group::new(key, sources, &self.nodes, &self.visibility, &self.config));
+        let now = Arc::new(Group::new(
+            key,
+            sources,
+            &self.nodes,
+            &self.visibility,
+            &self.config,
+        ));
         self.index_connect(number, &before, &now);
         self.index_virtual_addresses(number, &before, &now);
         if now.key.0 == self.own {
@@ -241,22 +312,33 @@ impl Catalog {
     fn index_connect(&mut self, number: u32, before: &Group, now: &Group) {
         let (old, new) = (before.destinations(), now.destinations());
         for gone in old.difference(&new) {
-            self.connect.discard(&(now.key.0.clone(), gone.clone()), |group| *group == number);
+            self.connect
+                .discard(&(now.key.0.clone(), gone.clone()), |group| *group == number);
         }
         for added in new.difference(&old) {
-            let groups = self.connect.push((now.key.0.clone(), added.clone()), number);
+            let groups = self
+                .connect
+                .push((now.key.0.clone(), added.clone()), number);
             // The order of the answer must not depend on the order of changes.
-            groups.sort_by(|a, b| self.groups[*a as usize].key.cmp(&self.groups[*b as usize].key));
+            groups.sort_by(|a, b| {
+                self.groups[*a as usize]
+                    .key
+                    .cmp(&self.groups[*b as usize].key)
+            });
         }
     }
 
     fn index_virtual_addresses(&mut self, number: u32, before: &Group, now: &Group) {
-        let (old, new) = (before.virtual_addresses(&self.own), now.virtual_addresses(&self.own));
+        let (old, new) = (
+            before.virtual_addresses(&self.own),
+            now.virtual_addresses(&self.own),
+        );
         if old == new {
             return;
         }
         for (key, _) in old {
-            self.virtual_addresses.discard(&key, |(group, _)| *group == number);
+            self.virtual_addresses
+                .discard(&key, |(group, _)| *group == number);
         }
         for (key, address) in new {
             self.virtual_addresses.push(key, (number, address));
@@ -272,16 +354,29 @@ impl Catalog {
             self.addresses.discard(&address, |id| id.group == number);
         }
         for (address, index) in new {
-            self.addresses.push(address, InstanceId { group: number, index });
+            self.addresses.push(
+                address,
+                InstanceId {
+                    group: number,
+                    index,
+                },
+            );
         }
     }
 
     fn index_ingress(&mut self) {
-        let live = self.live.as_ref().map(|live| live.gateways.clone()).unwrap_or_default();
+        let live = self
+            .live
+            .as_ref()
+            .map(|live| live.gateways.clone())
+            .unwrap_or_default();
         let mut ingress: HashMap<Box<str>, Vec<Box<str>>> = HashMap::new();
         for Gateway { gateway, services } in self.fixed.gateways.iter().chain(live.iter()) {
             for service in services {
-                ingress.entry(lower(service)).or_default().push(lower(gateway));
+                ingress
+                    .entry(lower(service))
+                    .or_default()
+                    .push(lower(gateway));
             }
         }
         self.ingress = Arc::new(ingress);
@@ -300,17 +395,23 @@ impl Catalog {
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded
     /// yet. The name is in lower case.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
-        self.live.as_ref().is_some_and(|live| live.is_pending(place, service))
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.is_pending(place, service))
     }
 
     /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
-        self.live.as_ref().is_some_and(|live| live.is_incomplete(place))
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.is_incomplete(place))
     }
 
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
-        self.live.as_ref().is_some_and(|live| live.lacks_queries(datacenter))
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.lacks_queries(datacenter))
     }
 
     pub(crate) fn member(&self, id: InstanceId) -> &Member {
@@ -337,9 +438,10 @@ impl Catalog {
         asked: &Name,
     ) -> Option<Cow<'a, Target>> {
         match member.targets.get(accept)? {
-            Target::Host(name) if name == asked => {
-                member.instance.target(&member.node, &self.config, accept, Some(asked)).map(Cow::Owned)
-            }
+            Target::Host(name) if name == asked => member
+                .instance
+                .target(&member.node, &self.config, accept, Some(asked))
+                .map(Cow::Owned),
             target => Some(Cow::Borrowed(target)),
         }
     }
@@ -369,9 +471,14 @@ impl Catalog {
         if matches!(&self.own, Place::Datacenter(own) if **own == *name) {
             return Reach::Reachable;
         }
-        let live =
-            self.live.as_ref().and_then(|live| live.datacenters.iter().find(|known| known.name == name));
-        match live.map(|known| known.reachable).or(self.fixed.datacenters.get(name).copied()) {
+        let live = self
+            .live
+            .as_ref()
+            .and_then(|live| live.datacenters.iter().find(|known| known.name == name));
+        match live
+            .map(|known| known.reachable)
+            .or(self.fixed.datacenters.get(name).copied())
+        {
             Some(true) => Reach::Reachable,
             Some(false) => Reach::Unreachable,
             None => Reach::Unknown,
@@ -407,10 +514,18 @@ impl Catalog {
         if !self.visibility.service(service) {
             return Vec::new();
         }
-        let groups = self.connect.get(&(place.clone(), Box::from(service))).into_iter().flatten();
+        let groups = self
+            .connect
+            .get(&(place.clone(), Box::from(service)))
+            .into_iter()
+            .flatten();
         groups
             .flat_map(|&group| self.ids_of(group))
-            .filter(|&id| self.instance(id).destination().is_some_and(|of| of.eq_ignore_ascii_case(service)))
+            .filter(|&id| {
+                self.instance(id)
+                    .destination()
+                    .is_some_and(|of| of.eq_ignore_ascii_case(service))
+            })
             .collect()
     }
 
@@ -420,22 +535,34 @@ impl Catalog {
         if !self.visibility.service(service) {
             return Vec::new();
         }
-        let exists = !self.service(place, service).is_empty() || !self.connect(place, service).is_empty();
+        let exists =
+            !self.service(place, service).is_empty() || !self.connect(place, service).is_empty();
         let wildcard = self.ingress.get("*").filter(|_| exists);
         let bound = self.ingress.get(service).into_iter().chain(wildcard);
         let mut gateways: Vec<&str> = bound.flatten().map(|gateway| &**gateway).collect();
         gateways.sort_unstable();
         gateways.dedup();
-        gateways.into_iter().flat_map(|gateway| self.service(place, gateway)).collect()
+        gateways
+            .into_iter()
+            .flat_map(|gateway| self.service(place, gateway))
+            .collect()
     }
 
     /// Returns the virtual address of a service, or an error if the token may not read the service.
-    pub fn virtual_address(&self, peer: Option<&str>, service: &str) -> Result<Option<IpAddr>, Unreadable> {
+    pub fn virtual_address(
+        &self,
+        peer: Option<&str>,
+        service: &str,
+    ) -> Result<Option<IpAddr>, Unreadable> {
         if !self.visibility.service(service) {
             return Err(Unreadable);
         }
-        let known = self.virtual_addresses.get(&(peer.map(Box::from), Box::from(service)));
-        Ok(known.and_then(|known| known.last()).map(|(_, address)| *address))
+        let known = self
+            .virtual_addresses
+            .get(&(peer.map(Box::from), Box::from(service)));
+        Ok(known
+            .and_then(|known| known.last())
+            .map(|(_, address)| *address))
     }
 
     /// Returns the first instance, by node and id, registered with this address in the local datacenter.
@@ -447,22 +574,34 @@ impl Catalog {
     /// Returns the prepared queries stored in a datacenter; `datacenter` is in lower case.
     pub fn queries(&self, datacenter: &str) -> impl Iterator<Item = &PreparedQuery> {
         let own = matches!(&self.own, Place::Datacenter(own) if **own == *datacenter);
-        let fixed = self.fixed.queries.iter().filter(move |query| match &query.datacenter {
-            Some(stored) => stored.eq_ignore_ascii_case(datacenter),
-            None => own,
-        });
-        let live = self.live.as_ref().and_then(|live| live.queries.get(datacenter));
+        let fixed = self
+            .fixed
+            .queries
+            .iter()
+            .filter(move |query| match &query.datacenter {
+                Some(stored) => stored.eq_ignore_ascii_case(datacenter),
+                None => own,
+            });
+        let live = self
+            .live
+            .as_ref()
+            .and_then(|live| live.queries.get(datacenter));
         fixed.chain(live.into_iter().flat_map(|queries| queries.iter()))
     }
 
     /// Returns all other datacenters of a live Consul, nearest first.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
-        self.live.as_ref().map(|live| live.nearest_datacenters(from)).unwrap_or_default()
+        self.live
+            .as_ref()
+            .map(|live| live.nearest_datacenters(from))
+            .unwrap_or_default()
     }
 
     /// Returns whether the names of the datacenters have not been loaded yet.
     pub fn lacks_datacenters(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.datacenters.is_empty())
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.datacenters.is_empty())
     }
 
     /// Returns a function that maps a node to its distance from the node `from`, if known: the index in a
@@ -472,9 +611,10 @@ impl Catalog {
         let coordinates = self.live.as_ref().map(|live| &*live.coordinates);
         let own = coordinates.and_then(|known| known.nodes.get(&*lower(from)));
         move |node| match (listed, own) {
-            (Some(list), _) => {
-                list.iter().position(|known| known.eq_ignore_ascii_case(&node.name)).map(|at| at as f64)
-            }
+            (Some(list), _) => list
+                .iter()
+                .position(|known| known.eq_ignore_ascii_case(&node.name))
+                .map(|at| at as f64),
             // Coordinates of other datacenters are not comparable.
             (None, Some(own)) if node.place() == self.own => {
                 own.round_trip(coordinates?.nodes.get(&*lower(&node.name))?)

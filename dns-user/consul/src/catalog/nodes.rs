@@ -62,7 +62,9 @@ impl Nodes {
                 index.above.insert((place.clone(), name[dot + 1..].into()));
             }
             index.peers.extend(node.peer.as_deref().map(lower));
-            index.by_peer.insert((node.peer.as_deref().map(lower), lower(&node.name)), number);
+            index
+                .by_peer
+                .insert((node.peer.as_deref().map(lower), lower(&node.name)), number);
             index.by_name.insert((place, lower(&node.name)), number);
         }
         Self { nodes, ..index }
@@ -100,19 +102,27 @@ impl Nodes {
     }
 
     /// Returns the node of an instance that a live Consul registers at `place`.
-    pub(super) fn of_live_instance(&self, place: &Place, instance: &Instance) -> Option<&Arc<Node>> {
+    pub(super) fn of_live_instance(
+        &self,
+        place: &Place,
+        instance: &Instance,
+    ) -> Option<&Arc<Node>> {
         let number = self.by_name.get(&(place.clone(), lower(&instance.node)))?;
         Some(&self.nodes[*number as usize])
     }
 
     /// Returns the node of an instance from a definition file.
     pub(super) fn of_file_instance(&self, instance: &Instance) -> Option<&Arc<Node>> {
-        let number = self.by_peer.get(&(instance.peer.as_deref().map(lower), lower(&instance.node)))?;
+        let number = self
+            .by_peer
+            .get(&(instance.peer.as_deref().map(lower), lower(&instance.node)))?;
         Some(&self.nodes[*number as usize])
     }
 
     pub(crate) fn at(&self, address: IpAddr) -> Option<&Node> {
-        self.addresses.get(&address).map(|&node| &*self.nodes[node as usize])
+        self.addresses
+            .get(&address)
+            .map(|&node| &*self.nodes[node as usize])
     }
 }
 
@@ -172,7 +182,12 @@ impl Node {
     /// datacenter, with `translate_wan_addrs`, `wan_ipv6`, `wan_ipv4`, `wan`, or the address.
     fn chosen(&self, config: &Config, accept: Accept) -> &str {
         let tag = |name: &str| self.tagged_addresses.get(name).map(String::as_str);
-        choose(config.translates(&self.datacenter), accept, &self.address, tag)
+        choose(
+            config.translates(&self.datacenter),
+            accept,
+            &self.address,
+            tag,
+        )
     }
 }
 
@@ -187,12 +202,23 @@ impl Instance {
         accept: Accept,
         asked: Option<&Name>,
     ) -> Option<Target> {
-        let tag = |name: &str| self.tagged_addresses.get(name).map(|tagged| tagged.address.as_str());
-        let own = choose(config.translates(&node.datacenter), accept, &self.address, tag);
+        let tag = |name: &str| {
+            self.tagged_addresses
+                .get(name)
+                .map(|tagged| tagged.address.as_str())
+        };
+        let own = choose(
+            config.translates(&node.datacenter),
+            accept,
+            &self.address,
+            tag,
+        );
         if own.is_empty() {
             return Some(match node.location(config, accept)? {
                 // The node's name does not resolve to an address taken from a tag.
-                Location::Ip(address) if node.chosen(config, accept) == node.address => Target::Node(address),
+                Location::Ip(address) if node.chosen(config, accept) == node.address => {
+                    Target::Node(address)
+                }
                 Location::Ip(address) => Target::Address(address),
                 Location::Host(name) => Target::Host(name),
             });
@@ -210,7 +236,11 @@ impl Instance {
     /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of this name.
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
-            return self.ports.iter().find(|port| port.name.eq_ignore_ascii_case(name)).map(|port| port.port);
+            return self
+                .ports
+                .iter()
+                .find(|port| port.name.eq_ignore_ascii_case(name))
+                .map(|port| port.port);
         }
         if config.translates(&node.datacenter)
             && let Some(tagged) = self.tagged_addresses.get("wan")
@@ -218,11 +248,19 @@ impl Instance {
         {
             return Some(tagged.port);
         }
-        let named = self.ports.iter().find(|port| port.default).or(self.ports.first());
+        let named = self
+            .ports
+            .iter()
+            .find(|port| port.default)
+            .or(self.ports.first());
         if self.impossible_port.is_some() && named.is_none_or(|port| !port.default) {
             return None;
         }
-        Some(named.filter(|port| port.default || self.port == 0).map_or(self.port, |port| port.port))
+        Some(
+            named
+                .filter(|port| port.default || self.port == 0)
+                .map_or(self.port, |port| port.port),
+        )
     }
 }
 
@@ -235,7 +273,11 @@ fn choose<'a>(
 ) -> &'a str {
     let tag = |name| tag(name).filter(|address| !address.is_empty());
     let (fallback, v4, v6) = if translate {
-        (tag("wan").unwrap_or(plain), tag("wan_ipv4"), tag("wan_ipv6"))
+        (
+            tag("wan").unwrap_or(plain),
+            tag("wan_ipv4"),
+            tag("wan_ipv6"),
+        )
     } else {
         (plain, tag("lan_ipv4"), tag("lan_ipv6"))
     };
@@ -292,7 +334,11 @@ impl Targets {
     fn of(instance: &Instance, node: &Node, config: &Config) -> Self {
         let target = |accept| instance.target(node, config, accept, None);
         let [v4, v6, any] = [Accept::V4, Accept::V6, Accept::Any].map(target);
-        if v4 == any && v6 == any { Self::One(any) } else { Self::Each(Box::new([v4, v6, any])) }
+        if v4 == any && v6 == any {
+            Self::One(any)
+        } else {
+            Self::Each(Box::new([v4, v6, any]))
+        }
     }
 
     pub(crate) fn get(&self, accept: Accept) -> Option<&Target> {
@@ -307,13 +353,17 @@ impl Targets {
     /// Returns whether no family's target is a host name.
     fn are_addresses(&self) -> bool {
         let accepted = [Accept::V4, Accept::V6, Accept::Any].into_iter();
-        !accepted.filter_map(|accept| self.get(accept)).any(|target| matches!(target, Target::Host(_)))
+        !accepted
+            .filter_map(|accept| self.get(accept))
+            .any(|target| matches!(target, Target::Host(_)))
     }
 }
 
 impl Sources {
     pub(super) fn instances(&self) -> impl Iterator<Item = &Arc<Instance>> {
-        self.fixed.iter().chain(self.live.iter().flat_map(|live| &live.instances))
+        self.fixed
+            .iter()
+            .chain(self.live.iter().flat_map(|live| &live.instances))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -326,7 +376,13 @@ impl Member {
         let checks = instance.checks.iter().chain(&node.checks);
         let status = checks.map(|check| check.status).max().unwrap_or_default();
         let targets = Targets::of(instance, node, config);
-        Self { node: node.clone(), instance: instance.clone(), status, targets, first_with_target: 0 }
+        Self {
+            node: node.clone(),
+            instance: instance.clone(),
+            status,
+            targets,
+            first_with_target: 0,
+        }
     }
 
     /// Returns the sort key of the instance.
@@ -345,24 +401,39 @@ impl Group {
     ) -> Self {
         let mut members = Vec::new();
         if visibility.service(&key.1) {
-            let fixed = sources.fixed.iter().map(|instance| (nodes.of_file_instance(instance), instance));
+            let fixed = sources
+                .fixed
+                .iter()
+                .map(|instance| (nodes.of_file_instance(instance), instance));
             let live = sources.live.iter().flat_map(|live| &live.instances);
             let live = live.map(|instance| (nodes.of_live_instance(&key.0, instance), instance));
             let placed = fixed.chain(live);
-            members =
-                placed.filter_map(|(node, instance)| Some(Member::new(node?, instance, config))).collect();
+            members = placed
+                .filter_map(|(node, instance)| Some(Member::new(node?, instance, config)))
+                .collect();
             members.sort_by_cached_key(Member::order);
             number_targets(&mut members);
         }
         let has_only_addresses = members.iter().all(|member| member.targets.are_addresses());
         let mut numbered = (0_u32..).zip(&members);
-        let has_distinct_targets = numbered.all(|(index, member)| member.first_with_target == index);
-        Self { key, sources, members, has_only_addresses, has_distinct_targets }
+        let has_distinct_targets =
+            numbered.all(|(index, member)| member.first_with_target == index);
+        Self {
+            key,
+            sources,
+            members,
+            has_only_addresses,
+            has_distinct_targets,
+        }
     }
 
     /// Returns the services that the group's mesh instances represent, in lower case.
     pub(super) fn destinations(&self) -> BTreeSet<Box<str>> {
-        self.members.iter().filter_map(|member| member.instance.destination()).map(lower).collect()
+        self.members
+            .iter()
+            .filter_map(|member| member.instance.destination())
+            .map(lower)
+            .collect()
     }
 
     /// Returns the virtual addresses that a live Consul reports with these instances, for the local
@@ -373,14 +444,22 @@ impl Group {
             place if place == own => None,
             Place::Datacenter(_) => return Vec::new(),
         };
-        let addresses = self.sources.live.iter().flat_map(|live| &live.virtual_addresses);
-        addresses.map(|(service, address)| ((peer.clone(), lower(service)), *address)).collect()
+        let addresses = self
+            .sources
+            .live
+            .iter()
+            .flat_map(|live| &live.virtual_addresses);
+        addresses
+            .map(|(service, address)| ((peer.clone(), lower(service)), *address))
+            .collect()
     }
 
     /// Returns the instances' own addresses, each with the instance's index.
     pub(super) fn addresses(&self) -> Vec<(IpAddr, u32)> {
         let numbered = (0_u32..).zip(&self.members);
-        numbered.filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index))).collect()
+        numbered
+            .filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index)))
+            .collect()
     }
 }
 

@@ -30,7 +30,15 @@ pub struct Registrations {
 
 impl Registrations {
     pub(crate) fn append(&mut self, other: Self) {
-        let Self { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } = other;
+        let Self {
+            nodes,
+            instances,
+            queries,
+            virtual_addresses,
+            gateways,
+            datacenters,
+            distances,
+        } = other;
         self.nodes.extend(nodes);
         self.instances.extend(instances);
         self.queries.extend(queries);
@@ -100,7 +108,9 @@ pub struct Instance {
 impl Instance {
     /// Returns whether the instance has a tag, in any letter case.
     pub(crate) fn has_tag(&self, tag: &str) -> bool {
-        self.tags.iter().any(|known| known.eq_ignore_ascii_case(tag))
+        self.tags
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(tag))
     }
 }
 
@@ -135,7 +145,10 @@ pub struct Weights {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { passing: 1, warning: 1 }
+        Self {
+            passing: 1,
+            warning: 1,
+        }
     }
 }
 

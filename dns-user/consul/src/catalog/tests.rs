@@ -8,8 +8,10 @@ use super::{
 
 fn config() -> Config {
     let json = dns_core::config::reader::Json::parse(b"{}").expect("JSON");
-    Config::read(&dns_core::config::reader::ObjectReader::document("test", &json).expect("an object"))
-        .expect("defaults")
+    Config::read(
+        &dns_core::config::reader::ObjectReader::document("test", &json).expect("an object"),
+    )
+    .expect("defaults")
 }
 
 fn own() -> Place {
@@ -18,12 +20,24 @@ fn own() -> Place {
 
 fn node(name: &str, datacenter: &str, address: &str) -> Arc<Node> {
     let [name, datacenter, address] = [name, datacenter, address].map(str::to_owned);
-    Arc::new(Node { name, datacenter, address, ..Node::default() })
+    Arc::new(Node {
+        name,
+        datacenter,
+        address,
+        ..Node::default()
+    })
 }
 
 fn instance(service: &str, node: &str, id: &str, address: &str) -> Instance {
     let [service, node, id, address] = [service, node, id, address].map(str::to_owned);
-    Instance { node, id, service, address, port: 80, ..Instance::default() }
+    Instance {
+        node,
+        id,
+        service,
+        address,
+        port: 80,
+        ..Instance::default()
+    }
 }
 
 /// Sets the instances of a service, or removes it.
@@ -32,8 +46,11 @@ fn set(live: &mut Live, place: &Place, service: &str, loaded: Option<ServiceInst
     let services = known.services.get_or_insert_default();
     match loaded {
         Some(loaded) => {
-            let service_of =
-                LiveService { name: service.to_owned(), tags: Vec::new(), instances: Some(Arc::new(loaded)) };
+            let service_of = LiveService {
+                name: service.to_owned(),
+                tags: Vec::new(),
+                instances: Some(Arc::new(loaded)),
+            };
             services.insert(service.into(), Arc::new(service_of));
         }
         None => drop(services.remove(service)),
@@ -42,36 +59,62 @@ fn set(live: &mut Live, place: &Place, service: &str, loaded: Option<ServiceInst
 
 fn loaded(instances: Vec<Instance>) -> Option<ServiceInstances> {
     let instances = instances.into_iter().map(Arc::new).collect();
-    Some(ServiceInstances { instances, ..ServiceInstances::default() })
+    Some(ServiceInstances {
+        instances,
+        ..ServiceInstances::default()
+    })
 }
 
 /// Returns the results of all lookups in a catalog, as text.
 fn contents(catalog: &Catalog, live: &Live) -> BTreeSet<String> {
-    let mut lines = BTreeSet::from([format!("{} {}", catalog.node_count(), catalog.instance_count())]);
+    let mut lines = BTreeSet::from([format!(
+        "{} {}",
+        catalog.node_count(),
+        catalog.instance_count()
+    )]);
     for place in live.places.keys() {
         for service in ["web", "db", "proxy"] {
-            for (kind, ids) in
-                [("service", catalog.service(place, service)), ("connect", catalog.connect(place, service))]
-            {
+            for (kind, ids) in [
+                ("service", catalog.service(place, service)),
+                ("connect", catalog.connect(place, service)),
+            ] {
                 let asked = Name::root();
                 let ids = ids.into_iter().map(|id| {
                     let (instance, node) = (catalog.instance(id), catalog.node_of(id));
                     let target = catalog.target(catalog.member(id), Accept::Any, &asked);
                     let target = target.map(Cow::into_owned);
-                    assert_eq!(target, instance.target(node, &config(), Accept::Any, Some(&asked)));
+                    assert_eq!(
+                        target,
+                        instance.target(node, &config(), Accept::Any, Some(&asked))
+                    );
                     let first = catalog.member(id).first_with_target;
-                    format!("{} {} {:?} {target:?} {first}", instance.id, node.address, catalog.status(id))
+                    format!(
+                        "{} {} {:?} {target:?} {first}",
+                        instance.id,
+                        node.address,
+                        catalog.status(id)
+                    )
                 });
-                lines.insert(format!("{place:?} {kind} {service} {:?}", ids.collect::<Vec<_>>()));
+                lines.insert(format!(
+                    "{place:?} {kind} {service} {:?}",
+                    ids.collect::<Vec<_>>()
+                ));
             }
-            lines.insert(format!("{service} {:?}", catalog.virtual_address(None, service)));
+            lines.insert(format!(
+                "{service} {:?}",
+                catalog.virtual_address(None, service)
+            ));
         }
     }
     for last in 0..8 {
         let address = IpAddr::from([10, 1, 0, last]);
-        let instance = catalog.instance_at(address).map(|id| catalog.instance(id).id.clone());
-        lines
-            .insert(format!("{address} {instance:?} {:?}", catalog.nodes.at(address).map(|node| &node.name)));
+        let instance = catalog
+            .instance_at(address)
+            .map(|id| catalog.instance(id).id.clone());
+        lines.insert(format!(
+            "{address} {instance:?} {:?}",
+            catalog.nodes.at(address).map(|node| &node.name)
+        ));
     }
     lines
 }
@@ -88,28 +131,52 @@ fn random_updates_equal_a_rebuild() {
     let build = || Catalog::build(files.clone(), &config, Visibility::all());
     let (mut catalog, mut live) = (build(), Live::unknown("dc1"));
     for _ in 0..400 {
-        let place = if random.bool() { own() } else { Place::Datacenter("dc2".into()) };
-        let Place::Datacenter(datacenter) = place.clone() else { unreachable!("a datacenter") };
+        let place = if random.bool() {
+            own()
+        } else {
+            Place::Datacenter("dc2".into())
+        };
+        let Place::Datacenter(datacenter) = place.clone() else {
+            unreachable!("a datacenter")
+        };
         match random.u8(..4) {
             0 => {
                 let count = random.usize(..4);
                 let list = (0..count).map(|number| {
-                    node(&format!("n{number}"), &datacenter, &format!("10.1.0.{}", random.u8(..8)))
+                    node(
+                        &format!("n{number}"),
+                        &datacenter,
+                        &format!("10.1.0.{}", random.u8(..8)),
+                    )
                 });
                 live.places.entry(place).or_default().nodes = Some(Arc::new(list.collect()));
             }
-            1 => set(&mut live, &place, ["web", "db", "proxy"][random.usize(..3)], None),
+            1 => set(
+                &mut live,
+                &place,
+                ["web", "db", "proxy"][random.usize(..3)],
+                None,
+            ),
             _ => {
                 let service = ["web", "db", "proxy"][random.usize(..3)];
                 let mut list = Vec::new();
                 for number in 0..random.usize(..4) {
                     let address = format!("10.1.0.{}", random.u8(..8));
-                    let mut one =
-                        instance(service, &format!("n{}", random.u8(..4)), &number.to_string(), &address);
-                    one.proxy_for = (service == "proxy").then(|| "web".to_owned()).filter(|_| random.bool());
+                    let mut one = instance(
+                        service,
+                        &format!("n{}", random.u8(..4)),
+                        &number.to_string(),
+                        &address,
+                    );
+                    one.proxy_for = (service == "proxy")
+                        .then(|| "web".to_owned())
+                        .filter(|_| random.bool());
                     one.connect_native = random.bool();
                     if random.bool() {
-                        one.checks.push(Check { id: "up".to_owned(), status: CheckStatus::Critical });
+                        one.checks.push(Check {
+                            id: "up".to_owned(),
+                            status: CheckStatus::Critical,
+                        });
                     }
                     list.push(one);
                 }
@@ -125,7 +192,10 @@ fn random_updates_equal_a_rebuild() {
         // rebuild cannot know.
         let proxies = [("web", own()), ("db", own()), ("proxy", own())];
         let virtual_sources = proxies.iter().filter(|(service, place)| {
-            let known = live.places.get(place).and_then(|known| known.service(service)?.instances.clone());
+            let known = live
+                .places
+                .get(place)
+                .and_then(|known| known.service(service)?.instances.clone());
             known.is_some_and(|known| !known.virtual_addresses.is_empty())
         });
         let unique = virtual_sources.count() < 2;
@@ -133,9 +203,15 @@ fn random_updates_equal_a_rebuild() {
         let mut rebuilt = build();
         rebuilt.update(Some(live.clone()));
         let comparable = |lines: BTreeSet<String>| -> BTreeSet<String> {
-            lines.into_iter().filter(|line| unique || !line.contains("240.0.0")).collect()
+            lines
+                .into_iter()
+                .filter(|line| unique || !line.contains("240.0.0"))
+                .collect()
         };
-        assert_eq!(comparable(contents(&catalog, &live)), comparable(contents(&rebuilt, &live)));
+        assert_eq!(
+            comparable(contents(&catalog, &live)),
+            comparable(contents(&rebuilt, &live))
+        );
     }
     catalog.update(None);
     assert_eq!((catalog.instance_count(), catalog.node_count()), (1, 1));
@@ -146,7 +222,12 @@ fn same_node_names_stay_apart() {
     let mut live = Live::unknown("dc1");
     for (datacenter, address) in [("dc1", "10.1.0.1"), ("dc2", "10.2.0.1")] {
         let place = Place::Datacenter(datacenter.into());
-        set(&mut live, &place, "web", loaded(vec![instance("web", "n", "web", "")]));
+        set(
+            &mut live,
+            &place,
+            "web",
+            loaded(vec![instance("web", "n", "web", "")]),
+        );
         let nodes = Arc::new(vec![node("n", datacenter, address)]);
         live.places.entry(place).or_default().nodes = Some(nodes);
     }
@@ -154,7 +235,10 @@ fn same_node_names_stay_apart() {
     catalog.update(Some(live));
     for (datacenter, address) in [("dc1", "10.1.0.1"), ("dc2", "10.2.0.1")] {
         let ids = catalog.service(&Place::Datacenter(datacenter.into()), "web");
-        let found: Vec<&str> = ids.iter().map(|&id| catalog.node_of(id).address.as_str()).collect();
+        let found: Vec<&str> = ids
+            .iter()
+            .map(|&id| catalog.node_of(id).address.as_str())
+            .collect();
         assert_eq!(found, [address]);
     }
 }
@@ -162,20 +246,39 @@ fn same_node_names_stay_apart() {
 #[test]
 fn change_touches_single_group() {
     let mut live = Live::unknown("dc1");
-    live.places.entry(own()).or_default().nodes = Some(Arc::new(vec![node("n", "dc1", "10.1.0.1")]));
+    live.places.entry(own()).or_default().nodes =
+        Some(Arc::new(vec![node("n", "dc1", "10.1.0.1")]));
     for number in 0..1000 {
         let name = format!("service-{number}");
-        set(&mut live, &own(), &name, loaded(vec![instance(&name, "n", &name, "10.1.0.2")]));
+        set(
+            &mut live,
+            &own(),
+            &name,
+            loaded(vec![instance(&name, "n", &name, "10.1.0.2")]),
+        );
     }
     let mut catalog = Catalog::build(Registrations::default(), &config(), Visibility::all());
     catalog.update(Some(live.clone()));
     let before = catalog.clone();
-    set(&mut live, &own(), "service-7", loaded(vec![instance("service-7", "n", "other", "10.1.0.2")]));
+    set(
+        &mut live,
+        &own(),
+        "service-7",
+        loaded(vec![instance("service-7", "n", "other", "10.1.0.2")]),
+    );
     catalog.update(Some(live));
-    let replaced =
-        catalog.groups.iter().zip(&before.groups).filter(|(now, before)| !Arc::ptr_eq(now, before));
+    let replaced = catalog
+        .groups
+        .iter()
+        .zip(&before.groups)
+        .filter(|(now, before)| !Arc::ptr_eq(now, before));
     assert_eq!(replaced.count(), 1);
     assert!(Arc::ptr_eq(&catalog.nodes, &before.nodes));
     let ids = catalog.service(&own(), "service-7");
-    assert_eq!(ids.iter().map(|&id| catalog.instance(id).id.as_str()).collect::<Vec<_>>(), ["other"]);
+    assert_eq!(
+        ids.iter()
+            .map(|&id| catalog.instance(id).id.as_str())
+            .collect::<Vec<_>>(),
+        ["other"]
+    );
 }

@@ -21,7 +21,11 @@ pub(super) struct SyntaxError {
 
 impl fmt::Display for SyntaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, column {}: {}", self.line, self.column, self.problem)
+        write!(
+            f,
+            "line {}, column {}: {}",
+            self.line, self.column, self.problem
+        )
     }
 }
 
@@ -29,11 +33,17 @@ impl fmt::Display for SyntaxError {
 /// becomes objects within objects.
 pub(super) fn parse(text: &str) -> Result<Json, SyntaxError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut parser = Parser { text, at: 0, depth: 0 };
+    let mut parser = Parser {
+        text,
+        at: 0,
+        depth: 0,
+    };
     let members = parser.members()?;
     match parser.peek() {
         None => Ok(Json::Object(members)),
-        Some(_) => Err(parser.error("a key was expected; remove the surplus \"}\" or quote the text")),
+        Some(_) => {
+            Err(parser.error("a key was expected; remove the surplus \"}\" or quote the text"))
+        }
     }
 }
 
@@ -79,7 +89,9 @@ impl<'a> Parser<'a> {
                     return Ok((name, labels.into_iter().rev().fold(block, nested)));
                 }
                 Some(letter) if letter == '"' || is_key_start(letter) => labels.push(self.key()?),
-                _ => return Err(self.error(&format!("\"=\" or \"{{\" was expected after {name:?}"))),
+                _ => {
+                    return Err(self.error(&format!("\"=\" or \"{{\" was expected after {name:?}")));
+                }
             }
         }
     }
@@ -119,7 +131,9 @@ impl<'a> Parser<'a> {
         parse: impl FnOnce(&mut Self) -> Result<Json, SyntaxError>,
     ) -> Result<Json, SyntaxError> {
         if self.depth == MAX_DEPTH {
-            return Err(self.error(&format!("more than {MAX_DEPTH} objects and lists in each other")));
+            return Err(self.error(&format!(
+                "more than {MAX_DEPTH} objects and lists in each other"
+            )));
         }
         self.depth += 1;
         // The bracket.
@@ -157,34 +171,53 @@ impl<'a> Parser<'a> {
     fn number(&mut self) -> Result<Json, SyntaxError> {
         let start = self.at;
         let is_part = |letter: char| letter.is_ascii_alphanumeric() || "+-._".contains(letter);
-        let length = self.rest().find(|letter| !is_part(letter)).unwrap_or(self.rest().len());
+        let length = self
+            .rest()
+            .find(|letter| !is_part(letter))
+            .unwrap_or(self.rest().len());
         let text = &self.rest()[..length];
         let (sign, digits) = match text.strip_prefix('-') {
             Some(digits) => (-1, digits),
             None => (1, text),
         };
         let is_plain = !digits.starts_with(['+', '-']);
-        let whole = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        let whole = match digits
+            .strip_prefix("0x")
+            .or_else(|| digits.strip_prefix("0X"))
+        {
             Some(hex) if hex.starts_with(['+', '-']) => None,
             Some(hex) => i64::from_str_radix(hex, 16).ok(),
-            None if digits.len() > 1 && digits.starts_with('0') && !digits.contains(['.', 'e', 'E']) => {
+            None if digits.len() > 1
+                && digits.starts_with('0')
+                && !digits.contains(['.', 'e', 'E']) =>
+            {
                 i64::from_str_radix(digits, 8).ok()
             }
             None => digits.parse::<i64>().ok(),
         };
-        let is_decimal = digits.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-        let fraction =
-            || digits.parse::<f64>().ok().filter(|_| is_decimal && digits.contains(['.', 'e', 'E']));
+        let is_decimal = digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+        let fraction = || {
+            digits
+                .parse::<f64>()
+                .ok()
+                .filter(|_| is_decimal && digits.contains(['.', 'e', 'E']))
+        };
         let number = match whole.filter(|_| is_plain) {
             Some(whole) => Some((sign * whole).into()),
-            None => fraction().and_then(|number| serde_json::Number::from_f64(sign as f64 * number)),
+            None => {
+                fraction().and_then(|number| serde_json::Number::from_f64(sign as f64 * number))
+            }
         };
         match number {
             Some(number) => {
                 self.at = start + length;
                 Ok(Json::Number(number))
             }
-            None => Err(self.error(&format!("{text} is not a number; write \"{text}\" for a text"))),
+            None => Err(self.error(&format!(
+                "{text} is not a number; write \"{text}\" for a text"
+            ))),
         }
     }
 
@@ -247,8 +280,8 @@ impl<'a> Parser<'a> {
             Some('0'..='7') => coded(0, 3, 8),
             _ => None,
         };
-        let (letter, length) =
-            found.ok_or_else(|| self.error("unknown escape sequence; write \"\\\\\" for a backslash"))?;
+        let (letter, length) = found
+            .ok_or_else(|| self.error("unknown escape sequence; write \"\\\\\" for a backslash"))?;
         self.at += length;
         Ok(letter)
     }
@@ -259,25 +292,37 @@ impl<'a> Parser<'a> {
         let rest = self.rest();
         let opening = rest.split_once('\n').and_then(|(first, body)| {
             let marker = first.strip_prefix("<<")?.trim_end();
-            Some((marker.strip_prefix('-').unwrap_or(marker), marker.starts_with('-'), body))
+            Some((
+                marker.strip_prefix('-').unwrap_or(marker),
+                marker.starts_with('-'),
+                body,
+            ))
         });
-        let Some((marker, is_indented, body)) = opening.filter(|(marker, ..)| !marker.is_empty()) else {
-            return Err(self.error("a value was expected; a text of several lines begins with <<MARKER"));
+        let Some((marker, is_indented, body)) = opening.filter(|(marker, ..)| !marker.is_empty())
+        else {
+            return Err(
+                self.error("a value was expected; a text of several lines begins with <<MARKER")
+            );
         };
         let mut end = 0;
         for line in body.split_inclusive('\n') {
             if line.trim() == marker {
                 let indent = &line[..line.len() - line.trim_start().len()];
                 let lines = body[..end].split_inclusive('\n');
-                let stripped: Option<String> = lines.map(|line| line.strip_prefix(indent)).collect();
-                let text = stripped.filter(|_| is_indented).unwrap_or_else(|| body[..end].to_owned());
+                let stripped: Option<String> =
+                    lines.map(|line| line.strip_prefix(indent)).collect();
+                let text = stripped
+                    .filter(|_| is_indented)
+                    .unwrap_or_else(|| body[..end].to_owned());
                 // The line end of the marker stays, as a separator.
                 self.at = self.text.len() - body.len() + end + line.trim_end().len();
                 return Ok(text);
             }
             end += line.len();
         }
-        Err(self.error(&format!("the text has no end; close it with {marker} on a line of its own")))
+        Err(self.error(&format!(
+            "the text has no end; close it with {marker} on a line of its own"
+        )))
     }
 
     /// Skips white space and comments.
@@ -350,7 +395,8 @@ mod tests {
             match json {
                 Json::List(items) => format!("[{}]", list(items.iter().map(write).collect())),
                 Json::Object(members) => {
-                    let member = |(name, value): &(String, Json)| format!("{name:?}:{}", write(value));
+                    let member =
+                        |(name, value): &(String, Json)| format!("{name:?}:{}", write(value));
                     format!("{{{}}}", list(members.iter().map(member).collect()))
                 }
                 other => other.to_string(),
@@ -371,7 +417,10 @@ mod tests {
             assert_eq!(json(text), expected, "{text}");
         }
         assert_eq!(json(""), "{}");
-        assert_eq!(json(r#"a "b" c { d = 1 } a = 2"#), r#"{"a":{"b":{"c":{"d":1}}},"a":2}"#);
+        assert_eq!(
+            json(r#"a "b" c { d = 1 } a = 2"#),
+            r#"{"a":{"b":{"c":{"d":1}}},"a":2}"#
+        );
         assert_eq!(json("connect-proxy.x = 1"), r#"{"connect-proxy.x":1}"#);
     }
 
@@ -387,14 +436,21 @@ mod tests {
             ("-0.5", "-0.5"),
             (r#""a\"b\\c\td\u00e9\x41\101""#, r#""a\"b\\c\tdéAA""#),
             (r#""urlprefix-${HOST}/a""#, r#""urlprefix-${HOST}/a""#),
-            (r#""${lookup("a", {b = 1})}-$x}""#, r#""${lookup(\"a\", {b = 1})}-$x}""#),
+            (
+                r#""${lookup("a", {b = 1})}-$x}""#,
+                r#""${lookup(\"a\", {b = 1})}-$x}""#,
+            ),
             (r#""${x \"y\"}""#, r#""${x \"y\"}""#),
             ("<<EOT\n  one\ntwo\nEOT\n", r#""  one\ntwo\n""#),
             ("<<-EOT\n    one\n      two\n    EOT\n", r#""one\n  two\n""#),
             ("<<-EOT\n  one\n    EOT", r#""  one\n""#),
             ("[]", "[]"),
         ] {
-            assert_eq!(json(&format!("a = {text}")), format!("{{\"a\":{expected}}}"), "{text}");
+            assert_eq!(
+                json(&format!("a = {text}")),
+                format!("{{\"a\":{expected}}}"),
+                "{text}"
+            );
         }
     }
 
@@ -405,14 +461,29 @@ mod tests {
             ("a {\n b = 1\n", "line 1, column 3: the object has no end"),
             ("a = 10s", "line 1, column 5: 10s is not a number"),
             ("a = 09", "line 1, column 5: 09 is not a number"),
-            ("é = \"x\ny\"", "line 1, column 5: the text has no closing quote"),
-            ("a = \"${b", "line 1, column 5: the text has no closing quote"),
+            (
+                "é = \"x\ny\"",
+                "line 1, column 5: the text has no closing quote",
+            ),
+            (
+                "a = \"${b",
+                "line 1, column 5: the text has no closing quote",
+            ),
             ("a = \"\\q\"", "line 1, column 6: unknown escape sequence"),
-            ("a = yes", "line 1, column 5: yes is not a value; write \"yes\""),
-            ("a \"b\" = 1", "line 1, column 7: \"=\" or \"{\" was expected"),
+            (
+                "a = yes",
+                "line 1, column 5: yes is not a value; write \"yes\"",
+            ),
+            (
+                "a \"b\" = 1",
+                "line 1, column 7: \"=\" or \"{\" was expected",
+            ),
             ("a = [1 2]", "line 1, column 8: \",\" or \"]\" was expected"),
             ("/* a", "line 1, column 1: the comment has no end"),
-            ("a = <<EOT\nb", "line 1, column 5: the text has no end; close it with EOT"),
+            (
+                "a = <<EOT\nb",
+                "line 1, column 5: the text has no end; close it with EOT",
+            ),
             ("} a = 1", "line 1, column 1: a key was expected"),
             ("1 = 2", "line 1, column 1: a key was expected"),
             ("a = 1 /", "line 1, column 7: a key was expected"),
@@ -421,7 +492,12 @@ mod tests {
             assert!(error.starts_with(expected), "{text}: {error}");
         }
         let deep = "a = ".to_owned() + &"[".repeat(100_000);
-        assert!(parse(&deep).expect_err("too deep").to_string().contains("more than 64"));
+        assert!(
+            parse(&deep)
+                .expect_err("too deep")
+                .to_string()
+                .contains("more than 64")
+        );
     }
 
     #[test]

@@ -20,8 +20,8 @@ use std::{
 
 use crate::{
     catalog::registrations::{
-        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node,
-        PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
+        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort,
+        Node, PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
     },
     config::{Config, seconds},
 };
@@ -75,7 +75,10 @@ impl Definitions {
             definitions.place(&mut own, service, check);
         }
         definitions.settle(own, config);
-        ParsedFiles { valid: definitions, errors }
+        ParsedFiles {
+            valid: definitions,
+            errors,
+        }
     }
 
     /// Adds a check to its instance or node.
@@ -84,9 +87,15 @@ impl Definitions {
             own.checks.push(check);
             return;
         };
-        let own_instances =
-            self.registrations.instances.iter_mut().filter(|instance| instance.node == own.name);
-        match own_instances.into_iter().find(|instance| instance.id == service) {
+        let own_instances = self
+            .registrations
+            .instances
+            .iter_mut()
+            .filter(|instance| instance.node == own.name);
+        match own_instances
+            .into_iter()
+            .find(|instance| instance.id == service)
+        {
             Some(instance) => Arc::make_mut(instance).checks.push(check),
             None => self.warnings.push(format!(
                 "a check belongs to service {service:?}, which no file defines: it has no effect"
@@ -96,12 +105,16 @@ impl Definitions {
 
     /// Adds the local node unless a file defines it, and warns about unreachable instances.
     fn settle(&mut self, own: Node, config: &Config) {
-        let Registrations { nodes, instances, .. } = &mut self.registrations;
+        let Registrations {
+            nodes, instances, ..
+        } = &mut self.registrations;
         let is_known = |name: &str, peer: &Option<String>, nodes: &[Arc<Node>]| {
-            nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name) && node.peer == *peer)
+            nodes
+                .iter()
+                .any(|node| node.name.eq_ignore_ascii_case(name) && node.peer == *peer)
         };
-        let wanted =
-            config.advertise_addr.is_some() || instances.iter().any(|instance| instance.node == own.name);
+        let wanted = config.advertise_addr.is_some()
+            || instances.iter().any(|instance| instance.node == own.name);
         if !own.name.is_empty() && wanted && !is_known(&own.name, &None, nodes) {
             nodes.push(own.into());
         }
@@ -118,7 +131,9 @@ impl Definitions {
                      names"
                 ));
             } else if instance.address.is_empty()
-                && nodes.iter().any(|node| node.name.eq_ignore_ascii_case(on) && node.address.is_empty())
+                && nodes
+                    .iter()
+                    .any(|node| node.name.eq_ignore_ascii_case(on) && node.address.is_empty())
             {
                 self.warnings.push(format!(
                     "neither service {service:?} (id {id:?}) nor its node has an address: set \
@@ -141,7 +156,12 @@ struct OneFile {
 
 impl OneFile {
     /// Parses one file and returns every error, not just the first.
-    fn read(file: &str, bytes: &[u8], config: &Config, sidecars: u16) -> Result<Self, Vec<ConfigError>> {
+    fn read(
+        file: &str,
+        bytes: &[u8],
+        config: &Config,
+        sidecars: u16,
+    ) -> Result<Self, Vec<ConfigError>> {
         let mut json = document(file, bytes).map_err(|error| vec![error])?;
         normalize(&mut json);
         let ignored = ignored(file, &json);
@@ -174,20 +194,37 @@ impl OneFile {
             };
             later.extend(objects(&root, name, parse, &mut errors));
         }
-        own.nodes = objects(&root, "nodes", |reader| Ok(node(reader, config)?.into()), &mut errors);
+        own.nodes = objects(
+            &root,
+            "nodes",
+            |reader| Ok(node(reader, config)?.into()),
+            &mut errors,
+        );
         own.queries = objects(&root, "queries", query, &mut errors);
         let virtual_address = |reader: &ObjectReader<'_>| {
-            let address = reader.address("ip")?.ok_or_else(|| reader.error("ip", "is missing"))?;
-            Ok(VirtualAddress { service: needed(reader, "service")?, peer: text(reader, "peer")?, address })
+            let address = reader
+                .address("ip")?
+                .ok_or_else(|| reader.error("ip", "is missing"))?;
+            Ok(VirtualAddress {
+                service: needed(reader, "service")?,
+                peer: text(reader, "peer")?,
+                address,
+            })
         };
         own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
         let gateway = |reader: &ObjectReader<'_>| {
-            Ok(Gateway { gateway: needed(reader, "gateway")?, services: texts(reader, "services")? })
+            Ok(Gateway {
+                gateway: needed(reader, "gateway")?,
+                services: texts(reader, "services")?,
+            })
         };
         own.gateways = objects(&root, "ingress", gateway, &mut errors);
         let datacenter = |reader: &ObjectReader<'_>| {
             let reachable = reader.boolean("reachable")?.unwrap_or(true);
-            Ok(Datacenter { name: needed(reader, "name")?, reachable })
+            Ok(Datacenter {
+                name: needed(reader, "name")?,
+                reachable,
+            })
         };
         own.datacenters = objects(&root, "datacenters", datacenter, &mut errors);
         match distances(&root) {
@@ -195,7 +232,12 @@ impl OneFile {
             Err(error) => errors.push(error),
         }
         match errors.is_empty() {
-            true => Ok(Self { registrations: own, later, ignored, sidecars }),
+            true => Ok(Self {
+                registrations: own,
+                later,
+                ignored,
+                sidecars,
+            }),
             false => Err(errors),
         }
     }
@@ -237,7 +279,8 @@ fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     if !file.ends_with(".hcl") || is_json {
         return Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")));
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
+    let text =
+        std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
     hcl::parse(text).map_err(|error| problem(format!("is not HCL: {error}")))
 }
 
@@ -257,8 +300,16 @@ fn sidecar(reader: &ObjectReader<'_>, parent: &Instance) -> Result<Option<Instan
         address: text(&own, "address")?.unwrap_or_default(),
         port: port(&own, "port")?,
         ports: Vec::new(),
-        tags: if tags.is_empty() { parent.tags.clone() } else { tags },
-        meta: if meta.is_empty() { parent.meta.clone() } else { meta },
+        tags: if tags.is_empty() {
+            parent.tags.clone()
+        } else {
+            tags
+        },
+        meta: if meta.is_empty() {
+            parent.meta.clone()
+        } else {
+            meta
+        },
         weights: Weights::default(),
         tagged_addresses: BTreeMap::new(),
         proxy_for: Some(parent.service.clone()),
@@ -268,15 +319,26 @@ fn sidecar(reader: &ObjectReader<'_>, parent: &Instance) -> Result<Option<Instan
 }
 
 fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, ConfigError> {
-    let service = either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
+    let service =
+        either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
     let weights = reader.object("weights")?;
-    let weight = |name| weights.number(name, 0, u16::MAX.into()).map(|weight| weight.unwrap_or(1) as u16);
-    let weights = Weights { passing: weight("passing")?, warning: weight("warning")? };
+    let weight = |name| {
+        weights
+            .number(name, 0, u16::MAX.into())
+            .map(|weight| weight.unwrap_or(1) as u16)
+    };
+    let weights = Weights {
+        passing: weight("passing")?,
+        warning: weight("warning")?,
+    };
     let tagged = reader.object("tagged_addresses")?;
     let mut tagged_addresses = BTreeMap::new();
     for (tag, value) in tagged.entries() {
         let tagged = match value {
-            Json::Text(address) => TaggedAddress { address: address.clone(), port: 0 },
+            Json::Text(address) => TaggedAddress {
+                address: address.clone(),
+                port: 0,
+            },
             Json::Object(_) => {
                 let one = tagged.entry(tag, value)?;
                 TaggedAddress {
@@ -291,7 +353,11 @@ fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, Conf
     let mut ports = Vec::new();
     for named in reader.objects("ports")? {
         let default = named.boolean("default")?.unwrap_or(false);
-        ports.push(NamedPort { name: needed(&named, "name")?, port: port(&named, "port")?, default });
+        ports.push(NamedPort {
+            name: needed(&named, "name")?,
+            port: port(&named, "port")?,
+            default,
+        });
     }
     let mut checks = Vec::new();
     for name in ["check", "checks"] {
@@ -313,7 +379,10 @@ fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, Conf
         weights,
         tagged_addresses,
         proxy_for: either(&proxy, ["destination_service", "destination_service_name"])?,
-        connect_native: reader.object("connect")?.boolean("native")?.unwrap_or(false),
+        connect_native: reader
+            .object("connect")?
+            .boolean("native")?
+            .unwrap_or(false),
         checks,
         service,
     })
@@ -365,16 +434,23 @@ fn failover(reader: &ObjectReader<'_>) -> Result<Failover, ConfigError> {
     let datacenters = texts(reader, "datacenters")?;
     let targets = reader.objects("targets")?;
     if !datacenters.is_empty() && !targets.is_empty() {
-        return Err(reader.error("targets", "cannot be combined with datacenters; list them as targets"));
+        return Err(reader.error(
+            "targets",
+            "cannot be combined with datacenters; list them as targets",
+        ));
     }
-    let target = |reader: &ObjectReader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
-        (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
-        (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
-        _ => Err(reader.error("peer", "set either datacenter or peer")),
-    };
+    let target =
+        |reader: &ObjectReader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
+            (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
+            (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
+            _ => Err(reader.error("peer", "set either datacenter or peer")),
+        };
     let targets = targets.iter().map(target).collect::<Result<Vec<_>, _>>()?;
     let datacenters = datacenters.into_iter().map(FailoverTarget::Datacenter);
-    Ok(Failover { nearest: 0, targets: datacenters.chain(targets).collect() })
+    Ok(Failover {
+        nearest: 0,
+        targets: datacenters.chain(targets).collect(),
+    })
 }
 
 fn check(reader: &ObjectReader<'_>) -> Result<Check, ConfigError> {
@@ -407,7 +483,10 @@ fn needed(reader: &ObjectReader<'_>, name: &'static str) -> Result<String, Confi
 
 /// Parses a text; `None` if missing or empty.
 fn text(reader: &ObjectReader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
-    Ok(reader.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned))
+    Ok(reader
+        .text(name)?
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned))
 }
 
 /// Parses the first of these texts that is neither missing nor empty.
@@ -423,7 +502,12 @@ fn either(
 
 /// Parses a list of texts; empty if missing.
 fn texts(reader: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
-    Ok(reader.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
+    Ok(reader
+        .texts(name)?
+        .unwrap_or_default()
+        .into_iter()
+        .map(str::to_owned)
+        .collect())
 }
 
 fn strings(reader: &ObjectReader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
@@ -466,13 +550,22 @@ const COMPOUND_NAMES: [&str; 6] = [
 
 /// Returns a line about the members that concern only Consul; `None` without any.
 fn ignored(file: &str, json: &Json) -> Option<String> {
-    let Json::Object(members) = json else { return None };
+    let Json::Object(members) = json else {
+        return None;
+    };
     let is_read = |name: &str| MEMBERS.iter().any(|known| known.eq_ignore_ascii_case(name));
-    let mut others: Vec<&str> =
-        members.iter().map(|(name, _)| name.as_str()).filter(|name| !is_read(name)).collect();
+    let mut others: Vec<&str> = members
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .filter(|name| !is_read(name))
+        .collect();
     others.dedup();
-    (!others.is_empty())
-        .then(|| format!("{file}: settings of Consul's agent, ignored: {}", others.join(", ")))
+    (!others.is_empty()).then(|| {
+        format!(
+            "{file}: settings of Consul's agent, ignored: {}",
+            others.join(", ")
+        )
+    })
 }
 
 /// Gives members one form: a list wherever several objects are possible, underscores in names.
@@ -481,7 +574,9 @@ fn normalize(json: &mut Json) {
         gather(json, name);
     }
     each(json, "nodes", |node| gather(node, "checks"));
-    each(json, "queries", |query| each(query, "failover", |failover| gather(failover, "targets")));
+    each(json, "queries", |query| {
+        each(query, "failover", |failover| gather(failover, "targets"))
+    });
     for name in ["check", "checks"] {
         each(json, name, join_words);
     }
@@ -506,8 +601,15 @@ fn normalize(json: &mut Json) {
 fn gather(json: &mut Json, name: &str) {
     let Json::Object(members) = json else { return };
     let is_named = |(member, _): &(String, Json)| member.eq_ignore_ascii_case(name);
-    let named = || members.iter().filter(|member| is_named(member)).map(|(_, value)| value);
-    if named().next().is_none() || named().any(|value| !matches!(value, Json::Object(_) | Json::List(_))) {
+    let named = || {
+        members
+            .iter()
+            .filter(|member| is_named(member))
+            .map(|(_, value)| value)
+    };
+    if named().next().is_none()
+        || named().any(|value| !matches!(value, Json::Object(_) | Json::List(_)))
+    {
         return;
     }
     let mut items = Vec::new();
@@ -527,7 +629,10 @@ fn gather(json: &mut Json, name: &str) {
 /// Changes each object of this name, in a list or alone.
 fn each(json: &mut Json, name: &str, change: impl Fn(&mut Json)) {
     let Json::Object(members) = json else { return };
-    for (_, value) in members.iter_mut().filter(|(member, _)| member.eq_ignore_ascii_case(name)) {
+    for (_, value) in members
+        .iter_mut()
+        .filter(|(member, _)| member.eq_ignore_ascii_case(name))
+    {
         match value {
             Json::List(items) => items.iter_mut().for_each(&change),
             object => change(object),
@@ -540,7 +645,10 @@ fn join_words(json: &mut Json) {
     let Json::Object(members) = json else { return };
     for (member, _) in members {
         let squeezed = |name: &str| name.replace('_', "").to_ascii_lowercase();
-        if let Some(known) = COMPOUND_NAMES.iter().find(|known| squeezed(known) == squeezed(member)) {
+        if let Some(known) = COMPOUND_NAMES
+            .iter()
+            .find(|known| squeezed(known) == squeezed(member))
+        {
             *member = (*known).to_owned();
         }
     }
@@ -552,7 +660,11 @@ mod tests {
 
     fn config() -> Config {
         let text = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.1"}}"#;
-        Config::of_document("config.json", text).whole().unwrap().unwrap().0
+        Config::of_document("config.json", text)
+            .whole()
+            .unwrap()
+            .unwrap()
+            .0
     }
 
     const HCL: &str = r#"
@@ -591,13 +703,31 @@ mod tests {
 
     #[test]
     fn hcl_and_json_say_the_same() {
-        let hcl = Definitions::read([("a.hcl", HCL.as_bytes())], &config()).whole().unwrap();
-        let json = Definitions::read([("a.json", JSON.as_bytes())], &config()).whole().unwrap();
+        let hcl = Definitions::read([("a.hcl", HCL.as_bytes())], &config())
+            .whole()
+            .unwrap();
+        let json = Definitions::read([("a.json", JSON.as_bytes())], &config())
+            .whole()
+            .unwrap();
         assert_eq!(hcl, json);
-        let Registrations { nodes, instances, .. } = hcl.registrations;
-        assert_eq!((nodes[0].name.as_str(), nodes[0].address.as_str()), ("here", "10.0.0.1"));
-        assert_eq!(nodes[0].checks, [Check { id: "disk".to_owned(), status: CheckStatus::Passing }]);
-        assert_eq!((instances[0].id.as_str(), instances[0].checks[0].status), ("web", CheckStatus::Warning));
+        let Registrations {
+            nodes, instances, ..
+        } = hcl.registrations;
+        assert_eq!(
+            (nodes[0].name.as_str(), nodes[0].address.as_str()),
+            ("here", "10.0.0.1")
+        );
+        assert_eq!(
+            nodes[0].checks,
+            [Check {
+                id: "disk".to_owned(),
+                status: CheckStatus::Passing
+            }]
+        );
+        assert_eq!(
+            (instances[0].id.as_str(), instances[0].checks[0].status),
+            ("web", CheckStatus::Warning)
+        );
         assert_eq!(instances[1].checks[0].status, CheckStatus::Critical);
         assert_eq!(hcl.warnings, Vec::<String>::new());
     }
@@ -607,13 +737,41 @@ mod tests {
         for (text, name, port) in [
             ("service { name = \"a\" port = 80 }", "a", 80),
             ("service {\n name = \"a\",\n port = 1\n}", "a", 1),
-            ("service {\n \"name\" = \"a\"\n \"port\" = 1\n meta { \"version\" = \"1\" }\n}", "a", 1),
-            ("service {\n name = \"a\"\n port = 1\n tags = [\"urlprefix-${HOST}/a\"]\n}", "a", 1),
-            ("service {\n name = \"a\"\n port = 1\n weights { passing = 5 warning = 1 }\n}", "a", 1),
-            ("service {\n name = \"a\"\n port = 8300\n connect { sidecar_service {} }\n}", "a", 8300),
-            ("tls { defaults { verify_incoming = true } }\nservice {\n name = \"a\"\n port = 1\n}", "a", 1),
-            ("services { name = \"a\" port = \"1\" }\nservices { name = \"b\" }", "a", 1),
-            ("services = [{ name = \"a\", port = 1, check = { status = \"\" } }]", "a", 1),
+            (
+                "service {\n \"name\" = \"a\"\n \"port\" = 1\n meta { \"version\" = \"1\" }\n}",
+                "a",
+                1,
+            ),
+            (
+                "service {\n name = \"a\"\n port = 1\n tags = [\"urlprefix-${HOST}/a\"]\n}",
+                "a",
+                1,
+            ),
+            (
+                "service {\n name = \"a\"\n port = 1\n weights { passing = 5 warning = 1 }\n}",
+                "a",
+                1,
+            ),
+            (
+                "service {\n name = \"a\"\n port = 8300\n connect { sidecar_service {} }\n}",
+                "a",
+                8300,
+            ),
+            (
+                "tls { defaults { verify_incoming = true } }\nservice {\n name = \"a\"\n port = 1\n}",
+                "a",
+                1,
+            ),
+            (
+                "services { name = \"a\" port = \"1\" }\nservices { name = \"b\" }",
+                "a",
+                1,
+            ),
+            (
+                "services = [{ name = \"a\", port = 1, check = { status = \"\" } }]",
+                "a",
+                1,
+            ),
             (r#" {"service": {"name": "a", "port": 1}}"#, "a", 1),
         ] {
             let definitions = Definitions::read([("a.hcl", text.as_bytes())], &config()).whole();
@@ -622,17 +780,32 @@ mod tests {
             assert_eq!((first.service.as_str(), first.port), (name, port), "{text}");
             let ignored: Vec<&str> = definitions.ignored.iter().map(String::as_str).collect();
             let settings = ["a.hcl: settings of Consul's agent, ignored: tls"];
-            assert_eq!(ignored, if text.contains("tls") { &settings[..] } else { &[] }, "{text}");
+            assert_eq!(
+                ignored,
+                if text.contains("tls") {
+                    &settings[..]
+                } else {
+                    &[]
+                },
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn agent_settings_alone_are_no_error() {
-        let text = "datacenter = \"dc1\"\nretry_join = [\"10.0.0.1\"]\nconnect { enabled = true }\n";
-        let definitions = Definitions::read([("consul.hcl", text.as_bytes())], &config()).whole().unwrap();
+        let text =
+            "datacenter = \"dc1\"\nretry_join = [\"10.0.0.1\"]\nconnect { enabled = true }\n";
+        let definitions = Definitions::read([("consul.hcl", text.as_bytes())], &config())
+            .whole()
+            .unwrap();
         assert_eq!(definitions.registrations.instances, []);
-        let expected = "consul.hcl: settings of Consul's agent, ignored: datacenter, retry_join, connect";
-        assert_eq!((definitions.ignored, definitions.warnings), (vec![expected.to_owned()], Vec::new()));
+        let expected =
+            "consul.hcl: settings of Consul's agent, ignored: datacenter, retry_join, connect";
+        assert_eq!(
+            (definitions.ignored, definitions.warnings),
+            (vec![expected.to_owned()], Vec::new())
+        );
     }
 
     #[test]
@@ -640,11 +813,25 @@ mod tests {
         let text = br#"{"service": {"Name": "a", "TaggedAddresses": {"lan": {"Address": "10.0.0.9", "Port": 7}},
             "Connect": {"SidecarService": {"Port": 9}}, "Meta": {"ServiceID": "x"},
             "Checks": [{"CheckID": "up", "Status": "warning"}]}, "Check": {"ServiceID": "a", "CheckID": "b"}}"#;
-        let definitions = Definitions::read([("a.json", &text[..])], &config()).whole().unwrap();
-        let [instance, sidecar] = &definitions.registrations.instances[..] else { panic!("two instances") };
-        assert_eq!((instance.tagged_addresses["lan"].port, sidecar.port), (7, 9));
-        let ids: Vec<&str> = instance.checks.iter().map(|check| check.id.as_str()).collect();
-        assert_eq!((ids, instance.meta["ServiceID"].as_str()), (vec!["up", "b"], "x"));
+        let definitions = Definitions::read([("a.json", &text[..])], &config())
+            .whole()
+            .unwrap();
+        let [instance, sidecar] = &definitions.registrations.instances[..] else {
+            panic!("two instances")
+        };
+        assert_eq!(
+            (instance.tagged_addresses["lan"].port, sidecar.port),
+            (7, 9)
+        );
+        let ids: Vec<&str> = instance
+            .checks
+            .iter()
+            .map(|check| check.id.as_str())
+            .collect();
+        assert_eq!(
+            (ids, instance.meta["ServiceID"].as_str()),
+            (vec!["up", "b"], "x")
+        );
     }
 
     #[test]
@@ -653,7 +840,11 @@ mod tests {
         let json = r#"{"services": [{"name": "db", "id": "db-1",
             "connect": {"sidecar_service": {"port": 7, "tags": ["own"]}}}]}"#;
         let files = [("a.hcl", hcl.as_bytes()), ("b.json", json.as_bytes())];
-        let instances = Definitions::read(files, &config()).whole().unwrap().registrations.instances;
+        let instances = Definitions::read(files, &config())
+            .whole()
+            .unwrap()
+            .registrations
+            .instances;
         let proxies: Vec<_> = instances
             .iter()
             .map(|one| {
@@ -668,20 +859,43 @@ mod tests {
             .collect();
         assert_eq!(
             proxies[1],
-            ("web-sidecar-proxy", "web-sidecar-proxy", 21_000, Some("web"), "v1".to_owned())
+            (
+                "web-sidecar-proxy",
+                "web-sidecar-proxy",
+                21_000,
+                Some("web"),
+                "v1".to_owned()
+            )
         );
-        assert_eq!(proxies[3], ("db-1-sidecar-proxy", "db-sidecar-proxy", 7, Some("db"), "own".to_owned()));
+        assert_eq!(
+            proxies[3],
+            (
+                "db-1-sidecar-proxy",
+                "db-sidecar-proxy",
+                7,
+                Some("db"),
+                "own".to_owned()
+            )
+        );
     }
 
     #[test]
     fn every_wrong_definition_is_reported() {
         let files = [
-            ("a.json", &br#"{"services": [{"name": 1}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#[..]),
+            (
+                "a.json",
+                &br#"{"services": [{"name": 1}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#[..],
+            ),
             ("b.json", br#"{"service": {"name": "b"}}"#),
             ("c.hcl", b"service {"),
         ];
         let ParsedFiles { valid, errors } = Definitions::read(files, &config());
-        let services: Vec<&str> = valid.registrations.instances.iter().map(|one| &*one.service).collect();
+        let services: Vec<&str> = valid
+            .registrations
+            .instances
+            .iter()
+            .map(|one| &*one.service)
+            .collect();
         assert_eq!(services, ["b"]);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         let expected = [
@@ -698,17 +912,36 @@ mod tests {
 
     #[test]
     fn errors_name_file_and_place() {
-        let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config()).whole();
+        let read =
+            |file, text: &str| Definitions::read([(file, text.as_bytes())], &config()).whole();
         let error = |file, text| read(file, text).unwrap_err().to_string();
-        assert_eq!(error("a.json", r#"{"service": {"port": 80}}"#), "a.json: service[0].name: is missing");
+        assert_eq!(
+            error("a.json", r#"{"service": {"port": 80}}"#),
+            "a.json: service[0].name: is missing"
+        );
         let syntax = error("a.hcl", "service {\n name = \n}");
-        assert!(syntax.starts_with("a.hcl: is not HCL: line 3, column 1: a value was expected"), "{syntax}");
+        assert!(
+            syntax.starts_with("a.hcl: is not HCL: line 3, column 1: a value was expected"),
+            "{syntax}"
+        );
         let number = error("a.json", r#"{"services": [{"name": "a", "port": 70000}]}"#);
-        assert!(number.starts_with("a.json: services[0].port: is 70000;"), "{number}");
-        let tagged =
-            error("a.json", r#"{"service": {"name": "a", "tagged_addresses": {"lan": {"port": -1}}}}"#);
-        assert!(tagged.starts_with("a.json: service[0].tagged_addresses.lan.port: is -1"), "{tagged}");
+        assert!(
+            number.starts_with("a.json: services[0].port: is 70000;"),
+            "{number}"
+        );
+        let tagged = error(
+            "a.json",
+            r#"{"service": {"name": "a", "tagged_addresses": {"lan": {"port": -1}}}}"#,
+        );
+        assert!(
+            tagged.starts_with("a.json: service[0].tagged_addresses.lan.port: is -1"),
+            "{tagged}"
+        );
         let lost = read("a.json", r#"{"service": {"name": "a", "node": "there"}}"#).unwrap();
-        assert!(lost.warnings[0].contains("\"there\""), "{:?}", lost.warnings);
+        assert!(
+            lost.warnings[0].contains("\"there\""),
+            "{:?}",
+            lost.warnings
+        );
     }
 }

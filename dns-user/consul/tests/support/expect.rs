@@ -27,7 +27,11 @@ pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<Stri
             faults.push(format!("{what} is {found}, not {wanted}"));
         }
     };
-    compare("RCODE", rcode(&message), expect["rcode"].as_str().unwrap_or_default().to_owned());
+    compare(
+        "RCODE",
+        rcode(&message),
+        expect["rcode"].as_str().unwrap_or_default().to_owned(),
+    );
     for (flag, found) in [
         ("aa", message.metadata.authoritative),
         ("ra", message.metadata.recursion_available),
@@ -36,7 +40,11 @@ pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<Stri
         compare(flag, found.to_string(), expect[flag].to_string());
     }
     if let Some(wanted) = expect["compressed"].as_bool() {
-        compare("compressed", has_pointer(bytes).to_string(), wanted.to_string());
+        compare(
+            "compressed",
+            has_pointer(bytes).to_string(),
+            wanted.to_string(),
+        );
     }
     if let Some(most) = expect["max_bytes"].as_u64()
         && bytes.len() as u64 > most
@@ -52,7 +60,10 @@ pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<Stri
         if let Some(wanted) = expect.get(part)
             && let Err(fault) = section(scenario, case, wanted, found, &answers)
         {
-            faults.push(format!("{part}: {fault}; found {:?}", found.iter().take(12).collect::<Vec<_>>()));
+            faults.push(format!(
+                "{part}: {fault}; found {:?}",
+                found.iter().take(12).collect::<Vec<_>>()
+            ));
         }
     }
     if let Some(wanted) = expect.get("edns") {
@@ -63,7 +74,9 @@ pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<Stri
 
 /// Returns the records of the answer section in order, to count distinct answers.
 pub(crate) fn answers_of(bytes: &[u8]) -> Vec<String> {
-    Message::from_vec(bytes).map(|message| lines(&message.answers)).unwrap_or_default()
+    Message::from_vec(bytes)
+        .map(|message| lines(&message.answers))
+        .unwrap_or_default()
 }
 
 /// Compares one section; the error describes the difference.
@@ -88,7 +101,11 @@ fn section(
     if let Some(list) = wanted["set"].as_array() {
         let unique = |lines: Vec<String>| lines.into_iter().collect::<BTreeSet<_>>();
         let (found, wanted) = (unique(found.to_vec()), unique(records(list)));
-        return if found == wanted { Ok(()) } else { Err(format!("wanted the set {wanted:?}")) };
+        return if found == wanted {
+            Ok(())
+        } else {
+            Err(format!("wanted the set {wanted:?}"))
+        };
     }
     if let Some(options) = wanted["one_of"].as_array() {
         let fits = |option: &Value| section(scenario, case, option, found, answers).is_ok();
@@ -110,8 +127,10 @@ fn section(
         return count_fits(&wanted["count"], found.len());
     }
     if let Some(service) = wanted["generated"].as_str() {
-        let allowed: BTreeSet<String> =
-            generated(scenario, case, service).into_iter().map(|(line, _)| line).collect();
+        let allowed: BTreeSet<String> = generated(scenario, case, service)
+            .into_iter()
+            .map(|(line, _)| line)
+            .collect();
         if let Some(stranger) = found.iter().find(|line| !allowed.contains(*line)) {
             return Err(format!("{stranger} is not among those generated"));
         }
@@ -120,7 +139,10 @@ fn section(
         }
         return count_fits(&wanted["count"], found.len());
     }
-    let targets: BTreeSet<&str> = answers.iter().filter_map(|line| line.rsplit(' ').next()).collect();
+    let targets: BTreeSet<&str> = answers
+        .iter()
+        .filter_map(|line| line.rsplit(' ').next())
+        .collect();
     let mut led_to: Vec<String> = match &wanted["targets_of_answers"] {
         Value::Array(list) => records(list),
         _ => scenario
@@ -129,11 +151,22 @@ fn section(
             .iter()
             .flat_map(|generate| generate.nodes())
             .map(|(node, address)| {
-                address_line(&format!("{node}.node.{}.{}", scenario.datacenter(), scenario.domain()), address)
+                address_line(
+                    &format!(
+                        "{node}.node.{}.{}",
+                        scenario.datacenter(),
+                        scenario.domain()
+                    ),
+                    address,
+                )
             })
             .collect(),
     };
-    led_to.retain(|line| line.split(' ').next().is_some_and(|owner| targets.contains(owner)));
+    led_to.retain(|line| {
+        line.split(' ')
+            .next()
+            .is_some_and(|owner| targets.contains(owner))
+    });
     same(sorted(found.to_vec()), sorted(led_to))
 }
 
@@ -141,9 +174,18 @@ fn section(
 fn generated(scenario: &Scenario, case: &Case, service: &str) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     let owner = case.q.to_ascii_lowercase();
-    for generate in scenario.catalog.generate.iter().filter(|generate| generate.service == service) {
+    for generate in scenario
+        .catalog
+        .generate
+        .iter()
+        .filter(|generate| generate.service == service)
+    {
         for (node, address) in generate.nodes() {
-            let target = format!("{node}.node.{}.{}", scenario.datacenter(), scenario.domain());
+            let target = format!(
+                "{node}.node.{}.{}",
+                scenario.datacenter(),
+                scenario.domain()
+            );
             let line = match case.kind.as_str() {
                 "SRV" => format!("{owner} 0 SRV 1 1 {} {target}", generate.port),
                 _ => address_line(&owner, address),
@@ -161,17 +203,26 @@ fn address_line(owner: &str, address: IpAddr) -> String {
 }
 
 fn same(found: Vec<String>, wanted: Vec<String>) -> Result<(), String> {
-    if found == wanted { Ok(()) } else { Err(format!("wanted {wanted:?}")) }
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(format!("wanted {wanted:?}"))
+    }
 }
 
 fn count_fits(wanted: &Value, found: usize) -> Result<(), String> {
     let number = |value: &Value| value.as_u64().map(|number| number as usize);
     let fits = match number(wanted) {
         Some(exact) => found == exact,
-        None => (number(&wanted["min"]).unwrap_or(0)..=number(&wanted["max"]).unwrap_or(usize::MAX))
+        None => (number(&wanted["min"]).unwrap_or(0)
+            ..=number(&wanted["max"]).unwrap_or(usize::MAX))
             .contains(&found),
     };
-    if fits { Ok(()) } else { Err(format!("{found} records, wanted {wanted}")) }
+    if fits {
+        Ok(())
+    } else {
+        Err(format!("{found} records, wanted {wanted}"))
+    }
 }
 
 /// Records of a case, one line each, names in lower case.
@@ -181,11 +232,19 @@ fn records(list: &[Value]) -> Vec<String> {
             Value::Array(strings) => format!("{strings:?}"),
             data => {
                 let text = data.as_str().unwrap_or_default().to_ascii_lowercase();
-                text.parse::<IpAddr>().map_or(text, |address| address.to_string())
+                text.parse::<IpAddr>()
+                    .map_or(text, |address| address.to_string())
             }
         };
-        let owner = record["name"].as_str().unwrap_or_default().to_ascii_lowercase();
-        format!("{owner} {} {} {data}", record["ttl"], record["type"].as_str().unwrap_or_default())
+        let owner = record["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        format!(
+            "{owner} {} {} {data}",
+            record["ttl"],
+            record["type"].as_str().unwrap_or_default()
+        )
     };
     list.iter().map(line).collect()
 }
@@ -200,7 +259,13 @@ fn lines(list: &[Record]) -> Vec<String> {
             RData::CNAME(name) => lower(&name.0),
             RData::NS(name) => lower(&name.0),
             RData::PTR(name) => lower(&name.0),
-            RData::SRV(srv) => format!("{} {} {} {}", srv.priority, srv.weight, srv.port, lower(&srv.target)),
+            RData::SRV(srv) => format!(
+                "{} {} {} {}",
+                srv.priority,
+                srv.weight,
+                srv.port,
+                lower(&srv.target)
+            ),
             RData::SOA(soa) => format!(
                 "{} {} * {} {} {} {}",
                 lower(&soa.mname),
@@ -211,12 +276,20 @@ fn lines(list: &[Record]) -> Vec<String> {
                 soa.minimum
             ),
             RData::TXT(text) => {
-                let strings = text.txt_data.iter().map(|string| Value::from(String::from_utf8_lossy(string)));
+                let strings = text
+                    .txt_data
+                    .iter()
+                    .map(|string| Value::from(String::from_utf8_lossy(string)));
                 format!("{:?}", strings.collect::<Vec<_>>())
             }
             other => other.to_string(),
         };
-        format!("{} {} {} {data}", lower(&record.name), record.ttl, record.record_type())
+        format!(
+            "{} {} {} {data}",
+            lower(&record.name),
+            record.ttl,
+            record.record_type()
+        )
     };
     list.iter().map(line).collect()
 }
@@ -245,15 +318,20 @@ fn edns_fault(wanted: &Value, message: &Message, bytes: &[u8]) -> Option<String>
     let at = bytes.windows(3).rposition(|window| window == [0, 0, 41])? + 3;
     let size = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     if wanted["udp_size"] != size {
-        return Some(format!("size in the OPT is {size}, not {}", wanted["udp_size"]));
+        return Some(format!(
+            "size in the OPT is {size}, not {}",
+            wanted["udp_size"]
+        ));
     }
     let scope = match edns.option(EdnsCode::Subnet) {
         Some(EdnsOption::Subnet(subnet)) => Some(u64::from(subnet.scope_prefix())),
         _ => None,
     };
     // Absent means not asserted.
-    (wanted.get("ecs_scope").is_some_and(|wanted| wanted.as_u64() != scope))
-        .then(|| format!("scope is {scope:?}, not {}", wanted["ecs_scope"]))
+    (wanted
+        .get("ecs_scope")
+        .is_some_and(|wanted| wanted.as_u64() != scope))
+    .then(|| format!("scope is {scope:?}, not {}", wanted["ecs_scope"]))
 }
 
 /// Returns whether an owner name after the question is compressed.
@@ -267,10 +345,14 @@ fn has_pointer(bytes: &[u8]) -> bool {
         }
     };
     let count = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
-    let Some((mut at, _)) = skip(12) else { return false };
+    let Some((mut at, _)) = skip(12) else {
+        return false;
+    };
     at += 4;
     for _ in 0..count(6) + count(8) + count(10) {
-        let Some((fields, pointer)) = skip(at) else { return false };
+        let Some((fields, pointer)) = skip(at) else {
+            return false;
+        };
         if pointer {
             return true;
         }

@@ -40,6 +40,10 @@ pub(crate) fn query_of(case: &Case, id: u16) -> Vec<u8> {
 
 /// Hickory raises sizes below 512, so the case's own size is written into the OPT.
 fn raw_udp_size(bytes: &mut [u8], size: u16) {
-    let at = bytes.windows(3).rposition(|window| window == [0, 0, 41]).expect("an OPT") + 3;
+    let at = bytes
+        .windows(3)
+        .rposition(|window| window == [0, 0, 41])
+        .expect("an OPT")
+        + 3;
     bytes[at..at + 2].copy_from_slice(&size.to_be_bytes());
 }

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
 use dns_consul::{
     catalog::registrations::{
-        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node,
-        PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
+        Check, CheckStatus, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort,
+        Node, PreparedQuery, Registrations, TaggedAddress, Template, VirtualAddress, Weights,
     },
     config::Visibility,
 };
@@ -120,20 +120,33 @@ impl Scenario {
     pub(crate) fn all() -> Vec<Self> {
         // Relative to the pure crate, and to the whole-system tests.
         let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let candidates = [here.join("tests/cases"), here.join("../dns-user/consul/tests/cases")];
-        let ours = candidates.into_iter().find(|folder| folder.is_dir()).expect("the folder of the cases");
+        let candidates = [
+            here.join("tests/cases"),
+            here.join("../dns-user/consul/tests/cases"),
+        ];
+        let ours = candidates
+            .into_iter()
+            .find(|folder| folder.is_dir())
+            .expect("the folder of the cases");
         let own = ours.with_file_name("own-cases");
         let folder = std::env::var_os(CASES_VARIABLE).map_or(ours, PathBuf::from);
-        let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let entries =
+            fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let own = fs::read_dir(own).expect("the folder of our own cases");
-        let mut paths: Vec<PathBuf> =
-            entries.chain(own).map(|entry| entry.expect("an entry").path()).collect();
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        let mut paths: Vec<PathBuf> = entries
+            .chain(own)
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        paths.retain(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "json")
+        });
         paths.sort();
         assert!(!paths.is_empty(), "{} holds no cases", folder.display());
         let read = |path: &PathBuf| {
             let text = fs::read(path).expect("a readable file");
-            serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            serde_json::from_slice(&text)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
         };
         paths.iter().map(read).collect()
     }
@@ -145,15 +158,25 @@ impl Scenario {
 
     /// The domain, with the final dot, in lower case.
     pub(crate) fn domain(&self) -> String {
-        let text = self.config["domain"].as_str().unwrap_or("consul.").to_ascii_lowercase();
-        if text.ends_with('.') { text } else { text + "." }
+        let text = self.config["domain"]
+            .as_str()
+            .unwrap_or("consul.")
+            .to_ascii_lowercase();
+        if text.ends_with('.') {
+            text
+        } else {
+            text + "."
+        }
     }
 
     /// Returns the token's read permissions.
     pub(crate) fn visibility(&self) -> Visibility {
         match &self.config["acl"] {
             Value::Null => Visibility::all(),
-            acl => Visibility { nodes: texts(&acl["nodes"]), services: texts(&acl["services"]) },
+            acl => Visibility {
+                nodes: texts(&acl["nodes"]),
+                services: texts(&acl["services"]),
+            },
         }
     }
 
@@ -164,8 +187,11 @@ impl Scenario {
         for generate in &catalog.generate {
             for (name, address) in generate.nodes() {
                 let (service, port) = (&generate.service, generate.port);
-                services.push(json!({"node": name, "id": service, "service": service, "port": port}));
-                nodes.push(json!({"node": name, "address": address, "datacenter": self.datacenter()}));
+                services
+                    .push(json!({"node": name, "id": service, "service": service, "port": port}));
+                nodes.push(
+                    json!({"node": name, "address": address, "datacenter": self.datacenter()}),
+                );
             }
         }
         json!({
@@ -180,7 +206,12 @@ impl Scenario {
         let catalog = &self.catalog;
         let mut registrations = Registrations {
             nodes: catalog.nodes.iter().map(node).map(Into::into).collect(),
-            instances: catalog.services.iter().map(instance).map(Into::into).collect(),
+            instances: catalog
+                .services
+                .iter()
+                .map(instance)
+                .map(Into::into)
+                .collect(),
             queries: catalog.queries.iter().map(query).collect(),
             virtual_addresses: catalog.virtual_ips.iter().map(virtual_address).collect(),
             gateways: catalog.ingress.iter().map(gateway).collect(),
@@ -224,7 +255,11 @@ fn node(value: &Value) -> Node {
 }
 
 fn instance(value: &Value) -> Instance {
-    let weight = |name| value["weights"][name].as_u64().map_or(1, |weight| weight as u16);
+    let weight = |name| {
+        value["weights"][name]
+            .as_u64()
+            .map_or(1, |weight| weight as u16)
+    };
     let port = |value: &Value| value["port"].as_u64().unwrap_or(0) as u16;
     let tagged = value["tagged_addresses"].as_object().into_iter().flatten();
     Instance {
@@ -244,21 +279,35 @@ fn instance(value: &Value) -> Instance {
             .collect(),
         tags: texts(&value["tags"]),
         meta: strings(&value["meta"]),
-        weights: Weights { passing: weight("passing"), warning: weight("warning") },
+        weights: Weights {
+            passing: weight("passing"),
+            warning: weight("warning"),
+        },
         tagged_addresses: tagged
             .map(|(tag, value)| {
-                (tag.clone(), TaggedAddress { address: text(value, "address"), port: port(value) })
+                (
+                    tag.clone(),
+                    TaggedAddress {
+                        address: text(value, "address"),
+                        port: port(value),
+                    },
+                )
             })
             .collect(),
-        proxy_for: value["proxy"]["destination_service"].as_str().map(str::to_owned),
+        proxy_for: value["proxy"]["destination_service"]
+            .as_str()
+            .map(str::to_owned),
         connect_native: value["connect"]["native"] == true,
         checks: checks(value),
     }
 }
 
 fn query(value: &Value) -> PreparedQuery {
-    let seconds =
-        |text: &str| dns_core::config::values::parse_duration(text).expect("a duration").as_secs() as u32;
+    let seconds = |text: &str| {
+        dns_core::config::values::parse_duration(text)
+            .expect("a duration")
+            .as_secs() as u32
+    };
     let template = &value["template"];
     PreparedQuery {
         id: text(value, "id"),
@@ -278,17 +327,22 @@ fn query(value: &Value) -> PreparedQuery {
             targets: texts(&value["failover"]["datacenters"])
                 .into_iter()
                 .map(FailoverTarget::Datacenter)
-                .chain(value["failover"]["targets"].as_array().into_iter().flatten().map(|target| {
-                    match target["peer"].as_str() {
-                        Some(peer) => FailoverTarget::Peer(peer.to_owned()),
-                        None => FailoverTarget::Datacenter(text(target, "datacenter")),
-                    }
-                }))
+                .chain(
+                    value["failover"]["targets"]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .map(|target| match target["peer"].as_str() {
+                            Some(peer) => FailoverTarget::Peer(peer.to_owned()),
+                            None => FailoverTarget::Datacenter(text(target, "datacenter")),
+                        }),
+                )
                 .collect(),
         },
-        template: template
-            .is_object()
-            .then(|| Template { regexp: text(template, "regexp"), remove_empty_tags: false }),
+        template: template.is_object().then(|| Template {
+            regexp: text(template, "regexp"),
+            remove_empty_tags: false,
+        }),
     }
 }
 
@@ -301,11 +355,17 @@ fn virtual_address(value: &Value) -> VirtualAddress {
 }
 
 fn gateway(value: &Value) -> Gateway {
-    Gateway { gateway: text(value, "gateway"), services: texts(&value["services"]) }
+    Gateway {
+        gateway: text(value, "gateway"),
+        services: texts(&value["services"]),
+    }
 }
 
 fn datacenter(value: &Value) -> Datacenter {
-    Datacenter { name: text(value, "name"), reachable: value["reachable"] != false }
+    Datacenter {
+        name: text(value, "name"),
+        reachable: value["reachable"] != false,
+    }
 }
 
 fn checks(value: &Value) -> Vec<Check> {
@@ -321,7 +381,10 @@ fn text(value: &Value, member: &str) -> String {
 }
 
 fn texts(value: &Value) -> Vec<String> {
-    list(value).filter_map(Value::as_str).map(str::to_owned).collect()
+    list(value)
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -330,5 +393,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn strings(value: &Value) -> BTreeMap<String, String> {
     let members = value.as_object().into_iter().flatten();
-    members.map(|(key, value)| (key.clone(), value.as_str().expect("a string").to_owned())).collect()
+    members
+        .map(|(key, value)| (key.clone(), value.as_str().expect("a string").to_owned()))
+        .collect()
 }

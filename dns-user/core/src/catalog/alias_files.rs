@@ -63,7 +63,10 @@ pub struct AliasError {
 
 impl AliasError {
     fn of_file(file: &str, problem: String) -> Self {
-        Self { files: vec![file.to_owned()], problem }
+        Self {
+            files: vec![file.to_owned()],
+            problem,
+        }
     }
 }
 
@@ -74,7 +77,10 @@ impl AliasFiles {
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<(Self, Vec<String>), AliasError> {
         let (aliases, warnings, errors) = Self::parse_valid(files);
-        errors.into_iter().next().map_or(Ok((aliases, warnings)), Err)
+        errors
+            .into_iter()
+            .next()
+            .map_or(Ok((aliases, warnings)), Err)
     }
 
     /// Parses files like [`Self::parse`], but leaves invalid ones out and returns all their errors.
@@ -94,7 +100,9 @@ impl AliasFiles {
             for file in &valid {
                 all.add(file, &mut warnings);
             }
-            let Err(error) = all.reduce() else { return (all, warnings, errors) };
+            let Err(error) = all.reduce() else {
+                return (all, warnings, errors);
+            };
             valid.retain(|file| !error.files.iter().any(|wrong| **wrong == *file.file));
             errors.push(error);
         }
@@ -112,24 +120,43 @@ impl AliasFiles {
 
     /// Adds the aliases that no earlier file defines.
     fn add(&mut self, file: &AliasFile, warnings: &mut Vec<String>) {
-        for Alias { text, key, below, targets } in &file.aliases {
-            let aliases = Arc::make_mut(if *below { &mut self.below } else { &mut self.exact });
+        for Alias {
+            text,
+            key,
+            below,
+            targets,
+        } in &file.aliases
+        {
+            let aliases = Arc::make_mut(if *below {
+                &mut self.below
+            } else {
+                &mut self.exact
+            });
             if aliases.contains_key(key) {
                 continue;
             }
-            warnings.extend(dead_alias(text, targets).map(|problem| warning(&file.file, text, &problem)));
+            warnings.extend(
+                dead_alias(text, targets).map(|problem| warning(&file.file, text, &problem)),
+            );
             let mut read = Vec::with_capacity(targets.len());
             for target in targets {
                 match FileTarget::read(target, *below) {
                     Ok(target) => read.push(target),
                     Err(error) => {
-                        let problem =
-                            format!("target {target:?} is not a domain name and is skipped: {error}");
+                        let problem = format!(
+                            "target {target:?} is not a domain name and is skipped: {error}"
+                        );
                         warnings.push(warning(&file.file, text, &problem));
                     }
                 }
             }
-            aliases.insert(key.clone(), FileAlias { file: file.file.clone(), targets: read });
+            aliases.insert(
+                key.clone(),
+                FileAlias {
+                    file: file.file.clone(),
+                    targets: read,
+                },
+            );
         }
     }
 
@@ -171,7 +198,10 @@ impl AliasFiles {
                 }
             }
             let path: Vec<String> = path.iter().map(Name::to_string).collect();
-            let problem = format!("the aliases {} form a loop; remove one of them", path.join(" -> "));
+            let problem = format!(
+                "the aliases {} form a loop; remove one of them",
+                path.join(" -> ")
+            );
             return Err(AliasError { files, problem });
         }
         if path.len() > MAX_CHAIN {
@@ -238,7 +268,14 @@ impl AliasFile {
                 }
             }
         }
-        if errors.is_empty() { Ok(Self { file: file.into(), aliases }) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(Self {
+                file: file.into(),
+                aliases,
+            })
+        } else {
+            Err(errors)
+        }
     }
 }
 
@@ -257,7 +294,12 @@ impl Alias {
             Some(parent) if below => parent,
             _ => name,
         };
-        Ok(Self { text, key, below, targets })
+        Ok(Self {
+            text,
+            key,
+            below,
+            targets,
+        })
     }
 }
 
@@ -268,7 +310,9 @@ fn dead_alias(text: &str, targets: &[String]) -> Option<String> {
         Some(rest) => Some(format!(
             "the star stands for itself, not for any label, so no usual name matches; write \"_.{rest}\""
         )),
-        None => targets.is_empty().then(|| "has no target, so it never has an address".to_owned()),
+        None => targets
+            .is_empty()
+            .then(|| "has no target, so it never has an address".to_owned()),
     }
 }
 
@@ -306,7 +350,11 @@ fn last_of_each(entries: Vec<(String, Option<Vec<Text<'_>>>)>) -> Vec<(String, V
     let mut aliases: Vec<(String, Vec<String>)> = Vec::with_capacity(entries.len());
     let mut places: HashMap<String, usize> = HashMap::new();
     for (alias, targets) in entries {
-        let targets = targets.into_iter().flatten().map(|text| text.0.into_owned()).collect();
+        let targets = targets
+            .into_iter()
+            .flatten()
+            .map(|text| text.0.into_owned())
+            .collect();
         match places.get(&alias) {
             Some(&place) => aliases[place].1 = targets,
             None => {
@@ -329,18 +377,35 @@ mod tests {
         let (aliases, warnings) = AliasFiles::parse([("a.json", file.as_slice())]).unwrap();
         assert_eq!(aliases.len(), 3, "as in bosh-dns");
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-        let [star, empty] = &warnings[..] else { panic!("{warnings:?}") };
-        assert!(star.contains("\"*.apps.example\"") && star.contains("\"_.apps.example\""), "{star}");
-        assert!(empty.contains("\"empty.example\": has no target"), "{empty}");
+        let [star, empty] = &warnings[..] else {
+            panic!("{warnings:?}")
+        };
+        assert!(
+            star.contains("\"*.apps.example\"") && star.contains("\"_.apps.example\""),
+            "{star}"
+        );
+        assert!(
+            empty.contains("\"empty.example\": has no target"),
+            "{empty}"
+        );
     }
 
     #[test]
     fn every_invalid_file_is_left_out() {
         let files: [(&str, &[u8]); 6] = [
-            ("keys.json", br#"{"a..b": [], "lost.x": ["10.0.0.1"], "c..d": []}"#),
-            ("loop-1.json", br#"{"l.x": ["m.x"], "lost.x": ["10.0.0.2"]}"#),
+            (
+                "keys.json",
+                br#"{"a..b": [], "lost.x": ["10.0.0.1"], "c..d": []}"#,
+            ),
+            (
+                "loop-1.json",
+                br#"{"l.x": ["m.x"], "lost.x": ["10.0.0.2"]}"#,
+            ),
             ("loop-2.json", br#"{"m.x": ["l.x"]}"#),
-            ("good.json", br#"{"good.x": ["good..target", "10.0.0.3"], "lost.x": ["10.0.0.4"]}"#),
+            (
+                "good.json",
+                br#"{"good.x": ["good..target", "10.0.0.3"], "lost.x": ["10.0.0.4"]}"#,
+            ),
             ("self.json", br#"{"s.x": ["s.x"]}"#),
             ("half.json", b"{"),
         ];

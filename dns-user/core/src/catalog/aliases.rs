@@ -64,15 +64,29 @@ impl Aliases {
         definitions: &Definitions,
         instances: &InstanceIndex,
     ) -> (Self, Vec<String>) {
-        let mut builder = Builder { instances, files, aliases: Self::default(), warnings: Vec::new() };
+        let mut builder = Builder {
+            instances,
+            files,
+            aliases: Self::default(),
+            warnings: Vec::new(),
+        };
         builder.add_files();
         for (alias, definitions) in &**definitions {
             for definition in definitions {
                 builder.add_definition(alias, definition);
             }
         }
-        let Builder { aliases, warnings, .. } = builder;
-        (Self { files: files.clone(), definitions: definitions.clone(), ..aliases }, warnings)
+        let Builder {
+            aliases, warnings, ..
+        } = builder;
+        (
+            Self {
+                files: files.clone(),
+                definitions: definitions.clone(),
+                ..aliases
+            },
+            warnings,
+        )
     }
 
     /// Returns whether both were built from the same definitions, so that they differ at most in the
@@ -84,7 +98,9 @@ impl Aliases {
     /// Returns the aliases that exist whatever the rows are.
     pub(crate) fn fixed(&self) -> impl Iterator<Item = Name> {
         let of_records = self.definitions.iter().filter(|(_, definitions)| {
-            definitions.iter().any(|definition| Placeholder::read(&definition.placeholder_type).is_none())
+            definitions
+                .iter()
+                .any(|definition| Placeholder::read(&definition.placeholder_type).is_none())
         });
         let of_records = of_records.filter_map(|(alias, _)| Name::from_text(alias).ok());
         self.files.exact.keys().cloned().chain(of_records)
@@ -92,15 +108,25 @@ impl Aliases {
 
     /// Returns the aliases that placeholders make of a row.
     pub(crate) fn names_of_row(&self, instances: &InstanceIndex, row: Row) -> Vec<Name> {
-        let has_group =
-            |id: &str| instances.groups_of(row).iter().any(|&group| instances.groups.text(group) == id);
+        let has_group = |id: &str| {
+            instances
+                .groups_of(row)
+                .iter()
+                .any(|&group| instances.groups.text(group) == id)
+        };
         let domain = instances.domains.text(instances.place_of(row).domain);
         let mut names = Vec::new();
         for (alias, definitions) in &*self.definitions {
-            for AliasDefinition { group_id, root_domain, placeholder_type, .. } in definitions {
+            for AliasDefinition {
+                group_id,
+                root_domain,
+                placeholder_type,
+                ..
+            } in definitions
+            {
                 if domain.strip_suffix('.') == Some(root_domain)
-                    && let Some(text) =
-                        Placeholder::read(placeholder_type).and_then(|kind| kind.text(instances, row))
+                    && let Some(text) = Placeholder::read(placeholder_type)
+                        .and_then(|kind| kind.text(instances, row))
                     && has_group(group_id)
                     && let Ok(name) = Name::from_text(&alias.replacen('_', &text, 1))
                 {
@@ -138,7 +164,8 @@ impl Aliases {
     /// Returns whether the name is an alias or matches an alias `_.x`.
     pub(crate) fn covers(&self, name: &Name) -> bool {
         let parent = name.suffixes().nth(1);
-        self.exact.contains_key(name) || parent.is_some_and(|parent| self.below.contains_key(parent))
+        self.exact.contains_key(name)
+            || parent.is_some_and(|parent| self.below.contains_key(parent))
     }
 
     pub(crate) fn exact(&self, name: &Name) -> Option<&[Target]> {
@@ -202,10 +229,15 @@ impl Placeholder {
         match self {
             Self::Uuid => Some(instances.id.text(row).to_owned()),
             Self::Index => instances.indexes[row as usize].map(|index| index.to_string()),
-            Self::Zone => {
-                (instances.az.values[row as usize] != NO_VALUE).then(|| instances.az.text(row).to_owned())
-            }
-            Self::Network => Some(instances.places.networks.text(instances.place_of(row).network).to_owned()),
+            Self::Zone => (instances.az.values[row as usize] != NO_VALUE)
+                .then(|| instances.az.text(row).to_owned()),
+            Self::Network => Some(
+                instances
+                    .places
+                    .networks
+                    .text(instances.place_of(row).network)
+                    .to_owned(),
+            ),
         }
     }
 }
@@ -265,7 +297,9 @@ impl Builder<'_> {
             }
             return;
         };
-        let Some(placeholder) = placeholder else { return self.add(alias, None, Some(Target::Name(base))) };
+        let Some(placeholder) = placeholder else {
+            return self.add(alias, None, Some(Target::Name(base)));
+        };
         if placeholder == Placeholder::Uuid {
             return self.add_instances(alias, definition, base);
         }
@@ -276,11 +310,22 @@ impl Builder<'_> {
                 Placeholder::Uuid | Placeholder::Index => {
                     instances.indexes[row as usize].map(PlaceholderFilter::Index)
                 }
-                Placeholder::Zone => Some(PlaceholderFilter::Zone(instances.az.values[row as usize])),
-                Placeholder::Network => Some(PlaceholderFilter::Network(instances.place_of(row).network)),
+                Placeholder::Zone => {
+                    Some(PlaceholderFilter::Zone(instances.az.values[row as usize]))
+                }
+                Placeholder::Network => {
+                    Some(PlaceholderFilter::Network(instances.place_of(row).network))
+                }
             };
             if let (Some(text), Some(filter)) = (placeholder.text(instances, row), filter) {
-                self.add(alias, Some(&text), Some(Target::Placeholder { base: number, filter }));
+                self.add(
+                    alias,
+                    Some(&text),
+                    Some(Target::Placeholder {
+                        base: number,
+                        filter,
+                    }),
+                );
             }
         }
     }
@@ -314,17 +359,32 @@ impl Builder<'_> {
     fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
         let instances = self.instances;
         let group = instances.groups.find(definition.group_id.as_bytes());
-        let domain = instances.domains.find(format!("{}.", definition.root_domain).as_bytes());
-        let (Some(group), Some(domain)) = (group, domain) else { return Vec::new() };
+        let domain = instances
+            .domains
+            .find(format!("{}.", definition.root_domain).as_bytes());
+        let (Some(group), Some(domain)) = (group, domain) else {
+            return Vec::new();
+        };
         let rows = instances.by_group.rows(group).iter().copied();
-        rows.filter(|&row| instances.place_of(row).domain == domain).collect()
+        rows.filter(|&row| instances.place_of(row).domain == domain)
+            .collect()
     }
 
     /// Returns the name that a definition refers to; `number` is the numeric id of an instance or
     /// empty.
     fn base(&mut self, alias: &str, definition: &AliasDefinition, number: &str) -> Option<Name> {
-        let AliasDefinition { group_id, root_domain, health_filter, initial_health_check, .. } = definition;
-        let number = if number.is_empty() { String::new() } else { format!("m{number}") };
+        let AliasDefinition {
+            group_id,
+            root_domain,
+            health_filter,
+            initial_health_check,
+            ..
+        } = definition;
+        let number = if number.is_empty() {
+            String::new()
+        } else {
+            format!("m{number}")
+        };
         let health = match health_filter.as_str() {
             "unhealthy" => "s1",
             "healthy" => "s3",
@@ -344,7 +404,11 @@ impl Builder<'_> {
                 Some(error) => error.to_string(),
             },
         };
-        self.warn(RECORDS, alias, format!("it expands to {text:?}, which is skipped: {problem}"));
+        self.warn(
+            RECORDS,
+            alias,
+            format!("it expands to {text:?}, which is skipped: {problem}"),
+        );
         None
     }
 

@@ -42,7 +42,13 @@ impl Dictionary {
     /// The strings of one records file always fit: [`super::Records::parse`] rejects files of 4 GiB
     /// and more.
     pub(crate) fn intern(&mut self, text: &str) -> Symbol {
-        let Self { text: all, ends, table, forwards, backwards } = self;
+        let Self {
+            text: all,
+            ends,
+            table,
+            forwards,
+            backwards,
+        } = self;
         let hash = hash(text.as_bytes());
         if let Some(&symbol) = table.find(hash, |&symbol| slice(all, ends, symbol) == text) {
             return symbol;
@@ -50,7 +56,9 @@ impl Dictionary {
         let symbol = ends.len() as Symbol;
         all.push_str(text);
         ends.push(all.len() as u32);
-        table.insert_unique(hash, symbol, |&symbol| self::hash(slice(all, ends, symbol).as_bytes()));
+        table.insert_unique(hash, symbol, |&symbol| {
+            self::hash(slice(all, ends, symbol).as_bytes())
+        });
         // The new string invalidates both sort orders.
         (*forwards, *backwards) = Default::default();
         symbol
@@ -64,23 +72,36 @@ impl Dictionary {
 
     /// Returns the symbol of the string with exactly these bytes.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<Symbol> {
-        self.table.find(hash(bytes), |&symbol| self.text(symbol).as_bytes() == bytes).copied()
+        self.table
+            .find(hash(bytes), |&symbol| self.text(symbol).as_bytes() == bytes)
+            .copied()
     }
 
     /// Returns the string of a symbol; empty for [`NO_VALUE`].
     #[inline]
     pub(crate) fn text(&self, symbol: Symbol) -> &str {
-        if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
+        if symbol == NO_VALUE {
+            ""
+        } else {
+            slice(&self.text, &self.ends, symbol)
+        }
     }
 
     pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
-        let sorted = self.forwards.get_or_init(|| self.sorted(|one, other| one.cmp(other)));
-        self.run(sorted, |text| text < prefix, |text| text.starts_with(prefix))
+        let sorted = self
+            .forwards
+            .get_or_init(|| self.sorted(|one, other| one.cmp(other)));
+        self.run(
+            sorted,
+            |text| text < prefix,
+            |text| text.starts_with(prefix),
+        )
     }
 
     pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
-        let sorted =
-            self.backwards.get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
+        let sorted = self
+            .backwards
+            .get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
         let is_before = |text: &[u8]| text.iter().rev().lt(suffix.iter().rev());
         self.run(sorted, is_before, |text| text.ends_with(suffix))
     }
@@ -116,7 +137,11 @@ impl Dictionary {
 #[inline]
 fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
     let index = symbol as usize;
-    let start = if index == 0 { 0 } else { ends[index - 1] as usize };
+    let start = if index == 0 {
+        0
+    } else {
+        ends[index - 1] as usize
+    };
     &text[start..ends[index] as usize]
 }
 
@@ -160,9 +185,16 @@ impl Column {
     pub(crate) fn index(mut self) -> Self {
         self.dictionary.shrink_to_fit();
         self.values.shrink_to_fit();
-        let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
+        let pairs = self
+            .values
+            .iter()
+            .enumerate()
+            .map(|(row, &symbol)| (symbol, row as Row));
         let pairs = pairs.filter(|&(symbol, _)| symbol != NO_VALUE);
-        Self { postings: Postings::new(self.dictionary.len(), pairs), ..self }
+        Self {
+            postings: Postings::new(self.dictionary.len(), pairs),
+            ..self
+        }
     }
 
     /// Returns the column after edits that add rows of `added`, as if all rows had been pushed.
@@ -172,7 +204,11 @@ impl Column {
         for piece in edits.pieces() {
             match piece {
                 Piece::Kept(rows) => {
-                    values.extend(self.values[rows.clone()].iter().map(|&symbol| symbols.keep(symbol)));
+                    values.extend(
+                        self.values[rows.clone()]
+                            .iter()
+                            .map(|&symbol| symbols.keep(symbol)),
+                    );
                 }
                 Piece::Added(row) => values.push(match added.text(*row as Row) {
                     "" => NO_VALUE,
@@ -180,7 +216,12 @@ impl Column {
                 }),
             }
         }
-        Self { dictionary: symbols.finish(), values, postings: Postings::default() }.index()
+        Self {
+            dictionary: symbols.finish(),
+            values,
+            postings: Postings::default(),
+        }
+        .index()
     }
 
     /// Returns the string of a row; empty if it has none.
@@ -195,7 +236,9 @@ impl Column {
 
     /// Returns the rows that hold this string; none if it does not occur.
     pub(crate) fn rows_with(&self, text: &[u8]) -> &[Row] {
-        self.dictionary.find(text).map_or(&[], |symbol| self.rows(symbol))
+        self.dictionary
+            .find(text)
+            .map_or(&[], |symbol| self.rows(symbol))
     }
 }
 
@@ -216,13 +259,21 @@ pub(crate) struct Renumbering<'d> {
 impl<'d> Renumbering<'d> {
     pub(crate) fn new(old: &'d Dictionary) -> Self {
         let (numbers, texts) = (vec![NO_VALUE; old.len()], Vec::with_capacity(old.len()));
-        Self { old, numbers, fresh: HashMap::default(), texts, same: 0 }
+        Self {
+            old,
+            numbers,
+            fresh: HashMap::default(),
+            texts,
+            same: 0,
+        }
     }
 
     /// Returns the new symbol of an old one; [`NO_VALUE`] stays.
     #[inline]
     pub(crate) fn keep(&mut self, symbol: Symbol) -> Symbol {
-        let Some(number) = self.numbers.get_mut(symbol as usize) else { return NO_VALUE };
+        let Some(number) = self.numbers.get_mut(symbol as usize) else {
+            return NO_VALUE;
+        };
         if *number == NO_VALUE {
             *number = self.texts.len() as Symbol;
             self.same += Symbol::from(*number == symbol && self.same == symbol);
@@ -245,11 +296,16 @@ impl<'d> Renumbering<'d> {
 
     /// Returns the dictionary of the strings that have appeared.
     pub(crate) fn finish(self) -> Dictionary {
-        let Self { old, texts, same, .. } = self;
+        let Self {
+            old, texts, same, ..
+        } = self;
         // Mostly nothing is left out: then the strings that are new follow the old ones.
         let all_are_same = same as usize == old.len();
-        let (mut dictionary, known) =
-            if all_are_same { (old.clone(), old.len()) } else { (Dictionary::default(), 0) };
+        let (mut dictionary, known) = if all_are_same {
+            (old.clone(), old.len())
+        } else {
+            (Dictionary::default(), 0)
+        };
         for text in &texts[known..] {
             dictionary.intern(text);
         }
@@ -421,11 +477,16 @@ mod tests {
     #[test]
     fn repeated_texts_share_a_symbol() {
         let mut dictionary = Dictionary::default();
-        let symbols: Vec<Symbol> = ["a", "bb", "a", "", "ccc"].map(|text| dictionary.intern(text)).into();
+        let symbols: Vec<Symbol> = ["a", "bb", "a", "", "ccc"]
+            .map(|text| dictionary.intern(text))
+            .into();
         assert_eq!(symbols, [0, 1, 0, 2, 3]);
         assert_eq!(dictionary.find(b"ccc"), Some(3));
         assert_eq!(dictionary.find(b"b"), None);
-        assert_eq!(dictionary.iter().map(|(_, text)| text).collect::<Vec<_>>(), ["a", "bb", "", "ccc"]);
+        assert_eq!(
+            dictionary.iter().map(|(_, text)| text).collect::<Vec<_>>(),
+            ["a", "bb", "", "ccc"]
+        );
     }
 
     #[test]

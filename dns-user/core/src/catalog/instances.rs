@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::columns::{Column, Dictionary, Edits, NO_VALUE, Piece, Postings, Renumbering, Row, Symbol};
+use super::columns::{
+    Column, Dictionary, Edits, NO_VALUE, Piece, Postings, Renumbering, Row, Symbol,
+};
 use crate::query::{Domains, Pattern};
 
 /// An instance on one network: a row of `records.json`.
@@ -47,7 +49,10 @@ impl<'a> Instance<'a> {
     /// Returns the ids of the instance's groups.
     pub fn group_ids(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let instances = self.instances;
-        instances.groups_of(self.row).iter().map(|&group| instances.groups.text(group))
+        instances
+            .groups_of(self.row)
+            .iter()
+            .map(|&group| instances.groups.text(group))
     }
 }
 
@@ -131,7 +136,9 @@ impl InstanceIndexBuilder {
             true => self.domains.intern(row.domain),
             false => self.domains.intern(&format!("{}.", row.domain)),
         };
-        let number = self.places.number(row.instance_group, row.network, row.deployment, domain);
+        let number = self
+            .places
+            .number(row.instance_group, row.network, row.deployment, domain);
         self.last = Some((texts.map(str::to_owned), number));
         number
     }
@@ -155,7 +162,10 @@ impl InstanceIndexBuilder {
             group_list,
         } = self;
         let (index_numbers, by_index) = index_postings(&indexes);
-        let group_rows = GroupRows { ends: group_ends.into(), list: group_list.into() };
+        let group_rows = GroupRows {
+            ends: group_ends.into(),
+            list: group_list.into(),
+        };
         let places = places.build();
         InstanceIndex {
             by_place: Arc::new(place_postings(&places, &row_places)),
@@ -186,7 +196,10 @@ impl InstanceIndexBuilder {
 type IndexNumbers = HashMap<i64, Symbol, foldhash::fast::FixedState>;
 
 fn value_rows(values: &[u32]) -> impl Iterator<Item = (u32, Row)> + Clone {
-    values.iter().enumerate().map(|(row, &value)| (value, row as Row))
+    values
+        .iter()
+        .enumerate()
+        .map(|(row, &value)| (value, row as Row))
 }
 
 /// Numbers the instance indexes and groups the rows by them.
@@ -212,7 +225,10 @@ fn place_postings(places: &Places, place: &[PlaceNumber]) -> Postings {
 }
 
 fn domain_postings(domains: &Dictionary, places: &Places, place: &[PlaceNumber]) -> Postings {
-    let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
+    let domain_of: Vec<Symbol> = place
+        .iter()
+        .map(|&place| places.get(place).domain)
+        .collect();
     Postings::new(domains.len(), value_rows(&domain_of))
 }
 
@@ -284,7 +300,11 @@ struct GroupRows {
 impl GroupRows {
     fn of(&self, row: Row) -> &[Symbol] {
         let index = row as usize;
-        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        let start = if index == 0 {
+            0
+        } else {
+            self.ends[index - 1] as usize
+        };
         &self.list[start..self.ends[index] as usize]
     }
 
@@ -339,7 +359,9 @@ impl InstanceIndex {
         let rows = self.id.rows_with(id.as_bytes());
         rows.iter().copied().take(TRIED).find(|&row| {
             let mut texts = self.place_texts(row).into_iter();
-            texts.try_fold(place, |rest, text| rest.strip_prefix('.')?.strip_prefix(text)) == Some("")
+            texts.try_fold(place, |rest, text| {
+                rest.strip_prefix('.')?.strip_prefix(text)
+            }) == Some("")
         })
     }
 
@@ -347,12 +369,22 @@ impl InstanceIndex {
     fn place_texts(&self, row: Row) -> [&str; 4] {
         let [place @ .., domain] = self.whole_place_texts(row);
         let [instance_group, network, deployment] = place;
-        [instance_group, network, deployment, domain.strip_suffix('.').unwrap_or(domain)]
+        [
+            instance_group,
+            network,
+            deployment,
+            domain.strip_suffix('.').unwrap_or(domain),
+        ]
     }
 
     /// Returns instance group, network, deployment and domain of a row.
     pub(crate) fn whole_place_texts(&self, row: Row) -> [&str; 4] {
-        let Place { instance_group, network, deployment, domain } = self.place_of(row);
+        let Place {
+            instance_group,
+            network,
+            deployment,
+            domain,
+        } = self.place_of(row);
         [
             self.places.instance_groups.text(instance_group),
             self.places.networks.text(network),
@@ -366,7 +398,9 @@ impl InstanceIndex {
     }
 
     pub(crate) fn rows_with_index(&self, index: i64) -> &[Row] {
-        self.index_numbers.get(&index).map_or(&[], |&number| self.by_index.rows(number))
+        self.index_numbers
+            .get(&index)
+            .map_or(&[], |&number| self.by_index.rows(number))
     }
 }
 
@@ -376,7 +410,11 @@ impl InstanceIndex {
     /// Returns the rows that only this index has (second) and only `older` has (first); `None` unless this
     /// index was made of `older` by edits.
     pub(crate) fn edits_since(&self, older: &Self) -> Option<(&[Row], &[Row])> {
-        let Predecessor { index, removed, added } = self.predecessor.as_ref()?;
+        let Predecessor {
+            index,
+            removed,
+            added,
+        } = self.predecessor.as_ref()?;
         std::ptr::eq(index.as_ptr(), older).then_some((removed, added))
     }
 
@@ -384,15 +422,23 @@ impl InstanceIndex {
     /// `None` if the places of the rows are not the same, which takes a new index.
     pub(super) fn edited(self: &Arc<Self>, edits: &Edits, added: &Self) -> Option<Self> {
         let column = |old: &Arc<Column>, new: &Column| {
-            let is_same = |(row, new_row): (usize, usize)| old.text(row as Row) == new.text(new_row as Row);
-            if edits.replace_all(is_same) { old.clone() } else { Arc::new(old.edited(edits, new)) }
+            let is_same =
+                |(row, new_row): (usize, usize)| old.text(row as Row) == new.text(new_row as Row);
+            if edits.replace_all(is_same) {
+                old.clone()
+            } else {
+                Arc::new(old.edited(edits, new))
+            }
         };
         let row_places = self.edited_places(edits, added)?;
         let (by_place, by_domain) = if Arc::ptr_eq(&row_places, &self.row_places) {
             (self.by_place.clone(), self.by_domain.clone())
         } else {
             let by_domain = domain_postings(&self.domains, &self.places, &row_places);
-            (Arc::new(place_postings(&self.places, &row_places)), Arc::new(by_domain))
+            (
+                Arc::new(place_postings(&self.places, &row_places)),
+                Arc::new(by_domain),
+            )
         };
         let indexes = edits.apply(&self.indexes, &added.indexes);
         let (index_numbers, by_index) = if Arc::ptr_eq(&indexes, &self.indexes) {
@@ -433,7 +479,9 @@ impl InstanceIndex {
             let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
             self.places.named(names, self.domains.find(domain)?)
         };
-        let new: Vec<PlaceNumber> = (0..added.len() as Row).map(number_of).collect::<Option<_>>()?;
+        let new: Vec<PlaceNumber> = (0..added.len() as Row)
+            .map(number_of)
+            .collect::<Option<_>>()?;
         let place = edits.apply(&self.row_places, &new);
         if Arc::ptr_eq(&place, &self.row_places) {
             return Some(place);
@@ -448,12 +496,24 @@ impl InstanceIndex {
         (seen as usize == self.places.len()).then_some(place)
     }
 
-    fn edited_groups(&self, edits: &Edits, added: &Self) -> (Arc<Dictionary>, Arc<GroupRows>, Arc<Postings>) {
+    fn edited_groups(
+        &self,
+        edits: &Edits,
+        added: &Self,
+    ) -> (Arc<Dictionary>, Arc<GroupRows>, Arc<Postings>) {
         let texts = |index: &Self, row: usize| -> SmallVec<[String; 4]> {
-            index.groups_of(row as Row).iter().map(|&group| index.groups.text(group).to_owned()).collect()
+            index
+                .groups_of(row as Row)
+                .iter()
+                .map(|&group| index.groups.text(group).to_owned())
+                .collect()
         };
         if edits.replace_all(|(row, new)| texts(self, row) == texts(added, new)) {
-            return (self.groups.clone(), self.group_rows.clone(), self.by_group.clone());
+            return (
+                self.groups.clone(),
+                self.group_rows.clone(),
+                self.by_group.clone(),
+            );
         }
         let mut symbols = Renumbering::new(&self.groups);
         let mut list = Vec::with_capacity(self.group_rows.list.len());
@@ -462,7 +522,11 @@ impl InstanceIndex {
             match piece {
                 Piece::Kept(rows) => {
                     for row in rows.clone() {
-                        list.extend(self.groups_of(row as Row).iter().map(|&group| symbols.keep(group)));
+                        list.extend(
+                            self.groups_of(row as Row)
+                                .iter()
+                                .map(|&group| symbols.keep(group)),
+                        );
                         ends.push(list.len() as u32);
                     }
                 }
@@ -474,7 +538,10 @@ impl InstanceIndex {
             }
         }
         let groups = symbols.finish();
-        let group_rows = GroupRows { ends: ends.into(), list: list.into() };
+        let group_rows = GroupRows {
+            ends: ends.into(),
+            list: list.into(),
+        };
         let postings = group_rows.postings(groups.len());
         (Arc::new(groups), Arc::new(group_rows), Arc::new(postings))
     }
@@ -515,7 +582,13 @@ impl PlacesBuilder {
         deployment: &str,
         domain: Symbol,
     ) -> PlaceNumber {
-        let Self { instance_groups, networks, deployments, list, numbers } = self;
+        let Self {
+            instance_groups,
+            networks,
+            deployments,
+            list,
+            numbers,
+        } = self;
         let place = Place {
             instance_group: instance_groups.intern(instance_group),
             network: networks.intern(network),
@@ -529,10 +602,19 @@ impl PlacesBuilder {
     }
 
     pub(crate) fn build(self) -> Places {
-        let Self { instance_groups, networks, deployments, list, numbers } = self;
+        let Self {
+            instance_groups,
+            networks,
+            deployments,
+            list,
+            numbers,
+        } = self;
         let by = |symbols: usize, symbol: fn(&Place) -> Symbol| {
             let pairs = list.iter().enumerate();
-            Postings::new(symbols, pairs.map(move |(number, place)| (symbol(place), number as PlaceNumber)))
+            Postings::new(
+                symbols,
+                pairs.map(move |(number, place)| (symbol(place), number as PlaceNumber)),
+            )
         };
         Places {
             by_instance_group: by(instance_groups.len(), |place| place.instance_group),
@@ -580,7 +662,12 @@ impl Places {
         let instance_group = self.instance_groups.find(instance_group)?;
         let network = self.networks.find(network)?;
         let deployment = self.deployments.find(deployment)?;
-        self.number_of(&Place { instance_group, network, deployment, domain })
+        self.number_of(&Place {
+            instance_group,
+            network,
+            deployment,
+            domain,
+        })
     }
 
     /// Returns the places of a domain that match the patterns for instance group, network and
@@ -589,15 +676,28 @@ impl Places {
     /// Three exact names, the usual case, are found by hash. Otherwise the candidates come from the
     /// instance group or the deployment, whichever leaves fewer; only if both are `*` are all
     /// places scanned.
-    pub(crate) fn find(&self, domain: Symbol, patterns: &[Pattern<'_>; 3]) -> SmallVec<[PlaceNumber; 4]> {
+    pub(crate) fn find(
+        &self,
+        domain: Symbol,
+        patterns: &[Pattern<'_>; 3],
+    ) -> SmallVec<[PlaceNumber; 4]> {
         let [instance_group, network, deployment] = patterns;
-        if let [Pattern::Exact(instance_group), Pattern::Exact(network), Pattern::Exact(deployment)] =
-            *patterns
+        if let [
+            Pattern::Exact(instance_group),
+            Pattern::Exact(network),
+            Pattern::Exact(deployment),
+        ] = *patterns
         {
-            return self.named([instance_group, network, deployment], domain).into_iter().collect();
+            return self
+                .named([instance_group, network, deployment], domain)
+                .into_iter()
+                .collect();
         }
-        let by_instance_group =
-            Candidates::of(&self.instance_groups, &self.by_instance_group, instance_group);
+        let by_instance_group = Candidates::of(
+            &self.instance_groups,
+            &self.by_instance_group,
+            instance_group,
+        );
         let by_deployment = Candidates::of(&self.deployments, &self.by_deployment, deployment);
         let candidates = match (by_instance_group, by_deployment) {
             (Some(one), Some(other)) => Some(if other.len() < one.len() { other } else { one }),
@@ -611,9 +711,12 @@ impl Places {
                 && deployment.fits(self.deployments.text(place.deployment).as_bytes())
         };
         let mut found: SmallVec<[PlaceNumber; 4]> = match candidates {
-            Some(Candidates { symbols, postings }) => {
-                symbols.iter().flat_map(|&symbol| postings.rows(symbol)).copied().filter(fits).collect()
-            }
+            Some(Candidates { symbols, postings }) => symbols
+                .iter()
+                .flat_map(|&symbol| postings.rows(symbol))
+                .copied()
+                .filter(fits)
+                .collect(),
             None => (0..self.list.len() as PlaceNumber).filter(fits).collect(),
         };
         found.sort_unstable();
@@ -641,6 +744,9 @@ impl<'p> Candidates<'p> {
     }
 
     fn len(&self) -> usize {
-        self.symbols.iter().map(|&symbol| self.postings.rows(symbol).len()).sum()
+        self.symbols
+            .iter()
+            .map(|&symbol| self.postings.rows(symbol).len())
+            .sum()
     }
 }

@@ -59,10 +59,24 @@ pub struct IndexedRecords {
 }
 
 impl From<Records> for IndexedRecords {
-    fn from(Records { instances, pairs, aliases, version, columns: _ }: Records) -> Self {
+    fn from(
+        Records {
+            instances,
+            pairs,
+            aliases,
+            version,
+            columns: _,
+        }: Records,
+    ) -> Self {
         let instances = Arc::new(instances.build());
         let pairs = Arc::new(Pairs::new(&pairs, &instances));
-        Self { instances, pairs, definitions: aliases.into(), version, outline: None }
+        Self {
+            instances,
+            pairs,
+            definitions: aliases.into(),
+            version,
+            outline: None,
+        }
     }
 }
 
@@ -80,7 +94,8 @@ impl IndexedRecords {
         if warnings.is_empty() {
             let outline = Outline::of(file, columns);
             let fits = |outline: &Outline| {
-                outline.rows.len() == next.instances.len() && outline.pairs.len() == next.pairs.list.len()
+                outline.rows.len() == next.instances.len()
+                    && outline.pairs.len() == next.pairs.list.len()
             };
             next.outline = outline.filter(fits).map(Arc::new);
         }
@@ -89,17 +104,29 @@ impl IndexedRecords {
 
     /// Returns the records of the next file if it differs little; `None` if it must be parsed as a whole.
     fn edited(&self, file: &[u8]) -> Option<Self> {
-        let (outline, Difference { rows, pairs, version }) = self.outline.as_ref()?.follow(file)?;
+        let (
+            outline,
+            Difference {
+                rows,
+                pairs,
+                version,
+            },
+        ) = self.outline.as_ref()?.follow(file)?;
         let instances = if rows.edits.is_empty() {
             self.instances.clone()
         } else {
-            let (added, warnings) = rows.read(RowsReader::new(outline.columns.clone()))?.finish();
+            let (added, warnings) = rows
+                .read(RowsReader::new(outline.columns.clone()))?
+                .finish();
             let added = added.build();
             let is_complete = warnings.is_empty() && added.len() == rows.edits.added().count();
             Arc::new(is_complete.then(|| self.instances.edited(&rows.edits, &added))??)
         };
         let added: Vec<Pair> = pairs.read(PhantomData::<Vec<Pair>>)?;
-        let added: Vec<_> = added.into_iter().map(|pair| pair.0).collect::<Option<_>>()?;
+        let added: Vec<_> = added
+            .into_iter()
+            .map(|pair| pair.0)
+            .collect::<Option<_>>()?;
         let renamed = Renamed::new(&rows.edits, &self.instances, &instances);
         let pairs = if pairs.edits.is_empty() && renamed.is_empty() {
             self.pairs.clone()
@@ -107,7 +134,13 @@ impl IndexedRecords {
             Arc::new(self.pairs.edited(&pairs.edits, &added, &renamed))
         };
         let definitions = self.definitions.clone();
-        Some(Self { instances, pairs, definitions, version, outline: Some(Arc::new(outline)) })
+        Some(Self {
+            instances,
+            pairs,
+            definitions,
+            version,
+            outline: Some(Arc::new(outline)),
+        })
     }
 }
 
@@ -123,7 +156,10 @@ pub struct NameRules {
 
 impl Default for NameRules {
     fn default() -> Self {
-        Self { formerr_for_malformed: true, nxdomain_for_empty_non_terminals: true }
+        Self {
+            formerr_for_malformed: true,
+            nxdomain_for_empty_non_terminals: true,
+        }
     }
 }
 
@@ -137,7 +173,17 @@ impl Snapshot {
         let (agent_domain, _) = Name::from_wire(AGENT_DOMAIN).unwrap_or((Name::root(), 0));
         let alias_parents = aliases.parents();
         let rules = NameRules::default();
-        (Self { records, aliases, reverse, agent_domain, alias_parents, rules }, warnings)
+        (
+            Self {
+                records,
+                aliases,
+                reverse,
+                agent_domain,
+                alias_parents,
+                rules,
+            },
+            warnings,
+        )
     }
 
     /// Returns the part that comes from records.json.
@@ -177,7 +223,8 @@ impl Snapshot {
 
     /// Returns an instance by its position in file order; `None` if there are fewer.
     pub fn instance(&self, position: u32) -> Option<Instance<'_>> {
-        ((position as usize) < self.instance_index().len()).then(|| self.instance_index().instance(position))
+        ((position as usize) < self.instance_index().len())
+            .then(|| self.instance_index().instance(position))
     }
 
     /// Returns the domains of the records.
@@ -197,7 +244,11 @@ impl Snapshot {
             if suffix == AGENT_DOMAIN {
                 return Some(&self.agent_domain);
             }
-            self.records.instances.domain_names.get(suffix).or_else(|| self.aliases.zone(suffix))
+            self.records
+                .instances
+                .domain_names
+                .get(suffix)
+                .or_else(|| self.aliases.zone(suffix))
         })
     }
 
@@ -245,12 +296,17 @@ impl Pairs {
 
     fn new(pairs: &[(IpAddr, Box<str>)], instances: &InstanceIndex) -> Self {
         let mut others = Dictionary::default();
-        let name =
-            |(address, text): &(IpAddr, Box<str>)| (*address, PairName::of(text, instances, &mut others));
+        let name = |(address, text): &(IpAddr, Box<str>)| {
+            (*address, PairName::of(text, instances, &mut others))
+        };
         let list: Box<[_]> = pairs.iter().map(name).collect();
         let mut order: Box<[u32]> = (0..list.len() as u32).collect();
         order.sort_by_key(|&position| list[position as usize].0);
-        Self { list, order, others }
+        Self {
+            list,
+            order,
+            others,
+        }
     }
 
     /// Returns the pairs after edits of the file's list, and of its rows.
@@ -259,13 +315,17 @@ impl Pairs {
         let mut others = Dictionary::default();
         for piece in edits.pieces() {
             match piece {
-                Piece::Kept(run) => list.extend(self.list[run.clone()].iter().map(|&(address, name)| {
-                    let name = match name {
-                        PairName::LongForm(row) => renamed.name(row, &mut others),
-                        PairName::Other(symbol) => PairName::Other(others.intern(self.others.text(symbol))),
-                    };
-                    (address, name)
-                })),
+                Piece::Kept(run) => {
+                    list.extend(self.list[run.clone()].iter().map(|&(address, name)| {
+                        let name = match name {
+                            PairName::LongForm(row) => renamed.name(row, &mut others),
+                            PairName::Other(symbol) => {
+                                PairName::Other(others.intern(self.others.text(symbol)))
+                            }
+                        };
+                        (address, name)
+                    }))
+                }
                 Piece::Added(number) => {
                     let (address, text) = &added[*number];
                     list.push((*address, PairName::of(text, renamed.new, &mut others)));
@@ -274,7 +334,10 @@ impl Pairs {
         }
         let mut order = self.order.to_vec();
         if let Some(positions) = edits.positions(self.list.len()) {
-            order = order.iter().filter_map(|&position| positions[position as usize]).collect();
+            order = order
+                .iter()
+                .filter_map(|&position| positions[position as usize])
+                .collect();
         } else if !edits.is_empty() {
             order.retain(|&position| edits.removed().binary_search(&(position as usize)).is_err());
         }
@@ -289,7 +352,11 @@ impl Pairs {
             order.extend(added);
             order.sort_by_key(|&position| key(position));
         }
-        Self { list: list.into(), order: order.into(), others }
+        Self {
+            list: list.into(),
+            order: order.into(),
+            others,
+        }
     }
 
     /// Returns the names of an address, as in the file.
@@ -299,8 +366,13 @@ impl Pairs {
         address: IpAddr,
     ) -> impl Iterator<Item = Cow<'a, str>> {
         let pairs = |&position: &u32| self.list[position as usize];
-        let start = self.order.partition_point(|position| pairs(position).0 < address);
-        let pairs = self.order[start..].iter().map(pairs).take_while(move |&(other, _)| other == address);
+        let start = self
+            .order
+            .partition_point(|position| pairs(position).0 < address);
+        let pairs = self.order[start..]
+            .iter()
+            .map(pairs)
+            .take_while(move |&(other, _)| other == address);
         pairs.map(|(_, name)| match name {
             PairName::LongForm(row) => Cow::Owned(instances.long_form(row)),
             PairName::Other(symbol) => Cow::Borrowed(self.others.text(symbol)),
@@ -335,7 +407,12 @@ impl<'i> Renamed<'i> {
             rows.extend(edits.removed().iter().map(|&row| row as Row));
             rows.retain(|&row| old.long_form(row) != new.long_form(row));
         }
-        Self { old, new, numbers, rows }
+        Self {
+            old,
+            new,
+            numbers,
+            rows,
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -348,7 +425,10 @@ impl<'i> Renamed<'i> {
             Some(numbers) => numbers[row as usize],
             None => self.rows.binary_search(&row).is_err().then_some(row),
         };
-        same.map_or_else(|| PairName::of(&self.old.long_form(row), self.new, others), PairName::LongForm)
+        same.map_or_else(
+            || PairName::of(&self.old.long_form(row), self.new, others),
+            PairName::LongForm,
+        )
     }
 }
 
@@ -369,15 +449,26 @@ impl Reverse {
     /// Indexes the pairs of the records and the aliases of the files, except aliases `_.x`
     /// (observed).
     fn new(pairs: Arc<Pairs>, files: &AliasFiles) -> Self {
-        let mut reverse = Self { pairs, ..Self::default() };
+        let mut reverse = Self {
+            pairs,
+            ..Self::default()
+        };
         for (name, alias) in &*files.exact {
             for target in &alias.targets {
                 match target {
                     FileTarget::Address(address) => {
-                        reverse.by_address.entry(*address).or_default().push(name.clone());
+                        reverse
+                            .by_address
+                            .entry(*address)
+                            .or_default()
+                            .push(name.clone());
                     }
                     FileTarget::Name(target) => {
-                        reverse.by_name.entry(target.clone()).or_default().push(name.clone());
+                        reverse
+                            .by_name
+                            .entry(target.clone())
+                            .or_default()
+                            .push(name.clone());
                     }
                     FileTarget::Label(_) => {}
                 }
@@ -393,15 +484,26 @@ impl Reverse {
         let mut seen: Vec<Name> = Vec::new();
         let mut names: Vec<Box<[u8]>> = Vec::new();
         for text in self.pairs.names(instances, address) {
-            let Ok(name) = Name::from_text(&text) else { continue };
+            let Ok(name) = Name::from_text(&text) else {
+                continue;
+            };
             if !seen.contains(&name) {
                 names.push(with_case(&name, &text));
                 seen.push(name);
             }
         }
         let by_name = seen.clone();
-        let by_name = by_name.iter().filter_map(|name| self.by_name.get(name)).flatten();
-        for alias in self.by_address.get(&address).into_iter().flatten().chain(by_name) {
+        let by_name = by_name
+            .iter()
+            .filter_map(|name| self.by_name.get(name))
+            .flatten();
+        for alias in self
+            .by_address
+            .get(&address)
+            .into_iter()
+            .flatten()
+            .chain(by_name)
+        {
             if !seen.contains(alias) {
                 names.push(alias.as_wire().into());
                 seen.push(alias.clone());
@@ -433,7 +535,8 @@ mod tests {
 
     #[test]
     fn long_forms_are_kept_as_rows() {
-        let file = br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
+        let file =
+            br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
             "record_infos": [["a", "web", "net", "dep", "10.0.0.1", "bosh"],
                              ["a", "web", "other", "dep", "10.0.0.2", "bosh."]],
             "records": [["10.0.0.2", "a.web.other.dep.bosh"], ["10.0.0.1", "a.web.net.dep.bosh"],
@@ -442,11 +545,23 @@ mod tests {
                         ["10.0.0.2", "a"]]}"#;
         let records: IndexedRecords = Records::parse(file).unwrap().0.into();
         let names = |address: &str| -> Vec<String> {
-            records.pairs.names(&records.instances, address.parse().unwrap()).map(Cow::into_owned).collect()
+            records
+                .pairs
+                .names(&records.instances, address.parse().unwrap())
+                .map(Cow::into_owned)
+                .collect()
         };
         assert_eq!(names("10.0.0.2"), ["a.web.other.dep.bosh", "a"]);
-        let rest = ["A.web.net.dep.bosh", "b.web.net.dep.bosh", "a.web.net.dep.boshx", "a.web.netx.dep.bosh"];
-        assert_eq!(names("10.0.0.1"), [&["a.web.net.dep.bosh"][..], &rest].concat());
+        let rest = [
+            "A.web.net.dep.bosh",
+            "b.web.net.dep.bosh",
+            "a.web.net.dep.boshx",
+            "a.web.netx.dep.bosh",
+        ];
+        assert_eq!(
+            names("10.0.0.1"),
+            [&["a.web.net.dep.bosh"][..], &rest].concat()
+        );
         let texts: Vec<&str> = records.pairs.others.iter().map(|(_, text)| text).collect();
         assert_eq!(texts, [&rest[..], &["a"]].concat());
     }

@@ -81,19 +81,38 @@ impl Outline {
             pairs: Texts::default(),
             members: Members::default(),
         };
-        Scan { file, at: 0, old: None, new: empty }.read().map(|(outline, _)| outline)
+        Scan {
+            file,
+            at: 0,
+            old: None,
+            new: empty,
+        }
+        .read()
+        .map(|(outline, _)| outline)
     }
 
     /// Returns the outline of the next file and what differs from this one; `None` if that is much, or the file
     /// must be parsed as a whole.
     pub(super) fn follow<'t>(&self, file: &'t [u8]) -> Option<(Self, Difference<'t>)> {
-        let new = Self { members: Members::default(), ..self.clone() };
-        let (new, difference) = Scan { file, at: 0, old: Some(self), new }.read()?;
+        let new = Self {
+            members: Members::default(),
+            ..self.clone()
+        };
+        let (new, difference) = Scan {
+            file,
+            at: 0,
+            old: Some(self),
+            new,
+        }
+        .read()?;
         (self.members == new.members).then_some((new, difference))
     }
 
     fn digest(&self, text: &[u8]) -> Option<Digest> {
-        Some(Digest { length: u32::try_from(text.len()).ok()?, hash: self.hasher.hash_one(text) })
+        Some(Digest {
+            length: u32::try_from(text.len()).ok()?,
+            hash: self.hasher.hash_one(text),
+        })
     }
 }
 
@@ -103,7 +122,10 @@ impl Texts {
     }
 
     fn get(&self, index: usize) -> Option<Digest> {
-        Some(Digest { length: *self.lengths.get(index)?, hash: *self.hashes.get(index)? })
+        Some(Digest {
+            length: *self.lengths.get(index)?,
+            hash: *self.hashes.get(index)?,
+        })
     }
 }
 
@@ -136,10 +158,20 @@ impl<'t> Scan<'_, 't> {
             let name = self.word()?;
             self.eat(b':')?;
             // A file that repeats a member is parsed as a whole.
-            let Members { keys, aliases, has_rows, has_pairs, has_version } = self.new.members;
+            let Members {
+                keys,
+                aliases,
+                has_rows,
+                has_pairs,
+                has_version,
+            } = self.new.members;
             match name {
-                b"record_keys" if keys.is_none() => self.new.members.keys = Some(self.member(old.keys)?),
-                b"aliases" if aliases.is_none() => self.new.members.aliases = Some(self.member(old.aliases)?),
+                b"record_keys" if keys.is_none() => {
+                    self.new.members.keys = Some(self.member(old.keys)?)
+                }
+                b"aliases" if aliases.is_none() => {
+                    self.new.members.aliases = Some(self.member(old.aliases)?)
+                }
                 b"record_infos" if !has_rows => {
                     (self.new.rows, difference.rows) = self.list(&self.new.rows.clone())?;
                     self.new.members.has_rows = true;
@@ -199,7 +231,8 @@ impl<'t> Scan<'_, 't> {
                 self.at = value_end(self.file, start)?;
                 let text = &self.file[start..self.at];
                 let digest = self.new.digest(text)?;
-                let found = (known + 1..=known + LONGEST_RUN).find(|&index| old.get(index) == Some(digest));
+                let found =
+                    (known + 1..=known + LONGEST_RUN).find(|&index| old.get(index) == Some(digest));
                 if let Some(found) = found {
                     list.edits.remove(known..found);
                     list.edits.keep(found);
@@ -230,8 +263,12 @@ impl<'t> Scan<'_, 't> {
     /// Skips an element if it is this one.
     #[inline]
     fn skip_same(&mut self, old: Option<Digest>) -> bool {
-        let Some(Digest { length, hash }) = old else { return false };
-        let Some(text) = self.file[self.at..].get(..length as usize) else { return false };
+        let Some(Digest { length, hash }) = old else {
+            return false;
+        };
+        let Some(text) = self.file[self.at..].get(..length as usize) else {
+            return false;
+        };
         let is_same = self.new.hasher.hash_one(text) == hash;
         if is_same {
             self.at += length as usize;
@@ -243,7 +280,9 @@ impl<'t> Scan<'_, 't> {
     fn word(&mut self) -> Option<&'t [u8]> {
         self.eat(b'"')?;
         let rest = &self.file[self.at..];
-        let end = rest.iter().position(|&byte| byte == b'"' || byte == b'\\')?;
+        let end = rest
+            .iter()
+            .position(|&byte| byte == b'"' || byte == b'\\')?;
         self.at += end;
         self.eat(b'"')?;
         Some(&rest[..end])
@@ -256,7 +295,11 @@ impl<'t> Scan<'_, 't> {
         let digits = &rest[..rest.iter().position(|byte| !byte.is_ascii_digit())?];
         let is_plain = digits == b"0" || digits.first().is_some_and(|&first| first != b'0');
         self.at += digits.len();
-        str::from_utf8(digits).ok().filter(|_| is_plain)?.parse().ok()
+        str::from_utf8(digits)
+            .ok()
+            .filter(|_| is_plain)?
+            .parse()
+            .ok()
     }
 
     /// Skips white space and reads a byte.
@@ -348,12 +391,24 @@ mod tests {
 
     impl Draft {
         fn write(&self) -> Vec<u8> {
-            let Self { keys, rows, pairs, aliases, version, space, has_rows_first } = self;
+            let Self {
+                keys,
+                rows,
+                pairs,
+                aliases,
+                version,
+                space,
+                has_rows_first,
+            } = self;
             let list = |items: &[String]| items.join(&format!(",{space}"));
             let keys: Vec<String> = keys.iter().map(|key| format!("\"{key}\"")).collect();
             let keys = format!("\"record_keys\":{space}[{}]", keys.join(","));
             let rows = format!("\"record_infos\": [{}{space}]", list(rows));
-            let [first, second] = if *has_rows_first { [rows, keys] } else { [keys, rows] };
+            let [first, second] = if *has_rows_first {
+                [rows, keys]
+            } else {
+                [keys, rows]
+            };
             let (pairs, aliases) = (list(pairs), aliases.join(","));
             format!(
                 "{{{space}\"records\":[{pairs}],{first},{second},\"version\":{version}{space},\"aliases\":{{{aliases}}}}}{space}"
@@ -373,7 +428,9 @@ mod tests {
                     let row = random.usize(..rows);
                     self.pairs.push(pair_of(&self.rows[row]));
                 }
-                22..25 => self.pairs.insert(random.usize(..=self.pairs.len()), pair(random)),
+                22..25 => self
+                    .pairs
+                    .insert(random.usize(..=self.pairs.len()), pair(random)),
                 25..28 if !self.pairs.is_empty() => {
                     let at = random.usize(..self.pairs.len());
                     self.pairs[at] = pair(random);
@@ -381,15 +438,24 @@ mod tests {
                 28..31 if !self.pairs.is_empty() => {
                     self.pairs.remove(random.usize(..self.pairs.len()));
                 }
-                31 => self.aliases.push(r#""a.b":[{"group_id":"1","root_domain":"bosh"}]"#),
+                31 => self
+                    .aliases
+                    .push(r#""a.b":[{"group_id":"1","root_domain":"bosh"}]"#),
                 32 => self.aliases.clear(),
                 33 => self.keys.swap(random.usize(..13), random.usize(..13)),
                 34 => self.space = if self.space.is_empty() { "\n " } else { "" },
                 35 => self.has_rows_first = !self.has_rows_first,
                 36 if rows > 0 => {
-                    const UNUSUAL: [&str; 6] =
-                        ["null", "[]", "{}", "[\"a\"]", "[1,[2],{\"b\": \"]\"}]", "\"\\u0041\""];
-                    self.rows[random.usize(..rows)] = (*random.choice(&UNUSUAL[..]).unwrap()).to_owned();
+                    const UNUSUAL: [&str; 6] = [
+                        "null",
+                        "[]",
+                        "{}",
+                        "[\"a\"]",
+                        "[1,[2],{\"b\": \"]\"}]",
+                        "\"\\u0041\"",
+                    ];
+                    self.rows[random.usize(..rows)] =
+                        (*random.choice(&UNUSUAL[..]).unwrap()).to_owned();
                 }
                 37 if rows > 0 => {
                     let number = random.usize(..rows);
@@ -403,11 +469,29 @@ mod tests {
     fn row(random: &mut fastrand::Rng) -> String {
         let id = random.u8(..12);
         // Mostly one of few places and one of few domains.
-        let group = if random.u8(..6) == 0 { "q-odd" } else { ["web", "db"][usize::from(id % 2)] };
-        let domain = if random.u8(..12) == 0 { "other." } else { "bosh" };
+        let group = if random.u8(..6) == 0 {
+            "q-odd"
+        } else {
+            ["web", "db"][usize::from(id % 2)]
+        };
+        let domain = if random.u8(..12) == 0 {
+            "other."
+        } else {
+            "bosh"
+        };
         let az = ["null", "\"z1\"", "\"z2\"", "\"\""][random.usize(..4)];
-        let groups = ["[]", "[\"1\"]", "[\"1\",\"2\"]", "[\"3\",\"1\",\"3\"]", "[\"\"]"][random.usize(..5)];
-        let ip = if random.u8(..60) == 0 { "nowhere".to_owned() } else { format!("10.0.0.{id}") };
+        let groups = [
+            "[]",
+            "[\"1\"]",
+            "[\"1\",\"2\"]",
+            "[\"3\",\"1\",\"3\"]",
+            "[\"\"]",
+        ][random.usize(..5)];
+        let ip = if random.u8(..60) == 0 {
+            "nowhere".to_owned()
+        } else {
+            format!("10.0.0.{id}")
+        };
         let (number, index) = (random.u8(..16), random.u8(..3));
         let agent = random.u8(..3);
         format!(
@@ -416,15 +500,27 @@ mod tests {
     }
 
     fn pair(random: &mut fastrand::Rng) -> String {
-        let text = ["i1.web.net.dep.bosh", "i2.db.net.dep.bosh", "odd", "i3.web.net.dep.other"];
+        let text = [
+            "i1.web.net.dep.bosh",
+            "i2.db.net.dep.bosh",
+            "odd",
+            "i3.web.net.dep.other",
+        ];
         let name = random.choice(&text[..]).unwrap();
-        let ip = if random.u8(..40) == 0 { "x".to_owned() } else { format!("10.0.0.{}", random.u8(..6)) };
+        let ip = if random.u8(..40) == 0 {
+            "x".to_owned()
+        } else {
+            format!("10.0.0.{}", random.u8(..6))
+        };
         format!(r#"["{ip}","{name}"]"#)
     }
 
     /// Returns the pair that a director writes for a row.
     fn pair_of(row: &str) -> String {
-        let cells: Vec<&str> = row.split(['"', ',']).filter(|cell| !cell.is_empty()).collect();
+        let cells: Vec<&str> = row
+            .split(['"', ','])
+            .filter(|cell| !cell.is_empty())
+            .collect();
         match cells[..] {
             [_, id, _, group, ..] => format!(r#"["10.0.0.9","{id}.{group}.net.dep.bosh"]"#),
             _ => r#"["10.0.0.9","x"]"#.to_owned(),
@@ -434,13 +530,29 @@ mod tests {
     /// Returns everything that records mean and how they are numbered.
     fn contents(records: &IndexedRecords) -> String {
         let mut text = String::new();
-        let InstanceIndex { id, num_id, az, az_id, network_id, agent_id, .. } = &*records.instances;
+        let InstanceIndex {
+            id,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
+            ..
+        } = &*records.instances;
         let index = &*records.instances;
         let columns: [&Column; 6] = [id, num_id, az, az_id, network_id, agent_id];
         let mut dictionary = |name: &str, dictionary: &Dictionary| {
             for (symbol, string) in dictionary.iter() {
-                assert_eq!(dictionary.find(string.as_bytes()), Some(symbol), "{name}: {string}");
-                assert!(dictionary.starting_with(string.as_bytes()).contains(&symbol));
+                assert_eq!(
+                    dictionary.find(string.as_bytes()),
+                    Some(symbol),
+                    "{name}: {string}"
+                );
+                assert!(
+                    dictionary
+                        .starting_with(string.as_bytes())
+                        .contains(&symbol)
+                );
                 write!(text, "{name} {symbol} {string:?}; ").unwrap();
             }
         };
@@ -449,15 +561,29 @@ mod tests {
         }
         dictionary("group", &index.groups);
         dictionary("domain", &index.domains);
-        for names in [&index.places.instance_groups, &index.places.networks, &index.places.deployments] {
+        for names in [
+            &index.places.instance_groups,
+            &index.places.networks,
+            &index.places.deployments,
+        ] {
             dictionary("place", names);
         }
         for column in columns {
             let rows = (0..column.dictionary.len() as u32).map(|symbol| column.rows(symbol));
             writeln!(text, "{:?} {:?}", column.values, rows.collect::<Vec<_>>()).unwrap();
         }
-        writeln!(text, "{:?} {:?} {:?}", index.row_places, index.addresses, index.indexes).unwrap();
-        writeln!(text, "{:?} {:?} {:?}", index.by_place, index.by_domain, index.by_group).unwrap();
+        writeln!(
+            text,
+            "{:?} {:?} {:?}",
+            index.row_places, index.addresses, index.indexes
+        )
+        .unwrap();
+        writeln!(
+            text,
+            "{:?} {:?} {:?}",
+            index.by_place, index.by_domain, index.by_group
+        )
+        .unwrap();
         for row in 0..index.len() as u32 {
             let by_index = index.indexes[row as usize].map(|number| index.rows_with_index(number));
             write!(text, "{:?} {by_index:?} ", index.groups_of(row)).unwrap();
@@ -473,13 +599,24 @@ mod tests {
 
     /// Checks that the rows that two indexes share are the same, and the only ones.
     fn check_edits(old: &InstanceIndex, new: &InstanceIndex) {
-        let Some((removed, added)) = new.edits_since(old) else { return };
+        let Some((removed, added)) = new.edits_since(old) else {
+            return;
+        };
         let kept = |index: &InstanceIndex, except: &[u32]| -> Vec<String> {
             let rows = (0..index.len() as u32).filter(|row| !except.contains(row));
             rows.map(|row| {
                 let instance = index.instance(row);
                 let groups: Vec<&str> = instance.group_ids().collect();
-                format!("{:?}", (index.long_form(row), instance.ip, instance.agent_id, instance.az, groups))
+                format!(
+                    "{:?}",
+                    (
+                        index.long_form(row),
+                        instance.ip,
+                        instance.agent_id,
+                        instance.az,
+                        groups
+                    )
+                )
             })
             .collect()
         };
@@ -489,7 +626,9 @@ mod tests {
     #[test]
     fn edits_equal_a_complete_reading() {
         // Emulated processors get fewer, as of property tests.
-        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|count| count.parse().ok());
+        let cases = std::env::var("PROPTEST_CASES")
+            .ok()
+            .and_then(|count| count.parse().ok());
         let fleets: u32 = cases.unwrap_or(60).min(60);
         let random = &mut fastrand::Rng::with_seed(3);
         let (mut edited, mut shared, mut refused) = (0, 0, 0);
@@ -498,7 +637,9 @@ mod tests {
                 keys: RECORD_KEYS.to_vec(),
                 rows: (0..random.usize(..14)).map(|_| row(random)).collect(),
                 pairs: Vec::new(),
-                aliases: vec![r#""_.x":[{"group_id":"1","root_domain":"bosh","placeholder_type":"uuid"}]"#],
+                aliases: vec![
+                    r#""_.x":[{"group_id":"1","root_domain":"bosh","placeholder_type":"uuid"}]"#,
+                ],
                 version: 1,
                 space: "",
                 has_rows_first: false,
@@ -527,10 +668,17 @@ mod tests {
                 match (current.next(&file), complete) {
                     (Ok((next, warnings)), Ok((records, expected))) => {
                         assert_eq!(warnings, expected);
-                        assert_eq!(contents(&next), contents(&records.into()), "{}", file.escape_ascii());
+                        assert_eq!(
+                            contents(&next),
+                            contents(&records.into()),
+                            "{}",
+                            file.escape_ascii()
+                        );
                         check_edits(&current.instances, &next.instances);
-                        shared +=
-                            u32::from(std::sync::Arc::ptr_eq(&next.instances.id, &current.instances.id));
+                        shared += u32::from(std::sync::Arc::ptr_eq(
+                            &next.instances.id,
+                            &current.instances.id,
+                        ));
                         current = next;
                     }
                     (Err(error), Err(expected)) => {
@@ -556,8 +704,11 @@ mod tests {
             };
             let rows: Vec<String> = (0..count).map(row).collect();
             let keys = RECORD_KEYS.map(|key| format!("\"{key}\"")).join(",");
-            format!(r#"{{"record_keys":[{keys}],"record_infos":[{}],"version":2}}"#, rows.join(","))
-                .into_bytes()
+            format!(
+                r#"{{"record_keys":[{keys}],"record_infos":[{}],"version":2}}"#,
+                rows.join(",")
+            )
+            .into_bytes()
         };
         let first = IndexedRecords::from(Records::default());
         let (first, _) = first.next(&rows(1_000, 0)).unwrap();
@@ -566,10 +717,22 @@ mod tests {
         // The row that has changed back, and the one that has changed now.
         assert_eq!(difference.rows.edits.count(), 4);
         let (second, _) = first.next(&file).unwrap();
-        assert!(std::sync::Arc::ptr_eq(&first.instances.agent_id, &second.instances.agent_id));
-        assert!(std::sync::Arc::ptr_eq(&first.instances.by_group, &second.instances.by_group));
-        assert_eq!(second.instances.edits_since(&first.instances), Some((&[0, 500][..], &[0, 500][..])));
+        assert!(std::sync::Arc::ptr_eq(
+            &first.instances.agent_id,
+            &second.instances.agent_id
+        ));
+        assert!(std::sync::Arc::ptr_eq(
+            &first.instances.by_group,
+            &second.instances.by_group
+        ));
+        assert_eq!(
+            second.instances.edits_since(&first.instances),
+            Some((&[0, 500][..], &[0, 500][..]))
+        );
         let (third, _) = second.next(&rows(1_001, 500)).unwrap();
-        assert_eq!(third.instances.edits_since(&second.instances), Some((&[][..], &[1_000][..])));
+        assert_eq!(
+            third.instances.edits_since(&second.instances),
+            Some((&[][..], &[1_000][..]))
+        );
     }
 }

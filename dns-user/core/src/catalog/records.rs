@@ -62,19 +62,45 @@ impl Records {
     pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<String>), RecordsError> {
         if bytes.len() > MAX_SIZE {
             let reason = format!("{} bytes exceed the limit of {MAX_SIZE}", bytes.len());
-            return Err(RecordsError { line: 0, column: 0, reason });
+            return Err(RecordsError {
+                line: 0,
+                column: 0,
+                reason,
+            });
         }
         let text = text(bytes);
         let mut file = read(&text, File::default())?;
         if !file.rows_fit_keys {
             // `record_keys` followed the rows or occurred twice: read the rows again with the final
             // columns.
-            file = read(&text, File { preset: Some(file.keys), ..File::default() })?;
+            file = read(
+                &text,
+                File {
+                    preset: Some(file.keys),
+                    ..File::default()
+                },
+            )?;
         }
-        let File { keys, rows, pairs, mut aliases, version, .. } = file;
+        let File {
+            keys,
+            rows,
+            pairs,
+            mut aliases,
+            version,
+            ..
+        } = file;
         keep_last(&mut aliases);
         let (instances, warnings) = rows.finish();
-        Ok((Self { instances, pairs, aliases, version, columns: Columns::new(&keys) }, warnings))
+        Ok((
+            Self {
+                instances,
+                pairs,
+                aliases,
+                version,
+                columns: Columns::new(&keys),
+            },
+            warnings,
+        ))
     }
 }
 
@@ -110,7 +136,10 @@ impl<'de> Visitor<'de> for File {
 
     fn visit_unit<E>(self) -> Result<Self, E> {
         // A file that contains just `null` is empty, as for Go's JSON decoder.
-        Ok(Self { rows_fit_keys: true, ..self })
+        Ok(Self {
+            rows_fit_keys: true,
+            ..self
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
@@ -119,7 +148,11 @@ impl<'de> Visitor<'de> for File {
             match name.to_ascii_lowercase().as_str() {
                 "record_keys" => {
                     let keys: Option<Vec<Option<String>>> = map.next_value()?;
-                    self.keys = keys.unwrap_or_default().into_iter().map(Option::unwrap_or_default).collect();
+                    self.keys = keys
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(Option::unwrap_or_default)
+                        .collect();
                 }
                 "record_infos" => {
                     let keys = self.preset.clone().unwrap_or_else(|| self.keys.clone());
@@ -128,15 +161,22 @@ impl<'de> Visitor<'de> for File {
                 }
                 "records" => {
                     let pairs: Option<Vec<Pair>> = map.next_value()?;
-                    self.pairs = pairs.into_iter().flatten().filter_map(|pair| pair.0).collect();
+                    self.pairs = pairs
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|pair| pair.0)
+                        .collect();
                 }
                 "aliases" => {
-                    let Entries(aliases): Entries<Option<Vec<AliasDefinition>>> = map.next_value()?;
+                    let Entries(aliases): Entries<Option<Vec<AliasDefinition>>> =
+                        map.next_value()?;
                     match aliases {
                         None => self.aliases.clear(),
-                        Some(aliases) => self
-                            .aliases
-                            .extend(aliases.into_iter().map(|(name, list)| (name, list.unwrap_or_default()))),
+                        Some(aliases) => self.aliases.extend(
+                            aliases
+                                .into_iter()
+                                .map(|(name, list)| (name, list.unwrap_or_default())),
+                        ),
                     }
                 }
                 "version" => self.version = map.next_value()?,
@@ -151,8 +191,11 @@ impl<'de> Visitor<'de> for File {
 }
 
 fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
-    let last: HashMap<String, usize> =
-        aliases.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
+    let last: HashMap<String, usize> = aliases
+        .iter()
+        .enumerate()
+        .map(|(index, (name, _))| (name.clone(), index))
+        .collect();
     let mut index = 0;
     aliases.retain(|(name, _)| {
         index += 1;
@@ -180,11 +223,14 @@ impl<'de> Deserialize<'de> for Pair {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Pair, A::Error> {
-                let [address, name]: [Option<Text<'_>>; 2] = [texts.next_element()?, texts.next_element()?];
+                let [address, name]: [Option<Text<'_>>; 2] =
+                    [texts.next_element()?, texts.next_element()?];
                 while texts.next_element::<Text<'_>>()?.is_some() {}
                 let address = address.and_then(|Text(text)| text.parse::<IpAddr>().ok());
                 let name = name.filter(|Text(text)| !text.is_empty());
-                Ok(Pair(address.zip(name).map(|(address, Text(name))| (address.to_canonical(), name.into()))))
+                Ok(Pair(address.zip(name).map(|(address, Text(name))| {
+                    (address.to_canonical(), name.into())
+                })))
             }
         }
 
@@ -245,7 +291,10 @@ pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// Deserialises a whole JSON text; only white space may follow the value.
-pub(super) fn read<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S::Value, RecordsError> {
+pub(super) fn read<'de, S: DeserializeSeed<'de>>(
+    text: &'de str,
+    seed: S,
+) -> Result<S::Value, RecordsError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut deserializer)?;
     deserializer.end()?;
@@ -260,7 +309,11 @@ impl From<serde_json::Error> for RecordsError {
         if reason.ends_with(&place) {
             reason.truncate(reason.len() - place.len());
         }
-        Self { line, column, reason }
+        Self {
+            line,
+            column,
+            reason,
+        }
     }
 }
 

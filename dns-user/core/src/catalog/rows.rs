@@ -42,7 +42,14 @@ pub const RECORD_KEYS: [&str; 13] = [
 ];
 
 /// Columns without which all rows are dropped (observed).
-const REQUIRED: [&str; 6] = ["id", "instance_group", "network", "deployment", "ip", "domain"];
+const REQUIRED: [&str; 6] = [
+    "id",
+    "instance_group",
+    "network",
+    "deployment",
+    "ip",
+    "domain",
+];
 
 /// Columns of strings or null that may be missing (observed).
 const OPTIONAL: [&str; 5] = ["num_id", "az", "az_id", "network_id", "agent_id"];
@@ -77,7 +84,11 @@ impl Columns {
             .collect();
         let has = |kind| kinds.contains(&kind);
         let missing = (0..REQUIRED.len()).find(|&place| !has(ColumnKind::Required(place)));
-        Self { missing: missing.map(|place| REQUIRED[place]), has_index: has(ColumnKind::Index), kinds }
+        Self {
+            missing: missing.map(|place| REQUIRED[place]),
+            has_index: has(ColumnKind::Index),
+            kinds,
+        }
     }
 }
 
@@ -107,16 +118,27 @@ pub(super) struct RowsReader {
 
 impl RowsReader {
     pub(super) fn new(columns: Columns) -> Self {
-        Self { columns, ..Self::default() }
+        Self {
+            columns,
+            ..Self::default()
+        }
     }
 
     /// Returns the usable rows and the warnings about the others.
     pub(super) fn finish(self) -> (InstanceIndexBuilder, Vec<String>) {
-        let Self { columns, instances, mut warnings, more, seen } = self;
+        let Self {
+            columns,
+            instances,
+            mut warnings,
+            more,
+            seen,
+        } = self;
         if let (Some(column), true) = (columns.missing, seen > 0) {
             return (
                 InstanceIndexBuilder::default(),
-                vec![format!("record_keys lacks the column {column}: all {seen} rows are dropped")],
+                vec![format!(
+                    "record_keys lacks the column {column}: all {seen} rows are dropped"
+                )],
             );
         }
         if more > 0 {
@@ -143,16 +165,21 @@ impl RowsReader {
             return;
         }
         if cells != columns {
-            return self
-                .warn(|| format!("row {number} has {cells} cells for {columns} columns and is dropped"));
+            return self.warn(|| {
+                format!("row {number} has {cells} cells for {columns} columns and is dropped")
+            });
         }
         if let Some((column, expected)) = row.wrong {
-            return self.warn(|| format!("row {number}: {column} must be {expected}; the row is dropped"));
+            return self
+                .warn(|| format!("row {number}: {column} must be {expected}; the row is dropped"));
         }
         let [id, instance_group, network, deployment, ip, domain] = &row.required;
         let [num_id, az, az_id, network_id, agent_id] = &row.optional;
         // IPv4-mapped addresses are stored as IPv4 addresses (observed).
-        let address = ip.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+        let address = ip
+            .parse::<IpAddr>()
+            .ok()
+            .map(|address| address.to_canonical());
         if address.is_none() {
             self.warn(|| {
                 format!(
@@ -199,9 +226,10 @@ impl<'de> Visitor<'de> for RowsReader {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
         let mut cells = RowCells::default();
-        while let Some(count) =
-            list.next_element_seed(RowSeed { columns: &self.columns, cells: &mut cells })?
-        {
+        while let Some(count) = list.next_element_seed(RowSeed {
+            columns: &self.columns,
+            cells: &mut cells,
+        })? {
             self.take(count, &cells);
         }
         Ok(self)
@@ -372,7 +400,11 @@ impl<'de> Visitor<'de> for CellSeed<'_, 'de> {
                 _ => has_only_texts = false,
             }
         }
-        Ok(if has_only_texts { Cell::Texts } else { Cell::Other })
+        Ok(if has_only_texts {
+            Cell::Texts
+        } else {
+            Cell::Other
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Cell<'de>, A::Error> {

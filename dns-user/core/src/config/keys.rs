@@ -267,20 +267,33 @@ pub(super) fn unknown(document: &Json) -> Vec<(String, Option<&'static str>)> {
 
 /// Adds the unknown members of `value`. `shape` is its path with `[]` for list items, as in
 /// [`KEYS`]; `place` the path with indexes, for messages.
-fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(String, Option<&'static str>)>) {
+fn collect_unknown(
+    value: &Json,
+    shape: &str,
+    place: &str,
+    found: &mut Vec<(String, Option<&'static str>)>,
+) {
     match value {
         Json::Object(members) => {
             for (name, value) in members.iter().filter(|(name, _)| !name.starts_with('#')) {
                 let lower = name.to_ascii_lowercase();
                 let join = |path: &str, name: &str| {
-                    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+                    if path.is_empty() {
+                        name.to_owned()
+                    } else {
+                        format!("{path}.{name}")
+                    }
                 };
                 let (shape, place) = (join(shape, &lower), join(place, name));
-                if FOREIGN_OBJECTS.contains(&shape.as_str()) || KEYS.iter().any(|key| key.path == shape) {
+                if FOREIGN_OBJECTS.contains(&shape.as_str())
+                    || KEYS.iter().any(|key| key.path == shape)
+                {
                     continue;
                 }
                 let inner = |key: &ConfigKey| {
-                    key.path.strip_prefix(&shape).is_some_and(|rest| rest.starts_with(['.', '[']))
+                    key.path
+                        .strip_prefix(&shape)
+                        .is_some_and(|rest| rest.starts_with(['.', '[']))
                 };
                 if KEYS.iter().any(inner) {
                     collect_unknown(value, &shape, &place, found);
@@ -291,7 +304,12 @@ fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(Stri
         }
         Json::List(items) => {
             for (index, item) in items.iter().enumerate() {
-                collect_unknown(item, &format!("{shape}[]"), &format!("{place}[{index}]"), found);
+                collect_unknown(
+                    item,
+                    &format!("{shape}[]"),
+                    &format!("{place}[{index}]"),
+                    found,
+                );
             }
         }
         _ => {}
@@ -372,7 +390,9 @@ impl Compat {
     /// members of `compat` override it.
     pub(super) fn read(root: &ObjectReader<'_>) -> Result<Self, ConfigError> {
         let choices = [("truthful", Self::default()), ("nxdomain", Self::REFERENCE)];
-        let mut compat = root.choice("recursor_errors", &choices)?.unwrap_or_default();
+        let mut compat = root
+            .choice("recursor_errors", &choices)?
+            .unwrap_or_default();
         let object = root.object("compat")?;
         for (name, member) in compat.members() {
             if let Some(value) = object.boolean(name)? {
@@ -438,10 +458,15 @@ pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, Co
     let object = root.object("dnstap")?;
     let text = |name| Ok::<_, ConfigError>(object.text(name)?.filter(|text| !text.is_empty()));
     let (socket, file, tcp) = (text("socket")?, text("file")?, text("tcp")?);
-    let (identity, version) = (text("identity")?.map(str::to_owned), text("version")?.map(str::to_owned));
+    let (identity, version) = (
+        text("identity")?.map(str::to_owned),
+        text("version")?.map(str::to_owned),
+    );
     let messages = messages(&object)?;
     let sample = object.number("sample", 1, 1_000_000)?.unwrap_or(1) as u32;
-    let interface_sample = object.number("interface_sample", 0, 1_000_000)?.unwrap_or(100) as u32;
+    let interface_sample = object
+        .number("interface_sample", 0, 1_000_000)?
+        .unwrap_or(100) as u32;
     let output = match (socket, file, tcp) {
         (None, None, None) if object.entries().next().is_none() => return Ok(None),
         (Some(path), None, None) => DnstapOutput::Socket(absolute(&object, "socket", path)?),
@@ -453,16 +478,36 @@ pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, Co
             )
         })?),
         (None, None, None) => {
-            return Err(object.error("socket", "is missing; dnstap needs one of socket, file and tcp"));
+            return Err(object.error(
+                "socket",
+                "is missing; dnstap needs one of socket, file and tcp",
+            ));
         }
-        _ => return Err(object.error("socket", "more than one of socket, file and tcp is set; choose one")),
+        _ => {
+            return Err(object.error(
+                "socket",
+                "more than one of socket, file and tcp is set; choose one",
+            ));
+        }
     };
-    Ok(Some(DnstapConfig { output, identity, version, messages, sample, interface_sample }))
+    Ok(Some(DnstapConfig {
+        output,
+        identity,
+        version,
+        messages,
+        sample,
+        interface_sample,
+    }))
 }
 
 /// Reads the types of messages; absent: all.
 fn messages(object: &ObjectReader<'_>) -> Result<DnstapMessages, ConfigError> {
-    const NAMES: [&str; 4] = ["client_query", "client_response", "forwarder_query", "forwarder_response"];
+    const NAMES: [&str; 4] = [
+        "client_query",
+        "client_response",
+        "forwarder_query",
+        "forwarder_response",
+    ];
     let listed = object.texts("messages")?;
     if let Some(name) = listed.iter().flatten().find(|name| !NAMES.contains(name)) {
         let problem = format!(
@@ -471,14 +516,27 @@ fn messages(object: &ObjectReader<'_>) -> Result<DnstapMessages, ConfigError> {
         );
         return Err(object.error("messages", &problem));
     }
-    let [client_query, client_response, forwarder_query, forwarder_response] =
-        NAMES.map(|name| listed.as_ref().is_none_or(|listed| listed.contains(&name)));
-    Ok(DnstapMessages { client_query, client_response, forwarder_query, forwarder_response })
+    let [
+        client_query,
+        client_response,
+        forwarder_query,
+        forwarder_response,
+    ] = NAMES.map(|name| listed.as_ref().is_none_or(|listed| listed.contains(&name)));
+    Ok(DnstapMessages {
+        client_query,
+        client_response,
+        forwarder_query,
+        forwarder_response,
+    })
 }
 
 fn absolute(object: &ObjectReader<'_>, name: &str, path: &str) -> Result<PathBuf, ConfigError> {
     let path = PathBuf::from(path);
-    if path.is_absolute() { Ok(path) } else { Err(object.error(name, "is not an absolute path")) }
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(object.error(name, "is not an absolute path"))
+    }
 }
 
 #[cfg(test)]
@@ -494,12 +552,24 @@ mod compat_tests {
     #[test]
     fn members_override_the_old_key() {
         assert_eq!(read("{}"), Compat::default());
-        assert_eq!(read(r#"{"recursor_errors": "nxdomain"}"#), Compat::REFERENCE);
+        assert_eq!(
+            read(r#"{"recursor_errors": "nxdomain"}"#),
+            Compat::REFERENCE
+        );
         assert_eq!(
             read(r#"{"recursor_errors": "nxdomain", "compat": {"any_class": false}}"#),
-            Compat { any_class: false, ..Compat::REFERENCE }
+            Compat {
+                any_class: false,
+                ..Compat::REFERENCE
+            }
         );
-        assert_eq!(read(r#"{"compat": {"echo_opt": true}}"#), Compat { echo_opt: true, ..Compat::default() });
+        assert_eq!(
+            read(r#"{"compat": {"echo_opt": true}}"#),
+            Compat {
+                echo_opt: true,
+                ..Compat::default()
+            }
+        );
     }
 }
 
@@ -518,8 +588,10 @@ mod tests {
             "logging": {"tags": [{"name": "a", "log_level": "INFO"}]}, "metrics": {"enabled": true},
             "health": {"enabled": true, "port": 8853, "certificate_file": "/c", "private_key_file": "/k",
                 "ca_file": "/a"}}"#;
-        let read: BTreeSet<String> =
-            Config::keys_read(text.as_bytes()).into_iter().map(|path| path.replace("[0]", "[]")).collect();
+        let read: BTreeSet<String> = Config::keys_read(text.as_bytes())
+            .into_iter()
+            .map(|path| path.replace("[0]", "[]"))
+            .collect();
         let listed: BTreeSet<String> = KEYS.iter().map(|key| key.path.to_owned()).collect();
         assert_eq!(listed.len(), KEYS.len(), "no key is listed twice");
         assert_eq!(read, listed);
@@ -528,12 +600,18 @@ mod tests {
     #[test]
     fn examples_and_defaults_parse() {
         for key in KEYS {
-            for value in [key.example, key.default, key.starter].into_iter().filter(|value| !value.is_empty())
+            for value in [key.example, key.default, key.starter]
+                .into_iter()
+                .filter(|value| !value.is_empty())
             {
                 Json::parse(value.as_bytes())
                     .unwrap_or_else(|error| panic!("{}: {value}: {error}", key.path));
             }
-            assert!(!key.about.ends_with('.') && key.about.len() > 10, "{}", key.path);
+            assert!(
+                !key.about.ends_with('.') && key.about.len() > 10,
+                "{}",
+                key.path
+            );
             // A document with this key and the required ones is accepted or fails for another key.
             let (objects, last) = key.path.rsplit_once('.').unwrap_or(("", key.path));
             if objects.contains("[]") || key.path == "port" {
@@ -548,7 +626,10 @@ mod tests {
             let document = format!("{{\"port\": 53, {nested}}}");
             match Config::parse("config.json", document.as_bytes()) {
                 Ok(loaded) => assert!(
-                    !loaded.warnings.iter().any(|warning| warning.contains("unknown")),
+                    !loaded
+                        .warnings
+                        .iter()
+                        .any(|warning| warning.contains("unknown")),
                     "{document}: {:?}",
                     loaded.warnings
                 ),
@@ -566,7 +647,10 @@ mod tests {
             "logging": {"tags": [{"nme": "x"}]}, "Port": 53, "consul": {"anything": 1}, "# port": "",
             "future": {"x": 1}}"##;
         let found = unknown(&Json::parse(text).unwrap());
-        let found: Vec<_> = found.iter().map(|(path, near)| (path.as_str(), *near)).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(path, near)| (path.as_str(), *near))
+            .collect();
         assert_eq!(
             found,
             [
@@ -581,7 +665,8 @@ mod tests {
 
     fn read(object: &str) -> Result<Option<DnstapConfig>, String> {
         let text = format!(r#"{{"port": 53, "address": "127.0.0.1", "dnstap": {object}}}"#);
-        let loaded = Config::parse("config.json", text.as_bytes()).map_err(|error| error.to_string())?;
+        let loaded =
+            Config::parse("config.json", text.as_bytes()).map_err(|error| error.to_string())?;
         Ok(loaded.config.dnstap)
     }
 
@@ -592,22 +677,36 @@ mod tests {
         assert_eq!(socket.output, DnstapOutput::Socket("/run/tap.sock".into()));
         assert_eq!((socket.sample, socket.interface_sample), (1, 100));
         assert!(socket.messages.client_query && socket.messages.forwarder_response);
-        let tcp = read(r#"{"tcp": "[::1]:6000", "messages": ["client_response"]}"#).unwrap().unwrap();
+        let tcp = read(r#"{"tcp": "[::1]:6000", "messages": ["client_response"]}"#)
+            .unwrap()
+            .unwrap();
         assert_eq!(tcp.output, DnstapOutput::Tcp("[::1]:6000".parse().unwrap()));
         assert!(tcp.messages.client_response && !tcp.messages.client_query);
         for (object, expected) in [
             (r#"{"sample": 5}"#, "dnstap.socket: is missing"),
-            (r#"{"socket": "/a", "file": "/b"}"#, "dnstap.socket: more than one"),
+            (
+                r#"{"socket": "/a", "file": "/b"}"#,
+                "dnstap.socket: more than one",
+            ),
             (r#"{"file": "b"}"#, "dnstap.file: is not an absolute path"),
-            (r#"{"tcp": "host:6000"}"#, "dnstap.tcp: \"host:6000\" is not an address"),
+            (
+                r#"{"tcp": "host:6000"}"#,
+                "dnstap.tcp: \"host:6000\" is not an address",
+            ),
             (
                 r#"{"tcp": "1.2.3.4:5", "messages": ["auth_query"]}"#,
                 "dnstap.messages: \"auth_query\" is unknown",
             ),
-            (r#"{"tcp": "1.2.3.4:5", "sample": 0}"#, "dnstap.sample: is 0"),
+            (
+                r#"{"tcp": "1.2.3.4:5", "sample": 0}"#,
+                "dnstap.sample: is 0",
+            ),
         ] {
             let error = read(object).unwrap_err();
-            assert!(error.starts_with(&format!("config.json: {expected}")), "{object}: {error}");
+            assert!(
+                error.starts_with(&format!("config.json: {expected}")),
+                "{object}: {error}"
+            );
         }
     }
 }

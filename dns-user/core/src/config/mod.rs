@@ -166,7 +166,10 @@ impl LogLevel {
 
     /// Returns the level with a name, in any letter case.
     pub fn named(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level)
+        Self::NAMES
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))
+            .map(|(_, level)| *level)
     }
 
     /// Returns the level's name in config.json.
@@ -324,8 +327,12 @@ pub enum HookMode {
 
 impl HookMode {
     /// All modes with their words in config.json, in order of declaration.
-    const WORDS: [(&str, Self); 4] =
-        [("auto", Self::Auto), ("native", Self::Native), ("tc", Self::Tc), ("off", Self::Off)];
+    const WORDS: [(&str, Self); 4] = [
+        ("auto", Self::Auto),
+        ("native", Self::Native),
+        ("tc", Self::Tc),
+        ("off", Self::Off),
+    ];
 
     /// Returns the mode's word in config.json.
     pub const fn word(self) -> &'static str {
@@ -346,8 +353,15 @@ impl Config {
     /// Returns the settings of the fast path: without a cache in userspace, interfaces keep no
     /// forwarded answers either.
     pub fn fast_path(&self) -> XdpConfig {
-        let cache_entries = if self.cache.enabled { self.xdp.cache_entries } else { 0 };
-        XdpConfig { cache_entries, ..self.xdp.clone() }
+        let cache_entries = if self.cache.enabled {
+            self.xdp.cache_entries
+        } else {
+            0
+        };
+        XdpConfig {
+            cache_entries,
+            ..self.xdp.clone()
+        }
     }
 
     /// Returns a warning if the server can be abused for amplification: it listens on a routed
@@ -357,7 +371,10 @@ impl Config {
             IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
             IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
         };
-        let address = listen.iter().find(routed).filter(|_| self.max_reply.is_none())?;
+        let address = listen
+            .iter()
+            .find(routed)
+            .filter(|_| self.max_reply.is_none())?;
         Some(format!(
             "{address} is reachable from other networks, and max_reply is not set: UDP queries with forged \
              senders can be amplified; set max_reply"
@@ -380,7 +397,11 @@ pub struct ConfigError {
 impl ConfigError {
     /// Creates an error about a file as a whole.
     pub fn of_file(file: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { file: file.into(), key: None, problem: problem.into() }
+        Self {
+            file: file.into(),
+            key: None,
+            problem: problem.into(),
+        }
     }
 }
 
@@ -393,9 +414,16 @@ const SHOWN_ERRORS: usize = 10;
 
 /// Joins errors to one line.
 pub fn one_line(errors: &[impl ToString]) -> String {
-    let mut shown: Vec<String> = errors.iter().take(SHOWN_ERRORS).map(ToString::to_string).collect();
+    let mut shown: Vec<String> = errors
+        .iter()
+        .take(SHOWN_ERRORS)
+        .map(ToString::to_string)
+        .collect();
     if let Some(more) = errors.len().checked_sub(SHOWN_ERRORS + 1) {
-        shown.push(format!("and {} more errors, which bosh-dns-xdp check lists", more + 1));
+        shown.push(format!(
+            "and {} more errors, which bosh-dns-xdp check lists",
+            more + 1
+        ));
     }
     shown.join("; ")
 }
@@ -431,7 +459,11 @@ impl<T> ParsedFiles<T> {
 
     /// Returns the contents if every file is valid.
     pub fn whole(self) -> Result<T, ConfigErrors> {
-        if self.errors.is_empty() { Ok(self.valid) } else { Err(ConfigErrors(self.errors)) }
+        if self.errors.is_empty() {
+            Ok(self.valid)
+        } else {
+            Err(ConfigErrors(self.errors))
+        }
     }
 }
 
@@ -441,7 +473,15 @@ mod tests {
 
     #[test]
     fn words_follow_declaration() {
-        assert!(HookMode::WORDS.iter().all(|(word, mode)| mode.word() == *word));
-        assert!(LogLevel::NAMES.iter().all(|(name, level)| level.name() == *name));
+        assert!(
+            HookMode::WORDS
+                .iter()
+                .all(|(word, mode)| mode.word() == *word)
+        );
+        assert!(
+            LogLevel::NAMES
+                .iter()
+                .all(|(name, level)| level.name() == *name)
+        );
     }
 }

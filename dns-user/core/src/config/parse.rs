@@ -9,9 +9,9 @@ use std::{
 };
 
 use super::{
-    ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, CookiesConfig, HealthConfig,
-    HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, ParsedFiles, RecursionConfig,
-    RecursorSelection, SpecialNames, TlsFiles, XdpConfig,
+    ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, CookiesConfig,
+    HealthConfig, HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, ParsedFiles,
+    RecursionConfig, RecursorSelection, SpecialNames, TlsFiles, XdpConfig,
     keys::{self, dnstap},
     reader::{Json, ObjectReader},
     values::{self, with_port},
@@ -41,10 +41,15 @@ impl Config {
         let mut warnings = Vec::new();
         let config = Self::read(&ObjectReader::document(file, json)?, &mut warnings)?;
         for (path, nearest) in keys::unknown(json) {
-            let hint = nearest.map(|key| format!(" (did you mean {key}?)")).unwrap_or_default();
+            let hint = nearest
+                .map(|key| format!(" (did you mean {key}?)"))
+                .unwrap_or_default();
             warnings.push(format!("{path} is unknown and ignored{hint}"));
         }
-        let warnings = warnings.into_iter().map(|warning| format!("{file}: {warning}")).collect();
+        let warnings = warnings
+            .into_iter()
+            .map(|warning| format!("{file}: {warning}"))
+            .collect();
         Ok(Loaded { config, warnings })
     }
 
@@ -86,20 +91,30 @@ impl Config {
             jobs_dir: path(root, "jobs_dir")?,
             logging: logging(root)?,
             control: control(&root.object("control")?)?,
-            api: api(&root.object("api")?, root.has("control") && !root.has("api"), warnings)?,
+            api: api(
+                &root.object("api")?,
+                root.has("control") && !root.has("api"),
+                warnings,
+            )?,
             health: health(&root.object("health")?)?,
             metrics: metrics(&root.object("metrics")?)?,
             cache: cache(&root.object("cache")?)?,
             cookies: cookies(&root.object("cookies")?)?,
             dnstap: dnstap(root)?,
-            configure_systemd_resolved: root.boolean("configure_systemd_resolved")?.unwrap_or(false),
+            configure_systemd_resolved: root
+                .boolean("configure_systemd_resolved")?
+                .unwrap_or(false),
             max_reply: root
                 .number("max_reply", MIN_UDP_SIZE as u64, MAX_UDP_SIZE as u64)?
                 .map(|most| most as u16),
             identity: root
                 .choice(
                     "identity",
-                    &[("edns", Identity::Edns), ("always", Identity::Always), ("off", Identity::Off)],
+                    &[
+                        ("edns", Identity::Edns),
+                        ("always", Identity::Always),
+                        ("off", Identity::Off),
+                    ],
                 )?
                 .unwrap_or(Identity::Edns),
             compat: Compat::read(root)?,
@@ -130,11 +145,15 @@ pub fn every_error<T>(
         let key = error.key.clone();
         error.key = key.as_deref().map(|key| removed.original(key));
         errors.push(error);
-        let Some(key) = key else { return (errors, None) };
+        let Some(key) = key else {
+            return (errors, None);
+        };
         let gone = json.remove(&key);
         match (&mut json, key.as_str()) {
             // The only key without a default.
-            (Json::Object(members), "port") => members.push(("port".to_owned(), Json::Number(53.into()))),
+            (Json::Object(members), "port") => {
+                members.push(("port".to_owned(), Json::Number(53.into())))
+            }
             (Json::Object(members), key) if !gone && key.contains('.') => {
                 // A required member is missing: remove the whole object.
                 let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
@@ -156,20 +175,29 @@ struct RemovedItems(BTreeSet<(String, usize)>);
 
 impl RemovedItems {
     fn original(&self, path: &str) -> String {
-        let Some((list, index, rest)) = split_item(path) else { return path.to_owned() };
+        let Some((list, index, rest)) = split_item(path) else {
+            return path.to_owned();
+        };
         format!("{list}[{}]{rest}", self.original_index(list, index))
     }
 
     /// Adds the list item at or above this path.
     fn add(&mut self, path: &str) {
         if let Some((list, index, _)) = split_item(path) {
-            self.0.insert((list.to_owned(), self.original_index(list, index)));
+            self.0
+                .insert((list.to_owned(), self.original_index(list, index)));
         }
     }
 
     fn original_index(&self, list: &str, index: usize) -> usize {
-        let earlier = self.0.iter().filter(|(removed_from, _)| removed_from == list);
-        earlier.fold(index, |index, (_, removed)| if *removed <= index { index + 1 } else { index })
+        let earlier = self
+            .0
+            .iter()
+            .filter(|(removed_from, _)| removed_from == list);
+        earlier.fold(
+            index,
+            |index, (_, removed)| if *removed <= index { index + 1 } else { index },
+        )
     }
 }
 
@@ -184,11 +212,16 @@ fn split_item(path: &str) -> Option<(&str, usize, &str)> {
 fn listen(root: &ObjectReader<'_>) -> Result<SocketAddr, ConfigError> {
     let address = match root.text("address")? {
         None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        Some(_) => root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        Some(_) => root
+            .address("address")?
+            .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
     };
-    let port = root
-        .port("port")?
-        .ok_or_else(|| root.error("port", "is missing; expected a whole number from 1 to 65535"))?;
+    let port = root.port("port")?.ok_or_else(|| {
+        root.error(
+            "port",
+            "is missing; expected a whole number from 1 to 65535",
+        )
+    })?;
     Ok(SocketAddr::new(address, port))
 }
 
@@ -207,7 +240,10 @@ fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
         selection: root
             .choice(
                 "recursor_selection",
-                &[("smart", RecursorSelection::Smart), ("serial", RecursorSelection::Serial)],
+                &[
+                    ("smart", RecursorSelection::Smart),
+                    ("serial", RecursorSelection::Serial),
+                ],
             )?
             .unwrap_or(RecursorSelection::Smart),
         timeout: or_default(root.duration("recursor_timeout")?, Duration::from_secs(2)),
@@ -215,7 +251,13 @@ fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
         client_subnet: root.boolean("recursor_client_subnet")?.unwrap_or(false),
         randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
         special_names: root
-            .choice("special_names", &[("forward", SpecialNames::Forward), ("local", SpecialNames::Local)])?
+            .choice(
+                "special_names",
+                &[
+                    ("forward", SpecialNames::Forward),
+                    ("local", SpecialNames::Local),
+                ],
+            )?
             .unwrap_or_default(),
     })
 }
@@ -225,7 +267,10 @@ fn upcheck_domains(root: &ObjectReader<'_>) -> Result<Vec<Name>, ConfigError> {
     let mut names = Vec::new();
     for text in root.texts("upcheck_domains")?.unwrap_or_default() {
         let name = Name::from_text(text).map_err(|reason| {
-            root.error("upcheck_domains", &format!("{text:?} is not a domain name: {reason}"))
+            root.error(
+                "upcheck_domains",
+                &format!("{text:?} is not a domain name: {reason}"),
+            )
         })?;
         if !names.contains(&name) {
             names.push(name);
@@ -244,12 +289,17 @@ fn internal_upcheck(root: &ObjectReader<'_>) -> Result<Option<Name>, ConfigError
         return Ok(None);
     }
     if !text.ends_with('.') {
-        return Err(
-            object.error("dns_query", &format!("is {text:?}; expected a full name, with the final dot"))
-        );
+        return Err(object.error(
+            "dns_query",
+            &format!("is {text:?}; expected a full name, with the final dot"),
+        ));
     }
-    let name = Name::from_text(text)
-        .map_err(|reason| object.error("dns_query", &format!("{text:?} is not a domain name: {reason}")))?;
+    let name = Name::from_text(text).map_err(|reason| {
+        object.error(
+            "dns_query",
+            &format!("{text:?} is not a domain name: {reason}"),
+        )
+    })?;
     Ok(Some(name))
 }
 
@@ -258,7 +308,9 @@ pub fn logging(root: &ObjectReader<'_>) -> Result<LoggingConfig, ConfigError> {
     let object = root.object("logging")?;
     let mut tags = Vec::new();
     for tag in object.objects("tags")? {
-        let name = tag.text("name")?.ok_or_else(|| tag.error("name", "is missing"))?;
+        let name = tag
+            .text("name")?
+            .ok_or_else(|| tag.error("name", "is missing"))?;
         let level = log_level(&tag)?.ok_or_else(|| tag.error("log_level", "is missing"))?;
         tags.push((name.to_owned(), level));
     }
@@ -272,10 +324,14 @@ pub fn logging(root: &ObjectReader<'_>) -> Result<LoggingConfig, ConfigError> {
 
 /// Reads a log level in any letter case.
 fn log_level(reader: &ObjectReader<'_>) -> Result<Option<LogLevel>, ConfigError> {
-    let Some(text) = reader.text("log_level")? else { return Ok(None) };
+    let Some(text) = reader.text("log_level")? else {
+        return Ok(None);
+    };
     match LogLevel::named(text) {
-        None => Err(reader
-            .error("log_level", &format!("{text:?} is unknown; expected DEBUG, INFO, WARN, ERROR or NONE"))),
+        None => Err(reader.error(
+            "log_level",
+            &format!("{text:?} is unknown; expected DEBUG, INFO, WARN, ERROR or NONE"),
+        )),
         level => Ok(level),
     }
 }
@@ -284,14 +340,31 @@ fn log_level(reader: &ObjectReader<'_>) -> Result<Option<LogLevel>, ConfigError>
 pub const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 
 fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
-    let name =
-        |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
+    let name = |key| {
+        Ok::<_, ConfigError>(
+            object
+                .text(key)?
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned),
+        )
+    };
     let (user, group) = (name("user")?, name("group")?);
     let is_default = !object.has("socket");
-    let socket = if is_default { Some(PathBuf::from(CONTROL_SOCKET)) } else { path(object, "socket")? };
+    let socket = if is_default {
+        Some(PathBuf::from(CONTROL_SOCKET))
+    } else {
+        path(object, "socket")?
+    };
     match socket {
-        Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is not an absolute path")),
-        socket => Ok(socket.map(|socket| ControlConfig { socket, user, group, is_default })),
+        Some(socket) if !socket.is_absolute() => {
+            Err(object.error("socket", "is not an absolute path"))
+        }
+        socket => Ok(socket.map(|socket| ControlConfig {
+            socket,
+            user,
+            group,
+            is_default,
+        })),
     }
 }
 
@@ -304,7 +377,9 @@ fn api(
 ) -> Result<Option<ApiConfig>, ConfigError> {
     let port = object.port("port")?;
     let tls = tls_files(object)?;
-    let admins = object.texts("admins")?.map(|names| names.into_iter().map(str::to_owned).collect());
+    let admins = object
+        .texts("admins")?
+        .map(|names| names.into_iter().map(str::to_owned).collect());
     let missing = match (port, tls) {
         (Some(port), Ok(tls)) => return Ok(Some(ApiConfig { port, tls, admins })),
         (None, _) => "port",
@@ -319,7 +394,11 @@ fn api(
 /// Reads `health`. If enabled, the port and all three files are required.
 fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
-    let port = if enabled { object.port("port")? } else { object.port("port").unwrap_or(None) };
+    let port = if enabled {
+        object.port("port")?
+    } else {
+        object.port("port").unwrap_or(None)
+    };
     let tls = tls_files(object)?;
     if enabled && port.is_none() {
         return Err(object.error("port", "is missing, but health is enabled"));
@@ -331,12 +410,18 @@ fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
         enabled,
         port: port.unwrap_or(0),
         tls: tls.ok(),
-        check_interval: object.positive("check_interval")?.unwrap_or(Duration::from_secs(20)),
-        max_tracked_queries: object.number("max_tracked_queries", 0, 10_000_000)?.unwrap_or(2000) as usize,
+        check_interval: object
+            .positive("check_interval")?
+            .unwrap_or(Duration::from_secs(20)),
+        max_tracked_queries: object
+            .number("max_tracked_queries", 0, 10_000_000)?
+            .unwrap_or(2000) as usize,
         synchronous_check_timeout: object
             .duration("synchronous_check_timeout")?
             .unwrap_or(Duration::from_secs(1)),
-        tracked_query_ttl: object.duration("tracked_query_ttl")?.filter(|ttl| !ttl.is_zero()),
+        tracked_query_ttl: object
+            .duration("tracked_query_ttl")?
+            .filter(|ttl| !ttl.is_zero()),
     })
 }
 
@@ -350,7 +435,11 @@ pub fn tls_files(object: &ObjectReader<'_>) -> Result<Result<TlsFiles, NoFile>, 
     let private_key = path(object, "private_key_file")?;
     let ca = path(object, "ca_file")?;
     Ok(match (certificate, private_key, ca) {
-        (Some(certificate), Some(private_key), Some(ca)) => Ok(TlsFiles { certificate, private_key, ca }),
+        (Some(certificate), Some(private_key), Some(ca)) => Ok(TlsFiles {
+            certificate,
+            private_key,
+            ca,
+        }),
         (None, _, _) => Err(NoFile("certificate_file")),
         (_, None, _) => Err(NoFile("private_key_file")),
         (_, _, None) => Err(NoFile("ca_file")),
@@ -362,7 +451,11 @@ fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
     if !enabled {
         // The other members are ignored.
-        return Ok(MetricsConfig { enabled, listen: default, top_names: 0 });
+        return Ok(MetricsConfig {
+            enabled,
+            listen: default,
+            top_names: 0,
+        });
     }
     let address = match object.text("address")? {
         None | Some("") => default.ip(),
@@ -371,26 +464,46 @@ fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
     };
     let port = object.port("port")?.unwrap_or(default.port());
     let top_names = object.number("top_names", 0, 100)?.unwrap_or(0) as usize;
-    Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port), top_names })
+    Ok(MetricsConfig {
+        enabled,
+        listen: SocketAddr::new(address, port),
+        top_names,
+    })
 }
 
 fn cache(object: &ObjectReader<'_>) -> Result<CacheConfig, ConfigError> {
     Ok(CacheConfig {
         enabled: object.boolean("enabled")?.unwrap_or(false),
-        max_entries: object.number("max_entries", 1, 100_000_000)?.unwrap_or(10_000),
+        max_entries: object
+            .number("max_entries", 1, 100_000_000)?
+            .unwrap_or(10_000),
         max_bytes: object.number("max_bytes", 1, 1 << 40)?.unwrap_or(64 << 20),
-        serve_stale: object.duration("serve_stale")?.filter(|stale| !stale.is_zero()),
+        serve_stale: object
+            .duration("serve_stale")?
+            .filter(|stale| !stale.is_zero()),
     })
 }
 
 fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
     let secret = |text: &str| {
-        let digits = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let digits = |at: usize| {
+            text.get(at..at + 2)
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        };
         let bytes: Vec<u8> = (0..text.len()).step_by(2).map_while(digits).collect();
         // A secret is not repeated in a message.
-        let wrong = || object.error("secrets", "contains a text other than 32 hexadecimal digits");
+        let wrong = || {
+            object.error(
+                "secrets",
+                "contains a text other than 32 hexadecimal digits",
+            )
+        };
         let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        bytes.try_into().ok().filter(|_| is_hex && text.len() == 32).ok_or_else(wrong)
+        bytes
+            .try_into()
+            .ok()
+            .filter(|_| is_hex && text.len() == 32)
+            .ok_or_else(wrong)
     };
     let secrets = object.texts("secrets")?.unwrap_or_default();
     Ok(CookiesConfig {
@@ -402,21 +515,31 @@ fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
 /// Reads `xdp`, the settings of the fast path.
 fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
-    if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
-        return Err(object
-            .error("interfaces", "contains an empty text; expected names and patterns such as \"veth*\""));
+    if interfaces
+        .as_ref()
+        .is_some_and(|names| names.iter().any(|name| name.is_empty()))
+    {
+        return Err(object.error(
+            "interfaces",
+            "contains an empty text; expected names and patterns such as \"veth*\"",
+        ));
     }
     let respect_filters = object.texts("respect_filters")?.unwrap_or_default();
-    for (key, patterns) in
-        [("interfaces", interfaces.as_deref().unwrap_or_default()), ("respect_filters", &respect_filters)]
-    {
+    for (key, patterns) in [
+        ("interfaces", interfaces.as_deref().unwrap_or_default()),
+        ("respect_filters", &respect_filters),
+    ] {
         for pattern in patterns {
             values::check_pattern(pattern)
                 .map_err(|reason| object.error(key, &format!("{pattern:?} {reason}")))?;
         }
     }
     let config = XdpConfig {
-        vlans: object.numbers("vlans", 0, 4095)?.into_iter().map(|vlan| vlan as u16).collect(),
+        vlans: object
+            .numbers("vlans", 0, 4095)?
+            .into_iter()
+            .map(|vlan| vlan as u16)
+            .collect(),
         respect_filters: respect_filters.into_iter().map(str::to_owned).collect(),
         shed: object.boolean("shed")?.unwrap_or(true),
         enabled: object.boolean("enabled")?.unwrap_or(true),
@@ -424,18 +547,33 @@ fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfi
         mode: hook_mode(object, warnings)?,
         max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
         cache_entries: object.number("cache_entries", 0, 1 << 20)?.unwrap_or(8192) as u32,
-        cache_bytes: object.number("cache_bytes", 1 << 20, 1 << 28)?.unwrap_or(4 << 20),
+        cache_bytes: object
+            .number("cache_bytes", 1 << 20, 1 << 28)?
+            .unwrap_or(4 << 20),
         other_types: object.boolean("other_types")?.unwrap_or(true),
         lease: object.positive("lease")?.unwrap_or(Duration::from_secs(10)),
         bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/run/bosh-dns-xdp-pins")),
         on_stop: object
-            .choice("on_stop", &[("detach", OnStop::Detach), ("keep", OnStop::Keep)])?
+            .choice(
+                "on_stop",
+                &[("detach", OnStop::Detach), ("keep", OnStop::Keep)],
+            )?
             .unwrap_or(OnStop::Detach),
-        user: object.text("user")?.filter(|user| !user.is_empty()).map(str::to_owned),
+        user: object
+            .text("user")?
+            .filter(|user| !user.is_empty())
+            .map(str::to_owned),
         attach_socket: path(object, "attach_socket")?,
-        attach_user: object.text("attach_user")?.filter(|user| !user.is_empty()).map(str::to_owned),
+        attach_user: object
+            .text("attach_user")?
+            .filter(|user| !user.is_empty())
+            .map(str::to_owned),
     };
-    if config.attach_socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {
+    if config
+        .attach_socket
+        .as_ref()
+        .is_some_and(|socket| !socket.is_absolute())
+    {
         return Err(object.error("attach_socket", "is not an absolute path"));
     }
     if config.lease < Duration::from_secs(1) {
@@ -446,7 +584,10 @@ fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfi
 
 /// Reads `xdp.mode`. The word of a mode that earlier versions had stands for tc, which serves the
 /// same interfaces.
-fn hook_mode(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<HookMode, ConfigError> {
+fn hook_mode(
+    object: &ObjectReader<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<HookMode, ConfigError> {
     const REMOVED: &str = "generic";
     if object.text("mode")? == Some(REMOVED) {
         warnings.push(
@@ -455,24 +596,32 @@ fn hook_mode(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<Ho
         );
         return Ok(HookMode::Tc);
     }
-    Ok(object.choice("mode", &HookMode::WORDS)?.unwrap_or(HookMode::Auto))
+    Ok(object
+        .choice("mode", &HookMode::WORDS)?
+        .unwrap_or(HookMode::Auto))
 }
 
 /// Reads a path; an empty string counts as absent.
 fn path(object: &ObjectReader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
-    Ok(object.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from))
+    Ok(object
+        .text(name)?
+        .filter(|text| !text.is_empty())
+        .map(PathBuf::from))
 }
 
 /// Reads and validates a file pattern.
 fn pattern(object: &ObjectReader<'_>, name: &'static str) -> Result<String, ConfigError> {
     let text = object.text(name)?.unwrap_or_default();
-    values::check_pattern(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
+    values::check_pattern(text)
+        .map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
     Ok(text.to_owned())
 }
 
 /// Replaces Go's zero value by the default.
 fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
-    duration.filter(|duration| !duration.is_zero()).unwrap_or(default)
+    duration
+        .filter(|duration| !duration.is_zero())
+        .unwrap_or(default)
 }
 
 /// Parses addresses files given by name and content; returns each address of the valid ones once.
@@ -513,8 +662,12 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Vec<ConfigErr
     let document = ObjectReader::document(file, &document).map_err(|error| vec![error])?;
     document.parse_objects("addresses", |entry| {
         let missing = |name| entry.error(name, "is missing");
-        let address = entry.address("address").and_then(|found| found.ok_or_else(|| missing("address")));
-        let port = entry.port("port").and_then(|found| found.ok_or_else(|| missing("port")));
+        let address = entry
+            .address("address")
+            .and_then(|found| found.ok_or_else(|| missing("address")));
+        let port = entry
+            .port("port")
+            .and_then(|found| found.ok_or_else(|| missing("port")));
         match (address, port) {
             (Ok(address), Ok(port)) => Ok(SocketAddr::new(address, port)),
             (address, port) => Err([address.err(), port.err()].into_iter().flatten().collect()),
@@ -533,7 +686,9 @@ mod tests {
 
     /// Parses an invalid configuration and returns the error.
     fn bad(text: &str) -> String {
-        Config::parse("config.json", text.as_bytes()).unwrap_err().to_string()
+        Config::parse("config.json", text.as_bytes())
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
@@ -547,11 +702,17 @@ mod tests {
         assert_eq!(config.compat, Compat::default());
         assert_eq!(config.health.check_interval, Duration::from_secs(20));
         assert_eq!(config.health.max_tracked_queries, 2000);
-        assert_eq!(config.health.synchronous_check_timeout, Duration::from_secs(1));
+        assert_eq!(
+            config.health.synchronous_check_timeout,
+            Duration::from_secs(1)
+        );
         assert_eq!(config.metrics.listen, "127.0.0.1:53088".parse().unwrap());
         assert!(config.api.is_none() && !config.health.enabled && !config.cache.enabled);
         assert!(config.xdp.enabled && config.xdp.interfaces.is_none());
-        assert_eq!((config.xdp.max_names, config.xdp.lease), (65_536, Duration::from_secs(10)));
+        assert_eq!(
+            (config.xdp.max_names, config.xdp.lease),
+            (65_536, Duration::from_secs(10))
+        );
     }
 
     #[test]
@@ -568,12 +729,27 @@ mod tests {
     #[test]
     fn errors_name_file_and_key() {
         for (text, message) in [
-            ("", "config.json: is not JSON: EOF while parsing a value at line 1 column 0"),
+            (
+                "",
+                "config.json: is not JSON: EOF while parsing a value at line 1 column 0",
+            ),
             ("[]", "config.json: is a list, not an object of settings"),
-            ("{}", "config.json: port: is missing; expected a whole number from 1 to 65535"),
-            (r#"{"port": -1}"#, "config.json: port: is -1; expected a whole number from 1 to 65535"),
-            (r#"{"port": "53"}"#, "config.json: port: is \"53\"; expected a whole number from 1 to 65535"),
-            (r#"{"port": 53, "address": "x"}"#, "config.json: address: \"x\" is not an IP address"),
+            (
+                "{}",
+                "config.json: port: is missing; expected a whole number from 1 to 65535",
+            ),
+            (
+                r#"{"port": -1}"#,
+                "config.json: port: is -1; expected a whole number from 1 to 65535",
+            ),
+            (
+                r#"{"port": "53"}"#,
+                "config.json: port: is \"53\"; expected a whole number from 1 to 65535",
+            ),
+            (
+                r#"{"port": 53, "address": "x"}"#,
+                "config.json: address: \"x\" is not an IP address",
+            ),
             (
                 r#"{"port": 53, "recursor_timeout": null}"#,
                 "config.json: recursor_timeout: is null; expected a duration such as \"400ms\", \"5s\" or \
@@ -601,7 +777,10 @@ mod tests {
                 r#"{"port": 53, "alias_files_glob": "/x/["}"#,
                 "config.json: alias_files_glob: \"/x/[\" is not a file pattern (an unclosed [ or a backslash at the end)",
             ),
-            (r#"{"port": 53, "timeout": "0s"}"#, "config.json: timeout: must be longer than 0"),
+            (
+                r#"{"port": 53, "timeout": "0s"}"#,
+                "config.json: timeout: must be longer than 0",
+            ),
         ] {
             assert_eq!(bad(text), message);
         }
@@ -616,8 +795,18 @@ mod tests {
             )
         };
         assert!(bad(&text("\"up.\"", "q-s0.q-g1.bosh")).contains("with the final dot"));
-        assert!(good(&text("", "q-s0.q-g1.bosh")).config.internal_upcheck.is_none());
-        assert!(good(&text("\"up.\"", "q-s0.q-g1.bosh.")).config.internal_upcheck.is_some());
+        assert!(
+            good(&text("", "q-s0.q-g1.bosh"))
+                .config
+                .internal_upcheck
+                .is_none()
+        );
+        assert!(
+            good(&text("\"up.\"", "q-s0.q-g1.bosh."))
+                .config
+                .internal_upcheck
+                .is_some()
+        );
     }
 
     #[test]
@@ -640,7 +829,9 @@ mod tests {
             "xdp.mode: \"fast\" is unknown",
         ] {
             assert!(
-                problems.iter().any(|problem| problem.starts_with(&format!("config.json: {start}"))),
+                problems
+                    .iter()
+                    .any(|problem| problem.starts_with(&format!("config.json: {start}"))),
                 "{start}: {problems:#?}"
             );
         }
@@ -653,34 +844,52 @@ mod tests {
     fn generic_mode_becomes_tc() {
         let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mode": "generic"}}"#);
         assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
-        let names_tc =
-            |warning: &String| warning.contains("xdp.mode \"generic\"") && warning.contains("\"tc\"");
-        assert!(loaded.warnings.iter().any(names_tc), "{:?}", loaded.warnings);
+        let names_tc = |warning: &String| {
+            warning.contains("xdp.mode \"generic\"") && warning.contains("\"tc\"")
+        };
+        assert!(
+            loaded.warnings.iter().any(names_tc),
+            "{:?}",
+            loaded.warnings
+        );
     }
 
     #[test]
     fn unknown_keys_are_reported() {
-        let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mod": "off", "mode": "tc"}}"#);
+        let loaded =
+            good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mod": "off", "mode": "tc"}}"#);
         assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
-        assert!(
-            loaded
-                .warnings
-                .contains(&"config.json: xdp.mod is unknown and ignored (did you mean xdp.mode?)".to_owned())
-        );
+        assert!(loaded.warnings.contains(
+            &"config.json: xdp.mod is unknown and ignored (did you mean xdp.mode?)".to_owned()
+        ));
     }
 
     fn parse(text: &str) -> Result<Vec<SocketAddr>, String> {
-        parse_addresses([("a.json", text.as_bytes())]).whole().map_err(|errors| errors.to_string())
+        parse_addresses([("a.json", text.as_bytes())])
+            .whole()
+            .map_err(|errors| errors.to_string())
     }
 
     #[test]
     fn addresses_are_read() {
         let text = r#"[{"address": "127.0.0.2", "port": 53}, {"Address": "::1", "PORT": 54}]"#;
-        assert_eq!(parse(text), Ok(vec!["127.0.0.2:53".parse().unwrap(), "[::1]:54".parse().unwrap()]));
+        assert_eq!(
+            parse(text),
+            Ok(vec![
+                "127.0.0.2:53".parse().unwrap(),
+                "[::1]:54".parse().unwrap()
+            ])
+        );
         assert_eq!(parse("[]"), Ok(vec![]));
         for (text, expected) in [
-            (r#"[{"address": "127.0.0.1"}]"#, "addresses[0].port: is missing"),
-            (r#"[{"address": "127.0.0.1", "port": 0}]"#, "addresses[0].port: is 0"),
+            (
+                r#"[{"address": "127.0.0.1"}]"#,
+                "addresses[0].port: is missing",
+            ),
+            (
+                r#"[{"address": "127.0.0.1", "port": 0}]"#,
+                "addresses[0].port: is 0",
+            ),
             (
                 r#"[{"address": "::1", "port": 53}, {"address": "x", "port": 53}]"#,
                 "addresses[1].address: \"x\" is not an IP address",
@@ -691,15 +900,24 @@ mod tests {
             ("", "is not JSON"),
         ] {
             let error = parse(text).unwrap_err();
-            assert!(error.starts_with(&format!("a.json: {expected}")), "{text}: {error}");
+            assert!(
+                error.starts_with(&format!("a.json: {expected}")),
+                "{text}: {error}"
+            );
         }
     }
 
     #[test]
     fn every_wrong_entry_is_reported() {
         let files = [
-            ("a.json", &br#"[{"address": "x"}, {"address": "::1", "port": 53}, 7]"#[..]),
-            ("b.json", br#"[{"address": "::1", "port": 53}, {"address": "::1", "port": 53}]"#),
+            (
+                "a.json",
+                &br#"[{"address": "x"}, {"address": "::1", "port": 53}, 7]"#[..],
+            ),
+            (
+                "b.json",
+                br#"[{"address": "::1", "port": 53}, {"address": "::1", "port": 53}]"#,
+            ),
             ("c.json", b"{"),
         ];
         let ParsedFiles { valid, errors } = parse_addresses(files);

@@ -23,10 +23,21 @@ impl<'a> ObjectReader<'a> {
     /// Wraps a document, which must be an object.
     pub fn document(file: &'a str, json: &'a Json) -> Result<Self, ConfigError> {
         let Json::Object(members) = json else {
-            return Err(ConfigError::of_file(file, format!("is {}, not an object of settings", json.kind())));
+            return Err(ConfigError::of_file(
+                file,
+                format!("is {}, not an object of settings", json.kind()),
+            ));
         };
-        let members = members.iter().map(|(name, value)| (name.as_str(), value)).collect();
-        Ok(Self { file, path: String::new(), members, requested: Rc::default() })
+        let members = members
+            .iter()
+            .map(|(name, value)| (name.as_str(), value))
+            .collect();
+        Ok(Self {
+            file,
+            path: String::new(),
+            members,
+            requested: Rc::default(),
+        })
     }
 
     /// Returns the object `name`; empty if absent or null.
@@ -41,13 +52,20 @@ impl<'a> ObjectReader<'a> {
                 other => return Err(self.wrong(name, other, "an object")),
             }
         }
-        Ok(Self { file: self.file, path: self.path_of(name), members, requested: self.requested.clone() })
+        Ok(Self {
+            file: self.file,
+            path: self.path_of(name),
+            members,
+            requested: self.requested.clone(),
+        })
     }
 
     /// Returns the objects in the list `name`; empty if absent or null.
     pub fn objects(&self, name: &'static str) -> Result<Vec<Self>, ConfigError> {
         let items = self.list(name)?.unwrap_or_default().iter().enumerate();
-        items.map(|(index, item)| self.item(name, index, item)).collect()
+        items
+            .map(|(index, item)| self.item(name, index, item))
+            .collect()
     }
 
     /// Parses each object in the list `name` and returns every error, not just the first; empty if
@@ -58,14 +76,25 @@ impl<'a> ObjectReader<'a> {
         parse: impl Fn(&Self) -> Result<T, Vec<ConfigError>>,
     ) -> Result<Vec<T>, Vec<ConfigError>> {
         let (mut parsed, mut errors) = (Vec::new(), Vec::new());
-        let list = self.list(name).map_err(|error| vec![error])?.unwrap_or_default();
+        let list = self
+            .list(name)
+            .map_err(|error| vec![error])?
+            .unwrap_or_default();
         for (index, item) in list.iter().enumerate() {
-            match self.item(name, index, item).map_err(|error| vec![error]).and_then(|item| parse(&item)) {
+            match self
+                .item(name, index, item)
+                .map_err(|error| vec![error])
+                .and_then(|item| parse(&item))
+            {
                 Ok(item) => parsed.push(item),
                 Err(more) => errors.extend(more),
             }
         }
-        if errors.is_empty() { Ok(parsed) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(parsed)
+        } else {
+            Err(errors)
+        }
     }
 
     /// Returns whether a member of this name is present and not null.
@@ -92,18 +121,28 @@ impl<'a> ObjectReader<'a> {
     }
 
     /// Returns the integer `name` after checking its range.
-    pub fn number(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, ConfigError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
+    pub fn number(
+        &self,
+        name: &'static str,
+        min: u64,
+        max: u64,
+    ) -> Result<Option<u64>, ConfigError> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
         let number = value.number_within(min, max).map(Some);
-        number.ok_or_else(|| self.wrong(name, value, &format!("a whole number from {min} to {max}")))
+        number
+            .ok_or_else(|| self.wrong(name, value, &format!("a whole number from {min} to {max}")))
     }
 
     /// Returns the list of integers `name`, each from `min` to `max`; empty if absent.
     pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
         let allowed = format!("a list of whole numbers from {min} to {max}");
         let items = self.list(name)?.unwrap_or_default().iter();
-        let number =
-            |item: &Json| item.number_within(min, max).ok_or_else(|| self.wrong(name, item, &allowed));
+        let number = |item: &Json| {
+            item.number_within(min, max)
+                .ok_or_else(|| self.wrong(name, item, &allowed))
+        };
         items.map(number).collect()
     }
 
@@ -116,9 +155,16 @@ impl<'a> ObjectReader<'a> {
 
     /// Returns the IP address `name`; `None` if absent or null.
     pub fn address(&self, name: &'static str) -> Result<Option<IpAddr>, ConfigError> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
-        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        bare.parse().map(Some).map_err(|_| self.error(name, &format!("{text:?} is not an IP address")))
+        let Some(text) = self.text(name)? else {
+            return Ok(None);
+        };
+        let bare = text
+            .strip_prefix('[')
+            .and_then(|text| text.strip_suffix(']'))
+            .unwrap_or(text);
+        bare.parse()
+            .map(Some)
+            .map_err(|_| self.error(name, &format!("{text:?} is not an IP address")))
     }
 
     /// Returns the duration `name`. Null is an error, as in bosh-dns.
@@ -126,9 +172,9 @@ impl<'a> ObjectReader<'a> {
         const ALLOWED: &str = "a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"";
         match self.all(name).last() {
             None => Ok(None),
-            Some(Json::Text(text)) => parse_duration(text)
-                .map(Some)
-                .map_err(|reason| self.error(name, &format!("{text:?} {reason}; expected {ALLOWED}"))),
+            Some(Json::Text(text)) => parse_duration(text).map(Some).map_err(|reason| {
+                self.error(name, &format!("{text:?} {reason}; expected {ALLOWED}"))
+            }),
             Some(other) => Err(self.wrong(name, other, ALLOWED)),
         }
     }
@@ -143,7 +189,9 @@ impl<'a> ObjectReader<'a> {
 
     /// Returns the list of strings `name`; `None` if absent or null.
     pub fn texts(&self, name: &'static str) -> Result<Option<Vec<&'a str>>, ConfigError> {
-        let Some(list) = self.list(name)? else { return Ok(None) };
+        let Some(list) = self.list(name)? else {
+            return Ok(None);
+        };
         let texts = list.iter().map(|item| match item {
             Json::Text(text) => Ok(text.as_str()),
             other => Err(self.wrong(name, other, "a list of texts")),
@@ -157,23 +205,36 @@ impl<'a> ObjectReader<'a> {
         name: &'static str,
         choices: &[(&str, T)],
     ) -> Result<Option<T>, ConfigError> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
+        let Some(text) = self.text(name)? else {
+            return Ok(None);
+        };
         match choices.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(Some(*value)),
             None => {
-                let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-                Err(self.error(name, &format!("{text:?} is unknown; expected one of {}", words.join(", "))))
+                let words: Vec<String> = choices
+                    .iter()
+                    .map(|(word, _)| format!("{word:?}"))
+                    .collect();
+                Err(self.error(
+                    name,
+                    &format!("{text:?} is unknown; expected one of {}", words.join(", ")),
+                ))
             }
         }
     }
 
     /// Returns the object `value` of [`Self::entries`].
     pub fn entry(&self, name: &str, value: &'a Json) -> Result<Self, ConfigError> {
-        let Json::Object(members) = value else { return Err(self.wrong(name, value, "an object")) };
+        let Json::Object(members) = value else {
+            return Err(self.wrong(name, value, "an object"));
+        };
         Ok(Self {
             file: self.file,
             path: self.path_of(name),
-            members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            members: members
+                .iter()
+                .map(|(name, value)| (name.as_str(), value))
+                .collect(),
             requested: self.requested.clone(),
         })
     }
@@ -185,7 +246,11 @@ impl<'a> ObjectReader<'a> {
 
     /// Creates an error about member `name`.
     pub fn error(&self, name: &str, problem: &str) -> ConfigError {
-        ConfigError { file: self.file.to_owned(), key: Some(self.path_of(name)), problem: problem.to_owned() }
+        ConfigError {
+            file: self.file.to_owned(),
+            key: Some(self.path_of(name)),
+            problem: problem.to_owned(),
+        }
     }
 
     /// Returns the paths of the members of this object that were not requested.
@@ -196,7 +261,11 @@ impl<'a> ObjectReader<'a> {
             // Comments, as written by `bosh-dns-xdp config --default`.
             .filter(|(name, _)| !name.starts_with('#'))
             .map(|(name, _)| self.path_of(name))
-            .filter(|path| !requested.iter().any(|known| known.eq_ignore_ascii_case(path)))
+            .filter(|path| {
+                !requested
+                    .iter()
+                    .any(|known| known.eq_ignore_ascii_case(path))
+            })
             .collect()
     }
 
@@ -205,10 +274,16 @@ impl<'a> ObjectReader<'a> {
         let requested = self.requested.borrow();
         let inner = |path: &String| {
             requested.iter().any(|other| {
-                other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
+                other
+                    .strip_prefix(path.as_str())
+                    .is_some_and(|rest| rest.starts_with(['.', '[']))
             })
         };
-        requested.iter().filter(|path| !inner(path)).cloned().collect()
+        requested
+            .iter()
+            .filter(|path| !inner(path))
+            .cloned()
+            .collect()
     }
 
     /// Returns the object at `index` of the list `name`.
@@ -246,7 +321,11 @@ impl<'a> ObjectReader<'a> {
     }
 
     fn path_of(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+        if self.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.path)
+        }
     }
 }
 
@@ -282,18 +361,27 @@ impl Json {
     /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, in every
     /// spelling; returns whether there was one.
     pub(super) fn remove(&mut self, path: &str) -> bool {
-        let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
-        let (name, index) = match first.strip_suffix(']').and_then(|text| text.split_once('[')) {
+        let (first, rest) = path
+            .split_once('.')
+            .map_or((path, None), |(first, rest)| (first, Some(rest)));
+        let (name, index) = match first
+            .strip_suffix(']')
+            .and_then(|text| text.split_once('['))
+        {
             Some((name, index)) => (name, index.parse::<usize>().ok()),
             None => (first, None),
         };
-        let Self::Object(members) = self else { return false };
+        let Self::Object(members) = self else {
+            return false;
+        };
         let before = members.len();
         let mut inside = false;
         match (rest, index) {
             (None, None) => members.retain(|(member, _)| !member.eq_ignore_ascii_case(name)),
             _ => {
-                let named = members.iter_mut().filter(|(member, _)| member.eq_ignore_ascii_case(name));
+                let named = members
+                    .iter_mut()
+                    .filter(|(member, _)| member.eq_ignore_ascii_case(name));
                 for (_, value) in named {
                     match (value, index) {
                         // List items have required members, so an invalid one is removed as a
@@ -313,8 +401,12 @@ impl Json {
 
     /// Returns the integer if the value is one in this range.
     fn number_within(&self, min: u64, max: u64) -> Option<u64> {
-        let Self::Number(number) = self else { return None };
-        number.as_u64().filter(|number| (min..=max).contains(number))
+        let Self::Number(number) = self else {
+            return None;
+        };
+        number
+            .as_u64()
+            .filter(|number| (min..=max).contains(number))
     }
 
     /// Returns the kind of the value with its article, for messages.
@@ -409,10 +501,15 @@ mod json_tests {
     #[test]
     fn order_and_repeats_are_kept() {
         let json = Json::parse(br#"{"b": 1, "a": [null, true, "x"], "b": -2.5}"#).unwrap();
-        let Json::Object(members) = json else { panic!("no object") };
+        let Json::Object(members) = json else {
+            panic!("no object")
+        };
         let names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["b", "a", "b"]);
-        assert_eq!(members[1].1, Json::List(vec![Json::Null, Json::Bool(true), Json::Text("x".into())]));
+        assert_eq!(
+            members[1].1,
+            Json::List(vec![Json::Null, Json::Bool(true), Json::Text("x".into())])
+        );
     }
 
     #[test]

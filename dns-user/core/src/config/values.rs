@@ -44,7 +44,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let mut nanoseconds: u128 = 0;
     while !rest.is_empty() {
         let (part, tail) = one_part(rest)?;
-        nanoseconds = nanoseconds.checked_add(part).ok_or(DurationError::TooLong)?;
+        nanoseconds = nanoseconds
+            .checked_add(part)
+            .ok_or(DurationError::TooLong)?;
         rest = tail;
     }
     if nanoseconds > i64::MAX as u128 {
@@ -59,17 +61,23 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
 
 /// Parses one number with its unit; returns nanoseconds and the remaining text.
 fn one_part(text: &str) -> Result<(u128, &str), DurationError> {
-    let whole_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let whole_end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (whole, mut rest) = text.split_at(whole_end);
     let mut fraction = "";
     if let Some(after_dot) = rest.strip_prefix('.') {
-        let end = after_dot.find(|c: char| !c.is_ascii_digit()).unwrap_or(after_dot.len());
+        let end = after_dot
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(after_dot.len());
         (fraction, rest) = after_dot.split_at(end);
     }
     if whole.is_empty() && fraction.is_empty() {
         return Err(DurationError::Malformed);
     }
-    let unit_end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let unit_end = rest
+        .find(|c: char| c == '.' || c.is_ascii_digit())
+        .unwrap_or(rest.len());
     let (unit, rest) = rest.split_at(unit_end);
     let unit: u128 = match unit {
         "" => return Err(DurationError::NoUnit),
@@ -82,8 +90,14 @@ fn one_part(text: &str) -> Result<(u128, &str), DurationError> {
         "h" => 3_600_000_000_000,
         _ => return Err(DurationError::UnknownUnit),
     };
-    let whole: u128 =
-        if whole.is_empty() { 0 } else { whole.parse::<u64>().map_err(|_| DurationError::TooLong)?.into() };
+    let whole: u128 = if whole.is_empty() {
+        0
+    } else {
+        whole
+            .parse::<u64>()
+            .map_err(|_| DurationError::TooLong)?
+            .into()
+    };
     let mut nanoseconds = whole.checked_mul(unit).ok_or(DurationError::TooLong)?;
     // Digits past the 18th are below a nanosecond for every unit.
     let mut scale = unit;
@@ -94,7 +108,9 @@ fn one_part(text: &str) -> Result<(u128, &str), DurationError> {
         divisor *= 10;
     }
     scale = scale.checked_mul(value).ok_or(DurationError::TooLong)? / divisor;
-    nanoseconds = nanoseconds.checked_add(scale).ok_or(DurationError::TooLong)?;
+    nanoseconds = nanoseconds
+        .checked_add(scale)
+        .ok_or(DurationError::TooLong)?;
     Ok((nanoseconds, rest))
 }
 
@@ -112,7 +128,9 @@ pub struct BadPattern;
 
 /// Validates every component of a pattern.
 pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
-    pattern.split('/').try_for_each(|part| pattern_matches(part.as_bytes(), b"").map(drop))
+    pattern
+        .split('/')
+        .try_for_each(|part| pattern_matches(part.as_bytes(), b"").map(drop))
 }
 
 /// Returns whether a component contains a special character.
@@ -142,7 +160,9 @@ pub fn pattern_matches(pattern: &[u8], name: &[u8]) -> Result<bool, BadPattern> 
             }
             _ => {}
         }
-        let Some((star_unit, star_at)) = star else { return Ok(false) };
+        let Some((star_unit, star_at)) = star else {
+            return Ok(false);
+        };
         star = Some((star_unit, star_at + 1));
         unit = star_unit + 1;
         at = star_at + 1;
@@ -167,7 +187,10 @@ struct Set {
 
 impl Set {
     fn holds(&self, byte: u8) -> bool {
-        self.ranges.iter().any(|&(low, high)| (low..=high).contains(&byte)) != self.negated
+        self.ranges
+            .iter()
+            .any(|&(low, high)| (low..=high).contains(&byte))
+            != self.negated
     }
 }
 
@@ -179,7 +202,10 @@ fn parse(pattern: &[u8]) -> Result<Vec<Unit>, BadPattern> {
         rest = tail;
         units.push(match first {
             b'*' => Unit::Star,
-            b'?' => Unit::One(Set { negated: true, ranges: Vec::new() }),
+            b'?' => Unit::One(Set {
+                negated: true,
+                ranges: Vec::new(),
+            }),
             b'[' => {
                 let (set, tail) = parse_set(tail)?;
                 rest = tail;
@@ -188,9 +214,15 @@ fn parse(pattern: &[u8]) -> Result<Vec<Unit>, BadPattern> {
             b'\\' => {
                 let (&literal, tail) = tail.split_first().ok_or(BadPattern)?;
                 rest = tail;
-                Unit::One(Set { negated: false, ranges: vec![(literal, literal)] })
+                Unit::One(Set {
+                    negated: false,
+                    ranges: vec![(literal, literal)],
+                })
             }
-            literal => Unit::One(Set { negated: false, ranges: vec![(literal, literal)] }),
+            literal => Unit::One(Set {
+                negated: false,
+                ranges: vec![(literal, literal)],
+            }),
         });
     }
     Ok(units)
@@ -220,7 +252,10 @@ fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
 fn set_character(text: &[u8]) -> Result<(u8, &[u8]), BadPattern> {
     match text.split_first() {
         None | Some((b'-' | b']', _)) => Err(BadPattern),
-        Some((b'\\', tail)) => tail.split_first().map(|(&byte, tail)| (byte, tail)).ok_or(BadPattern),
+        Some((b'\\', tail)) => tail
+            .split_first()
+            .map(|(&byte, tail)| (byte, tail))
+            .ok_or(BadPattern),
         Some((&byte, tail)) => Ok((byte, tail)),
     }
 }
@@ -245,7 +280,9 @@ pub struct NoRecursor(pub String);
 pub fn with_port(text: &str) -> Result<String, NoRecursor> {
     let refused = || NoRecursor(text.to_owned());
     if let Some(tls) = text.strip_prefix("tls://") {
-        let (server, name) = tls.split_once('#').map_or((tls, None), |(server, name)| (server, Some(name)));
+        let (server, name) = tls
+            .split_once('#')
+            .map_or((tls, None), |(server, name)| (server, Some(name)));
         let server = match server.parse::<IpAddr>() {
             Ok(IpAddr::V4(address)) => format!("{address}:853"),
             _ if is_ipv6(server) => format!("[{server}]:853"),
@@ -263,7 +300,9 @@ pub fn with_port(text: &str) -> Result<String, NoRecursor> {
         _ => {}
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
-    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let bracketed = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
     let host_is_sound = match bracketed {
         Some(host) => is_ipv6(host),
         None => !host.is_empty() && !host.contains([':', '[', ']', '/', ' ']),
@@ -278,7 +317,9 @@ pub fn with_port(text: &str) -> Result<String, NoRecursor> {
 fn is_host_name(text: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
     };
     text.parse::<IpAddr>().is_ok() || text.len() <= 253 && text.split('.').all(is_label)
 }
@@ -286,7 +327,9 @@ fn is_host_name(text: &str) -> bool {
 /// Returns whether the text is an IPv6 address, optionally with a zone (`fe80::2%eth0`, RFC 6874).
 /// Only link-local addresses may have one.
 fn is_ipv6(text: &str) -> bool {
-    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
+    let (address, zone) = text
+        .split_once('%')
+        .map_or((text, None), |(address, zone)| (address, Some(zone)));
     address.parse::<Ipv6Addr>().is_ok_and(|address| {
         zone.is_none_or(|zone| {
             address.is_unicast_link_local()
@@ -315,7 +358,11 @@ mod duration_tests {
             ("3\u{b5}s4ns", 3_004),
             ("0.1234567890123456789s", 123_456_789),
         ] {
-            assert_eq!(parse_duration(text), Ok(Duration::from_nanos(nanoseconds)), "{text}");
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_nanos(nanoseconds)),
+                "{text}"
+            );
         }
     }
 
@@ -367,7 +414,11 @@ mod file_pattern_tests {
             );
         }
         for pattern in ["[", "[]", "[a", "[a-]", "x\\", "[-a]"] {
-            assert_eq!(pattern_matches(pattern.as_bytes(), b"zzz"), Err(BadPattern), "{pattern}");
+            assert_eq!(
+                pattern_matches(pattern.as_bytes(), b"zzz"),
+                Err(BadPattern),
+                "{pattern}"
+            );
         }
     }
 }
@@ -387,9 +438,18 @@ mod recursor_tests {
             ("fe80::2%eth0", "[fe80::2%eth0]:53"),
             ("[fe80::2%eth0]:53", "[fe80::2%eth0]:53"),
             ("tls://9.9.9.9", "tls://9.9.9.9:853"),
-            ("tls://9.9.9.9:8853#dns.quad9.net", "tls://9.9.9.9:8853#dns.quad9.net"),
-            ("tls://2620:fe::fe#dns.quad9.net", "tls://[2620:fe::fe]:853#dns.quad9.net"),
-            ("tls://dns.example:853#10.0.0.2", "tls://dns.example:853#10.0.0.2"),
+            (
+                "tls://9.9.9.9:8853#dns.quad9.net",
+                "tls://9.9.9.9:8853#dns.quad9.net",
+            ),
+            (
+                "tls://2620:fe::fe#dns.quad9.net",
+                "tls://[2620:fe::fe]:853#dns.quad9.net",
+            ),
+            (
+                "tls://dns.example:853#10.0.0.2",
+                "tls://dns.example:853#10.0.0.2",
+            ),
         ] {
             assert_eq!(with_port(text).as_deref(), Ok(expected));
         }

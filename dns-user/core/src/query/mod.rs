@@ -12,7 +12,10 @@ pub(crate) const AGENT_DOMAIN: &[u8] = b"\x0dbosh-agent-id\0";
 
 /// The selection of instances encoded in a name.
 #[derive(Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "lives on the stack for one look-up; nearly all are `Within`")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack for one look-up; nearly all are `Within`"
+)]
 pub(crate) enum Question<'n> {
     /// `<agent-id>.bosh-agent-id.`
     Agent(&'n [u8]),
@@ -133,7 +136,12 @@ impl<'n> Criteria<'n> {
             Some(text) => (None, Filter::read(text).ok_or(Malformed::Filter)?),
             None => (Some(first), Filter::default()),
         };
-        Ok(Self { id, filter, group: group_id(middle[0]), place })
+        Ok(Self {
+            id,
+            filter,
+            group: group_id(middle[0]),
+            place,
+        })
     }
 }
 
@@ -208,7 +216,9 @@ impl<'n> Pattern<'n> {
 
 /// Returns the group id in a label `q-g<digits>`.
 pub(crate) fn group_id(label: &[u8]) -> Option<&[u8]> {
-    label.strip_prefix(b"q-g").filter(|id| !id.is_empty() && id.iter().all(u8::is_ascii_digit))
+    label
+        .strip_prefix(b"q-g")
+        .filter(|id| !id.is_empty() && id.iter().all(u8::is_ascii_digit))
 }
 
 //----------- Domains ------------------------------------------------------
@@ -237,7 +247,9 @@ impl Domains {
         let mut by_number = Vec::new();
         for (number, text) in domains {
             by_number.resize(by_number.len().max(number as usize + 1), None);
-            let Ok(name) = Name::from_text(text) else { continue };
+            let Ok(name) = Name::from_text(text) else {
+                continue;
+            };
             let plain = !text.bytes().any(|byte| byte.is_ascii_uppercase());
             let known = names.entry(name.clone()).or_default();
             if plain {
@@ -251,7 +263,10 @@ impl Domains {
     /// Returns whether the other domains have the same names, which queries match alike.
     pub(crate) fn are_named_like(&self, other: &Self) -> bool {
         let is_known = |(name, number): (&Name, &Option<DomainNumber>)| {
-            other.names.get(name).is_some_and(|known| known.is_some() == number.is_some())
+            other
+                .names
+                .get(name)
+                .is_some_and(|known| known.is_some() == number.is_some())
         };
         self.names.len() == other.names.len() && self.names.iter().all(is_known)
     }
@@ -321,7 +336,12 @@ mod domains_tests {
 
     #[test]
     fn longest_domain_wins() {
-        let texts = [(0, "bosh."), (1, "inner.bosh."), (2, "Upper.bosh."), (3, "a..b.")];
+        let texts = [
+            (0, "bosh."),
+            (1, "inner.bosh."),
+            (2, "Upper.bosh."),
+            (3, "a..b."),
+        ];
         let domains = Domains::new(texts.into_iter());
         let longest = |text: &str| domains.longest(&Name::from_text(text).unwrap());
         assert_eq!(longest("x.inner.bosh"), Some((1, 2)));
@@ -329,6 +349,10 @@ mod domains_tests {
         assert_eq!(longest("bosh"), Some((0, 1)));
         assert_eq!(longest("xbosh"), None);
         assert_eq!(longest("x.upper.bosh"), Some((0, 1)));
-        assert!(domains.get(Name::from_text("upper.bosh").unwrap().as_wire()).is_some());
+        assert!(
+            domains
+                .get(Name::from_text("upper.bosh").unwrap().as_wire())
+                .is_some()
+        );
     }
 }

@@ -54,7 +54,11 @@ impl Health for Withdrawal<'_> {
             HealthState::Running | HealthState::Unchecked => return HealthState::Running,
             HealthState::Failing | HealthState::Unknown => self.unhealthy.borrow_mut().insert(ip),
         };
-        if self.withdrawn.contains(&ip) { HealthState::Failing } else { HealthState::Running }
+        if self.withdrawn.contains(&ip) {
+            HealthState::Failing
+        } else {
+            HealthState::Running
+        }
     }
 }
 
@@ -65,7 +69,11 @@ pub fn addresses(
     name: &Name,
     withdrawn: &BTreeSet<IpAddr>,
 ) -> Result<FleetAddresses, NoAddresses> {
-    let withdrawal = Withdrawal { health, withdrawn, unhealthy: RefCell::default() };
+    let withdrawal = Withdrawal {
+        health,
+        withdrawn,
+        unhealthy: RefCell::default(),
+    };
     let find = |health: &dyn Health| {
         let found = resolve(snapshot, health, name).ok_or(NoAddresses::Foreign)?;
         match found.existence {
@@ -74,7 +82,9 @@ pub fn addresses(
             Existence::Found => {}
         }
         let v4 = found.v4.into_iter().map(IpAddr::V4);
-        Ok(v4.chain(found.v6.into_iter().map(IpAddr::V6)).collect::<BTreeSet<_>>())
+        Ok(v4
+            .chain(found.v6.into_iter().map(IpAddr::V6))
+            .collect::<BTreeSet<_>>())
     };
     let mut addresses = find(&withdrawal)?;
     if addresses.is_empty() {
@@ -83,7 +93,10 @@ pub fn addresses(
     if addresses.is_empty() {
         return Err(NoAddresses::Filtered);
     }
-    Ok(FleetAddresses { addresses, unhealthy: withdrawal.unhealthy.into_inner() })
+    Ok(FleetAddresses {
+        addresses,
+        unhealthy: withdrawal.unhealthy.into_inner(),
+    })
 }
 
 #[cfg(test)]
@@ -105,11 +118,18 @@ mod tests {
     }
 
     fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
-        addresses.iter().map(|address| address.parse().unwrap()).collect()
+        addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect()
     }
 
     /// Asks for a name of two instances of group `router`, or of one of `db`.
-    fn ask(name: &str, unhealthy: &[&str], withdrawn: &[&str]) -> Result<FleetAddresses, NoAddresses> {
+    fn ask(
+        name: &str,
+        unhealthy: &[&str],
+        withdrawn: &[&str],
+    ) -> Result<FleetAddresses, NoAddresses> {
         let records = br#"{
             "record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "group_ids", "az_id"],
             "record_infos": [
@@ -119,8 +139,14 @@ mod tests {
             ],
             "records": []
         }"#;
-        let (snapshot, _) = Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
-        addresses(&snapshot, &Unhealthy(set(unhealthy)), &Name::from_text(name).unwrap(), &set(withdrawn))
+        let (snapshot, _) =
+            Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
+        addresses(
+            &snapshot,
+            &Unhealthy(set(unhealthy)),
+            &Name::from_text(name).unwrap(),
+            &set(withdrawn),
+        )
     }
 
     #[test]
@@ -134,7 +160,10 @@ mod tests {
             (&both, &["10.0.0.2"], &["10.0.0.1"]),
         ] {
             let found = ask("q-s0.q-g1.bosh", unhealthy, withdrawn).unwrap();
-            let expected = FleetAddresses { addresses: set(expected), unhealthy: set(unhealthy) };
+            let expected = FleetAddresses {
+                addresses: set(expected),
+                unhealthy: set(unhealthy),
+            };
             assert_eq!(found, expected, "{unhealthy:?} {withdrawn:?}");
         }
     }
@@ -142,15 +171,26 @@ mod tests {
     #[test]
     fn health_never_empties_a_set() {
         let both = ["10.0.0.1", "10.0.0.2"];
-        for name in ["q-s0.q-g1.bosh", "q-s3.q-g1.bosh", "q-s0.router.default.cf.bosh"] {
-            assert_eq!(ask(name, &both, &both).unwrap().addresses, set(&both), "{name}");
+        for name in [
+            "q-s0.q-g1.bosh",
+            "q-s3.q-g1.bosh",
+            "q-s0.router.default.cf.bosh",
+        ] {
+            assert_eq!(
+                ask(name, &both, &both).unwrap().addresses,
+                set(&both),
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn both_families_are_found() {
         let every = ["10.0.0.1", "10.0.0.2", "fd00::1"];
-        assert_eq!(ask("q-s4.q-a1.bosh", &[], &[]).unwrap().addresses, set(&every));
+        assert_eq!(
+            ask("q-s4.q-a1.bosh", &[], &[]).unwrap().addresses,
+            set(&every)
+        );
     }
 
     #[test]

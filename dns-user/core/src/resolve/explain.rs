@@ -78,7 +78,10 @@ pub struct ResultExplanation {
 pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explanation {
     let zone = snapshot.local_zone(name).map(|zone| zone.to_string());
     let (alias, targets) = targets(snapshot, name);
-    let targets = targets.iter().map(|target| explain_target(snapshot, health, target)).collect();
+    let targets = targets
+        .iter()
+        .map(|target| explain_target(snapshot, health, target))
+        .collect();
     let result = resolve(snapshot, health, name).map(|resolution| ResultExplanation {
         rcode: match resolution.existence {
             Existence::Found => "NOERROR",
@@ -89,10 +92,17 @@ pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explana
         synchronous: resolution.checks.synchronous,
         addresses: {
             let v4 = resolution.v4.into_iter().map(IpAddr::V4);
-            v4.chain(resolution.v6.into_iter().map(IpAddr::V6)).collect()
+            v4.chain(resolution.v6.into_iter().map(IpAddr::V6))
+                .collect()
         },
     });
-    Explanation { name: name.to_string(), zone, alias, targets, result }
+    Explanation {
+        name: name.to_string(),
+        zone,
+        alias,
+        targets,
+        result,
+    }
 }
 
 /// Returns the alias that matches a name, and the targets to look up.
@@ -117,7 +127,10 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         Ok(question) => question,
         Err(problem) => {
             let problem = Some(problem.to_string());
-            return TargetExplanation { problem, ..TargetExplanation::new(name.to_string(), "malformed") };
+            return TargetExplanation {
+                problem,
+                ..TargetExplanation::new(name.to_string(), "malformed")
+            };
         }
     };
     let mut explained = TargetExplanation::new(name.to_string(), form(&question));
@@ -130,7 +143,9 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         }
     }
     if let Some(placeholder) = placeholder {
-        explained.criteria.push(placeholder_criterion(instances, placeholder));
+        explained
+            .criteria
+            .push(placeholder_criterion(instances, placeholder));
     }
     let matched = select(instances, &question, placeholder);
     explained.filter = Some(match matched.strategy {
@@ -148,10 +163,15 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         .iter()
         .map(|&row| {
             let instance = instances.instance(row);
-            let state = instance.ip.map_or(HealthState::Unknown, |ip| health.state(ip, matched.group));
+            let state = instance
+                .ip
+                .map_or(HealthState::Unknown, |ip| health.state(ip, matched.group));
             MatchExplanation {
                 id: instance.id.to_owned(),
-                place: format!("{}.{}.{}", instance.instance_group, instance.network, instance.deployment),
+                place: format!(
+                    "{}.{}.{}",
+                    instance.instance_group, instance.network, instance.deployment
+                ),
                 ip: instance.ip,
                 health: state.label(),
                 kept: kept.contains(&row),
@@ -163,10 +183,16 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
 
 fn placeholder_criterion(instances: &InstanceIndex, placeholder: PlaceholderFilter) -> String {
     match placeholder {
-        PlaceholderFilter::Number(number) => format!("num_id {}", instances.num_id.dictionary.text(number)),
+        PlaceholderFilter::Number(number) => {
+            format!("num_id {}", instances.num_id.dictionary.text(number))
+        }
         PlaceholderFilter::Index(index) => format!("index {index}"),
-        PlaceholderFilter::Zone(zone) => format!("availability zone {}", instances.az.dictionary.text(zone)),
-        PlaceholderFilter::Network(network) => format!("network {}", instances.places.networks.text(network)),
+        PlaceholderFilter::Zone(zone) => {
+            format!("availability zone {}", instances.az.dictionary.text(zone))
+        }
+        PlaceholderFilter::Network(network) => {
+            format!("network {}", instances.places.networks.text(network))
+        }
     }
 }
 
@@ -183,20 +209,40 @@ fn form(question: &Question<'_>) -> &'static str {
 
 impl TargetExplanation {
     fn new(target: String, form: &'static str) -> Self {
-        Self { target, form, ..Self::default() }
+        Self {
+            target,
+            form,
+            ..Self::default()
+        }
     }
 
     /// Adds a criterion unless it has no values.
     fn say(&mut self, what: &str, values: &[&[u8]]) {
         if !values.is_empty() {
-            let values: Vec<_> = values.iter().map(|value| String::from_utf8_lossy(value)).collect();
-            self.criteria.push(format!("{what} {}", values.join(" or ")));
+            let values: Vec<_> = values
+                .iter()
+                .map(|value| String::from_utf8_lossy(value))
+                .collect();
+            self.criteria
+                .push(format!("{what} {}", values.join(" or ")));
         }
     }
 
     fn say_criteria(&mut self, criteria: &Criteria<'_>) {
-        let Criteria { id, filter, group, place } = criteria;
-        let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
+        let Criteria {
+            id,
+            filter,
+            group,
+            place,
+        } = criteria;
+        let Filter {
+            az_ids,
+            indexes,
+            num_ids,
+            network_ids,
+            strategy: _,
+            synchronous: _,
+        } = filter;
         self.say("instance id", id.as_slice());
         self.say("group id", group.as_slice());
         if let Some([instance_group, network, deployment]) = place {
@@ -216,7 +262,9 @@ impl TargetExplanation {
             Pattern::Exact(text) => self.say(what, &[text]),
             Pattern::Prefix(text) => self.say(&format!("{what} beginning with"), &[text]),
             Pattern::Suffix(text) => self.say(&format!("{what} ending in"), &[text]),
-            Pattern::Nothing => self.criteria.push(format!("{what} with an inner star, which matches none")),
+            Pattern::Nothing => self
+                .criteria
+                .push(format!("{what} with an inner star, which matches none")),
         }
     }
 }
@@ -252,7 +300,9 @@ impl fmt::Display for Explanation {
         for target in &self.targets {
             write!(f, "{target}")?;
         }
-        let Some(result) = &self.result else { return Ok(()) };
+        let Some(result) = &self.result else {
+            return Ok(());
+        };
         write!(f, "  {}", result.rcode)?;
         for address in &result.addresses {
             write!(f, " {address}")?;
@@ -261,14 +311,25 @@ impl fmt::Display for Explanation {
         match (result.tracked, result.synchronous) {
             (false, _) => writeln!(f, "  a query starts no health checks"),
             (true, false) => writeln!(f, "  a query starts health checks"),
-            (true, true) => writeln!(f, "  a query starts health checks and waits for the first ones"),
+            (true, true) => writeln!(
+                f,
+                "  a query starts health checks and waits for the first ones"
+            ),
         }
     }
 }
 
 impl fmt::Display for TargetExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { target, form, domain, criteria, filter, problem, matches } = self;
+        let Self {
+            target,
+            form,
+            domain,
+            criteria,
+            filter,
+            problem,
+            matches,
+        } = self;
         write!(f, "  {target}: {form}")?;
         if let Some(domain) = domain {
             write!(f, " in {domain}")?;
@@ -284,9 +345,15 @@ impl fmt::Display for TargetExplanation {
             writeln!(f, "    {} matches, health filter {filter}", matches.len())?;
         }
         for found in matches.iter().take(SHOWN) {
-            let address = found.ip.map_or_else(|| "no address".to_owned(), |ip| ip.to_string());
+            let address = found
+                .ip
+                .map_or_else(|| "no address".to_owned(), |ip| ip.to_string());
             let sign = if found.kept { '+' } else { '-' };
-            writeln!(f, "    {sign} {address} {} {} ({})", found.id, found.place, found.health)?;
+            writeln!(
+                f,
+                "    {sign} {address} {} {} ({})",
+                found.id, found.place, found.health
+            )?;
         }
         if matches.len() > SHOWN {
             writeln!(f, "    and {} more", matches.len() - SHOWN)?;

@@ -67,8 +67,17 @@ pub struct Resolution {
 impl Resolution {
     /// Returns the part that determines the reply.
     pub fn answer(&self) -> LocalAnswer<'_> {
-        let Self { existence, v4, v6, checks: _ } = self;
-        LocalAnswer { existence: *existence, v4, v6 }
+        let Self {
+            existence,
+            v4,
+            v6,
+            checks: _,
+        } = self;
+        LocalAnswer {
+            existence: *existence,
+            v4,
+            v6,
+        }
     }
 }
 
@@ -134,8 +143,10 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
         if !matched.needs_checks() {
             continue;
         }
-        let addresses =
-            matched.rows.iter().filter_map(|&row| snapshot.instance_index().addresses[row as usize]);
+        let addresses = matched
+            .rows
+            .iter()
+            .filter_map(|&row| snapshot.instance_index().addresses[row as usize]);
         let before = checks.len();
         checks.extend(addresses);
         resolution.checks.synchronous |= matched.synchronous && checks.len() > before;
@@ -145,7 +156,9 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
     resolution.checks.tracked = !checks.is_empty();
     resolution.checks.instances = checks;
     let rows = found.healthy(snapshot, health);
-    let rows = rows.into_iter().filter_map(|row| snapshot.instance_index().addresses[row as usize]);
+    let rows = rows
+        .into_iter()
+        .filter_map(|row| snapshot.instance_index().addresses[row as usize]);
     for address in found.addresses.into_iter().chain(rows) {
         match address {
             IpAddr::V4(address) => resolution.v4.push(address),
@@ -157,11 +170,18 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
 
 /// Returns whether a name without matching rows exists, by the snapshot's rules.
 fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Existence {
-    let NameRules { formerr_for_malformed, nxdomain_for_empty_non_terminals } = snapshot.rules();
+    let NameRules {
+        formerr_for_malformed,
+        nxdomain_for_empty_non_terminals,
+    } = snapshot.rules();
     if !nxdomain_for_empty_non_terminals && has_names_below(snapshot, name) {
         return Existence::Found;
     }
-    if formerr_for_malformed { existence } else { Existence::NoSuchName }
+    if formerr_for_malformed {
+        existence
+    } else {
+        Existence::NoSuchName
+    }
 }
 
 /// Returns whether rows or addresses match a name, whatever their health.
@@ -173,7 +193,11 @@ pub(crate) fn has_matches(snapshot: &Snapshot, name: &Name) -> bool {
 /// name is local, or the reason why there are none. Literal addresses of aliases are excluded.
 ///
 /// Unless the root is a domain, it selects every instance (observed).
-pub fn instances(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Result<Vec<u32>, Existence> {
+pub fn instances(
+    snapshot: &Snapshot,
+    health: &dyn Health,
+    name: &Name,
+) -> Result<Vec<u32>, Existence> {
     let found = Found::read(snapshot, name).map_err(|_| Existence::Malformed)?;
     match found.existence() {
         Existence::Found => Ok(found.healthy(snapshot, health)),
@@ -222,13 +246,18 @@ impl<'s> Found<'s> {
             Target::Placeholder { base, filter } => (snapshot.aliases().base(*base), Some(*filter)),
         };
         let question = Question::read(name, &snapshot.instance_index().domain_names)?;
-        self.matches.push(select(snapshot.instance_index(), &question, placeholder));
+        self.matches
+            .push(select(snapshot.instance_index(), &question, placeholder));
         Ok(())
     }
 
     fn existence(&self) -> Existence {
         let any = self.matches.iter().any(|matched| !matched.rows.is_empty());
-        if any || !self.addresses.is_empty() { Existence::Found } else { Existence::NoSuchName }
+        if any || !self.addresses.is_empty() {
+            Existence::Found
+        } else {
+            Existence::NoSuchName
+        }
     }
 
     /// Returns the rows that pass the health filters, without duplicates.
@@ -260,7 +289,11 @@ impl Matches<'_> {
             None => HealthState::Unknown,
         };
         let keep = |wanted: &dyn Fn(HealthState) -> bool| -> Vec<Row> {
-            self.rows.iter().copied().filter(|&row| wanted(state(row))).collect()
+            self.rows
+                .iter()
+                .copied()
+                .filter(|&row| wanted(state(row)))
+                .collect()
         };
         match self.strategy {
             Strategy::All => self.rows.clone(),
@@ -268,8 +301,13 @@ impl Matches<'_> {
             Strategy::Healthy => keep(&|state| state == HealthState::Running),
             Strategy::Smart if self.rows.len() <= 1 => self.rows.clone(),
             Strategy::Smart => {
-                let good = keep(&|state| matches!(state, HealthState::Running | HealthState::Unchecked));
-                if good.is_empty() { self.rows.clone() } else { good }
+                let good =
+                    keep(&|state| matches!(state, HealthState::Running | HealthState::Unchecked));
+                if good.is_empty() {
+                    self.rows.clone()
+                } else {
+                    good
+                }
             }
         }
     }
@@ -278,7 +316,12 @@ impl Matches<'_> {
 impl Resolution {
     /// Creates a resolution without addresses.
     fn without_data(existence: Existence) -> Self {
-        Self { existence, v4: Vec::new(), v6: Vec::new(), checks: Checks::default() }
+        Self {
+            existence,
+            v4: Vec::new(),
+            v6: Vec::new(),
+            checks: Checks::default(),
+        }
     }
 }
 
@@ -302,21 +345,31 @@ fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
         return true;
     }
     let instances = snapshot.instance_index();
-    let Some((domain, domain_labels)) = instances.domain_names.longest(name) else { return false };
+    let Some((domain, domain_labels)) = instances.domain_names.longest(name) else {
+        return false;
+    };
     let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
     let above = &labels[..labels.len() - domain_labels];
-    let is_place = |patterns: [Pattern<'_>; 3]| !instances.places.find(domain, &patterns).is_empty();
+    let is_place =
+        |patterns: [Pattern<'_>; 3]| !instances.places.find(domain, &patterns).is_empty();
     match *above {
         [label] => {
             let group = group_id(label).and_then(|id| instances.groups.find(id));
             let in_domain = |group| {
-                instances.by_group.rows(group).iter().any(|&row| instances.place_of(row).domain == domain)
+                instances
+                    .by_group
+                    .rows(group)
+                    .iter()
+                    .any(|&row| instances.place_of(row).domain == domain)
             };
-            group.is_some_and(in_domain) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
+            group.is_some_and(in_domain)
+                || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
         }
-        [network, deployment] => {
-            is_place([Pattern::Any, Pattern::Exact(network), Pattern::Exact(deployment)])
-        }
+        [network, deployment] => is_place([
+            Pattern::Any,
+            Pattern::Exact(network),
+            Pattern::Exact(deployment),
+        ]),
         [instance_group, network, deployment] => {
             is_place([instance_group, network, deployment].map(Pattern::Exact))
         }
@@ -330,7 +383,8 @@ pub fn is_above_local(snapshot: &Snapshot, name: &Name) -> bool {
     let mut domains = snapshot.domains();
     name.label_count() > 0
         && !snapshot.rules().nxdomain_for_empty_non_terminals
-        && (snapshot.has_alias_below(name.as_wire()) || domains.any(|domain| domain.is_within(name)))
+        && (snapshot.has_alias_below(name.as_wire())
+            || domains.any(|domain| domain.is_within(name)))
 }
 
 /// The rows selected by a name, before the health filter.
@@ -354,22 +408,28 @@ pub(crate) fn select<'f>(
     question: &Question<'_>,
     placeholder: Option<PlaceholderFilter>,
 ) -> Matches<'f> {
-    let found = |rows: &[Row]| Matches { rows: rows.to_vec(), ..Matches::default() };
+    let found = |rows: &[Row]| Matches {
+        rows: rows.to_vec(),
+        ..Matches::default()
+    };
     match question {
         Question::Agent(agent) => found(instances.agent_id.rows_with(agent)),
-        Question::Anywhere(None) => {
-            Matches { rows: (0..instances.len() as Row).collect(), ..Matches::default() }
-        }
-        Question::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
-        Question::Within(domain, criteria) => match Bound::new(instances, *domain, criteria, placeholder) {
-            None => Matches::default(),
-            Some(bound) => Matches {
-                rows: bound.rows(),
-                strategy: criteria.filter.strategy,
-                group: bound.group.map(|group| instances.groups.text(group)),
-                synchronous: criteria.filter.synchronous,
-            },
+        Question::Anywhere(None) => Matches {
+            rows: (0..instances.len() as Row).collect(),
+            ..Matches::default()
         },
+        Question::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
+        Question::Within(domain, criteria) => {
+            match Bound::new(instances, *domain, criteria, placeholder) {
+                None => Matches::default(),
+                Some(bound) => Matches {
+                    rows: bound.rows(),
+                    strategy: criteria.filter.strategy,
+                    group: bound.group.map(|group| instances.groups.text(group)),
+                    synchronous: criteria.filter.synchronous,
+                },
+            }
+        }
     }
 }
 
@@ -402,17 +462,33 @@ impl<'f> Bound<'f> {
         criteria: &Criteria<'_>,
         placeholder: Option<PlaceholderFilter>,
     ) -> Option<Self> {
-        let Criteria { id, filter, group, place } = criteria;
-        let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
+        let Criteria {
+            id,
+            filter,
+            group,
+            place,
+        } = criteria;
+        let Filter {
+            az_ids,
+            indexes,
+            num_ids,
+            network_ids,
+            strategy: _,
+            synchronous: _,
+        } = filter;
         Some(Self {
             instances,
             domain,
             id: look_up(id, |id| instances.id.dictionary.find(id))?,
             group: look_up(group, |group| instances.groups.find(group))?,
-            places: place.as_ref().map(|patterns| instances.places.find(domain, patterns)),
+            places: place
+                .as_ref()
+                .map(|patterns| instances.places.find(domain, patterns)),
             az_ids: alternatives(az_ids, |text| instances.az_id.dictionary.find(text))?,
             num_ids: alternatives(num_ids, |text| instances.num_id.dictionary.find(text))?,
-            network_ids: alternatives(network_ids, |text| instances.network_id.dictionary.find(text))?,
+            network_ids: alternatives(network_ids, |text| {
+                instances.network_id.dictionary.find(text)
+            })?,
             indexes: alternatives(indexes, index)?,
             placeholder,
         })
@@ -422,7 +498,13 @@ impl<'f> Bound<'f> {
         let lists = self.shortest();
         let candidates = lists.iter().map(|list| list.len()).sum();
         let mut rows = Vec::with_capacity(candidates);
-        rows.extend(lists.into_iter().flatten().copied().filter(|&row| self.holds(row)));
+        rows.extend(
+            lists
+                .into_iter()
+                .flatten()
+                .copied()
+                .filter(|&row| self.holds(row)),
+        );
         rows
     }
 
@@ -430,7 +512,9 @@ impl<'f> Bound<'f> {
     /// one value per column, and a name has one group at most.
     fn shortest(&self) -> Lists<'f> {
         let instances = self.instances;
-        let mut best: Lists<'f> = [instances.by_domain.rows(self.domain)].into_iter().collect();
+        let mut best: Lists<'f> = [instances.by_domain.rows(self.domain)]
+            .into_iter()
+            .collect();
         let mut consider = |lists: Lists<'f>| {
             let length = |lists: &Lists<'f>| lists.iter().map(|list| list.len()).sum::<usize>();
             if length(&lists) < length(&best) {
@@ -444,7 +528,12 @@ impl<'f> Bound<'f> {
             consider([instances.by_group.rows(group)].into_iter().collect());
         }
         if let Some(places) = &self.places {
-            consider(places.iter().map(|&place| instances.by_place.rows(place)).collect());
+            consider(
+                places
+                    .iter()
+                    .map(|&place| instances.by_place.rows(place))
+                    .collect(),
+            );
         }
         for (column, symbols) in [
             (&instances.az_id, &self.az_ids),
@@ -456,7 +545,12 @@ impl<'f> Bound<'f> {
             }
         }
         if !self.indexes.is_empty() {
-            consider(self.indexes.iter().map(|&index| instances.rows_with_index(index)).collect());
+            consider(
+                self.indexes
+                    .iter()
+                    .map(|&index| instances.rows_with_index(index))
+                    .collect(),
+            );
         }
         let of_placeholder = self.placeholder.and_then(|placeholder| match placeholder {
             PlaceholderFilter::Number(number) => Some(instances.num_id.rows(number)),
@@ -477,19 +571,26 @@ impl<'f> Bound<'f> {
         let among = |symbols: &[Symbol], symbol| symbols.is_empty() || symbols.contains(&symbol);
         place.domain == self.domain
             && self.id.is_none_or(|id| instances.id.values[index] == id)
-            && self.places.as_ref().is_none_or(|all| all.binary_search(&instances.row_places[index]).is_ok())
+            && self
+                .places
+                .as_ref()
+                .is_none_or(|all| all.binary_search(&instances.row_places[index]).is_ok())
             && among(&self.az_ids, instances.az_id.values[index])
             && among(&self.num_ids, instances.num_id.values[index])
             && among(&self.network_ids, instances.network_id.values[index])
             && (self.indexes.is_empty()
                 || instances.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
-            && self.group.is_none_or(|group| instances.groups_of(row).contains(&group))
-            && self.placeholder.is_none_or(|placeholder| match placeholder {
-                PlaceholderFilter::Number(number) => instances.num_id.values[index] == number,
-                PlaceholderFilter::Index(number) => instances.indexes[index] == Some(number),
-                PlaceholderFilter::Zone(zone) => instances.az.values[index] == zone,
-                PlaceholderFilter::Network(network) => place.network == network,
-            })
+            && self
+                .group
+                .is_none_or(|group| instances.groups_of(row).contains(&group))
+            && self
+                .placeholder
+                .is_none_or(|placeholder| match placeholder {
+                    PlaceholderFilter::Number(number) => instances.num_id.values[index] == number,
+                    PlaceholderFilter::Index(number) => instances.indexes[index] == Some(number),
+                    PlaceholderFilter::Zone(zone) => instances.az.values[index] == zone,
+                    PlaceholderFilter::Network(network) => place.network == network,
+                })
     }
 }
 
@@ -545,12 +646,21 @@ mod below_tests {
 
     /// Returns whether a name exists under `rules`.
     fn existence(rules: NameRules, name: &str) -> Existence {
-        resolve(&snapshot(rules), &AllRunning, &Name::from_text(name).unwrap()).unwrap().existence
+        resolve(
+            &snapshot(rules),
+            &AllRunning,
+            &Name::from_text(name).unwrap(),
+        )
+        .unwrap()
+        .existence
     }
 
     #[test]
     fn empty_non_terminals_exist() {
-        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        let modern = NameRules {
+            formerr_for_malformed: false,
+            nxdomain_for_empty_non_terminals: false,
+        };
         for name in [
             "bosh",
             "dep.bosh",
@@ -583,7 +693,10 @@ mod below_tests {
 
     #[test]
     fn names_above_domains_and_aliases_exist() {
-        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        let modern = NameRules {
+            formerr_for_malformed: false,
+            nxdomain_for_empty_non_terminals: false,
+        };
         let (modern, reference) = (snapshot(modern), snapshot(NameRules::default()));
         for (name, expected) in [
             ("my.tld", true),

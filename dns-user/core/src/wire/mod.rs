@@ -20,8 +20,8 @@ pub use options::{
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
 };
 pub use reply::{
-    ReplyFlags, Shuffle, append_opt, begin_reply, empty_reply, error_reply, local_reply, opt_record,
-    truncate_to_client,
+    ReplyFlags, Shuffle, append_opt, begin_reply, empty_reply, error_reply, local_reply,
+    opt_record, truncate_to_client,
 };
 
 use hickory_proto::{
@@ -137,7 +137,10 @@ pub struct ReplySettings {
 
 impl Default for ReplySettings {
     fn default() -> Self {
-        Self { max_udp_reply: MAX_UDP_SIZE, echo_client_opt: false }
+        Self {
+            max_udp_reply: MAX_UDP_SIZE,
+            echo_client_opt: false,
+        }
     }
 }
 
@@ -154,9 +157,20 @@ pub struct OwnedQuery {
 impl OwnedQuery {
     /// Returns the original query without parsing the message again.
     pub fn as_query(&self) -> Query<'_> {
-        let Self { message, name_len, fields } = self;
+        let Self {
+            message,
+            name_len,
+            fields,
+        } = self;
         let raw_name = &message[HEADER_LEN..HEADER_LEN + name_len];
-        Query { message, question: Question { raw_name, ..fields.question }, ..*fields }
+        Query {
+            message,
+            question: Question {
+                raw_name,
+                ..fields.question
+            },
+            ..*fields
+        }
     }
 }
 
@@ -186,8 +200,19 @@ pub struct Edns {
 impl<'a> Query<'a> {
     /// Copies the query with its message, so that it outlives the receive buffer.
     pub fn to_owned(&self) -> OwnedQuery {
-        let fields = Query { message: &[], question: Question { raw_name: &[], ..self.question }, ..*self };
-        OwnedQuery { message: self.message.into(), name_len: self.question.raw_name.len(), fields }
+        let fields = Query {
+            message: &[],
+            question: Question {
+                raw_name: &[],
+                ..self.question
+            },
+            ..*self
+        };
+        OwnedQuery {
+            message: self.message.into(),
+            name_len: self.question.raw_name.len(),
+            fields,
+        }
     }
 
     /// Returns RD: the client wants recursion.
@@ -219,13 +244,18 @@ impl<'a> Query<'a> {
     /// Returns the EDNS options; none without an OPT.
     pub fn options(&self) -> EdnsOptions<'a> {
         let (start, end) = self.edns.map_or((0, 0), |edns| edns.options);
-        EdnsOptions(self.message.get(usize::from(start)..usize::from(end)).unwrap_or_default())
+        EdnsOptions(
+            self.message
+                .get(usize::from(start)..usize::from(end))
+                .unwrap_or_default(),
+        )
     }
 
     /// Returns whether the query has any EDNS option.
     #[inline]
     pub fn has_options(&self) -> bool {
-        self.edns.is_some_and(|edns| edns.options.0 != edns.options.1)
+        self.edns
+            .is_some_and(|edns| edns.options.0 != edns.options.1)
     }
 
     /// Returns the first option with this code.
@@ -256,14 +286,19 @@ impl<'a> Query<'a> {
 
     /// Returns the query of a client whose replies only the client itself limits.
     pub fn without_server_limit(self) -> Self {
-        Self { limit: self.client_limit(), ..self }
+        Self {
+            limit: self.client_limit(),
+            ..self
+        }
     }
 
     fn client_limit(&self) -> usize {
         match (self.transport, self.edns) {
             (Transport::Tcp, _) => MAX_TCP_SIZE,
             (Transport::Udp, None) => MIN_UDP_SIZE,
-            (Transport::Udp, Some(edns)) => usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE),
+            (Transport::Udp, Some(edns)) => {
+                usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE)
+            }
         }
     }
 }
@@ -290,7 +325,14 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
 
 /// Parses a query of this server itself.
 pub fn parse_by(transport: Transport, message: &[u8]) -> Parsed<'_> {
-    parse_from(message, RequestInfo { client: None, transport }, &ReplySettings::default())
+    parse_from(
+        message,
+        RequestInfo {
+            client: None,
+            transport,
+        },
+        &ReplySettings::default(),
+    )
 }
 
 /// Parses a message. Rules in this order (observed, except BADVERS, which is RFC 6891, section 6.1.3):
@@ -304,11 +346,21 @@ pub fn parse_by(transport: Transport, message: &[u8]) -> Parsed<'_> {
 /// * an EDNS version above 0: BADVERS.
 ///
 /// Trailing bytes are ignored. Settings do not concern the replies to malformed messages.
-pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySettings) -> Parsed<'m> {
-    let Some(header) = message.first_chunk::<HEADER_LEN>() else { return Parsed::Drop };
+pub fn parse_from<'m>(
+    message: &'m [u8],
+    from: RequestInfo,
+    settings: &ReplySettings,
+) -> Parsed<'m> {
+    let Some(header) = message.first_chunk::<HEADER_LEN>() else {
+        return Parsed::Drop;
+    };
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
     let (id, flags) = (field(0), field(2));
-    let counts = Counts { answers: field(6), authorities: field(8), additionals: field(10) };
+    let counts = Counts {
+        answers: field(6),
+        authorities: field(8),
+        additionals: field(10),
+    };
     if flags & flag::QR != 0 {
         return Parsed::Drop;
     }
@@ -323,17 +375,39 @@ pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySett
     };
     let RequestInfo { client, transport } = from;
     let (edns, limit, echo_client_opt) = (None, 0, false);
-    let mut query = Query { message, id, flags, question, edns, client, transport, limit, echo_client_opt };
+    let mut query = Query {
+        message,
+        id,
+        flags,
+        question,
+        edns,
+        client,
+        transport,
+        limit,
+        echo_client_opt,
+    };
     let Some(opt) = read_records(message, end, counts) else {
-        return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
+        return Parsed::Reply(empty_reply(
+            &query,
+            ResponseCode::FormErr,
+            ReplyFlags::ERROR,
+        ));
     };
     if let Some(Opt { edns, version }) = opt {
         query.edns = Some(edns);
         if version != 0 {
-            return Parsed::Reply(empty_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
+            return Parsed::Reply(empty_reply(
+                &query,
+                ResponseCode::BADVERS,
+                ReplyFlags::ERROR,
+            ));
         }
     }
-    let most = if transport == Transport::Udp { settings.max_udp_reply } else { MAX_TCP_SIZE };
+    let most = if transport == Transport::Udp {
+        settings.max_udp_reply
+    } else {
+        MAX_TCP_SIZE
+    };
     query.limit = query.client_limit().min(most);
     query.echo_client_opt = settings.echo_client_opt;
     Parsed::Query(query)
@@ -344,10 +418,15 @@ pub fn parse_from<'m>(message: &'m [u8], from: RequestInfo, settings: &ReplySett
 pub fn opt_without_question(message: &[u8]) -> Option<(Edns, EdnsOptions<'_>)> {
     /// QDCOUNT to ARCOUNT.
     const COUNTS: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 1];
-    if message.get(4..HEADER_LEN)? != COUNTS || u16_at(message, 2)? & (flag::QR | flag::OPCODE) != 0 {
+    if message.get(4..HEADER_LEN)? != COUNTS || u16_at(message, 2)? & (flag::QR | flag::OPCODE) != 0
+    {
         return None;
     }
-    let counts = Counts { answers: 0, authorities: 0, additionals: 1 };
+    let counts = Counts {
+        answers: 0,
+        authorities: 0,
+        additionals: 1,
+    };
     let Opt { edns, version } = read_records(message, HEADER_LEN, counts)??;
     let (start, end) = edns.options;
     let options = EdnsOptions(message.get(usize::from(start)..usize::from(end))?);
@@ -374,8 +453,11 @@ fn read_question(message: &[u8]) -> Option<(Question<'_>, usize)> {
     let name_len = name_len(rest)?;
     let raw_name = rest.get(..name_len)?;
     let fields = HEADER_LEN + name_len;
-    let question =
-        Question { raw_name, qtype: u16_at(message, fields)?, qclass: u16_at(message, fields + 2)? };
+    let question = Question {
+        raw_name,
+        qtype: u16_at(message, fields)?,
+        qclass: u16_at(message, fields + 2)?,
+    };
     Some((question, fields + 4))
 }
 
@@ -398,14 +480,20 @@ fn name_len(bytes: &[u8]) -> Option<usize> {
 /// Finds the OPT among the records from `at` on; the outer `None` means that they are unparsable.
 fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>> {
     match counts {
-        Counts { answers: 0, authorities: 0, additionals: 0 } => Some(None),
+        Counts {
+            answers: 0,
+            authorities: 0,
+            additionals: 0,
+        } => Some(None),
         // Nearly every client with EDNS sends an OPT and no other record.
-        Counts { answers: 0, authorities: 0, additionals: 1 } if message.get(at) == Some(&0) => {
-            match u16_at(message, at + 1)? {
-                TYPE_OPT => Some(Some(read_opt(message, at + 1)?.0)),
-                _ => walk_records(message, at, counts),
-            }
-        }
+        Counts {
+            answers: 0,
+            authorities: 0,
+            additionals: 1,
+        } if message.get(at) == Some(&0) => match u16_at(message, at + 1)? {
+            TYPE_OPT => Some(Some(read_opt(message, at + 1)?.0)),
+            _ => walk_records(message, at, counts),
+        },
         _ => walk_records(message, at, counts),
     }
 }
@@ -413,8 +501,18 @@ fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>
 /// Parses the OPT whose TYPE is at `at`; also returns its end.
 fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
-    let [_, _, size_high, size_low, _extended_rcode, version, flags_high, _, length_high, length_low] =
-        *fixed;
+    let [
+        _,
+        _,
+        size_high,
+        size_low,
+        _extended_rcode,
+        version,
+        flags_high,
+        _,
+        length_high,
+        length_low,
+    ] = *fixed;
     let start = at + fixed.len();
     let end = start + usize::from(u16::from_be_bytes([length_high, length_low]));
     let options = message.get(..end)?;
@@ -428,7 +526,11 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     // A message is not longer than 65,535 bytes.
     let range = (u16::try_from(start).ok()?, u16::try_from(end).ok()?);
     let udp_size = u16::from_be_bytes([size_high, size_low]);
-    let edns = Edns { udp_size, dnssec_ok: flags_high & 0x80 != 0, options: range };
+    let edns = Edns {
+        udp_size,
+        dnssec_ok: flags_high & 0x80 != 0,
+        options: range,
+    };
     Some((Opt { edns, version }, end))
 }
 
@@ -446,7 +548,8 @@ fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<O
             let (opt, end) = read_opt(message, type_at)?;
             decoder.read_slice(end - owner).ok()?;
             // An OPT outside the additional section is ignored (observed).
-            if number >= before_additionals && (message[owner] != 0 || found.replace(opt).is_some()) {
+            if number >= before_additionals && (message[owner] != 0 || found.replace(opt).is_some())
+            {
                 return None;
             }
         } else {
@@ -531,7 +634,11 @@ impl Layout {
             at = skip_name(message, at)? + 4;
         }
         let start = at;
-        let counts = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, ADDITIONAL_COUNT_AT)?];
+        let counts = [
+            u16_at(message, 6)?,
+            u16_at(message, 8)?,
+            u16_at(message, ADDITIONAL_COUNT_AT)?,
+        ];
         let before_additionals = usize::from(counts[0]) + usize::from(counts[1]);
         let mut records = Vec::new();
         let mut opt = None;
@@ -547,7 +654,13 @@ impl Layout {
             records.push((at, end));
             at = end;
         }
-        (at <= message.len()).then_some(Self { records, counts, start, end: at, opt })
+        (at <= message.len()).then_some(Self {
+            records,
+            counts,
+            start,
+            end: at,
+            opt,
+        })
     }
 }
 

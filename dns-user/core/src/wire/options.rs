@@ -43,7 +43,11 @@ impl<'a> Iterator for EdnsOptions<'a> {
         let end = 4 + usize::from(u16_at(self.0, 2)?);
         let (whole, rest) = self.0.split_at_checked(end)?;
         self.0 = rest;
-        Some(EdnsOption { code, data: &whole[4..], whole })
+        Some(EdnsOption {
+            code,
+            data: &whole[4..],
+            whole,
+        })
     }
 }
 
@@ -85,12 +89,18 @@ pub struct ExtendedError {
 impl ExtendedError {
     /// Creates an error with a text.
     pub const fn new(code: InfoCode, text: &'static str) -> Self {
-        Self { code: code as u16, text: Cow::Borrowed(text.as_bytes()) }
+        Self {
+            code: code as u16,
+            text: Cow::Borrowed(text.as_bytes()),
+        }
     }
 
     /// Creates an error with a text that depends on the circumstances.
     pub fn with_text(code: InfoCode, text: String) -> Self {
-        Self { code: code as u16, text: Cow::Owned(text.into_bytes()) }
+        Self {
+            code: code as u16,
+            text: Cow::Owned(text.into_bytes()),
+        }
     }
 
     /// Reads the errors in the data of an OPT, the first few.
@@ -99,7 +109,10 @@ impl ExtendedError {
         let read = |option: EdnsOption<'_>| {
             let (code, text) = option.data.split_first_chunk()?;
             let text = text[..text.len().min(MAX_TEXT)].to_vec();
-            Some(Self { code: u16::from_be_bytes(*code), text: text.into() })
+            Some(Self {
+                code: u16::from_be_bytes(*code),
+                text: text.into(),
+            })
         };
         errors.filter_map(read).take(MAX_ERRORS).collect()
     }
@@ -119,7 +132,9 @@ impl ExtendedError {
 /// Adds an option with this data to the OPT at the end of a reply; `false` if there is none, or if the
 /// reply would be longer than `limit`.
 pub fn push_option(reply: &mut Vec<u8>, limit: usize, code: u16, data: &[&[u8]]) -> bool {
-    let Some((start, end)) = Layout::read(reply).and_then(|layout| layout.opt) else { return false };
+    let Some((start, end)) = Layout::read(reply).and_then(|layout| layout.opt) else {
+        return false;
+    };
     let length: usize = data.iter().map(|part| part.len()).sum();
     let added = 4 + length;
     let opt_length = end - start - OPT_LEN + added;
@@ -152,7 +167,9 @@ mod tests {
     }
 
     fn parsed(message: &[u8]) -> Query<'_> {
-        let Parsed::Query(query) = parse(message) else { panic!("a query") };
+        let Parsed::Query(query) = parse(message) else {
+            panic!("a query")
+        };
         query
     }
 
@@ -160,9 +177,16 @@ mod tests {
     fn options_are_listed() {
         let message = query(1232);
         let query = parsed(&message);
-        let options: Vec<(u16, &[u8])> = query.options().map(|option| (option.code, option.data)).collect();
+        let options: Vec<(u16, &[u8])> = query
+            .options()
+            .map(|option| (option.code, option.data))
+            .collect();
         assert_eq!(options, [(10, &b"abcdefgh"[..])]);
-        assert_eq!(EdnsOptions(b"\0\x03\0\0\0\x0a\0\x05ab").count(), 1, "the second is cut off");
+        assert_eq!(
+            EdnsOptions(b"\0\x03\0\0\0\x0a\0\x05ab").count(),
+            1,
+            "the second is cut off"
+        );
     }
 
     #[test]
@@ -175,8 +199,13 @@ mod tests {
         ];
         let mut reply = error_reply(&query, ResponseCode::ServFail);
         let bare = reply.len();
-        errors.iter().for_each(|error| error.push(&query, &mut reply));
-        assert_eq!(reply[bare - 2..], *b"\0\x14\0\x0f\0\x02\0\x0d\0\x0f\0\x0a\0\x17no reply");
+        errors
+            .iter()
+            .for_each(|error| error.push(&query, &mut reply));
+        assert_eq!(
+            reply[bare - 2..],
+            *b"\0\x14\0\x0f\0\x02\0\x0d\0\x0f\0\x0a\0\x17no reply"
+        );
         assert_eq!(ExtendedError::read_all(&reply[bare..]), errors);
         // Behind the client's limit, the text is left out first.
         let long = ExtendedError::with_text(InfoCode::Other, "x".repeat(600));
@@ -186,9 +215,14 @@ mod tests {
         assert_eq!(ExtendedError::read_all(&reply[bare..])[0].text.len(), 0);
         assert_eq!(reply.len(), bare + 6);
         let mut reply = error_reply(&parsed(&small), ResponseCode::ServFail);
-        let Parsed::Query(small) = parse_by(Transport::Tcp, &small) else { panic!("a query") };
+        let Parsed::Query(small) = parse_by(Transport::Tcp, &small) else {
+            panic!("a query")
+        };
         long.push(&small, &mut reply);
-        assert_eq!(ExtendedError::read_all(&reply[bare..])[0].text.len(), MAX_TEXT);
+        assert_eq!(
+            ExtendedError::read_all(&reply[bare..])[0].text.len(),
+            MAX_TEXT
+        );
     }
 
     #[test]

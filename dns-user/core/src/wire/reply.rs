@@ -9,8 +9,8 @@ use hickory_proto::{
 };
 
 use super::{
-    ADDITIONAL_COUNT_AT, CLASS_IN, ExtendedError, HEADER_LEN, InfoCode, Layout, OPT_LEN, Query, TYPE_A,
-    TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag, u16_at,
+    ADDITIONAL_COUNT_AT, CLASS_IN, ExtendedError, HEADER_LEN, InfoCode, Layout, OPT_LEN, Query,
+    TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag, u16_at,
 };
 use crate::resolve::{Existence, LocalAnswer};
 
@@ -30,15 +30,28 @@ pub struct ReplyFlags {
 
 impl ReplyFlags {
     /// Local data: names of the fleet, up-checks, handlers.
-    pub const LOCAL: Self = Self { authoritative: true, recursion_available: true };
+    pub const LOCAL: Self = Self {
+        authoritative: true,
+        recursion_available: true,
+    };
     /// Refusals and errors (observed: neither flag is set).
-    pub const ERROR: Self = Self { authoritative: false, recursion_available: false };
+    pub const ERROR: Self = Self {
+        authoritative: false,
+        recursion_available: false,
+    };
     /// Replies for names that recursors are responsible for.
-    pub const RECURSION: Self = Self { authoritative: false, recursion_available: true };
+    pub const RECURSION: Self = Self {
+        authoritative: false,
+        recursion_available: true,
+    };
 
     const fn bits(self) -> u16 {
         (if self.authoritative { flag::AA } else { 0 })
-            | (if self.recursion_available { flag::RA } else { 0 })
+            | (if self.recursion_available {
+                flag::RA
+            } else {
+                0
+            })
     }
 }
 
@@ -54,7 +67,10 @@ pub struct Shuffle {
 impl Shuffle {
     /// Creates a generator with a fixed seed, for tests and benches.
     pub fn with_seed(seed: u64) -> Self {
-        Self { random: fastrand::Rng::with_seed(seed), positions: Vec::new() }
+        Self {
+            random: fastrand::Rng::with_seed(seed),
+            positions: Vec::new(),
+        }
     }
 
     /// Draws `count` distinct numbers below `total` in random order, uniformly over all orders
@@ -66,7 +82,11 @@ impl Shuffle {
         positions.extend(0..total as u32);
         for drawn in 0..count {
             let rest = (total - drawn) as u32;
-            let pick = if rest > 1 { drawn + random.u32(..rest) as usize } else { drawn };
+            let pick = if rest > 1 {
+                drawn + random.u32(..rest) as usize
+            } else {
+                drawn
+            };
             positions.swap(drawn, pick);
             each(positions[drawn] as usize);
         }
@@ -76,7 +96,12 @@ impl Shuffle {
 /// Writes the reply to a query for a local name into `out`, after clearing it: within the query's limit,
 /// with as many answers as fit in random order, and TC set if some are omitted. The bytes
 /// are identical to hickory's encoding.
-pub fn local_reply(query: &Query<'_>, answer: LocalAnswer<'_>, shuffle: &mut Shuffle, out: &mut Vec<u8>) {
+pub fn local_reply(
+    query: &Query<'_>,
+    answer: LocalAnswer<'_>,
+    shuffle: &mut Shuffle,
+    out: &mut Vec<u8>,
+) {
     let LocalAnswer { existence, v4, v6 } = answer;
     let has_data_type = matches!(query.question.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY);
     let rcode = match existence {
@@ -112,7 +137,11 @@ pub fn begin_reply(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Vec<u8> {
 /// Builds a bare header, for messages with an unreliable question.
 pub(super) fn questionless_reply(id: u16, query_flags: u16, rcode: ResponseCode) -> Vec<u8> {
     // CD is only defined for queries (RFC 4035, section 3.2.2).
-    let copied = if query_flags & flag::OPCODE == 0 { flag::COPIED } else { flag::RD };
+    let copied = if query_flags & flag::OPCODE == 0 {
+        flag::COPIED
+    } else {
+        flag::RD
+    };
     let flags = flag::QR | query_flags & (copied | flag::OPCODE) | u16::from(rcode.low());
     let mut out = vec![0; HEADER_LEN];
     out[..2].copy_from_slice(&id.to_be_bytes());
@@ -136,7 +165,9 @@ fn write_addresses(
     };
     out.clear();
     let opt_len = if query.edns.is_some() { OPT_LEN } else { 0 };
-    let room = query.limit().saturating_sub(HEADER_LEN + query.question.wire_len() + opt_len);
+    let room = query
+        .limit()
+        .saturating_sub(HEADER_LEN + query.question.wire_len() + opt_len);
     let owner = owner_of_answers(query);
     let (v4_len, v6_len) = (owner.len() + FIXED_LEN + 4, owner.len() + FIXED_LEN + 16);
     let total = v4.len() + v6.len();
@@ -147,7 +178,12 @@ fn write_addresses(
         (true, false) => total.min(room / v6_len),
         (false, false) => total,
     };
-    write_start(query, flag::AA | flag::RA | u16::from(rcode.low()), most, out);
+    write_start(
+        query,
+        flag::AA | flag::RA | u16::from(rcode.low()),
+        most,
+        out,
+    );
     out.reserve(most.min(room / v4_len) * v6_len + OPT_LEN);
     let end = HEADER_LEN + query.question.wire_len() + room;
     let (mut written, mut full) = (0, false);
@@ -206,13 +242,27 @@ pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OP
     let [type_high, type_low] = TYPE_OPT.to_be_bytes();
     let [size_high, size_low] = udp_size.to_be_bytes();
     let flags = if dnssec_ok { 0x80 } else { 0 };
-    [0, type_high, type_low, size_high, size_low, extended_rcode, 0, flags, 0, 0, 0]
+    [
+        0,
+        type_high,
+        type_low,
+        size_high,
+        size_low,
+        extended_rcode,
+        0,
+        flags,
+        0,
+        0,
+        0,
+    ]
 }
 
 /// Appends and counts the OPT of a reply to `query`, if the query has one. The reply must end with
 /// its last record and have no OPT.
 pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
-    let (Some(opt), Some(count)) = (query.reply_opt(0), u16_at(reply, 10)) else { return };
+    let (Some(opt), Some(count)) = (query.reply_opt(0), u16_at(reply, 10)) else {
+        return;
+    };
     reply.extend_from_slice(&opt);
     reply[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
@@ -230,7 +280,11 @@ const fn record<const LEN: usize>(kind: u16) -> [u8; LEN] {
 /// Returns the owner of the answers: a pointer to the question's name, or the root itself, which is
 /// shorter.
 fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
-    if query.question.raw_name.len() == 1 { &[0] } else { &POINTER_TO_QUESTION }
+    if query.question.raw_name.len() == 1 {
+        &[0]
+    } else {
+        &POINTER_TO_QUESTION
+    }
 }
 
 //----------- Replies of other servers ------------------------------------------
@@ -250,7 +304,11 @@ pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
         return reply;
     }
     let Some(layout) = Layout::read(&reply) else {
-        return if reply.len() <= limit { reply } else { unreadable(query) };
+        return if reply.len() <= limit {
+            reply
+        } else {
+            unreadable(query)
+        };
     };
     let opt = match (layout.opt, ours) {
         (Some((start, end)), _) => reply[start..end].to_vec(),
@@ -294,7 +352,8 @@ fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
         {
             message.authorities.clear();
             message.additionals.clear();
-        } else if usize::from(kept.authorities) < message.authorities.len() && !message.additionals.is_empty()
+        } else if usize::from(kept.authorities) < message.authorities.len()
+            && !message.additionals.is_empty()
         {
             message.additionals.clear();
         } else {
@@ -329,7 +388,13 @@ fn encode(message: &Message, room: usize) -> Option<(Vec<u8>, HeaderCounts)> {
 /// Keeps the leading records that fit, unchanged: compression pointers only point backwards, to
 /// data that is kept. The OPT is omitted; the caller appends it.
 fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
-    let Layout { records, counts, start, end: _, opt } = Layout::read(message)?;
+    let Layout {
+        records,
+        counts,
+        start,
+        end: _,
+        opt,
+    } = Layout::read(message)?;
     if start > room {
         return None;
     }
@@ -358,7 +423,8 @@ fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
 /// Returns the reply sent instead of one that is too large and unparsable.
 fn unreadable(query: &Query<'_>) -> Vec<u8> {
     let mut reply = error_reply(query, ResponseCode::ServFail);
-    ExtendedError::new(InfoCode::Other, "the reply is too long and cannot be cut").push(query, &mut reply);
+    ExtendedError::new(InfoCode::Other, "the reply is too long and cannot be cut")
+        .push(query, &mut reply);
     reply
 }
 

@@ -44,28 +44,43 @@ fn query_by(transport: Transport, message: &[u8]) -> Query<'_> {
 /// Returns id, flags and QDCOUNT of the immediate reply to `message`.
 fn instant_reply(message: &[u8]) -> (u16, u16, u16) {
     match parse(message) {
-        Parsed::Reply(reply) => {
-            (u16_at(&reply, 0).unwrap(), u16_at(&reply, 2).unwrap(), u16_at(&reply, 4).unwrap())
-        }
+        Parsed::Reply(reply) => (
+            u16_at(&reply, 0).unwrap(),
+            u16_at(&reply, 2).unwrap(),
+            u16_at(&reply, 4).unwrap(),
+        ),
         other => panic!("no reply: {other:?}"),
     }
 }
 
 /// Builds a positive resolution with these addresses.
 fn found(v4: Vec<Ipv4Addr>, v6: Vec<Ipv6Addr>) -> Resolution {
-    Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() }
+    Resolution {
+        existence: Existence::Found,
+        v4,
+        v6,
+        checks: Checks::default(),
+    }
 }
 
 /// Returns distinct IPv4 addresses.
 fn v4_addresses(count: u32) -> Vec<Ipv4Addr> {
-    (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect()
+    (0..count)
+        .map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number))
+        .collect()
 }
 
 #[test]
 fn plain_query_is_parsed() {
     let query = query(PLAIN);
-    assert_eq!((query.id, query.question.qtype, query.question.qclass), (0x1234, TYPE_A, CLASS_IN));
-    assert_eq!(query.question.name(), Name::from_text("q-s0.q-g1.bosh").unwrap());
+    assert_eq!(
+        (query.id, query.question.qtype, query.question.qclass),
+        (0x1234, TYPE_A, CLASS_IN)
+    );
+    assert_eq!(
+        query.question.name(),
+        Name::from_text("q-s0.q-g1.bosh").unwrap()
+    );
     assert_eq!(query.edns, None);
     assert!(query.recursion_desired() && !query.checking_disabled());
 }
@@ -89,7 +104,11 @@ fn other_opcodes_get_notimp() {
         assert_eq!(instant_reply(&message), (0x1234, flags, 0));
         assert_eq!(instant_reply(&message[..HEADER_LEN]), (0x1234, flags, 0));
         message[3] |= 0x10;
-        assert_eq!(instant_reply(&message), (0x1234, flags, 0), "CD is not copied");
+        assert_eq!(
+            instant_reply(&message),
+            (0x1234, flags, 0),
+            "CD is not copied"
+        );
     }
 }
 
@@ -105,11 +124,22 @@ fn bad_questions_are_not_repeated() {
     for length in HEADER_LEN..PLAIN.len() {
         assert_eq!(instant_reply(&PLAIN[..length]), formerr, "cut to {length}");
     }
-    for name in [&b"\xc0\x0c"[..], b"\xc0\0", b"\xc0", b"\x41aaaa\0", b"\x04q-s0\xc0\x12"] {
+    for name in [
+        &b"\xc0\x0c"[..],
+        b"\xc0\0",
+        b"\xc0",
+        b"\x41aaaa\0",
+        b"\x04q-s0\xc0\x12",
+    ] {
         let message = [&PLAIN[..HEADER_LEN], name, b"\0\x01\0\x01"].concat();
         assert_eq!(instant_reply(&message), formerr, "{name:?}");
     }
-    let long = [&PLAIN[..HEADER_LEN], &b"\x07aaaaaaa".repeat(32), b"\0\0\x01\0\x01"].concat();
+    let long = [
+        &PLAIN[..HEADER_LEN],
+        &b"\x07aaaaaaa".repeat(32),
+        b"\0\0\x01\0\x01",
+    ]
+    .concat();
     assert_eq!(instant_reply(&long), formerr);
 }
 
@@ -117,26 +147,59 @@ fn bad_questions_are_not_repeated() {
 fn bad_records_get_formerr() {
     let formerr = (0x1234, 0x8101, 1);
     let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
-    assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0")), formerr);
-    assert_eq!(instant_reply(&with_records(0, 0, 1, &address[..14])), formerr);
+    assert_eq!(
+        instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0")),
+        formerr
+    );
+    assert_eq!(
+        instant_reply(&with_records(0, 0, 1, &address[..14])),
+        formerr
+    );
     // A truncated option.
-    assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\0\0\0\0\x03\0\x0a\0")), formerr);
+    assert_eq!(
+        instant_reply(&with_records(
+            0,
+            0,
+            1,
+            b"\0\0\x29\x04\xd0\0\0\0\0\0\x03\0\x0a\0"
+        )),
+        formerr
+    );
     // Too many records for a query: refused before the question is parsed.
     let two = [&address[..], address].concat();
-    assert_eq!(instant_reply(&with_records(2, 0, 0, &two)), (0x1234, 0x8101, 0));
-    assert_eq!(instant_reply(&with_records(0, 2, 0, &two)), (0x1234, 0x8101, 0));
-    assert_eq!(instant_reply(&with_records(0, 0, 3, &two)), (0x1234, 0x8101, 0));
+    assert_eq!(
+        instant_reply(&with_records(2, 0, 0, &two)),
+        (0x1234, 0x8101, 0)
+    );
+    assert_eq!(
+        instant_reply(&with_records(0, 2, 0, &two)),
+        (0x1234, 0x8101, 0)
+    );
+    assert_eq!(
+        instant_reply(&with_records(0, 0, 3, &two)),
+        (0x1234, 0x8101, 0)
+    );
 }
 
 #[test]
 fn opt_may_follow_other_records() {
     let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
     let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
-    let edns = |query: Query<'_>| query.edns.map(|edns| (edns.udp_size, edns.dnssec_ok, query.has_options()));
+    let edns = |query: Query<'_>| {
+        query
+            .edns
+            .map(|edns| (edns.udp_size, edns.dnssec_ok, query.has_options()))
+    };
     let expected = Some((1232, true, false));
     assert_eq!(edns(query(&with_records(0, 0, 1, opt))), expected);
-    assert_eq!(edns(query(&with_records(0, 0, 2, &[&opt[..], address].concat()))), expected);
-    assert_eq!(edns(query(&with_records(0, 0, 2, &[&address[..], opt].concat()))), expected);
+    assert_eq!(
+        edns(query(&with_records(0, 0, 2, &[&opt[..], address].concat()))),
+        expected
+    );
+    assert_eq!(
+        edns(query(&with_records(0, 0, 2, &[&address[..], opt].concat()))),
+        expected
+    );
     assert_eq!(query(&with_records(1, 0, 0, opt)).edns, None);
     assert_eq!(query(&with_records(0, 0, 0, b"trailing bytes")).edns, None);
 }
@@ -147,16 +210,27 @@ fn opt_owner_must_be_root() {
     let address = b"\0\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01";
     for owner in [&b"\x01a\0"[..], b"\xc0\x0c"] {
         let opt = owned(owner);
-        assert_eq!(instant_reply(&with_records(0, 0, 1, &opt)), (0x1234, 0x8101, 1), "{owner:?}");
+        assert_eq!(
+            instant_reply(&with_records(0, 0, 1, &opt)),
+            (0x1234, 0x8101, 1),
+            "{owner:?}"
+        );
         let behind = [&address[..], &opt].concat();
-        assert_eq!(instant_reply(&with_records(0, 0, 2, &behind)), (0x1234, 0x8101, 1), "{owner:?}");
+        assert_eq!(
+            instant_reply(&with_records(0, 0, 2, &behind)),
+            (0x1234, 0x8101, 1),
+            "{owner:?}"
+        );
     }
 }
 
 #[test]
 fn two_opts_are_formerr() {
     let opt = &opt_record(1232, 0, false)[..];
-    assert_eq!(instant_reply(&with_records(0, 0, 2, &opt.repeat(2))), (0x1234, 0x8101, 1));
+    assert_eq!(
+        instant_reply(&with_records(0, 0, 2, &opt.repeat(2))),
+        (0x1234, 0x8101, 1)
+    );
 }
 
 #[test]
@@ -164,9 +238,17 @@ fn reply_announces_server_size() {
     let message = with_records(0, 0, 1, &opt_record(4096, 0, true));
     let query = query(&message);
     assert_eq!(query.reply_opt(0), Some(opt_record(1232, 0, true)));
-    let settings = ReplySettings { echo_client_opt: true, ..ReplySettings::default() };
-    let from = RequestInfo { client: None, transport: Transport::Udp };
-    let Parsed::Query(echoing) = parse_from(&message, from, &settings) else { panic!("a query") };
+    let settings = ReplySettings {
+        echo_client_opt: true,
+        ..ReplySettings::default()
+    };
+    let from = RequestInfo {
+        client: None,
+        transport: Transport::Udp,
+    };
+    let Parsed::Query(echoing) = parse_from(&message, from, &settings) else {
+        panic!("a query")
+    };
     assert_eq!(echoing.reply_opt(0), Some(opt_record(4096, 0, false)));
 }
 
@@ -182,10 +264,15 @@ fn client_subnet_is_found() {
 #[test]
 fn unknown_edns_version_gets_badvers() {
     let message = with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\x07\0\0\0\0");
-    let Parsed::Reply(reply) = parse(&message) else { panic!("no reply") };
+    let Parsed::Reply(reply) = parse(&message) else {
+        panic!("no reply")
+    };
     let reply = Message::from_vec(&reply).unwrap();
     // 16 also means BADSIG, in other records.
-    assert_eq!(u16::from(reply.metadata.response_code), u16::from(ResponseCode::BADVERS));
+    assert_eq!(
+        u16::from(reply.metadata.response_code),
+        u16::from(ResponseCode::BADVERS)
+    );
     assert_eq!(reply.queries.len(), 1);
     let edns = reply.edns.unwrap();
     assert_eq!((edns.version(), edns.max_payload()), (0, 1232));
@@ -195,7 +282,10 @@ fn unknown_edns_version_gets_badvers() {
 fn sizes_follow_client_and_transport() {
     let opt = |size: u16| with_records(0, 0, 1, &opt_record(size, 0, false));
     let limit = |size| query(&opt(size)).limit();
-    assert_eq!([limit(0), limit(100), limit(1232), limit(65_535)], [512, 512, 1232, MAX_UDP_SIZE]);
+    assert_eq!(
+        [limit(0), limit(100), limit(1232), limit(65_535)],
+        [512, 512, 1232, MAX_UDP_SIZE]
+    );
     assert_eq!(query(PLAIN).limit(), 512);
     assert_eq!(query_by(Transport::Tcp, &opt(512)).limit(), MAX_TCP_SIZE);
 }
@@ -205,7 +295,9 @@ fn answers_fill_the_limit() {
     // 32 bytes of header and question, 16 per address: 30 fit into 512 bytes, 29 with an OPT.
     let with_opt = with_records(0, 0, 1, &opt_record(512, 0, false));
     for (message, fit) in [(PLAIN, 30), (&with_opt[..], 29)] {
-        for (count, expected, truncated) in [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)] {
+        for (count, expected, truncated) in
+            [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)]
+        {
             let mut out = Vec::new();
             let query = query(message);
             local_reply(
@@ -235,7 +327,10 @@ fn every_order_is_equally_likely() {
     }
     assert_eq!(seen.len(), 24);
     // Expected 1,000 each; the seed is fixed, so the result is deterministic.
-    assert!(seen.values().all(|count| (800..1200).contains(count)), "{seen:?}");
+    assert!(
+        seen.values().all(|count| (800..1200).contains(count)),
+        "{seen:?}"
+    );
 }
 
 #[test]
@@ -244,7 +339,12 @@ fn truncated_answers_are_random() {
     let mut shuffle = Shuffle::with_seed(1);
     let mut out = Vec::new();
     for _ in 0..200 {
-        local_reply(&query(PLAIN), found(v4_addresses(100), vec![]).answer(), &mut shuffle, &mut out);
+        local_reply(
+            &query(PLAIN),
+            found(v4_addresses(100), vec![]).answer(),
+            &mut shuffle,
+            &mut out,
+        );
         let reply = Message::from_vec(&out).unwrap();
         first.insert(reply.answers[0].data.to_string());
     }
@@ -259,14 +359,19 @@ fn large_replies_are_compressed_first() {
         reply[2..4].copy_from_slice(&[0x81, 0x80]);
         reply[7] = count;
         for number in 0..count {
-            reply.extend_from_slice(b"\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0");
+            reply.extend_from_slice(
+                b"\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0",
+            );
             reply.push(number);
         }
         reply
     };
-    for (message, count, fit_count) in
-        [(PLAIN, 30, 30), (PLAIN, 40, 30), (&with_opt, 74, 74), (&with_opt, 80, 74)]
-    {
+    for (message, count, fit_count) in [
+        (PLAIN, 30, 30),
+        (PLAIN, 40, 30),
+        (&with_opt, 74, 74),
+        (&with_opt, 80, 74),
+    ] {
         let query = query(message);
         let reply = truncate_to_client(&query, uncompressed(count));
         assert!(reply.len() <= query.limit());
@@ -286,8 +391,14 @@ fn opt_is_added_once() {
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
     let fitted = truncate_to_client(&query(&with_opt), reply.clone());
-    assert_eq!(fitted, [&with_counts(&reply, 1), &opt_record(1232, 0, false)[..]].concat());
-    assert_eq!(truncate_to_client(&query_by(Transport::Tcp, &with_opt), fitted.clone()), fitted);
+    assert_eq!(
+        fitted,
+        [&with_counts(&reply, 1), &opt_record(1232, 0, false)[..]].concat()
+    );
+    assert_eq!(
+        truncate_to_client(&query_by(Transport::Tcp, &with_opt), fitted.clone()),
+        fitted
+    );
     assert_eq!(truncate_to_client(&query(PLAIN), fitted.clone()), fitted);
     assert_eq!(truncate_to_client(&query(PLAIN), reply.clone()), reply);
 }
@@ -318,8 +429,13 @@ fn labels() -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 /// Generates a query as encoded by hickory, and its EDNS size.
 fn hickory_query() -> impl Strategy<Value = (Message, Option<u16>)> {
-    (labels(), any::<[u16; 3]>(), any::<[bool; 3]>(), option::of(512u16..)).prop_map(
-        |(labels, [id, qtype, qclass], [rd, cd, dnssec_ok], size)| {
+    (
+        labels(),
+        any::<[u16; 3]>(),
+        any::<[bool; 3]>(),
+        option::of(512u16..),
+    )
+        .prop_map(|(labels, [id, qtype, qclass], [rd, cd, dnssec_ok], size)| {
             let mut message = Message::new(id, MessageType::Query, OpCode::Query);
             message.metadata.recursion_desired = rd;
             message.metadata.checking_disabled = cd;
@@ -333,8 +449,7 @@ fn hickory_query() -> impl Strategy<Value = (Message, Option<u16>)> {
                 message.set_edns(edns);
             }
             (message, size)
-        },
-    )
+        })
 }
 
 /// Encodes the reply with hickory, with the answers in the same order as in `ours`.
@@ -353,7 +468,8 @@ fn by_hickory(query: &Message, rcode: ResponseCode, ours: &Message, truncated: b
     }
     if let Some(edns) = &query.edns {
         let mut opt = HickoryEdns::new();
-        opt.set_max_payload(UDP_PAYLOAD_SIZE).set_dnssec_ok(edns.flags().dnssec_ok);
+        opt.set_max_payload(UDP_PAYLOAD_SIZE)
+            .set_dnssec_ok(edns.flags().dnssec_ok);
         reply.set_edns(opt);
     }
     reply.to_vec().unwrap()

@@ -37,9 +37,14 @@ pub(crate) enum NotServed {
 
 /// Describes the foreign XDP program with this id; name and user are known with CAP_SYS_ADMIN only.
 fn occupant(id: Option<u32>) -> String {
-    let Some(id) = id else { return "another XDP program".to_owned() };
+    let Some(id) = id else {
+        return "another XDP program".to_owned();
+    };
     match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
-        Ok(info) => format!("XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid),
+        Ok(info) => format!(
+            "XDP program \"{}\" (id {id}, loaded by uid {})",
+            info.name, info.uid
+        ),
         Err(_) => format!("the XDP program with id {id}"),
     }
 }
@@ -96,10 +101,21 @@ impl Attachment {
             HookHandle::Link(link) => pin_new(context.pins, link, interface, hook),
             HookHandle::Filter(_) => None,
         });
-        Ok(Self { ifindex: interface.ifindex, hook, handle, pin, why })
+        Ok(Self {
+            ifindex: interface.ifindex,
+            hook,
+            handle,
+            pin,
+            why,
+        })
     }
 
-    pub(crate) fn state(&self, programs: &Programs, filters: &Filters, netlink: &mut Socket) -> AttachState {
+    pub(crate) fn state(
+        &self,
+        programs: &Programs,
+        filters: &Filters,
+        netlink: &mut Socket,
+    ) -> AttachState {
         let program = match &self.handle {
             HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
                 Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
@@ -107,9 +123,13 @@ impl Attachment {
             },
             HookHandle::Filter(Filter { priority, .. }) => {
                 let found = netlink.filters(self.ifindex).unwrap_or_default();
-                let filter = found.into_iter().find(|filter| filter.priority == *priority);
+                let filter = found
+                    .into_iter()
+                    .find(|filter| filter.priority == *priority);
                 // Another program may have been put in our place, which is no takeover.
-                filter.filter(|filter| filters.are(&filter.name)).map(|filter| filter.program)
+                filter
+                    .filter(|filter| filters.are(&filter.name))
+                    .map(|filter| filter.program)
             }
         };
         match program {
@@ -122,7 +142,13 @@ impl Attachment {
     /// Detaches the program, unless a successor has replaced it.
     pub(crate) fn detach(self, programs: &Programs, filters: &Filters, netlink: &mut Socket) {
         let state = self.state(programs, filters, netlink);
-        let Self { ifindex, hook: _, handle, pin, why: _ } = self;
+        let Self {
+            ifindex,
+            hook: _,
+            handle,
+            pin,
+            why: _,
+        } = self;
         if state == AttachState::TakenOver {
             return;
         }
@@ -134,7 +160,9 @@ impl Attachment {
         let result = match &handle {
             // Detaches the program even if other processes hold the link.
             HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
-            HookHandle::Filter(filter) if state == AttachState::Ours => filter.remove(ifindex, netlink),
+            HookHandle::Filter(filter) if state == AttachState::Ours => {
+                filter.remove(ifindex, netlink)
+            }
             HookHandle::Filter(_) => Ok(()),
         };
         if let Err(error) = result
@@ -166,18 +194,29 @@ fn attach(
     link: &Link,
     context: &mut AttachContext<'_>,
 ) -> Result<(HookHandle, Option<PathBuf>), NotServed> {
-    let AttachContext { programs, filters, pins: _, predecessor, netlink, settled } = context;
-    let program = programs.get(hook.program()).map_err(|missing| match missing {
-        Missing::Loading => NotServed::Loading,
-        Missing::NotLoaded(why) => NotServed::Refused(why),
-    })?;
+    let AttachContext {
+        programs,
+        filters,
+        pins: _,
+        predecessor,
+        netlink,
+        settled,
+    } = context;
+    let program = programs
+        .get(hook.program())
+        .map_err(|missing| match missing {
+            Missing::Loading => NotServed::Loading,
+            Missing::NotLoaded(why) => NotServed::Refused(why),
+        })?;
     let Some(kind) = hook.link_kind() else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));
     };
     // The predecessor's link on this hook: replaced atomically, so that every packet meets exactly
     // one program.
-    if let Some(place) = predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind == kind)
+    if let Some(place) = predecessor
+        .iter()
+        .position(|left| left.ifindex == link.ifindex && left.kind == kind)
     {
         let left = predecessor.swap_remove(place);
         let alive = bpf::link_info(left.fd.as_fd()).is_ok_and(|info| info.ifindex == link.ifindex);
@@ -188,8 +227,9 @@ fn attach(
     }
     if hook.is_xdp() {
         // An interface takes one mode of XDP: the predecessor's link in the other mode must go first.
-        while let Some(place) =
-            predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
+        while let Some(place) = predecessor
+            .iter()
+            .position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
         {
             drop_predecessor(predecessor.swap_remove(place));
         }
@@ -286,13 +326,18 @@ impl Filters {
         let owner = main.to_string();
         let hash = dns_common::name::hash_name(0, owner.as_bytes());
         // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from 0xc000 down.
-        Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
+        Self {
+            first: 0xb000 | (hash % 0x1000) as u16,
+            owner,
+        }
     }
 
     pub(crate) fn slot(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<IngressSlot> {
         Ok(match netlink.ingress_qdisc(ifindex)? {
             None => IngressSlot::Free,
-            Some(kind) if kind == CLSACT && self.are_all(&netlink.filters(ifindex)?) => IngressSlot::Clsact,
+            Some(kind) if kind == CLSACT && self.are_all(&netlink.filters(ifindex)?) => {
+                IngressSlot::Clsact
+            }
             Some(_) => IngressSlot::Foreign,
         })
     }
@@ -325,10 +370,22 @@ impl Filters {
             None if !settled || !netlink.add_clsact(ifindex).map_err(failed)? => {
                 return Err(NotServed::Unsettled);
             }
-            None => (Filter { priority: self.first, qdisc: QdiscOwner::Us }, Occupant::Absent),
+            None => (
+                Filter {
+                    priority: self.first,
+                    qdisc: QdiscOwner::Us,
+                },
+                Occupant::Absent,
+            ),
         };
         netlink
-            .set_filter(ifindex, filter.priority, occupant, program, &self.name(filter.qdisc))
+            .set_filter(
+                ifindex,
+                filter.priority,
+                occupant,
+                program,
+                &self.name(filter.qdisc),
+            )
             .map_err(failed)?;
         Ok(filter)
     }
@@ -336,7 +393,9 @@ impl Filters {
     /// Returns our filter on an interface, whichever process set it.
     fn find(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<Option<Filter>> {
         let place = self.place(&netlink.filters(ifindex)?);
-        Ok(place.filter(|(_, occupant)| *occupant == Occupant::Replaced).map(|(filter, _)| filter))
+        Ok(place
+            .filter(|(_, occupant)| *occupant == Occupant::Replaced)
+            .map(|(filter, _)| filter))
     }
 
     pub(crate) fn is_on(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
@@ -352,13 +411,19 @@ impl Filters {
     }
 
     fn name(&self, qdisc: QdiscOwner) -> String {
-        let suffix = if qdisc == QdiscOwner::Us { WITH_QDISC } else { "" };
+        let suffix = if qdisc == QdiscOwner::Us {
+            WITH_QDISC
+        } else {
+            ""
+        };
         format!("{} {}{suffix}", object::TC_PROGRAM, self.owner)
     }
 
     /// Returns the owner of the qdisc if a filter of this name is ours.
     fn qdisc_of(&self, name: &str) -> Option<QdiscOwner> {
-        [QdiscOwner::Us, QdiscOwner::Others].into_iter().find(|&qdisc| name == self.name(qdisc))
+        [QdiscOwner::Us, QdiscOwner::Others]
+            .into_iter()
+            .find(|&qdisc| name == self.name(qdisc))
     }
 
     /// Returns whether a filter of this name is ours.
@@ -383,7 +448,10 @@ impl Filters {
                     }
                 }
                 None => {
-                    let filter = Filter { priority, qdisc: QdiscOwner::Others };
+                    let filter = Filter {
+                        priority,
+                        qdisc: QdiscOwner::Others,
+                    };
                     free = free.or(Some((filter, Occupant::Absent)));
                 }
             }
@@ -393,7 +461,9 @@ impl Filters {
 }
 
 /// A hook to which a program can be attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Hook {
     /// XDP in the driver.
@@ -446,26 +516,46 @@ mod tests {
 
     #[test]
     fn foreign_priority_is_kept() {
-        let (ours, theirs) =
-            ["169.254.0.2:53", "169.254.0.2:54"].map(|text| Filters::of(text.parse().unwrap())).into();
+        let (ours, theirs) = ["169.254.0.2:53", "169.254.0.2:54"]
+            .map(|text| Filters::of(text.parse().unwrap()))
+            .into();
         assert!((0xb000..0xc000).contains(&ours.first) && ours.first != theirs.first);
-        let filter = |priority: u16, name: String| FilterInfo { priority, program: 1, name };
+        let filter = |priority: u16, name: String| FilterInfo {
+            priority,
+            program: 1,
+            name,
+        };
         let mut there = Vec::new();
         let others = QdiscOwner::Others;
-        let free = |priority| Some((Filter { priority, qdisc: others }, Occupant::Absent));
+        let free = |priority| {
+            Some((
+                Filter {
+                    priority,
+                    qdisc: others,
+                },
+                Occupant::Absent,
+            ))
+        };
         assert_eq!(ours.place(&there), free(ours.first));
         // As if the hashes of both addresses were equal.
         there.push(filter(ours.first, theirs.name(others)));
         let next = 0xb000 | (ours.first + 1) & 0xfff;
         assert_eq!(ours.place(&there), free(next));
         there.push(filter(next, ours.name(QdiscOwner::Us)));
-        let found = Some((Filter { priority: next, qdisc: QdiscOwner::Us }, Occupant::Replaced));
+        let found = Some((
+            Filter {
+                priority: next,
+                qdisc: QdiscOwner::Us,
+            },
+            Occupant::Replaced,
+        ));
         assert_eq!(ours.place(&there), found, "of an earlier process");
         // Our filter is found even if the first priority has become free.
         there.remove(0);
         assert_eq!(ours.place(&there), found);
-        let all: Vec<FilterInfo> =
-            (0..0x1000).map(|step| filter(0xb000 | step, "somebody's".to_owned())).collect();
+        let all: Vec<FilterInfo> = (0..0x1000)
+            .map(|step| filter(0xb000 | step, "somebody's".to_owned()))
+            .collect();
         assert_eq!(ours.place(&all), None);
         assert!(!ours.are_all(&all) && ours.are_all(&there));
     }

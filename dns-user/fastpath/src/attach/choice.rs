@@ -39,7 +39,9 @@ pub(crate) enum TcOrder {
 
 pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, NotServed> {
     if !matches!(link.layer, ETHERNET | LOOPBACK) {
-        return Err(NotServed::Refused("its packets have no Ethernet header".to_owned()));
+        return Err(NotServed::Refused(
+            "its packets have no Ethernet header".to_owned(),
+        ));
     }
     let [first, second] = match order {
         TcOrder::Tcx => [Hook::Tcx, Hook::Clsact],
@@ -48,9 +50,14 @@ pub(crate) fn plan(mode: HookMode, link: &Link, order: TcOrder) -> Result<Plan, 
     let plan = |hooks: &[Hook], why: &str| {
         let why = match order {
             TcOrder::Tcx => why.to_owned(),
-            TcOrder::Clsact => format!("{why}; clsact does not hold up other network configuration"),
+            TcOrder::Clsact => {
+                format!("{why}; clsact does not hold up other network configuration")
+            }
         };
-        Plan { hooks: hooks.into(), why }
+        Plan {
+            hooks: hooks.into(),
+            why,
+        }
     };
     Ok(match mode {
         HookMode::Off => return Err(NotServed::Refused("xdp.mode is off".to_owned())),
@@ -72,8 +79,11 @@ pub(crate) fn attach(
     let Plan { hooks, why } = plan;
     let (mut refusals, mut is_unsettled) = (Vec::<String>::new(), false);
     for (index, &hook) in hooks.iter().enumerate() {
-        let reason =
-            if refusals.is_empty() { why.clone() } else { format!("{why}; but {}", refusals.join("; ")) };
+        let reason = if refusals.is_empty() {
+            why.clone()
+        } else {
+            format!("{why}; but {}", refusals.join("; "))
+        };
         let attachment = match Attachment::make(hook, link, reason, context) {
             Ok(attachment) => attachment,
             Err(NotServed::Loading) => return Err(NotServed::Loading),
@@ -96,7 +106,11 @@ pub(crate) fn attach(
         }
         return Ok(attachment);
     }
-    Err(if is_unsettled { NotServed::Unsettled } else { NotServed::Refused(refusals.join("; ")) })
+    Err(if is_unsettled {
+        NotServed::Unsettled
+    } else {
+        NotServed::Refused(refusals.join("; "))
+    })
 }
 
 #[cfg(test)]
@@ -105,24 +119,44 @@ mod tests {
 
     /// Returns an interface of this kind.
     fn link(layer: u16, kind: Option<&str>) -> Link {
-        Link { layer, kind: kind.map(str::to_owned), ..Link::named(7, "x") }
+        Link {
+            layer,
+            kind: kind.map(str::to_owned),
+            ..Link::named(7, "x")
+        }
     }
 
     #[test]
     fn auto_takes_tc_everywhere() {
         for (layer, kind) in [(ETHERNET, None), (LOOPBACK, None), (ETHERNET, Some("veth"))] {
-            let first = |order| plan(HookMode::Auto, &link(layer, kind), order).unwrap().hooks[0];
-            assert_eq!((first(TcOrder::Tcx), first(TcOrder::Clsact)), (Hook::Tcx, Hook::Clsact));
+            let first = |order| {
+                plan(HookMode::Auto, &link(layer, kind), order)
+                    .unwrap()
+                    .hooks[0]
+            };
+            assert_eq!(
+                (first(TcOrder::Tcx), first(TcOrder::Clsact)),
+                (Hook::Tcx, Hook::Clsact)
+            );
         }
     }
 
     #[test]
     fn every_mode_falls_back_to_tc() {
         for mode in [HookMode::Auto, HookMode::Native, HookMode::Tc] {
-            let last = plan(mode, &link(1, None), TcOrder::Tcx).unwrap().hooks.last().copied();
+            let last = plan(mode, &link(1, None), TcOrder::Tcx)
+                .unwrap()
+                .hooks
+                .last()
+                .copied();
             assert_eq!(last, Some(Hook::Clsact));
         }
-        assert_eq!(plan(HookMode::Native, &link(1, None), TcOrder::Clsact).unwrap().hooks[0], Hook::Native);
+        assert_eq!(
+            plan(HookMode::Native, &link(1, None), TcOrder::Clsact)
+                .unwrap()
+                .hooks[0],
+            Hook::Native
+        );
     }
 
     #[test]

@@ -49,12 +49,19 @@ impl Firewall {
 
     /// Reads rules and policies again when they are due; returns whether they may have changed.
     pub(super) fn refresh(&mut self, now: Instant) -> bool {
-        if self.read.is_some_and(|read| now.saturating_duration_since(read) < ROUND) {
+        if self
+            .read
+            .is_some_and(|read| now.saturating_duration_since(read) < ROUND)
+        {
             return false;
         }
         self.read = Some(now);
         let mut is_changed = std::mem::take(&mut self.routes_changed);
-        match self.rules.read_again().and_then(|rules| Ok((rules, policies()?))) {
+        match self
+            .rules
+            .read_again()
+            .and_then(|rules| Ok((rules, policies()?)))
+        {
             Ok((rules, policies)) => {
                 self.problem = None;
                 if (&rules, &policies) != (&self.rules, &self.policies) {
@@ -67,7 +74,10 @@ impl Firewall {
             }
             Err(error) => {
                 let lasts = error.kind() == io::ErrorKind::PermissionDenied;
-                let problem = Unreadable { lasts, why: error.to_string() };
+                let problem = Unreadable {
+                    lasts,
+                    why: error.to_string(),
+                };
                 // Each is logged only once.
                 if self.problem.as_ref() != Some(&problem) {
                     tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
@@ -95,11 +105,15 @@ impl Firewall {
         netlink: &mut Socket,
     ) -> Option<(String, Option<IpAddr>)> {
         if self.policies.iter().any(|policy| policy.covers(endpoint)) {
-            let why = "an IPsec policy covers the endpoint, and the program's replies would bypass it";
+            let why =
+                "an IPsec policy covers the endpoint, and the program's replies would bypass it";
             return Some((why.to_owned(), None));
         }
         if let Some(Unreadable { lasts: true, why }) = &self.problem {
-            return Some((format!("the packet filter rules cannot be read: {why}"), None));
+            return Some((
+                format!("the packet filter rules cannot be read: {why}"),
+                None,
+            ));
         }
         if self.known.len() > MOST_KNOWN {
             self.known.clear();
@@ -111,13 +125,24 @@ impl Firewall {
             _ => any_client(endpoint),
         });
         for (client, is_known) in clients.chain(any.map(|client| (client, false))) {
-            let Self { rules, facts, known, .. } = self;
-            let found = known.entry((link.ifindex, endpoint, client)).or_insert_with(|| {
-                let objection = rules.objection(&device, client, endpoint, facts);
-                let objection = objection.map(|found| found.to_string());
-                let is_routed = is_known && link.layer != LOOPBACK;
-                objection.or_else(|| is_routed.then(|| route_refusal(netlink, client, endpoint)).flatten())
-            });
+            let Self {
+                rules,
+                facts,
+                known,
+                ..
+            } = self;
+            let found = known
+                .entry((link.ifindex, endpoint, client))
+                .or_insert_with(|| {
+                    let objection = rules.objection(&device, client, endpoint, facts);
+                    let objection = objection.map(|found| found.to_string());
+                    let is_routed = is_known && link.layer != LOOPBACK;
+                    objection.or_else(|| {
+                        is_routed
+                            .then(|| route_refusal(netlink, client, endpoint))
+                            .flatten()
+                    })
+                });
             if let Some(objection) = found {
                 return Some((objection.clone(), Some(client)));
             }
@@ -138,9 +163,14 @@ fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> 
         Ok(false) => None,
         // EINVAL: a blackhole; EACCES: prohibited. Without any route the queries arrived by mistake.
         Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES | libc::EHOSTUNREACH)) =>
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EINVAL | libc::EACCES | libc::EHOSTUNREACH)
+            ) =>
         {
-            Some(format!("a route or rule refuses replies to {client}: {error}"))
+            Some(format!(
+                "a route or rule refuses replies to {client}: {error}"
+            ))
         }
         Err(_) => None,
     }
@@ -178,7 +208,12 @@ pub(super) fn policies() -> io::Result<Vec<Policy>> {
 fn policy(message: &[u8]) -> Option<Policy> {
     // struct xfrm_selector: destination, source, ports with masks, family, prefixes, protocol.
     let direction = *message.get(DIRECTION_AT)?;
-    let port = |at: usize| message.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
+    let port = |at: usize| {
+        message
+            .get(at..)?
+            .first_chunk()
+            .map(|bytes| u16::from_be_bytes(*bytes))
+    };
     let family = u16::from_ne_bytes(*message.get(40..)?.first_chunk()?);
     // Outbound packets carry our address as their source.
     let is_out = direction == 1;
@@ -188,8 +223,17 @@ fn policy(message: &[u8]) -> Option<Policy> {
         _ => IpAddr::from(*message.get(at..)?.first_chunk::<16>()?),
     };
     let prefix = *message.get(if is_out { 43 } else { 42 })?;
-    let ports = if is_out { (port(36)?, port(38)?) } else { (port(32)?, port(34)?) };
-    Some(Policy { ours, prefix, protocol: *message.get(44)?, port: ports })
+    let ports = if is_out {
+        (port(36)?, port(38)?)
+    } else {
+        (port(32)?, port(34)?)
+    };
+    Some(Policy {
+        ours,
+        prefix,
+        protocol: *message.get(44)?,
+        port: ports,
+    })
 }
 
 impl Policy {
@@ -200,7 +244,9 @@ impl Policy {
             ours.checked_shr(host).unwrap_or(0) == theirs.checked_shr(host).unwrap_or(0)
         };
         let address = match (self.ours, endpoint.ip()) {
-            (IpAddr::V4(ours), IpAddr::V4(ip)) => same(ours.to_bits().into(), ip.to_bits().into(), 32),
+            (IpAddr::V4(ours), IpAddr::V4(ip)) => {
+                same(ours.to_bits().into(), ip.to_bits().into(), 32)
+            }
             (IpAddr::V6(ours), IpAddr::V6(ip)) => same(ours.to_bits(), ip.to_bits(), 128),
             _ => false,
         };
@@ -224,6 +270,11 @@ mod tests {
         assert!(!policy.covers("10.0.17.5:53".parse().unwrap()));
         assert!(!policy.covers("[fd00::1]:53".parse().unwrap()));
         message[44] = 6;
-        assert!(!super::policy(&message).unwrap().covers("10.0.16.5:53".parse().unwrap()), "TCP alone");
+        assert!(
+            !super::policy(&message)
+                .unwrap()
+                .covers("10.0.16.5:53".parse().unwrap()),
+            "TCP alone"
+        );
     }
 }

@@ -81,10 +81,21 @@ impl Arrival {
         if self.ifindex == LOOPBACK_IFINDEX || !self.clients.iter().any(is_local) {
             return Some(Cow::Borrowed(self));
         }
-        let clients: Vec<IpAddr> = self.clients.iter().copied().filter(|client| !is_local(client)).collect();
+        let clients: Vec<IpAddr> = self
+            .clients
+            .iter()
+            .copied()
+            .filter(|client| !is_local(client))
+            .collect();
         let known = u32::try_from(clients.len()).unwrap_or(u32::MAX);
         let queries = self.queries.min(known);
-        (!clients.is_empty()).then(|| Cow::Owned(Self { queries, clients, ..self.clone() }))
+        (!clients.is_empty()).then(|| {
+            Cow::Owned(Self {
+                queries,
+                clients,
+                ..self.clone()
+            })
+        })
     }
 }
 
@@ -147,7 +158,8 @@ struct Pending {
 
 impl Pending {
     fn is_overdue(&self, now: Instant, reports: u64) -> bool {
-        now.saturating_duration_since(self.since) >= PROBE_TIMEOUT && reports >= self.reports + PROBE_REPORTS
+        now.saturating_duration_since(self.since) >= PROBE_TIMEOUT
+            && reports >= self.reports + PROBE_REPORTS
     }
 }
 
@@ -175,28 +187,50 @@ impl Gate {
 
     /// Returns whether an admission has been open and undisturbed for [`PROVEN_AFTER`].
     pub(crate) fn is_proven(&self, ifindex: u32, endpoint: usize, now: Instant) -> bool {
-        self.admissions.get(&(ifindex, endpoint)).is_some_and(|admission| {
-            let is_long = |since: Instant| now.saturating_duration_since(since) >= PROVEN_AFTER;
-            admission.open && admission.lost.is_empty() && admission.steady_since.is_some_and(is_long)
-        })
+        self.admissions
+            .get(&(ifindex, endpoint))
+            .is_some_and(|admission| {
+                let is_long = |since: Instant| now.saturating_duration_since(since) >= PROVEN_AFTER;
+                admission.open
+                    && admission.lost.is_empty()
+                    && admission.steady_since.is_some_and(is_long)
+            })
     }
 
     /// Processes a report. Returns whether an admission has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
-        let admission = self.admissions.entry((arrival.ifindex, endpoint)).or_default();
+        let admission = self
+            .admissions
+            .entry((arrival.ifindex, endpoint))
+            .or_default();
         admission.seen = Some(now);
-        admission.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
-        arrival.clients.iter().for_each(|&client| admission.know(client, now));
+        admission
+            .clients
+            .extend(arrival.clients.iter().map(|&client| (client, now)));
+        arrival
+            .clients
+            .iter()
+            .for_each(|&client| admission.know(client, now));
         admission.more |= arrival.more;
-        admission.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
-        admission.lost.retain(|(client, _)| !arrival.clients.contains(client));
+        admission
+            .witnesses
+            .retain(|(client, _)| !arrival.clients.contains(client));
+        admission
+            .lost
+            .retain(|(client, _)| !arrival.clients.contains(client));
         let more = admission.more;
-        admission.pending.retain(|pending| !more && !arrival.clients.contains(&pending.client));
-        if admission.since.is_none_or(|since| now.saturating_duration_since(since) > WINDOW) {
+        admission
+            .pending
+            .retain(|pending| !more && !arrival.clients.contains(&pending.client));
+        if admission
+            .since
+            .is_none_or(|since| now.saturating_duration_since(since) > WINDOW)
+        {
             (admission.since, admission.arrived) = (Some(now), 0);
         }
         admission.arrived = admission.arrived.saturating_add(arrival.queries);
-        let opens = !admission.open && admission.arrived >= ENOUGH && admission.witnesses.is_empty();
+        let opens =
+            !admission.open && admission.arrived >= ENOUGH && admission.witnesses.is_empty();
         if opens {
             (admission.open, admission.arrived, admission.steady_since) = (true, 0, Some(now));
             admission.lost.clear();
@@ -205,8 +239,16 @@ impl Gate {
     }
 
     /// Processes the programs' record of probes at an open admission; returns whether there is a new one.
-    pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) -> bool {
-        let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) else { return false };
+    pub(crate) fn probed(
+        &mut self,
+        ifindex: u32,
+        endpoint: usize,
+        probed: Probed,
+        now: Instant,
+    ) -> bool {
+        let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) else {
+            return false;
+        };
         // The slot was cleared when the interface was served again.
         let is_new_count = probed.count < admission.probes;
         if probed.count == admission.probes || is_new_count {
@@ -216,13 +258,19 @@ impl Gate {
         admission.probes = probed.count;
         admission.know(probed.client, now);
         let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_TIMEOUT;
-        let has_arrived =
-            admission.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
+        let has_arrived = admission
+            .clients
+            .iter()
+            .any(|&(client, since)| client == probed.client && is_recent(since));
         if !admission.more && !has_arrived {
             if admission.pending.len() >= MOST_PENDING {
                 admission.pending.remove(0);
             }
-            admission.pending.push(Pending { client: probed.client, since: now, reports: self.reports });
+            admission.pending.push(Pending {
+                client: probed.client,
+                since: now,
+                reports: self.reports,
+            });
         }
         admission.clients.clear();
         admission.more = false;
@@ -257,13 +305,22 @@ impl Gate {
             let (overdue, pending): (Vec<Pending>, Vec<Pending>) =
                 admission.pending.iter().copied().partition(is_overdue);
             admission.pending = pending;
-            overdue.into_iter().for_each(|Pending { client, since, .. }| admission.lose(client, since));
-            admission.lost.retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
+            overdue
+                .into_iter()
+                .for_each(|Pending { client, since, .. }| admission.lose(client, since));
+            admission
+                .lost
+                .retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
             if admission.open && admission.lost.len() >= LOSSES {
                 admission.open = false;
                 (admission.arrived, admission.since) = (0, None);
                 admission.lost.clear();
-                closed.extend(admission.witnesses.last().map(|&(client, _)| (ifindex, endpoint, client)));
+                closed.extend(
+                    admission
+                        .witnesses
+                        .last()
+                        .map(|&(client, _)| (ifindex, endpoint, client)),
+                );
             }
         }
         self.forget_old(now);
@@ -281,30 +338,43 @@ impl Gate {
     /// Returns the queries that arrived on an interface in its current windows.
     pub(crate) fn queries(&self, ifindex: u32) -> u32 {
         let admissions = self.admissions.range((ifindex, 0)..=(ifindex, usize::MAX));
-        admissions.fold(0, |sum, (_, admission)| sum.saturating_add(admission.arrived))
+        admissions.fold(0, |sum, (_, admission)| {
+            sum.saturating_add(admission.arrived)
+        })
     }
 
     pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
-        self.admissions.get(&(ifindex, endpoint)).is_some_and(|admission| admission.open)
+        self.admissions
+            .get(&(ifindex, endpoint))
+            .is_some_and(|admission| admission.open)
     }
 
     /// Returns some clients of an admission.
     pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> impl Iterator<Item = IpAddr> {
         let admission = self.admissions.get(&(ifindex, endpoint));
-        admission.into_iter().flat_map(|admission| &admission.known).map(|known| known.client)
+        admission
+            .into_iter()
+            .flat_map(|admission| &admission.known)
+            .map(|known| known.client)
     }
 
     /// Keeps the client whose queries the rules hold back among those of [`Self::known`]; `None`: there
     /// is no such client.
     pub(super) fn forbid(&mut self, ifindex: u32, endpoint: usize, client: Option<IpAddr>) {
         if let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) {
-            admission.known.iter_mut().for_each(|known| known.held = Some(known.client) == client);
+            admission
+                .known
+                .iter_mut()
+                .for_each(|known| known.held = Some(known.client) == client);
         }
     }
 
     /// Closes the admissions of a detached interface; only new evidence opens them.
     pub(crate) fn close(&mut self, ifindex: u32) {
-        for (_, admission) in self.admissions.range_mut((ifindex, 0)..=(ifindex, usize::MAX)) {
+        for (_, admission) in self
+            .admissions
+            .range_mut((ifindex, 0)..=(ifindex, usize::MAX))
+        {
             *admission = EndpointAdmission {
                 witnesses: std::mem::take(&mut admission.witnesses),
                 ..EndpointAdmission::default()
@@ -313,27 +383,36 @@ impl Gate {
     }
 
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = u32> {
-        self.admissions.iter().filter(|(_, admission)| admission.open).map(|(&(ifindex, _), _)| ifindex)
+        self.admissions
+            .iter()
+            .filter(|(_, admission)| admission.open)
+            .map(|(&(ifindex, _), _)| ifindex)
     }
 
     /// Returns the interfaces with a closed admission at which queries arrive, and the reason for each.
     pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, Waiting)> {
-        self.admissions.iter().filter(|(_, admission)| !admission.open).filter_map(
-            move |(&(ifindex, _), admission)| {
+        self.admissions
+            .iter()
+            .filter(|(_, admission)| !admission.open)
+            .filter_map(move |(&(ifindex, _), admission)| {
                 if let Some(&(client, _)) = admission.witnesses.last() {
                     return Some((ifindex, Waiting::Witness(client)));
                 }
                 let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
-                let counted = if admission.since.is_some_and(is_recent) { admission.arrived } else { 0 };
+                let counted = if admission.since.is_some_and(is_recent) {
+                    admission.arrived
+                } else {
+                    0
+                };
                 let is_shown = counted > 0 || admission.seen.is_some_and(is_recent);
                 is_shown.then_some((ifindex, Waiting::Evidence(counted)))
-            },
-        )
+            })
     }
 
     /// Forgets interfaces and endpoints that are gone.
     pub(crate) fn retain(&mut self, keep: impl Fn(u32, usize) -> bool) {
-        self.admissions.retain(|&(ifindex, endpoint), _| keep(ifindex, endpoint));
+        self.admissions
+            .retain(|&(ifindex, endpoint), _| keep(ifindex, endpoint));
     }
 }
 
@@ -357,7 +436,11 @@ impl EndpointAdmission {
             let oldest = self.known.iter().position(|known| !known.held);
             self.known.remove(oldest.unwrap_or(0));
         }
-        self.known.push(Known { client, seen: now, held: false });
+        self.known.push(Known {
+            client,
+            seen: now,
+            held: false,
+        });
     }
 
     fn lose(&mut self, client: IpAddr, since: Instant) {
@@ -380,7 +463,13 @@ mod tests {
 
     fn arrival(client: IpAddr, queries: u32) -> Arrival {
         let endpoint = "169.254.0.2:53".parse().unwrap();
-        Arrival { ifindex: 7, endpoint, queries, clients: vec![client], more: false }
+        Arrival {
+            ifindex: 7,
+            endpoint,
+            queries,
+            clients: vec![client],
+            more: false,
+        }
     }
 
     fn probed(client: IpAddr, count: u64) -> Probed {
@@ -398,7 +487,10 @@ mod tests {
     fn enough_queries_in_time_open() {
         let (mut gate, now) = (Gate::default(), Instant::now());
         assert!(!gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now));
-        assert!(!gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2), "too far apart");
+        assert!(
+            !gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2),
+            "too far apart"
+        );
         assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now + WINDOW * 2));
         assert!(gate.is_open(7, 0) && !gate.is_open(7, 1) && !gate.is_open(8, 0));
     }
@@ -442,8 +534,14 @@ mod tests {
             now += Duration::from_millis(250);
         }
         assert_eq!(closed, [(7, 0, CLIENT)]);
-        assert!(!gate.arrived(0, &arrival(OTHER, 100), now), "the witness has not been heard");
-        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now), "nothing holds its queries back now");
+        assert!(
+            !gate.arrived(0, &arrival(OTHER, 100), now),
+            "the witness has not been heard"
+        );
+        assert!(
+            gate.arrived(0, &arrival(CLIENT, ENOUGH), now),
+            "nothing holds its queries back now"
+        );
     }
 
     #[test]
@@ -460,7 +558,11 @@ mod tests {
             (0..4).for_each(|_| gate.reported());
             closed.extend(gate.judge(now, || false));
         }
-        assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
+        assert_eq!(
+            closed,
+            [(7, 0, OTHER)],
+            "the lost ones count although others arrive"
+        );
     }
 
     #[test]
@@ -470,7 +572,10 @@ mod tests {
         assert!(gate.waiting(now).eq([(7, Waiting::Evidence(0))]));
         assert_eq!(gate.waiting(now + WINDOW * 2).count(), 0);
         gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2);
-        assert!(gate.waiting(now + WINDOW * 2).eq([(7, Waiting::Evidence(1))]));
+        assert!(
+            gate.waiting(now + WINDOW * 2)
+                .eq([(7, Waiting::Evidence(1))])
+        );
     }
 
     #[test]
@@ -498,17 +603,30 @@ mod tests {
         assert_eq!(gate.known(7, 0).count(), MOST_KNOWN);
         gate.forbid(7, 0, None);
         arrive(&mut gate);
-        assert!(gate.known(7, 0).all(|known| known != CLIENT), "the rules no longer hold it back");
+        assert!(
+            gate.known(7, 0).all(|known| known != CLIENT),
+            "the rules no longer hold it back"
+        );
     }
 
     #[test]
     fn local_senders_prove_nothing() {
         let local = HashSet::from([OTHER]);
-        let mixed = Arrival { clients: vec![CLIENT, OTHER], ..arrival(CLIENT, 100) };
+        let mixed = Arrival {
+            clients: vec![CLIENT, OTHER],
+            ..arrival(CLIENT, 100)
+        };
         let left = mixed.without_local(&local).unwrap();
-        assert_eq!((&left.clients, left.queries), (&vec![CLIENT], 1), "the other sender still counts");
+        assert_eq!(
+            (&left.clients, left.queries),
+            (&vec![CLIENT], 1),
+            "the other sender still counts"
+        );
         assert_eq!(arrival(OTHER, 100).without_local(&local), None);
-        let over_lo = Arrival { ifindex: LOOPBACK_IFINDEX, ..mixed };
+        let over_lo = Arrival {
+            ifindex: LOOPBACK_IFINDEX,
+            ..mixed
+        };
         assert_eq!(over_lo.without_local(&local).as_deref(), Some(&over_lo));
     }
 
@@ -517,14 +635,19 @@ mod tests {
         let (mut gate, begin) = open();
         let proven = begin + PROVEN_AFTER;
         assert!(
-            !gate.is_proven(7, 0, begin) && gate.is_proven(7, 0, proven) && !gate.is_proven(7, 1, proven)
+            !gate.is_proven(7, 0, begin)
+                && gate.is_proven(7, 0, proven)
+                && !gate.is_proven(7, 1, proven)
         );
         gate.disturb(proven);
         assert!(!gate.is_proven(7, 0, proven), "a rule has changed");
         let again = proven + PROVEN_AFTER;
         assert!(gate.is_proven(7, 0, again));
         // A single lost probe suffices.
-        assert!(gate.probed(7, 0, probed(OTHER, 1), again) && !gate.probed(7, 0, probed(OTHER, 1), again));
+        assert!(
+            gate.probed(7, 0, probed(OTHER, 1), again)
+                && !gate.probed(7, 0, probed(OTHER, 1), again)
+        );
         (0..4).for_each(|_| gate.reported());
         let later = again + Duration::from_secs(1);
         assert_eq!(gate.judge(later, || false), []);

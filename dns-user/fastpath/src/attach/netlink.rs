@@ -122,7 +122,10 @@ impl LocalAddress {
             }
             _ => None,
         };
-        [self.address].into_iter().chain(self.broadcast).chain(directed.into_iter().flatten())
+        [self.address]
+            .into_iter()
+            .chain(self.broadcast)
+            .chain(directed.into_iter().flatten())
     }
 }
 
@@ -173,7 +176,12 @@ impl Socket {
 
     /// Opens a socket of a protocol, or else of rtnetlink, subscribed to `groups`.
     fn open(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
-        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        let fd = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            protocol,
+        )?;
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
         Ok(Self { fd, sequence: 0 })
     }
@@ -202,7 +210,11 @@ impl Socket {
     /// Returns the interfaces of routes that set an MTU, possibly repeated. Every next hop of a
     /// multipath route counts.
     pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
-        let routes = self.dump((libc::RTM_NEWROUTE, libc::RTM_GETROUTE), &[0; 12], parse_route)?;
+        let routes = self.dump(
+            (libc::RTM_NEWROUTE, libc::RTM_GETROUTE),
+            &[0; 12],
+            parse_route,
+        )?;
         Ok(routes.into_iter().flatten().collect())
     }
 
@@ -216,7 +228,11 @@ impl Socket {
     /// error.
     pub(crate) fn refuses_route(&mut self, to: IpAddr, from: IpAddr) -> io::Result<bool> {
         let kind = self.route_type(to, Some(from))?;
-        let refusing = [libc::RTN_UNREACHABLE, libc::RTN_BLACKHOLE, libc::RTN_PROHIBIT];
+        let refusing = [
+            libc::RTN_UNREACHABLE,
+            libc::RTN_BLACKHOLE,
+            libc::RTN_PROHIBIT,
+        ];
         Ok(kind.is_some_and(|kind| refusing.contains(&kind)))
     }
 
@@ -245,7 +261,11 @@ impl Socket {
     }
 
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
-        self.dump((libc::RTM_NEWADDR, libc::RTM_GETADDR), &[0; 8], parse_address)
+        self.dump(
+            (libc::RTM_NEWADDR, libc::RTM_GETADDR),
+            &[0; 8],
+            parse_address,
+        )
     }
 
     /// Returns a consistent list of all objects of a kind, by the types of the kernel's message and of
@@ -281,7 +301,9 @@ impl Socket {
             if kind == libc::RTM_NEWQDISC {
                 // After struct tcmsg.
                 let mut attributes = Attributes(message.get(20..).unwrap_or_default());
-                found = attributes.find(|(kind, _)| *kind == libc::TCA_KIND).map(|(_, value)| text(value));
+                found = attributes
+                    .find(|(kind, _)| *kind == libc::TCA_KIND)
+                    .map(|(_, value)| text(value));
             }
         });
         match result {
@@ -294,7 +316,12 @@ impl Socket {
     pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<bool> {
         let mut body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");
-        match self.request(libc::RTM_NEWQDISC, ACK | CREATE | EXCLUSIVE, &body, |_, _| {}) {
+        match self.request(
+            libc::RTM_NEWQDISC,
+            ACK | CREATE | EXCLUSIVE,
+            &body,
+            |_, _| {},
+        ) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             other => other.map(|()| true),
         }
@@ -310,7 +337,9 @@ impl Socket {
         let mut any = false;
         for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
             let body = traffic_message(ifindex, 0, parent, 0);
-            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| any |= kind == libc::RTM_NEWTFILTER)?;
+            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| {
+                any |= kind == libc::RTM_NEWTFILTER
+            })?;
         }
         Ok(any)
     }
@@ -343,18 +372,26 @@ impl Socket {
         let body = traffic_message(ifindex, 0, CLSACT_INGRESS, 0);
         let mut found: Vec<FilterInfo> = Vec::new();
         let result = self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
-            let Some(filter) = (kind == libc::RTM_NEWTFILTER).then(|| parse_filter(message)).flatten() else {
+            let Some(filter) = (kind == libc::RTM_NEWTFILTER)
+                .then(|| parse_filter(message))
+                .flatten()
+            else {
                 return;
             };
             // The kernel sends a message about the priority before the filter itself.
-            match found.last_mut().filter(|last| last.priority == filter.priority && last.program == 0) {
+            match found
+                .last_mut()
+                .filter(|last| last.priority == filter.priority && last.program == 0)
+            {
                 Some(last) => *last = filter,
                 None => found.push(filter),
             }
         });
         match result {
             // The interface has no such qdisc.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(Vec::new()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+                Ok(Vec::new())
+            }
             other => other.map(|()| found),
         }
     }
@@ -370,7 +407,11 @@ impl Socket {
         let mut buffer = [0; 4096];
         let mut any = false;
         loop {
-            match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
+            match recv(
+                self.fd.as_raw_fd(),
+                &mut buffer,
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC,
+            ) {
                 Ok(length) if length > 0 => any = true,
                 // The socket's buffer overflowed: events were lost.
                 Err(nix::Error::ENOBUFS) => any = true,
@@ -398,7 +439,10 @@ impl Socket {
         message.extend(body);
         send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
-        let mut answer = Answer { sequence: self.sequence, interrupted: false };
+        let mut answer = Answer {
+            sequence: self.sequence,
+            interrupted: false,
+        };
         loop {
             let length = match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(length) => length,
@@ -423,8 +467,18 @@ struct Answer {
 impl Answer {
     /// Processes a datagram; returns whether it ends the answer. A dump that is inconsistent or
     /// incomplete is an error.
-    fn take(&mut self, datagram: &[u8], on_message: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
-        for Message { kind, flags, sequence, body } in Messages(datagram) {
+    fn take(
+        &mut self,
+        datagram: &[u8],
+        on_message: &mut impl FnMut(u16, &[u8]),
+    ) -> io::Result<bool> {
+        for Message {
+            kind,
+            flags,
+            sequence,
+            body,
+        } in Messages(datagram)
+        {
             if sequence != self.sequence {
                 continue;
             }
@@ -494,7 +548,10 @@ impl<'a> Iterator for Attributes<'a> {
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
         let value = self.0.get(4..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes([k0, k1]) & libc::NLA_TYPE_MASK as u16, value))
+        Some((
+            u16::from_ne_bytes([k0, k1]) & libc::NLA_TYPE_MASK as u16,
+            value,
+        ))
     }
 }
 
@@ -524,7 +581,10 @@ fn word(value: &[u8]) -> Option<u32> {
 }
 
 fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
-    [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
+    [0, ifindex, handle, parent, info]
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect()
 }
 
 /// Returns the `tcm_info` of a filter of this priority for all protocols, in network order.
@@ -575,7 +635,9 @@ fn parse_link(message: &[u8]) -> Option<Link> {
 /// Reads the attributes specific to the kind of link (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`,
 /// `IFLA_GRE_*`, `IFLA_BR_*`).
 fn read_kind(link: &mut Link, data: &[u8]) {
-    let has = |wanted: u16| Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0));
+    let has = |wanted: u16| {
+        Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0))
+    };
     match link.kind.as_deref() {
         Some("vxlan") => link.collects_metadata = has(25),
         Some("geneve") => link.collects_metadata = has(6),
@@ -613,7 +675,9 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     let ([_family, prefix, ..], attributes) = message.split_first_chunk::<8>()?;
     let read = |value: &[u8]| match value.len() {
         4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
-        16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
+        16 => value
+            .first_chunk::<16>()
+            .map(|octets| IpAddr::from(*octets)),
         _ => None,
     };
     let (mut own, mut other, mut broadcast) = (None, None, None);
@@ -626,7 +690,11 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
             _ => {}
         }
     }
-    Some(LocalAddress { address: own.or(other)?, prefix: *prefix, broadcast })
+    Some(LocalAddress {
+        address: own.or(other)?,
+        prefix: *prefix,
+        broadcast,
+    })
 }
 
 fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
@@ -641,7 +709,11 @@ fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
             _ => {}
         }
     }
-    Some(FilterInfo { priority: (info >> 16) as u16, program, name })
+    Some(FilterInfo {
+        priority: (info >> 16) as u16,
+        program,
+        name,
+    })
 }
 
 pub(crate) fn text(value: &[u8]) -> String {
@@ -655,7 +727,12 @@ mod tests {
     impl Link {
         /// Returns a plain Ethernet interface.
         pub(crate) fn named(ifindex: u32, name: &str) -> Self {
-            Self { ifindex, name: name.to_owned(), layer: ETHERNET, ..Self::default() }
+            Self {
+                ifindex,
+                name: name.to_owned(),
+                layer: ETHERNET,
+                ..Self::default()
+            }
         }
     }
 
@@ -671,7 +748,12 @@ mod tests {
 
     /// Returns a message of a dump.
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
-        let header = [(16 + body.len() as u32).to_ne_bytes(), [0; 4], 7_u32.to_ne_bytes(), [0; 4]];
+        let header = [
+            (16 + body.len() as u32).to_ne_bytes(),
+            [0; 4],
+            7_u32.to_ne_bytes(),
+            [0; 4],
+        ];
         let mut message = header.concat();
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
         message[6..8].copy_from_slice(&flags.to_ne_bytes());
@@ -682,7 +764,10 @@ mod tests {
     #[test]
     fn incomplete_dump_is_rejected() {
         let take = |datagrams: &[Vec<u8>]| {
-            let mut answer = Answer { sequence: 7, interrupted: false };
+            let mut answer = Answer {
+                sequence: 7,
+                interrupted: false,
+            };
             let mut seen = 0;
             let mut ended = Ok(false);
             for datagram in datagrams {
@@ -693,12 +778,21 @@ mod tests {
             }
             (ended.map_err(|error| error.kind()), seen)
         };
-        let (link, done) = (message(libc::RTM_NEWLINK, 2, &[0; 16]), message(DONE, 2, &[0; 4]));
+        let (link, done) = (
+            message(libc::RTM_NEWLINK, 2, &[0; 16]),
+            message(DONE, 2, &[0; 4]),
+        );
         assert_eq!(take(&[link.clone(), done.clone()]), (Ok(true), 1));
         let marked = message(libc::RTM_NEWLINK, 2 | DUMP_INTERRUPTED, &[0; 16]);
-        assert_eq!(take(&[marked, done.clone()]), (Err(io::ErrorKind::Interrupted), 1));
+        assert_eq!(
+            take(&[marked, done.clone()]),
+            (Err(io::ErrorKind::Interrupted), 1)
+        );
         let marked = message(DONE, 2 | DUMP_INTERRUPTED, &[0; 4]);
-        assert_eq!(take(&[link.clone(), marked]), (Err(io::ErrorKind::Interrupted), 1));
+        assert_eq!(
+            take(&[link.clone(), marked]),
+            (Err(io::ErrorKind::Interrupted), 1)
+        );
         let broken = message(DONE, 2, &(-libc::ENOMEM).to_ne_bytes());
         assert_eq!(take(&[link, broken]), (Err(io::ErrorKind::OutOfMemory), 1));
     }
@@ -713,6 +807,10 @@ mod tests {
             let _ = Messages(&body[..end]).count();
             let _ = parse_link(&body[..end]);
         }
-        assert_eq!(Attributes(&[2, 0, 1, 0]).count(), 0, "a length below its own header");
+        assert_eq!(
+            Attributes(&[2, 0, 1, 0]).count(),
+            0,
+            "a length below its own header"
+        );
     }
 }

@@ -80,7 +80,9 @@ impl Pins {
         let address = endpoint.ip().to_string().replace('.', "_");
         // The administrator controls the path of xdp.bpffs; below it, no symbolic link is followed.
         let bpffs = fs::canonicalize(bpffs).unwrap_or_else(|_| bpffs.to_path_buf());
-        Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
+        Ok(Self {
+            folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())),
+        })
     }
 
     /// Returns the links pinned here by root, this process's user or `attacher`. Skips links that
@@ -102,12 +104,27 @@ impl Pins {
                     |error| tracing::warn!(%error, "cannot open a pinned link of the predecessor: its program is not taken over"),
                 )
                 .ok()?;
-            Some(PinnedLink { ifindex, kind, fd, path: self.links().join(name) })
+            Some(PinnedLink {
+                ifindex,
+                kind,
+                fd,
+                path: self.links().join(name),
+            })
         };
-        links.names().unwrap_or_default().into_iter().filter_map(open).collect()
+        links
+            .names()
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(open)
+            .collect()
     }
 
-    pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
+    pub(crate) fn pin_link(
+        &self,
+        link: BorrowedFd<'_>,
+        ifindex: u32,
+        kind: LinkKind,
+    ) -> io::Result<PathBuf> {
         // `detach` removes the folder even while the server runs.
         let links = Folder::make(&self.links())?;
         let name = format!("{ifindex}-{}", kind_name(kind));
@@ -141,7 +158,8 @@ impl Pins {
     /// Replaces each of the predecessor's pins atomically.
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         let folder = Folder::open(&self.maps())?;
-        maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
+        maps.iter()
+            .try_for_each(|(name, _)| folder.rename(&fresh(name), name))
     }
 
     /// Makes the predecessor's programs stop giving forwarded answers: their successor may have
@@ -192,7 +210,11 @@ impl Pins {
             // Its parent may be closed to the attacher's user.
             let _ = remove_folder(shared);
         }
-        Ok(if is_gone { FolderState::Removed } else { FolderState::Kept })
+        Ok(if is_gone {
+            FolderState::Removed
+        } else {
+            FolderState::Kept
+        })
     }
 
     fn links(&self) -> PathBuf {
@@ -239,7 +261,9 @@ impl KeptMaps {
         let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
             Ok(bpf::map_id(pins.map(name)?.as_fd())? == bpf::map_id(map.as_fd())?)
         };
-        self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))
+        self.maps
+            .iter()
+            .all(|(name, map)| own(name, map).unwrap_or(false))
     }
 
     /// Pins the maps again if `detach` removed all pins while the server runs.
@@ -262,7 +286,10 @@ impl KeptMaps {
 }
 
 pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+    let (Some(folder), Some(name)) = (
+        path.parent(),
+        path.file_name().and_then(|name| name.to_str()),
+    ) else {
         return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
     };
     open_if_there(folder)?.map_or(Ok(()), |folder| folder.remove(name))
@@ -270,7 +297,10 @@ pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
 
 /// Removes an empty folder; returns whether it is gone.
 fn remove_folder(path: &Path) -> io::Result<bool> {
-    let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+    let (Some(above), Some(name)) = (
+        path.parent(),
+        path.file_name().and_then(|name| name.to_str()),
+    ) else {
         return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
     };
     Ok(open_if_there(above)?.is_none_or(|above| above.remove_folder(name)))
@@ -288,14 +318,32 @@ fn open_if_there(path: &Path) -> io::Result<Option<Folder>> {
 pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
     /// The conventional mount point of bpffs; only the kernel can create this folder.
     const CUSTOMARY: &str = "/sys/fs/bpf";
-    let existing = path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
+    let existing = path
+        .ancestors()
+        .find(|ancestor| ancestor.is_dir())
+        .unwrap_or(Path::new("/"));
     if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
-        let place = if path.starts_with(CUSTOMARY) { Path::new(CUSTOMARY) } else { path };
+        let place = if path.starts_with(CUSTOMARY) {
+            Path::new(CUSTOMARY)
+        } else {
+            path
+        };
         if place == path {
             fs::create_dir_all(path).map_err(|error| in_file(path, error))?;
         }
-        mount(Some("bpf"), place, Some("bpf"), MsFlags::empty(), Some("mode=0755"))
-            .map_err(|error| in_file(place, io::Error::other(format!("cannot mount a bpffs: {error}"))))?;
+        mount(
+            Some("bpf"),
+            place,
+            Some("bpf"),
+            MsFlags::empty(),
+            Some("mode=0755"),
+        )
+        .map_err(|error| {
+            in_file(
+                place,
+                io::Error::other(format!("cannot mount a bpffs: {error}")),
+            )
+        })?;
     }
     fs::create_dir_all(path).map_err(|error| in_file(path, error))
 }
@@ -304,8 +352,8 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
 /// only for the folder and for entries with names that servers pin, and never through a symbolic
 /// link: this runs as root, and a previous owner of the folder could have put anything there.
 pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
-    let folder =
-        openat(AT_FDCWD, path, ITSELF, Mode::empty()).map_err(|error| in_file(path, error.into()))?;
+    let folder = openat(AT_FDCWD, path, ITSELF, Mode::empty())
+        .map_err(|error| in_file(path, error.into()))?;
     if fstatfs(&folder)?.filesystem_type() != BPF_FS_MAGIC {
         return Err(in_file(path, io::Error::other("it is not on a bpffs")));
     }
@@ -326,15 +374,20 @@ enum Level {
 impl Level {
     /// Returns the type of the entry with this name; `None` if servers pin nothing by that name.
     fn below(self, name: &str) -> Option<Self> {
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_number =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match self {
             Self::Shared => {
                 let mut parts = name.rsplitn(3, '-');
-                let is_server = parts.next().is_some_and(is_number) && parts.next().is_some_and(is_number);
+                let is_server =
+                    parts.next().is_some_and(is_number) && parts.next().is_some_and(is_number);
                 (is_server && parts.next().is_some()).then_some(Self::Server)
             }
             Self::Server if name == "links" => Some(Self::Links),
-            Self::Server => name.strip_prefix("maps-").is_some_and(is_number).then_some(Self::Maps),
+            Self::Server => name
+                .strip_prefix("maps-")
+                .is_some_and(is_number)
+                .then_some(Self::Maps),
             Self::Links => parse_link_name(name).map(|_| Self::Pin),
             Self::Maps => is_map_name(name).then_some(Self::Pin),
             Self::Pin => None,
@@ -344,25 +397,44 @@ impl Level {
 
 fn is_map_name(name: &str) -> bool {
     let name = name.strip_suffix("-new").unwrap_or(name);
-    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte == b'_')
 }
 
 /// Changes the owner of an opened object, and of the expected entries below it.
 fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Result<()> {
     let kind = SFlag::from_bits_truncate(fstat(&opened)?.st_mode) & SFlag::S_IFMT;
-    let is_expected = kind == if level == Level::Pin { SFlag::S_IFREG } else { SFlag::S_IFDIR };
+    let is_expected = kind
+        == if level == Level::Pin {
+            SFlag::S_IFREG
+        } else {
+            SFlag::S_IFDIR
+        };
     if !is_expected {
-        tracing::warn!(?level, "foreign object under xdp.bpffs: owner left unchanged");
+        tracing::warn!(
+            ?level,
+            "foreign object under xdp.bpffs: owner left unchanged"
+        );
         return Ok(());
     }
-    fchownat(&opened, "", Some(uid.into()), Some(gid.into()), AtFlags::AT_EMPTY_PATH)?;
+    fchownat(
+        &opened,
+        "",
+        Some(uid.into()),
+        Some(gid.into()),
+        AtFlags::AT_EMPTY_PATH,
+    )?;
     if level == Level::Pin {
         return Ok(());
     }
     // Lists the opened folder itself, even if its path now leads elsewhere.
     for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
         let name = entry?.file_name();
-        let Some(below) = name.to_str().and_then(|name| level.below(name)) else { continue };
+        let Some(below) = name.to_str().and_then(|name| level.below(name)) else {
+            continue;
+        };
         match openat(&opened, name.as_os_str(), ITSELF, Mode::empty()) {
             Ok(found) => hand_over_opened(found, below, uid, gid)?,
             // The entry has been removed in the meantime.
@@ -374,7 +446,9 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
 }
 
 /// Flags of `openat` for a handle to the object itself, even if it is a symbolic link.
-const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+const ITSELF: OFlag = OFlag::O_PATH
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
 
 fn kind_name(kind: LinkKind) -> &'static str {
     match kind {
@@ -411,12 +485,16 @@ impl Folder {
             other => other,
         };
         let opened = opened.map_err(|error| match error {
-            Errno::ELOOP | Errno::ENOTDIR => {
-                in_file(path, io::Error::other("contains a symbolic link; remove it"))
-            }
+            Errno::ELOOP | Errno::ENOTDIR => in_file(
+                path,
+                io::Error::other("contains a symbolic link; remove it"),
+            ),
             error => in_file(path, error.into()),
         })?;
-        Ok(Self { opened, path: path.to_path_buf() })
+        Ok(Self {
+            opened,
+            path: path.to_path_buf(),
+        })
     }
 
     /// Opens a folder, creating it and missing parents.
@@ -437,7 +515,10 @@ impl Folder {
 
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.place(""))?;
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        Ok(entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
     }
 
     pub(super) fn pin(&self, name: &str, object: BorrowedFd<'_>) -> io::Result<()> {
@@ -470,7 +551,10 @@ impl Folder {
 
     /// Removes an empty folder; returns whether it is gone.
     pub(super) fn remove_folder(&self, name: &str) -> bool {
-        matches!(unlinkat(&self.opened, name, UnlinkatFlags::RemoveDir), Ok(()) | Err(Errno::ENOENT))
+        matches!(
+            unlinkat(&self.opened, name, UnlinkatFlags::RemoveDir),
+            Ok(()) | Err(Errno::ENOENT)
+        )
     }
 
     /// Replaces the pin `to` by the pin `from`, atomically.
@@ -495,13 +579,22 @@ fn open_step_by_step(path: &Path) -> nix::Result<OwnedFd> {
         opened = openat(&opened, part.as_os_str(), step, Mode::empty())?;
     }
     // The handle cannot be read; open the folder again for reading.
-    openat(&opened, ".", OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+    openat(
+        &opened,
+        ".",
+        OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Returns a path of an opened folder, or of `name` in it.
 fn by_descriptor(opened: BorrowedFd<'_>, name: &str) -> PathBuf {
     let path = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
-    if name.is_empty() { path } else { path.join(name) }
+    if name.is_empty() {
+        path
+    } else {
+        path.join(name)
+    }
 }
 
 pub(super) fn in_file(path: &Path, error: io::Error) -> io::Error {
@@ -525,7 +618,11 @@ mod tests {
     #[test]
     fn foreign_pins_are_unexpected() {
         for (level, name, below) in [
-            (Level::Shared, "169_254_0_2-53-4026531840", Some(Level::Server)),
+            (
+                Level::Shared,
+                "169_254_0_2-53-4026531840",
+                Some(Level::Server),
+            ),
             (Level::Shared, "fd00::1-53-1", Some(Level::Server)),
             (Level::Shared, "ip", None),
             (Level::Shared, "other-tool", None),
@@ -573,7 +670,12 @@ mod tests {
     #[test]
     fn folder_names_identify_endpoints() {
         let at = |text: &str| {
-            Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder.to_str().unwrap().to_owned()
+            Pins::at(Path::new("/b"), text.parse().unwrap())
+                .unwrap()
+                .folder
+                .to_str()
+                .unwrap()
+                .to_owned()
         };
         assert!(at("169.254.0.2:53").starts_with("/b/169_254_0_2-53-"));
         assert!(!at("127.0.0.1:53").contains('.'));
@@ -597,7 +699,10 @@ mod tests {
         let folder = Folder::make(&real.join("a/b")).unwrap();
         symlink(real.join("elsewhere/NAMES"), real.join("a/b/NAMES")).unwrap();
         let error = folder.get("NAMES", None).unwrap_err();
-        assert!(error.to_string().contains("not a pin of this program"), "{error}");
+        assert!(
+            error.to_string().contains("not a pin of this program"),
+            "{error}"
+        );
         // Removes the link, not its target.
         folder.remove("NAMES").unwrap();
         folder.remove("NAMES").unwrap();

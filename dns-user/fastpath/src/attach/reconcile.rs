@@ -18,7 +18,9 @@ use tokio::sync::watch;
 
 use self::report::InterfacesStatus;
 use super::{
-    attachment::{self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot, NotServed},
+    attachment::{
+        self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot, NotServed,
+    },
     choice::{self, TcOrder},
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
@@ -147,7 +149,12 @@ impl Interfaces {
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
             reconciler.run(&commanded, &is_ready);
         })?;
-        Ok(Self { commands, status: seen, ready, thread })
+        Ok(Self {
+            commands,
+            status: seen,
+            ready,
+            thread,
+        })
     }
 
     pub(crate) fn set_listen(&self, listen: &[SocketAddr]) {
@@ -170,7 +177,12 @@ impl Interfaces {
 
     /// Ends the thread, and detaches the programs if `on_stop` says so.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { commands, status: _, ready: _, thread } = self;
+        let Self {
+            commands,
+            status: _,
+            ready: _,
+            thread,
+        } = self;
         // An error: the thread has panicked.
         let _ = commands.send(Command::Stop(on_stop));
         if thread.join().is_err() {
@@ -275,9 +287,17 @@ impl InterfaceReconciler {
             self.announce();
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let events = self.gather_until.is_none().then(|| self.events.as_fd());
-            let fds = [Some(commands.as_fd()), events, messages, self.setting.programs.news()];
-            let mut fds: Vec<_> =
-                fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            let fds = [
+                Some(commands.as_fd()),
+                events,
+                messages,
+                self.setting.programs.news(),
+            ];
+            let mut fds: Vec<_> = fds
+                .into_iter()
+                .flatten()
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
             let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
@@ -294,7 +314,11 @@ impl InterfaceReconciler {
                 self.gather_until = Some(now + pace.wait(now));
             }
             // Commands end the gathering early.
-            if self.gather_until.take_if(|until| has_commands || *until <= now).is_some() {
+            if self
+                .gather_until
+                .take_if(|until| has_commands || *until <= now)
+                .is_some()
+            {
                 self.events.take();
                 self.gate.disturb(now);
                 self.firewall.routes_changed();
@@ -325,14 +349,26 @@ impl InterfaceReconciler {
     fn wait(&self) -> Duration {
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
         let wait = if is_reported { TICK } else { ROUND };
-        let until = |until: Instant| until.saturating_duration_since(Instant::now()).clamp(SHORTEST, wait);
+        let until = |until: Instant| {
+            until
+                .saturating_duration_since(Instant::now())
+                .clamp(SHORTEST, wait)
+        };
         let wait = self.gather_until.map_or(wait, until);
-        if self.postponed { self.rtnl.rest().clamp(SHORTEST, wait) } else { wait }
+        if self.postponed {
+            self.rtnl.rest().clamp(SHORTEST, wait)
+        } else {
+            wait
+        }
     }
 
     /// Requests the programs that will be needed, while the map is being filled.
     fn order_programs(&mut self) {
-        for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
+        for link in self
+            .links
+            .iter()
+            .filter(|link| self.setting.selection.takes(link))
+        {
             if let Ok(plan) = choice::plan(self.setting.mode, link, TcOrder::Tcx) {
                 plan.order(&mut self.setting.programs);
             }
@@ -344,8 +380,14 @@ impl InterfaceReconciler {
         self.gate.reported();
         let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
-            let Some(arrival) = arrival.without_local(&local) else { continue };
-            if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == arrival.endpoint) {
+            let Some(arrival) = arrival.without_local(&local) else {
+                continue;
+            };
+            if let Some(&(_, slot)) = self
+                .endpoints
+                .iter()
+                .find(|(known, _)| *known == arrival.endpoint)
+            {
                 self.gate.arrived(slot, &arrival, now);
             }
         }
@@ -355,14 +397,25 @@ impl InterfaceReconciler {
     fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
-                let Some(probed) = self.setting.scope.probed(ifindex, slot) else { continue };
-                if self.gate.probed(ifindex, slot, probed, now) && self.gate.is_proven(ifindex, slot, now) {
-                    self.setting.scope.defer_probe(ifindex, slot, PROVEN_PROBE_INTERVAL);
+                let Some(probed) = self.setting.scope.probed(ifindex, slot) else {
+                    continue;
+                };
+                if self.gate.probed(ifindex, slot, probed, now)
+                    && self.gate.is_proven(ifindex, slot, now)
+                {
+                    self.setting
+                        .scope
+                        .defer_probe(ifindex, slot, PROVEN_PROBE_INTERVAL);
                     self.deferred_probes.insert((ifindex, slot));
                 }
             }
         }
-        let Self { setting, gate, deferred_probes, .. } = self;
+        let Self {
+            setting,
+            gate,
+            deferred_probes,
+            ..
+        } = self;
         deferred_probes.retain(|&(ifindex, slot)| {
             let is_proven = gate.is_proven(ifindex, slot, now);
             if !is_proven {
@@ -370,7 +423,9 @@ impl InterfaceReconciler {
             }
             is_proven
         });
-        let is_reported = self.reported.is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
+        let is_reported = self
+            .reported
+            .is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
         let lost_to_queues = &mut self.lost_to_queues;
         let closed = self.gate.judge(now, || {
             let lost = lists::lost_to_queues();
@@ -378,9 +433,16 @@ impl InterfaceReconciler {
             !is_reported || lost != before
         });
         for (ifindex, slot, client) in closed {
-            let endpoint =
-                self.endpoints.iter().find(|(_, known)| *known == slot).map(|(endpoint, _)| *endpoint);
-            let interface = self.links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
+            let endpoint = self
+                .endpoints
+                .iter()
+                .find(|(_, known)| *known == slot)
+                .map(|(endpoint, _)| *endpoint);
+            let interface = self
+                .links
+                .iter()
+                .find(|link| link.ifindex == ifindex)
+                .map(|link| &link.name);
             tracing::warn!(interface, ?endpoint, %client, "queries no longer reach userspace from this interface: fast path detached; check packet filter rules and routes");
         }
     }
@@ -398,13 +460,21 @@ impl InterfaceReconciler {
             self.setting.kept_maps.prepare();
         }
         // Queries on an interface no longer served pass to userspace at once; its program is detached later.
-        let unwanted: Vec<u32> =
-            self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
+        let unwanted: Vec<u32> = self
+            .attached
+            .keys()
+            .copied()
+            .filter(|ifindex| !wanted.contains_key(ifindex))
+            .collect();
         for &ifindex in &unwanted {
             self.setting.scope.remove_interface(ifindex);
         }
-        let mut links: Vec<Link> =
-            self.links.iter().filter(|link| wanted.contains_key(&link.ifindex)).cloned().collect();
+        let mut links: Vec<Link> = self
+            .links
+            .iter()
+            .filter(|link| wanted.contains_key(&link.ifindex))
+            .cloned()
+            .collect();
         // The busiest ones are attached first.
         links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
@@ -414,11 +484,16 @@ impl InterfaceReconciler {
         let mut waiting = Vec::new();
         for link in &links {
             if without_slot.contains(&link.ifindex) {
-                self.refuse(link, "its index collides with too many other served interfaces".to_owned());
+                self.refuse(
+                    link,
+                    "its index collides with too many other served interfaces".to_owned(),
+                );
                 continue;
             }
             // Before attaching, so that a program that replaces a predecessor's answers immediately.
-            self.setting.scope.admit(link.ifindex, wanted[&link.ifindex]);
+            self.setting
+                .scope
+                .admit(link.ifindex, wanted[&link.ifindex]);
             if !self.attached.contains_key(&link.ifindex) && self.may_attach(link, now) {
                 waiting.push(link);
             }
@@ -453,12 +528,17 @@ impl InterfaceReconciler {
     fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
         for link in &self.links {
             if self.is_urgent(link) {
-                self.endpoints.iter().for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
+                self.endpoints
+                    .iter()
+                    .for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
             }
         }
         for (&ifindex, on) in &mut self.attached {
-            let replies =
-                self.setting.scope.interface(ifindex).map_or(0, |slot| self.setting.counters.interface(slot));
+            let replies = self
+                .setting
+                .scope
+                .interface(ifindex)
+                .map_or(0, |slot| self.setting.counters.interface(slot));
             if replies != on.replies.0 {
                 on.replies = (replies, now);
             }
@@ -471,7 +551,11 @@ impl InterfaceReconciler {
         if self.gate.interfaces().next().is_some() && self.firewall.refresh(now) {
             self.gate.disturb(now);
         }
-        for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
+        for link in self
+            .links
+            .iter()
+            .filter(|link| self.setting.selection.takes(link))
+        {
             let mut mask = 0;
             for &(endpoint, slot) in &self.endpoints {
                 if !self.gate.is_open(link.ifindex, slot) {
@@ -486,7 +570,11 @@ impl InterfaceReconciler {
                         &mut self.netlink,
                     ),
                 };
-                self.gate.forbid(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
+                self.gate.forbid(
+                    link.ifindex,
+                    slot,
+                    objection.as_ref().and_then(|&(_, client)| client),
+                );
                 match objection {
                     Some((why, _)) => drop(self.refusals.insert(link.ifindex, why)),
                     None => mask |= 1 << slot,
@@ -503,7 +591,11 @@ impl InterfaceReconciler {
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
             || self.earlier_filters.contains(&link.ifindex)
-            || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
+            || self
+                .setting
+                .predecessor
+                .iter()
+                .any(|left| left.ifindex == link.ifindex)
     }
 
     /// Returns whether a qdisc may be added to an interface.
@@ -528,7 +620,9 @@ impl InterfaceReconciler {
             let since = before.get(&link.ifindex).copied().unwrap_or(now);
             self.waiting_since.insert(link.ifindex, since);
         }
-        let Some(since) = self.waiting_since.values().min().copied() else { return };
+        let Some(since) = self.waiting_since.values().min().copied() else {
+            return;
+        };
         for (index, link) in waiting.iter().enumerate() {
             let is_urgent = self.is_urgent(link);
             if !(is_urgent || self.rtnl.wait_before(limit)) {
@@ -538,7 +632,10 @@ impl InterfaceReconciler {
             // Asks the kernel, so not before the interface's turn.
             let order = self.tc_order(link, waiting.len(), now);
             if is_urgent || order == TcOrder::Clsact || self.may_hold_lock(link.ifindex, limit) {
-                let left = Backlog { waiting: waiting.len() - index - 1, since };
+                let left = Backlog {
+                    waiting: waiting.len() - index - 1,
+                    since,
+                };
                 self.attach(link, order, left, now);
             } else {
                 self.postponed = true;
@@ -558,12 +655,15 @@ impl InterfaceReconciler {
         if self.earlier_filters.contains(&link.ifindex) {
             return TcOrder::Clsact;
         }
-        let is_earlier_tcx = |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
+        let is_earlier_tcx =
+            |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
         if self.setting.predecessor.iter().any(is_earlier_tcx) {
             return TcOrder::Tcx;
         }
         let is_settled = self.is_settled(link, now);
-        let Self { setting, netlink, .. } = self;
+        let Self {
+            setting, netlink, ..
+        } = self;
         match setting.filters.slot(link.ifindex, netlink) {
             Ok(IngressSlot::Clsact) => TcOrder::Clsact,
             Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
@@ -579,20 +679,41 @@ impl InterfaceReconciler {
                 self.postponed = true;
                 return;
             }
-            let Some(on) = self.attached.remove(&ifindex) else { continue };
-            let Self { setting, netlink, rtnl, links, refusals, .. } = self;
+            let Some(on) = self.attached.remove(&ifindex) else {
+                continue;
+            };
+            let Self {
+                setting,
+                netlink,
+                rtnl,
+                links,
+                refusals,
+                ..
+            } = self;
             // Lost probes were logged; an idle interface is no event.
             if let Some(why) = refusals.get(&ifindex) {
-                let interface = links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
-                tracing::info!(interface, why, "fast path detached; queries are answered in userspace");
+                let interface = links
+                    .iter()
+                    .find(|link| link.ifindex == ifindex)
+                    .map(|link| &link.name);
+                tracing::info!(
+                    interface,
+                    why,
+                    "fast path detached; queries are answered in userspace"
+                );
             }
-            rtnl.run(None, || on.attachment.detach(&setting.programs, &setting.filters, netlink));
+            rtnl.run(None, || {
+                on.attachment
+                    .detach(&setting.programs, &setting.filters, netlink)
+            });
         }
     }
 
     /// Describes an interface for the programs.
     fn served(&self, link: &Link) -> Served {
-        let master = link.master.and_then(|master| self.links.iter().find(|other| other.ifindex == master));
+        let master = link
+            .master
+            .and_then(|master| self.links.iter().find(|other| other.ifindex == master));
         Served {
             ifindex: link.ifindex,
             address: link.address,
@@ -613,11 +734,20 @@ impl InterfaceReconciler {
             ));
         }
         let slot = self.setting.scope.interface(link.ifindex);
-        slot.iter().for_each(|&slot| self.setting.counters.clear_interface(slot));
-        let Self { setting, netlink, rtnl, cni_grace, .. } = self;
+        slot.iter()
+            .for_each(|&slot| self.setting.counters.clear_interface(slot));
+        let Self {
+            setting,
+            netlink,
+            rtnl,
+            cni_grace,
+            ..
+        } = self;
         let begun = Instant::now();
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
-            rtnl.run(Some(backlog), || choice::attach(plan, link, &mut context(setting, netlink, settled)))
+            rtnl.run(Some(backlog), || {
+                choice::attach(plan, link, &mut context(setting, netlink, settled))
+            })
         });
         cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
         match made {
@@ -627,7 +757,13 @@ impl InterfaceReconciler {
                 }
                 tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
-                self.attached.insert(link.ifindex, OnInterface { attachment, replies: (0, now) });
+                self.attached.insert(
+                    link.ifindex,
+                    OnInterface {
+                        attachment,
+                        replies: (0, now),
+                    },
+                );
             }
             Err(NotServed::Loading) => {
                 self.loading.insert(link.ifindex);
@@ -639,26 +775,50 @@ impl InterfaceReconciler {
 
     /// Records why an interface is not served; logs each reason once.
     fn refuse(&mut self, link: &Link, why: String) {
-        if self.refused.get(&link.ifindex).is_none_or(|before| before.why != why) {
+        if self
+            .refused
+            .get(&link.ifindex)
+            .is_none_or(|before| before.why != why)
+        {
             tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
         }
-        self.refused.insert(link.ifindex, Refused { link: link.clone(), why, again: false });
+        self.refused.insert(
+            link.ifindex,
+            Refused {
+                link: link.clone(),
+                why,
+                again: false,
+            },
+        );
     }
 
     /// Checks the attachments: attaches again if another process detached a program, and keeps away
     /// from links that a successor has taken over.
     fn check_attachments(&mut self) {
         self.setting.programs.try_again();
-        self.refused.values_mut().for_each(|refused| refused.again = true);
-        let Self { setting, netlink, attached, taken_over, .. } = self;
-        attached.retain(|_, on| match on.attachment.state(&setting.programs, &setting.filters, netlink) {
-            AttachState::Ours => true,
-            // The pin stays: another server may have pinned its own link there; otherwise ours will
-            // replace it.
-            AttachState::Gone => false,
-            AttachState::TakenOver => {
-                *taken_over = true;
-                true
+        self.refused
+            .values_mut()
+            .for_each(|refused| refused.again = true);
+        let Self {
+            setting,
+            netlink,
+            attached,
+            taken_over,
+            ..
+        } = self;
+        attached.retain(|_, on| {
+            match on
+                .attachment
+                .state(&setting.programs, &setting.filters, netlink)
+            {
+                AttachState::Ours => true,
+                // The pin stays: another server may have pinned its own link there; otherwise ours will
+                // replace it.
+                AttachState::Gone => false,
+                AttachState::TakenOver => {
+                    *taken_over = true;
+                    true
+                }
             }
         });
     }
@@ -676,7 +836,9 @@ impl InterfaceReconciler {
     }
 
     fn remove_earlier_filter(&mut self, ifindex: u32) {
-        let Self { setting, netlink, .. } = self;
+        let Self {
+            setting, netlink, ..
+        } = self;
         if let Err(error) = setting.filters.remove(ifindex, netlink) {
             tracing::warn!(%error, ifindex, "cannot remove a filter of the previous server: it may answer until its lease expires");
         }
@@ -688,7 +850,11 @@ impl InterfaceReconciler {
         let left = std::mem::take(&mut self.setting.predecessor);
         match on_stop {
             OnStop::Keep => {
-                let lost = self.attached.values().filter(|on| !on.attachment.is_kept()).count();
+                let lost = self
+                    .attached
+                    .values()
+                    .filter(|on| !on.attachment.is_kept())
+                    .count();
                 if lost > 0 {
                     tracing::warn!(
                         lost,
@@ -704,14 +870,35 @@ impl InterfaceReconciler {
                     self.remove_earlier_filter(ifindex);
                 }
                 for (_, on) in std::mem::take(&mut self.attached) {
-                    on.attachment.detach(&self.setting.programs, &self.setting.filters, &mut self.netlink);
+                    on.attachment.detach(
+                        &self.setting.programs,
+                        &self.setting.filters,
+                        &mut self.netlink,
+                    );
                 }
             }
         }
     }
 }
 
-fn context<'a>(setting: &'a mut Setting, netlink: &'a mut Socket, settled: bool) -> AttachContext<'a> {
-    let Setting { programs, filters, kept_maps, predecessor, .. } = setting;
-    AttachContext { programs, filters, pins: kept_maps.pins.as_ref(), predecessor, netlink, settled }
+fn context<'a>(
+    setting: &'a mut Setting,
+    netlink: &'a mut Socket,
+    settled: bool,
+) -> AttachContext<'a> {
+    let Setting {
+        programs,
+        filters,
+        kept_maps,
+        predecessor,
+        ..
+    } = setting;
+    AttachContext {
+        programs,
+        filters,
+        pins: kept_maps.pins.as_ref(),
+        predecessor,
+        netlink,
+        settled,
+    }
 }

@@ -52,7 +52,11 @@ pub(super) struct Events {
 impl Events {
     /// Subscribes to the events of the calling thread's network namespace.
     pub(super) fn subscribe() -> io::Result<Self> {
-        Ok(Self { socket: Socket::news()?, last: None, is_news: false })
+        Ok(Self {
+            socket: Socket::news()?,
+            last: None,
+            is_news: false,
+        })
     }
 
     /// Drains the events without waiting; returns whether there were any since the last call.
@@ -74,7 +78,8 @@ impl Events {
         loop {
             self.receive();
             let now = Instant::now();
-            let Some(silent_at) = self.last.map(|last| last + SILENCE).filter(|at| *at > now) else {
+            let Some(silent_at) = self.last.map(|last| last + SILENCE).filter(|at| *at > now)
+            else {
                 return true;
             };
             if now >= limit {
@@ -83,7 +88,10 @@ impl Events {
             let wait = (silent_at.min(limit) - now).max(Duration::from_millis(1));
             let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
             // An interrupted wait is only a shorter one.
-            let _ = poll(&mut socket, PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX));
+            let _ = poll(
+                &mut socket,
+                PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX),
+            );
         }
     }
 }
@@ -103,14 +111,23 @@ pub(super) struct EventPace {
 
 impl EventPace {
     pub(super) fn new() -> Self {
-        Self { wait: COALESCE, last: None }
+        Self {
+            wait: COALESCE,
+            last: None,
+        }
     }
 
     /// Returns how long to wait for more events: briefly after a quiet period, and twice as long
     /// each time while they keep coming.
     pub(super) fn wait(&mut self, now: Instant) -> Duration {
-        let calm = self.last.is_none_or(|last| now.saturating_duration_since(last) > CALM);
-        self.wait = if calm { COALESCE } else { (self.wait * 2).min(COALESCE_MOST) };
+        let calm = self
+            .last
+            .is_none_or(|last| now.saturating_duration_since(last) > CALM);
+        self.wait = if calm {
+            COALESCE
+        } else {
+            (self.wait * 2).min(COALESCE_MOST)
+        };
         self.last = Some(now);
         self.wait
     }
@@ -153,7 +170,9 @@ impl RtnlThrottle {
     }
 
     pub(super) fn rest(&self) -> Duration {
-        self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()))
+        self.next.map_or(Duration::ZERO, |next| {
+            next.saturating_duration_since(Instant::now())
+        })
     }
 }
 
@@ -166,7 +185,10 @@ fn pause(took: Duration, backlog: Option<Backlog>, now: Instant) -> Duration {
     };
     let left = (since + DEADLINE).saturating_duration_since(now);
     let share = left / u32::try_from(waiting).unwrap_or(u32::MAX);
-    share.saturating_sub(took).max(took / HURRIED_PAUSE).min(relaxed)
+    share
+        .saturating_sub(took)
+        .max(took / HURRIED_PAUSE)
+        .min(relaxed)
 }
 
 /// How long an interface must stay unchanged before a qdisc may be added. Plugins run one after the
@@ -222,9 +244,15 @@ mod tests {
     fn changes_end_with_silence() {
         let hour = Duration::from_secs(3600);
         let mut events = Events::subscribe().unwrap();
-        assert!(events.wait_for_silence(Instant::now() + hour), "nothing changes");
+        assert!(
+            events.wait_for_silence(Instant::now() + hour),
+            "nothing changes"
+        );
         events.last = Some(Instant::now() + hour);
-        assert!(!events.wait_for_silence(Instant::now()), "the last change is too recent");
+        assert!(
+            !events.wait_for_silence(Instant::now()),
+            "the last change is too recent"
+        );
         events.is_news = true;
         assert!(events.take(), "received while waiting, not handled yet");
     }
@@ -251,7 +279,10 @@ mod tests {
         for served in 1..=interfaces {
             now += took;
             held += took;
-            let backlog = Backlog { waiting: interfaces - served, since: begin };
+            let backlog = Backlog {
+                waiting: interfaces - served,
+                since: begin,
+            };
             if served < interfaces {
                 now += pause(took, Some(backlog), now);
             }
@@ -263,7 +294,10 @@ mod tests {
     fn five_hundred_are_served_in_time() {
         let (needed, held) = serve(500, Duration::from_micros(130));
         assert!(needed <= Duration::from_secs(3), "{needed:?}");
-        assert!(held * 19 <= needed, "{held:?} of {needed:?}: the lock is free for 95 % of the time");
+        assert!(
+            held * 19 <= needed,
+            "{held:?} of {needed:?}: the lock is free for 95 % of the time"
+        );
     }
 
     #[test]
@@ -271,7 +305,10 @@ mod tests {
         let (needed, held) = serve(8, Duration::from_millis(13));
         assert!(needed >= held * 16, "{held:?} of {needed:?}");
         let (needed, held) = serve(250, Duration::from_millis(13));
-        assert!(needed >= held + held / 5, "{held:?} of {needed:?}: others take it even then");
+        assert!(
+            needed >= held + held / 5,
+            "{held:?} of {needed:?}: others take it even then"
+        );
         assert!(needed <= held * 2, "{held:?} of {needed:?}");
         let alone = pause(Duration::from_millis(13), None, Instant::now());
         assert_eq!(alone, Duration::from_millis(13 * 19));
@@ -281,7 +318,10 @@ mod tests {
     fn changes_restart_the_wait() {
         let (mut grace, begin) = (CniGrace::default(), Instant::now());
         let uplink = Link::named(2, "eth0");
-        let veth = Link { kind: Some("veth".to_owned()), ..Link::named(3, "s-1") };
+        let veth = Link {
+            kind: Some("veth".to_owned()),
+            ..Link::named(3, "s-1")
+        };
         let first = [uplink.clone(), veth.clone()];
         grace.listed(&[], &first, begin);
         assert!(grace.is_settled(&uplink, begin), "hardware");
@@ -289,12 +329,18 @@ mod tests {
         grace.listed(&first, &first, begin + QUIET / 2);
         assert!(grace.is_settled(&veth, begin + QUIET));
 
-        let bridged = Link { master: Some(9), ..veth.clone() };
+        let bridged = Link {
+            master: Some(9),
+            ..veth.clone()
+        };
         let second = [uplink, bridged.clone()];
         grace.listed(&first, &second, begin + QUIET);
         assert!(!grace.is_settled(&bridged, begin + QUIET));
         grace.set_waiting(3, true);
         grace.listed(&second, &second[..1], begin + QUIET * 2);
-        assert!(!grace.is_settled(&bridged, begin + QUIET * 4) && !grace.is_waiting(3), "gone");
+        assert!(
+            !grace.is_settled(&bridged, begin + QUIET * 4) && !grace.is_waiting(3),
+            "gone"
+        );
     }
 }

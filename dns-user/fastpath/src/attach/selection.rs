@@ -31,17 +31,27 @@ enum Candidates {
 }
 
 impl Selection {
-    pub(crate) fn new(listed: Option<&[String]>, excluded: &[String], endpoints: &[SocketAddr]) -> Self {
+    pub(crate) fn new(
+        listed: Option<&[String]>,
+        excluded: &[String],
+        endpoints: &[SocketAddr],
+    ) -> Self {
         let candidates = match listed {
             Some(names) => {
                 let is_plain = |name: &String| !name.contains(['*', '?', '[', '\\']);
-                let (plain, patterns): (Vec<String>, Vec<String>) = names.iter().cloned().partition(is_plain);
+                let (plain, patterns): (Vec<String>, Vec<String>) =
+                    names.iter().cloned().partition(is_plain);
                 Candidates::Listed(plain.into_iter().collect(), patterns)
             }
-            None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => Candidates::Loopback,
+            None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => {
+                Candidates::Loopback
+            }
             None => Candidates::All,
         };
-        Self { candidates, excluded: excluded.to_vec() }
+        Self {
+            candidates,
+            excluded: excluded.to_vec(),
+        }
     }
 
     /// Returns whether the configuration names this interface without a wildcard: it is then served
@@ -56,10 +66,16 @@ impl Selection {
     /// Returns the interfaces that the configuration names without a wildcard and that do not
     /// exist, sorted by name.
     pub(super) fn missing(&self, links: &[Link]) -> Vec<&str> {
-        let Candidates::Listed(plain, _) = &self.candidates else { return Vec::new() };
+        let Candidates::Listed(plain, _) = &self.candidates else {
+            return Vec::new();
+        };
         let existing: HashSet<&str> = links.iter().map(|link| &*link.name).collect();
         let is_missing = |name: &&str| !existing.contains(name);
-        let mut missing: Vec<&str> = plain.iter().map(String::as_str).filter(is_missing).collect();
+        let mut missing: Vec<&str> = plain
+            .iter()
+            .map(String::as_str)
+            .filter(is_missing)
+            .collect();
         missing.sort_unstable();
         missing
     }
@@ -67,7 +83,9 @@ impl Selection {
     /// Returns whether this interface is served once queries arrive on it.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let is_candidate = match &self.candidates {
-            Candidates::Listed(plain, patterns) => plain.contains(&link.name) || is_among(link, patterns),
+            Candidates::Listed(plain, patterns) => {
+                plain.contains(&link.name) || is_among(link, patterns)
+            }
             Candidates::Loopback => link.layer == LOOPBACK,
             Candidates::All => true,
         };
@@ -86,7 +104,8 @@ fn is_among(link: &Link, patterns: &[String]) -> bool {
 /// Returns whether the pattern matches one of the interface's names. Text that is not a valid
 /// pattern is compared literally.
 fn is_named(link: &Link, pattern: &str) -> bool {
-    values::pattern_matches(pattern.as_bytes(), link.name.as_bytes()).unwrap_or(link.name == pattern)
+    values::pattern_matches(pattern.as_bytes(), link.name.as_bytes())
+        .unwrap_or(link.name == pattern)
 }
 
 /// Expands wildcards to the local addresses covered by their sockets and drops addresses that are
@@ -101,13 +120,18 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
             ip if is_scoped(&ip) => Vec::new(),
             ip if !ip.is_unspecified() => vec![ip],
             ip => {
-                let has_v4 = listen.iter().any(|other| other.is_ipv4() && other.port() == endpoint.port());
+                let has_v4 = listen
+                    .iter()
+                    .any(|other| other.is_ipv4() && other.port() == endpoint.port());
                 let takes = |address: &IpAddr| match address {
                     IpAddr::V4(_) => ip.is_ipv4() || !has_v4,
                     IpAddr::V6(_) => ip.is_ipv6(),
                 };
-                let mut addresses: Vec<IpAddr> =
-                    local.iter().copied().filter(|address| takes(address) && !is_scoped(address)).collect();
+                let mut addresses: Vec<IpAddr> = local
+                    .iter()
+                    .copied()
+                    .filter(|address| takes(address) && !is_scoped(address))
+                    .collect();
                 addresses.sort_by_key(|address| (!address.is_loopback(), *address));
                 addresses
             }
@@ -134,7 +158,12 @@ pub(super) fn to_endpoint(endpoint: SocketAddr) -> Endpoint {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped().octets(), 4),
         IpAddr::V6(ip) => (ip.octets(), 6),
     };
-    Endpoint { address, port: endpoint.port().to_be_bytes(), family, padding: [0; 5] }
+    Endpoint {
+        address,
+        port: endpoint.port().to_be_bytes(),
+        family,
+        padding: [0; 5],
+    }
 }
 
 #[cfg(test)]
@@ -157,8 +186,11 @@ mod tests {
         assert!(all.takes(&link("eth0", None, None)));
         assert!(all.takes(&link("br0", Some("bridge"), None)));
         assert!(!all.names(&link("lo", None, None)));
-        let loopback =
-            Selection::new(None, &[], &["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()]);
+        let loopback = Selection::new(
+            None,
+            &[],
+            &["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()],
+        );
         assert!(loopback.takes(&link("lo", None, None)));
         assert!(!loopback.takes(&link("eth0", None, None)));
     }
@@ -167,7 +199,10 @@ mod tests {
     fn excluded_interfaces_stay_excluded() {
         let (all, left) = (["eth0", "veth1"].map(str::to_owned), ["eth*".to_owned()]);
         let endpoints = ["10.0.0.1:53".parse().unwrap()];
-        for selection in [Selection::new(None, &left, &endpoints), Selection::new(Some(&all), &left, &[])] {
+        for selection in [
+            Selection::new(None, &left, &endpoints),
+            Selection::new(Some(&all), &left, &[]),
+        ] {
             assert!(!selection.takes(&link("eth0", None, None)));
             assert!(selection.takes(&link("veth1", Some("veth"), None)));
         }
@@ -177,7 +212,10 @@ mod tests {
     fn only_plain_names_are_missing() {
         let listed = ["eth99", "eth0", "w-*"].map(str::to_owned);
         let links = [link("eth0", None, None)];
-        assert_eq!(Selection::new(Some(&listed), &[], &[]).missing(&links), ["eth99"]);
+        assert_eq!(
+            Selection::new(Some(&listed), &[], &[]).missing(&links),
+            ["eth99"]
+        );
         assert!(Selection::new(None, &[], &[]).missing(&links).is_empty());
     }
 
@@ -185,9 +223,13 @@ mod tests {
     fn lists_hold_names_and_globs() {
         let listed = ["lo", "w-*", "br[0"].map(str::to_owned);
         let selection = Selection::new(Some(&listed), &[], &[]);
-        for (name, served) in
-            [("lo", true), ("w-abc-0", true), ("eth0", false), ("br[0", true), ("br0", false)]
-        {
+        for (name, served) in [
+            ("lo", true),
+            ("w-abc-0", true),
+            ("eth0", false),
+            ("br[0", true),
+            ("br0", false),
+        ] {
             let link = link(name, Some("bridge"), None);
             assert_eq!(selection.takes(&link), served, "{name}");
             assert_eq!(selection.names(&link), name == "lo", "{name}");
@@ -196,22 +238,44 @@ mod tests {
 
     #[test]
     fn wildcards_expand_to_local_addresses() {
-        let local: Vec<IpAddr> =
-            ["10.0.0.1", "::1", "127.0.0.1", "10.0.0.1"].map(|ip| ip.parse().unwrap()).into();
+        let local: Vec<IpAddr> = ["10.0.0.1", "::1", "127.0.0.1", "10.0.0.1"]
+            .map(|ip| ip.parse().unwrap())
+            .into();
         let listen = |text: &str| text.parse::<SocketAddr>().unwrap();
-        assert_eq!(expand(&[listen("0.0.0.0:53")], &local), [listen("127.0.0.1:53"), listen("10.0.0.1:53")]);
+        assert_eq!(
+            expand(&[listen("0.0.0.0:53")], &local),
+            [listen("127.0.0.1:53"), listen("10.0.0.1:53")]
+        );
         let both = ["127.0.0.1:53", "[::1]:53", "10.0.0.1:53"].map(listen);
-        assert_eq!(expand(&[listen("[::]:53")], &local), both, "IPv6's takes IPv4 too");
-        assert_eq!(expand(&[listen("[::]:53"), listen("10.0.0.1:54")], &local)[..3], both);
+        assert_eq!(
+            expand(&[listen("[::]:53")], &local),
+            both,
+            "IPv6's takes IPv4 too"
+        );
+        assert_eq!(
+            expand(&[listen("[::]:53"), listen("10.0.0.1:54")], &local)[..3],
+            both
+        );
         let own_v4 = expand(&[listen("[::]:53"), listen("10.0.0.1:53")], &local);
-        assert_eq!(own_v4, [listen("[::1]:53"), listen("10.0.0.1:53")], "IPv4 has a socket of its own");
-        assert_eq!(expand(&[listen("10.0.0.1:53"), listen("0.0.0.0:53")], &local).len(), 2, "no repeats");
+        assert_eq!(
+            own_v4,
+            [listen("[::1]:53"), listen("10.0.0.1:53")],
+            "IPv4 has a socket of its own"
+        );
+        assert_eq!(
+            expand(&[listen("10.0.0.1:53"), listen("0.0.0.0:53")], &local).len(),
+            2,
+            "no repeats"
+        );
     }
 
     #[test]
     fn endpoints_are_in_network_order() {
         let endpoint = to_endpoint("169.254.0.2:53".parse().unwrap());
-        assert_eq!(endpoint.address, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 169, 254, 0, 2]);
+        assert_eq!(
+            endpoint.address,
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 169, 254, 0, 2]
+        );
         assert_eq!((endpoint.port, endpoint.family), ([0, 53], 4));
     }
 }

@@ -8,7 +8,9 @@ use super::netlink::{LOOPBACK, Link, Socket};
 /// Returns the reason why an interface must not answer because of its type or its master; `all`
 /// must include the master.
 pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
-    let master = link.master.and_then(|master| all.iter().find(|other| other.ifindex == master));
+    let master = link
+        .master
+        .and_then(|master| all.iter().find(|other| other.ifindex == master));
     if link.collects_metadata {
         return Some("a tunnel with external keys (collect_md): a reply would carry no tunnel key");
     }
@@ -19,7 +21,9 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
         return Some("a port of Open vSwitch, whose flows decide what is delivered");
     }
     if master.is_some_and(|master| master.filters_vlans) {
-        return Some("a port of a VLAN-aware bridge, which decides which addresses its clients reach");
+        return Some(
+            "a port of a VLAN-aware bridge, which decides which addresses its clients reach",
+        );
     }
     None
 }
@@ -28,7 +32,8 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
 /// veth or netkit device, or a bridge whose ports are all of these and taps. An uplink in a bridge brings in
 /// other machines.
 pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
-    let is_of_container = |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "netkit" | "tun"));
+    let is_of_container =
+        |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "netkit" | "tun"));
     if link.layer == LOOPBACK || matches!(link.kind.as_deref(), Some("veth" | "netkit")) {
         return true;
     }
@@ -44,13 +49,17 @@ pub struct InterfaceKinds {
 impl InterfaceKinds {
     /// Opens a socket to the kernel, for the network namespace of the calling thread.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { netlink: Socket::requests()? })
+        Ok(Self {
+            netlink: Socket::requests()?,
+        })
     }
 
     /// Returns whether senders behind this interface run on this machine: the loopback, a veth, or a bridge
     /// of veths only. Returns false for an interface that is gone or unknown to the kernel.
     pub fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
-        let Ok(Some(link)) = self.netlink.link(ifindex) else { return false };
+        let Ok(Some(link)) = self.netlink.link(ifindex) else {
+            return false;
+        };
         // The ports decide about a bridge.
         let all = match link.kind.as_deref() {
             Some("bridge") => self.netlink.links().unwrap_or_default(),
@@ -66,28 +75,50 @@ mod tests {
     use super::*;
 
     fn link(ifindex: u32, kind: Option<&str>, master: Option<u32>) -> Link {
-        Link { kind: kind.map(str::to_owned), master, ..Link::named(ifindex, "x") }
+        Link {
+            kind: kind.map(str::to_owned),
+            master,
+            ..Link::named(ifindex, "x")
+        }
     }
 
     #[test]
     fn bridge_with_uplink_is_far() {
-        let (bridge, veth) = (link(2, Some("bridge"), None), link(3, Some("veth"), Some(2)));
+        let (bridge, veth) = (
+            link(2, Some("bridge"), None),
+            link(3, Some("veth"), Some(2)),
+        );
         assert!(is_near(&bridge, &[bridge.clone(), veth.clone()]));
         let uplink = link(4, None, Some(2));
-        assert!(!is_near(&bridge, &[bridge.clone(), veth.clone(), uplink.clone()]));
+        assert!(!is_near(
+            &bridge,
+            &[bridge.clone(), veth.clone(), uplink.clone()]
+        ));
         assert!(is_near(&veth, &[bridge, veth.clone()]) && !is_near(&uplink, &[]));
-        assert!(is_near(&link(5, Some("netkit"), None), &[]), "Cilium's devices");
+        assert!(
+            is_near(&link(5, Some("netkit"), None), &[]),
+            "Cilium's devices"
+        );
     }
 
     #[test]
     fn tunnels_vrfs_and_aware_bridges_are_refused() {
         let plain = link(3, Some("veth"), Some(2));
         assert_eq!(refusal(&plain, &[link(2, Some("bridge"), None)]), None);
-        let aware = Link { filters_vlans: true, ..link(2, Some("bridge"), None) };
+        let aware = Link {
+            filters_vlans: true,
+            ..link(2, Some("bridge"), None)
+        };
         assert!(refusal(&plain, &[aware]).is_some());
-        let tunnel = Link { collects_metadata: true, ..link(5, Some("vxlan"), None) };
+        let tunnel = Link {
+            collects_metadata: true,
+            ..link(5, Some("vxlan"), None)
+        };
         assert!(refusal(&tunnel, &[]).is_some());
-        let slave = Link { part_of: Some("vrf".into()), ..link(6, Some("veth"), Some(9)) };
+        let slave = Link {
+            part_of: Some("vrf".into()),
+            ..link(6, Some("veth"), Some(9))
+        };
         assert!(refusal(&slave, &[]).is_some());
     }
 

@@ -49,8 +49,11 @@ pub struct Authority {
 
 impl Authority {
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
-        let is_allowed =
-            |address: &SocketAddr| self.listen.as_ref().is_none_or(|listen| listen.contains(address));
+        let is_allowed = |address: &SocketAddr| {
+            self.listen
+                .as_ref()
+                .is_none_or(|listen| listen.contains(address))
+        };
         let (allowed, refused): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_allowed);
         if let Some(first) = refused.first() {
             static LIMIT: LineLimit = LineLimit::new();
@@ -94,8 +97,14 @@ pub struct Attacher {
 impl Attacher {
     /// Binds the socket for servers of this user and group, replacing an existing socket.
     pub fn bind(socket: &Path, user: u32, group: u32) -> io::Result<Self> {
-        let access = Access { user: None, group: Some(Gid::from_raw(group)) };
-        Ok(Self { listener: unix_socket::bind(socket, access, &[])?, user })
+        let access = Access {
+            user: None,
+            group: Some(Gid::from_raw(group)),
+        };
+        Ok(Self {
+            listener: unix_socket::bind(socket, access, &[])?,
+            user,
+        })
     }
 
     /// Serves connections until the process ends. Attached programs stay attached then.
@@ -133,7 +142,9 @@ impl Attacher {
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
                 let Open { stream, serves } = &*place.open;
-                if let Err(error) = session::serve(stream, &authority, serves, Some(session::TIMEOUT)) {
+                if let Err(error) =
+                    session::serve(stream, &authority, serves, Some(session::TIMEOUT))
+                {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(suppressed) = LIMIT.admit_any() {
                         tracing::warn!(%error, suppressed, "connection to a server lost: its programs stay attached and answer until its lease expires");
@@ -170,8 +181,10 @@ impl Sessions {
     fn begin(&self, stream: UnixStream) -> Place {
         let mut sessions = self.0.lock();
         if sessions.len() >= MOST_SESSIONS {
-            let cut =
-                sessions.iter().position(|session| !session.serves.load(Ordering::Relaxed)).unwrap_or(0);
+            let cut = sessions
+                .iter()
+                .position(|session| !session.serves.load(Ordering::Relaxed))
+                .unwrap_or(0);
             let cut = sessions.remove(cut);
             tracing::warn!(
                 serves = cut.serves.load(Ordering::Relaxed),
@@ -180,15 +193,24 @@ impl Sessions {
             // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
-        let open = Arc::new(Open { stream, serves: AtomicBool::new(false) });
+        let open = Arc::new(Open {
+            stream,
+            serves: AtomicBool::new(false),
+        });
         sessions.push(open.clone());
-        Place { sessions: self.clone(), open }
+        Place {
+            sessions: self.clone(),
+            open,
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.sessions.0.lock().retain(|session| !Arc::ptr_eq(session, &self.open));
+        self.sessions
+            .0
+            .lock()
+            .retain(|session| !Arc::ptr_eq(session, &self.open));
     }
 }
 

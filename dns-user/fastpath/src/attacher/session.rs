@@ -36,7 +36,8 @@ use crate::{
     },
     bpf,
     connection::{
-        AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, send, send_descriptors,
+        AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, send,
+        send_descriptors,
     },
     mailbox::{self, Notifications, Notifier},
     object::{Object, SHARED_MAPS},
@@ -61,7 +62,11 @@ pub(super) fn serve(
 ) -> io::Result<()> {
     stream.set_write_timeout(Some(TIMEOUT))?;
     // The server is starting and reads its files meanwhile.
-    let early = if limit.is_none() { load_early(read) } else { None };
+    let early = if limit.is_none() {
+        load_early(read)
+    } else {
+        None
+    };
     let mut lines = Lines::default();
     let Request { layout, listen } = match limit {
         Some(limit) => lines.next_within(stream, limit)?,
@@ -70,16 +75,29 @@ pub(super) fn serve(
     let (authority, listen, prepared) = match prepare(layout, &listen, read, early) {
         Ok(prepared) => prepared,
         Err(why) => {
-            tracing::warn!(why, "server refused: it gets no programs and answers every query from userspace");
+            tracing::warn!(
+                why,
+                "server refused: it gets no programs and answers every query from userspace"
+            );
             send_descriptors(stream, &[])?;
             return send(stream, &Response::Refused(why));
         }
     };
     hand_over(stream, &prepared)?;
-    let installed = prepared.attach(&authority.xdp, &listen).map_err(io::Error::other)?;
+    let installed = prepared
+        .attach(&authority.xdp, &listen)
+        .map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
-    let on_stop =
-        Session { stream, lines, installed: &installed, reported: None, read, authority, serves }.run();
+    let on_stop = Session {
+        stream,
+        lines,
+        installed: &installed,
+        reported: None,
+        read,
+        authority,
+        serves,
+    }
+    .run();
     // A server that died without a stop message will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     installed.stop(asked.unwrap_or(OnStop::Keep));
@@ -113,8 +131,9 @@ fn prepare(
     if listen.is_empty() {
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
-    let is_same =
-        |(early, _): &(Authority, Loaded)| (&early.xdp, early.main) == (&authority.xdp, authority.main);
+    let is_same = |(early, _): &(Authority, Loaded)| {
+        (&early.xdp, early.main) == (&authority.xdp, authority.main)
+    };
     let loaded = match early.filter(is_same) {
         Some((_, loaded)) => loaded,
         None => Loaded::load(&authority).map_err(|error| error.to_string())?,
@@ -126,13 +145,21 @@ fn prepare(
 /// Sends the descriptors of the maps, and of the predecessor's maps if there are any.
 fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
     let Prepared { loaded, pins, .. } = prepared;
-    let maps = loaded.shared_maps().ok_or_else(|| io::Error::other("the object lacks a map"))?;
+    let maps = loaded
+        .shared_maps()
+        .ok_or_else(|| io::Error::other("the object lacks a map"))?;
     let earlier = pins.as_ref().and_then(Pins::earlier_maps);
     let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
-    let shapes =
-        |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
-    let response =
-        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.object.limits };
+    let shapes = |maps: &[BorrowedFd<'_>]| {
+        maps.iter()
+            .map(|map| bpf::map_shape(*map))
+            .collect::<io::Result<_>>()
+    };
+    let response = Response::Maps {
+        shapes: shapes(&maps)?,
+        earlier: shapes(&earlier)?,
+        limits: loaded.object.limits,
+    };
     send_descriptors(stream, &[&maps[..], &earlier].concat())?;
     send(stream, &response)
 }
@@ -168,7 +195,8 @@ impl Session<'_> {
             let mut fds = [self.stream.as_fd(), self.installed.notifications.as_fd()]
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             // Rounded up, because a shorter wait would cost another iteration.
-            let pause = PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let pause =
+                PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, if is_changed { pause } else { PollTimeout::NONE });
             let [is_readable, is_notified] = fds.map(|fd| fd.any().unwrap_or(false));
@@ -190,7 +218,9 @@ impl Session<'_> {
                 if let Ok(authority) = (self.read)() {
                     self.authority = authority;
                 }
-                self.installed.interfaces.set_listen(&self.authority.allowed(&endpoints));
+                self.installed
+                    .interfaces
+                    .set_listen(&self.authority.allowed(&endpoints));
             }
             ServerMessage::Arrived(arrivals) => self.installed.interfaces.report(arrivals),
             ServerMessage::Filled => {
@@ -218,7 +248,11 @@ impl Session<'_> {
     /// Sends the state of the interfaces and their programs if it changed.
     fn report(&mut self) -> io::Result<()> {
         let status = self.installed.status();
-        if self.reported.as_ref().is_none_or(|(reported, _)| *reported != status) {
+        if self
+            .reported
+            .as_ref()
+            .is_none_or(|(reported, _)| *reported != status)
+        {
             send(self.stream, &AttacherMessage::Status(status.clone()))?;
             self.reported = Some((status, Instant::now()));
         }
@@ -240,8 +274,8 @@ struct Loaded {
 impl Loaded {
     /// Loads the maps for a server, and touches nothing of a running one.
     fn load(authority: &Authority) -> Result<Self, FastPathError> {
-        let (changed, notifications) =
-            mailbox::notifications().map_err(|error| FastPathError::io("creating a socket pair", error))?;
+        let (changed, notifications) = mailbox::notifications()
+            .map_err(|error| FastPathError::io("creating a socket pair", error))?;
         let (ebpf, object) = Object::load(&authority.xdp)?;
         let statuses = ProgramStatuses::new(changed.clone());
         let programs = Programs::start(
@@ -251,7 +285,14 @@ impl Loaded {
             object.limits.answers + object.limits.replies > 0,
         )
         .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
-        Ok(Self { programs, filters: Filters::of(authority.main), statuses, object, changed, notifications })
+        Ok(Self {
+            programs,
+            filters: Filters::of(authority.main),
+            statuses,
+            object,
+            changed,
+            notifications,
+        })
     }
 
     /// Lets the kernel verify the program that most interfaces need in this mode, before they are known.
@@ -261,7 +302,11 @@ impl Loaded {
             HookMode::Native => Program::Xdp,
             HookMode::Off => return,
         };
-        if config.interfaces.as_ref().is_none_or(|names| !names.is_empty()) {
+        if config
+            .interfaces
+            .as_ref()
+            .is_none_or(|names| !names.is_empty())
+        {
             self.programs.order(program);
         }
     }
@@ -279,15 +324,26 @@ impl Loaded {
             predecessor = pins.pinned_links(None);
         }
         if !predecessor.is_empty() {
-            tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
+            tracing::info!(
+                links = predecessor.len(),
+                "taking over the predecessor's pinned links"
+            );
         }
-        Prepared { loaded: self, pins, predecessor }
+        Prepared {
+            loaded: self,
+            pins,
+            predecessor,
+        }
     }
 
     /// Returns the maps that the server needs, in the protocol's order.
     fn shared_maps(&self) -> Option<[BorrowedFd<'_>; SHARED_MAPS]> {
         let map = |name: &str| {
-            let found = self.object.kept_maps.iter().find(|(known, _)| *known == name);
+            let found = self
+                .object
+                .kept_maps
+                .iter()
+                .find(|(known, _)| *known == name);
             found.map(|(_, fd)| fd.as_fd())
         };
         Some([
@@ -312,13 +368,32 @@ struct Prepared {
 
 impl Prepared {
     /// Attaches the programs, in the caller's network namespace, once the maps are filled.
-    fn attach(self, config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Installed, FastPathError> {
-        let Self { loaded, pins, predecessor } = self;
-        let Object { kept_maps: maps, tap: _, scope, counters, messages, limits: _ } = loaded.object;
+    fn attach(
+        self,
+        config: &XdpConfig,
+        endpoints: &[SocketAddr],
+    ) -> Result<Installed, FastPathError> {
+        let Self {
+            loaded,
+            pins,
+            predecessor,
+        } = self;
+        let Object {
+            kept_maps: maps,
+            tap: _,
+            scope,
+            counters,
+            messages,
+            limits: _,
+        } = loaded.object;
         scope.set_vlans(&config.vlans);
         let kept_maps = Arc::new(KeptMaps { pins, maps });
         let interfaces = Interfaces::start(Setting {
-            selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
+            selection: Selection::new(
+                config.interfaces.as_deref(),
+                &config.respect_filters,
+                endpoints,
+            ),
             mode: config.mode,
             programs: loaded.programs,
             filters: loaded.filters,
@@ -333,7 +408,12 @@ impl Prepared {
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
         let (statuses, notifications) = (loaded.statuses, loaded.notifications);
-        Ok(Installed { interfaces, statuses, notifications, kept_maps })
+        Ok(Installed {
+            interfaces,
+            statuses,
+            notifications,
+            kept_maps,
+        })
     }
 }
 
@@ -359,7 +439,12 @@ impl Installed {
 
     /// Detaches everything, or leaves it to a successor.
     fn stop(self, on_stop: OnStop) {
-        let Self { interfaces, statuses: _, notifications: _, kept_maps } = self;
+        let Self {
+            interfaces,
+            statuses: _,
+            notifications: _,
+            kept_maps,
+        } = self;
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
             && let Some(pins) = &kept_maps.pins
@@ -396,7 +481,14 @@ mod tests {
         let attacher = thread::spawn(move || super::super::serve(&ours, &read));
         // Longer than a server may take that connects to a service.
         thread::sleep(TIMEOUT + Duration::from_millis(200));
-        send(&servers, &Request { layout: LAYOUT_VERSION + 1, listen: Vec::new() }).unwrap();
+        send(
+            &servers,
+            &Request {
+                layout: LAYOUT_VERSION + 1,
+                listen: Vec::new(),
+            },
+        )
+        .unwrap();
         assert_eq!(receive_descriptors(&servers).unwrap().len(), 0);
         let response = Lines::default().next(&servers).unwrap();
         assert!(matches!(response, Response::Refused(why) if why.contains("layout")));

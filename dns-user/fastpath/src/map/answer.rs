@@ -63,8 +63,19 @@ impl AnswerKey<'_> {
 
 impl AnswerQuestion {
     pub(crate) fn of(answer: &ForwardedAnswer) -> Self {
-        let &ForwardedAnswer { ref name, qtype, dnssec_ok, checking_disabled, .. } = answer;
-        Self { name: name.clone(), qtype, dnssec_ok, checking_disabled }
+        let &ForwardedAnswer {
+            ref name,
+            qtype,
+            dnssec_ok,
+            checking_disabled,
+            ..
+        } = answer;
+        Self {
+            name: name.clone(),
+            qtype,
+            dnssec_ok,
+            checking_disabled,
+        }
     }
 
     pub(crate) fn key(&self, seed: u64) -> u64 {
@@ -90,15 +101,27 @@ pub struct LocalReply {
 impl LocalReply {
     /// Returns whether the reply has no answer.
     pub fn is_negative(&self) -> bool {
-        self.plain.iter().chain(&self.wide).all(|message| message.get(6..8) == Some(&[0, 0]))
+        self.plain
+            .iter()
+            .chain(&self.wide)
+            .all(|message| message.get(6..8) == Some(&[0, 0]))
     }
 }
 
 /// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs, truncated
 /// answers, negative ones without SOA, too many records, too long a body, or a NUL byte in the name.
 pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
-    let ForwardedAnswer { name, qtype, dnssec_ok, checking_disabled, message, ttls, ttl, lifetime, since_ns } =
-        answer;
+    let ForwardedAnswer {
+        name,
+        qtype,
+        dnssec_ok,
+        checking_disabled,
+        message,
+        ttls,
+        ttl,
+        lifetime,
+        since_ns,
+    } = answer;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
     let form = Form::of(message, body_at)?;
     if form.flags[0] & TC != 0 || form.records() != ttls.len() || form.records() > MAX_RECORDS {
@@ -133,7 +156,13 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
 /// body, or a NUL byte in the name. Forms for which an entry has no room are left out.
 pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) -> Option<Vec<u64>> {
     let name = &question.name;
-    let LocalReply { plain, wide, wide_limits, serial, since_ns } = reply;
+    let LocalReply {
+        plain,
+        wide,
+        wide_limits,
+        serial,
+        since_ns,
+    } = reply;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
     let copied = RD | if question.checking_disabled { CD } else { 0 };
     let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
@@ -143,7 +172,10 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         (!forms.is_empty() && forms.iter().all(is_copied)).then_some(forms)
     };
     // A reply too long for either kind of query leaves the other one to the programs.
-    let (mut all, wide) = (forms(plain).unwrap_or_default(), forms(wide).unwrap_or_default());
+    let (mut all, wide) = (
+        forms(plain).unwrap_or_default(),
+        forms(wide).unwrap_or_default(),
+    );
     let mut room = MAX_ANSWER_SIZE - AnswerHeader::variants_offset(name.as_wire().len());
     let are_same = all == wide;
     keep_fitting(&mut all, &mut room);
@@ -164,7 +196,9 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let serial_at = serials[0];
     let is_same = |form: &Form| {
         serial_at.is_none_or(|at| {
-            form.body.get(usize::from(at)..).is_some_and(|rest| rest.starts_with(&serial.to_be_bytes()))
+            form.body
+                .get(usize::from(at)..)
+                .is_some_and(|rest| rest.starts_with(&serial.to_be_bytes()))
         })
     };
     if serials.iter().any(|&at| at != serial_at) || !all.iter().all(is_same) {
@@ -173,7 +207,11 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let numbers_at: Vec<u16> = serial_at.into_iter().collect();
     let limits_of = |count: usize, limits| if count > 0 { limits } else { NO_LIMIT };
     // Entries of the same reply are equal unless a serial counts from some time on.
-    let (number, since_ns) = if serial_at.is_some() { (*serial, *since_ns) } else { (0, 0) };
+    let (number, since_ns) = if serial_at.is_some() {
+        (*serial, *since_ns)
+    } else {
+        (0, 0)
+    };
     let header = Fields {
         name,
         key: question.query_key(),
@@ -183,7 +221,10 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         lifetime: u32::MAX,
         numbers_at: &numbers_at,
         variants: [[0, plain_count as u8], [first as u8, wide_count as u8]],
-        limits: [limits_of(plain_count, ANY_LIMIT), limits_of(wide_count, *wide_limits)],
+        limits: [
+            limits_of(plain_count, ANY_LIMIT),
+            limits_of(wide_count, *wide_limits),
+        ],
     };
     header.encode(all, seed)
 }
@@ -215,15 +256,26 @@ impl Form {
     fn of(message: &[u8], body_at: usize) -> Option<Self> {
         let (header, body) = (message.get(..HEADER_LEN)?, message.get(body_at..)?);
         let flags = [header[2], header[3]];
-        let counts = [[header[6], header[7]], [header[8], header[9]], [header[10], header[11]]];
+        let counts = [
+            [header[6], header[7]],
+            [header[8], header[9]],
+            [header[10], header[11]],
+        ];
         let is_fitting = header[4..6] == [0, 1]
             && RCODES.contains(&(flags[1] & 0x0f))
             && (body.is_empty() || (MIN_BODY_LEN..=MAX_BODY_LEN).contains(&body.len()));
-        is_fitting.then(|| Self { flags, counts, body: body.to_vec() })
+        is_fitting.then(|| Self {
+            flags,
+            counts,
+            body: body.to_vec(),
+        })
     }
 
     fn records(&self) -> usize {
-        self.counts.iter().map(|&count| usize::from(u16::from_be_bytes(count))).sum()
+        self.counts
+            .iter()
+            .map(|&count| usize::from(u16::from_be_bytes(count)))
+            .sum()
     }
 
     /// Returns the offset of the first SOA's serial in the body.
@@ -261,7 +313,10 @@ impl WireRecord {
         };
         let fields = bytes.get(fixed..fixed + FIXED_LEN)?;
         let len = fixed + FIXED_LEN + usize::from(u16::from_be_bytes([fields[8], fields[9]]));
-        (len <= bytes.len()).then_some(Self { kind: u16::from_be_bytes([fields[0], fields[1]]), len })
+        (len <= bytes.len()).then_some(Self {
+            kind: u16::from_be_bytes([fields[0], fields[1]]),
+            len,
+        })
     }
 }
 
@@ -287,13 +342,24 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     fn encode(self, mut forms: Vec<Form>, seed: u64) -> Option<Vec<u64>> {
-        let Self { name, key, since_ns, generation, number, lifetime, numbers_at, variants, limits } = self;
+        let Self {
+            name,
+            key,
+            since_ns,
+            generation,
+            number,
+            lifetime,
+            numbers_at,
+            variants,
+            limits,
+        } = self;
         if name.labels().any(|label| label.contains(&0)) {
             return None;
         }
         let wire = name.as_wire();
         let mut ttls = [0; MAX_RECORDS];
-        ttls.get_mut(..numbers_at.len())?.copy_from_slice(numbers_at);
+        ttls.get_mut(..numbers_at.len())?
+            .copy_from_slice(numbers_at);
         let header = AnswerHeader {
             last_used_ns: 0,
             hash: key.hash(hash_name(seed, wire)),
@@ -312,7 +378,11 @@ impl Fields<'_> {
         };
         let variants_at = AnswerHeader::variants_offset(wire.len());
         let mut body_at = variants_at + forms.len() * size_of::<Variant>();
-        let size = body_at + forms.iter().map(|form| padded(form.body.len())).sum::<usize>();
+        let size = body_at
+            + forms
+                .iter()
+                .map(|form| padded(form.body.len()))
+                .sum::<usize>();
         if size > MAX_ANSWER_SIZE {
             return None;
         }
@@ -320,7 +390,15 @@ impl Fields<'_> {
         let bytes = words.as_mut_bytes();
         bytes[..size_of::<AnswerHeader>()].copy_from_slice(header.as_bytes());
         bytes[size_of::<AnswerHeader>()..][..wire.len()].copy_from_slice(wire);
-        for (index, Form { flags, counts, body }) in forms.iter_mut().enumerate() {
+        for (
+            index,
+            Form {
+                flags,
+                counts,
+                body,
+            },
+        ) in forms.iter_mut().enumerate()
+        {
             for &at in numbers_at {
                 body.get_mut(usize::from(at)..)?.get_mut(..4)?.fill(0);
             }
@@ -370,10 +448,24 @@ mod tests {
         let words = encode(&answer(), 7, 3).unwrap();
         let (header, rest) = AnswerHeader::read_from_prefix(words.as_bytes()).unwrap();
         let (variant, _) = Variant::read_from_prefix(&rest[8..]).unwrap();
-        assert_eq!((header.name_len, variant.body_len, header.ttl_count, header.odd_ttls), (4, 16, 1, 0));
-        assert_eq!((header.ttls[0], header.generation, header.since_ns), (6, 3, 5));
+        assert_eq!(
+            (
+                header.name_len,
+                variant.body_len,
+                header.ttl_count,
+                header.odd_ttls
+            ),
+            (4, 16, 1, 0)
+        );
+        assert_eq!(
+            (header.ttls[0], header.generation, header.since_ns),
+            (6, 3, 5)
+        );
         assert_eq!(&rest[..8], b"\x02ok\0\0\0\0\0");
-        assert_eq!(&rest[24..40], b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01");
+        assert_eq!(
+            &rest[24..40],
+            b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01"
+        );
         assert_eq!(header.hash, AnswerQuestion::of(&answer()).key(7));
     }
 
@@ -385,28 +477,53 @@ mod tests {
             encode(&answer, 7, 3)
         };
         assert!(with(&|_| {}).is_some());
-        assert!(with(&|answer| answer.message[2] |= TC).is_none(), "truncated");
+        assert!(
+            with(&|answer| answer.message[2] |= TC).is_none(),
+            "truncated"
+        );
         assert!(with(&|answer| answer.message[3] |= 2).is_none(), "SERVFAIL");
-        assert!(with(&|answer| answer.message[7] = 2).is_none(), "a record without TTL");
-        assert!(with(&|answer| answer.ttls[0] = 40).is_none(), "a TTL behind the end");
-        assert!(with(&|answer| answer.message[7..10].copy_from_slice(&[0, 0, 1])).is_none(), "no SOA");
+        assert!(
+            with(&|answer| answer.message[7] = 2).is_none(),
+            "a record without TTL"
+        );
+        assert!(
+            with(&|answer| answer.ttls[0] = 40).is_none(),
+            "a TTL behind the end"
+        );
+        assert!(
+            with(&|answer| answer.message[7..10].copy_from_slice(&[0, 0, 1])).is_none(),
+            "no SOA"
+        );
         assert!(with(&|answer| answer.name = Name::from_text("a\\000").unwrap()).is_none());
     }
 
     /// Returns a reply to "ok" with these records, without OPT.
     fn message(counts: [u8; 3], body: &[u8]) -> Vec<u8> {
         let [answers, authority, additional] = counts;
-        let header = [0, 0, 0x85, 0x80, 0, 1, 0, answers, 0, authority, 0, additional];
+        let header = [
+            0, 0, 0x85, 0x80, 0, 1, 0, answers, 0, authority, 0, additional,
+        ];
         [&header[..], b"\x02ok\0\0\x21\0\x01", body].concat()
     }
 
     fn question() -> AnswerQuestion {
-        AnswerQuestion { name: "ok".parse().unwrap(), qtype: 33, dnssec_ok: false, checking_disabled: false }
+        AnswerQuestion {
+            name: "ok".parse().unwrap(),
+            qtype: 33,
+            dnssec_ok: false,
+            checking_disabled: false,
+        }
     }
 
     fn local(plain: &[Vec<u8>], wide: &[Vec<u8>]) -> LocalReply {
         let (plain, wide) = (plain.to_vec(), wide.to_vec());
-        LocalReply { plain, wide, wide_limits: [600, 4096], serial: 7, since_ns: 5 }
+        LocalReply {
+            plain,
+            wide,
+            wide_limits: [600, 4096],
+            serial: 7,
+            since_ns: 5,
+        }
     }
 
     fn single(plain: &Vec<u8>, wide: &Vec<u8>) -> LocalReply {
@@ -419,43 +536,76 @@ mod tests {
             message[11] = 1;
             message.extend(dns_core::wire::opt_record(size, 0, false));
         }
-        let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+        let Parsed::Query(query) = parse(&message) else {
+            panic!("a query")
+        };
         models(entry, &query, 9_000_000_005)
     }
 
     #[test]
     fn local_replies_depend_on_edns() {
         let srv = |port: u8| {
-            [b"\xc0\x0c\0\x21\0\x01\0\0\0\0\0\x09\0\x01\0\x01\0", &[port][..], b"\x01a\0"].concat()
+            [
+                b"\xc0\x0c\0\x21\0\x01\0\0\0\0\0\x09\0\x01\0\x01\0",
+                &[port][..],
+                b"\x01a\0",
+            ]
+            .concat()
         };
         let [first, second] = [1, 2].map(|port| message([1, 0, 0], &srv(port)));
-        let both = [[first.clone(), second.clone()].to_vec(), vec![first.clone()]];
+        let both = [
+            [first.clone(), second.clone()].to_vec(),
+            vec![first.clone()],
+        ];
         let entry = encode_local(&local(&both[0], &both[1]), &question(), 7).unwrap();
         let body = |reply: &Vec<u8>| reply[20..41].to_vec();
-        assert_eq!(ask(&entry, None).iter().map(body).collect::<Vec<_>>(), [srv(1), srv(2)]);
-        assert_eq!(ask(&entry, Some(1232)).iter().map(body).collect::<Vec<_>>(), [srv(1)]);
+        assert_eq!(
+            ask(&entry, None).iter().map(body).collect::<Vec<_>>(),
+            [srv(1), srv(2)]
+        );
+        assert_eq!(
+            ask(&entry, Some(1232)).iter().map(body).collect::<Vec<_>>(),
+            [srv(1)]
+        );
         assert_eq!(ask(&entry, Some(1232))[0].len(), 41 + 11);
         assert!(ask(&entry, Some(599)).is_empty() && ask(&entry, Some(4097)).is_empty());
         let same = encode_local(&local(&both[0], &both[0]), &question(), 7).unwrap();
-        assert_eq!((ask(&same, Some(600)).len(), ask(&same, None).len()), (2, 2));
+        assert_eq!(
+            (ask(&same, Some(600)).len(), ask(&same, None).len()),
+            (2, 2)
+        );
         assert!(same.len() < entry.len(), "equal forms are stored once");
     }
 
     #[test]
     fn serial_counts_seconds() {
-        let soa =
-            |serial: u8| [&b"\0\0\x06\0\x01\0\0\0\x05\0\x16\0\0\0\0\0"[..], &[serial], &[0; 16]].concat();
+        let soa = |serial: u8| {
+            [
+                &b"\0\0\x06\0\x01\0\0\0\x05\0\x16\0\0\0\0\0"[..],
+                &[serial],
+                &[0; 16],
+            ]
+            .concat()
+        };
         let denial = message([0, 1, 0], &soa(7));
         let entry = encode_local(&single(&denial, &denial), &question(), 7).unwrap();
         assert_eq!(ask(&entry, None)[0][20..], soa(16));
         let other = message([0, 1, 0], &soa(8));
-        assert_eq!(encode_local(&single(&other, &other), &question(), 7), None, "another clock");
+        assert_eq!(
+            encode_local(&single(&other, &other), &question(), 7),
+            None,
+            "another clock"
+        );
     }
 
     #[test]
     fn long_forms_are_left_out() {
-        let long =
-            |len: usize| message([1, 0, 0], &[&b"\0\0\x10\0\x01\0\0\0\0\x04"[..], &vec![b'x'; len]].concat());
+        let long = |len: usize| {
+            message(
+                [1, 0, 0],
+                &[&b"\0\0\x10\0\x01\0\0\0\0\x04"[..], &vec![b'x'; len]].concat(),
+            )
+        };
         let (fits, large) = (long(1100), long(1300));
         let entry = encode_local(&single(&fits, &large), &question(), 7).unwrap();
         assert_eq!(ask(&entry, Some(4096)), [] as [Vec<u8>; 0]);
@@ -469,9 +619,15 @@ mod tests {
     fn model_counts_the_ttl_down() {
         let words = encode(&answer(), 7, 3).unwrap();
         let message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02Ok\0\0\x01\0\x01";
-        let Parsed::Query(query) = parse(message) else { panic!("a query") };
+        let Parsed::Query(query) = parse(message) else {
+            panic!("a query")
+        };
         let reply = model(&words, &query, 299_999_999_999).unwrap();
-        assert_eq!(reply[..12], *b"\x12\x34\x81\x80\0\x01\0\x01\0\0\0\0", "AD is hidden");
+        assert_eq!(
+            reply[..12],
+            *b"\x12\x34\x81\x80\0\x01\0\x01\0\0\0\0",
+            "AD is hidden"
+        );
         assert_eq!(reply[12..26], *b"\x02Ok\0\0\x01\0\x01\xc0\x0c\0\x01\0\x01");
         assert_eq!(reply[26..30], [0, 0, 0, 1]);
         assert_eq!(model(&words, &query, 300_000_000_000), None);

@@ -15,7 +15,9 @@ pub(crate) struct ControlPage {
 
 impl ControlPage {
     pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self { map: map_shared(map, size_of::<Control>())? })
+        Ok(Self {
+            map: map_shared(map, size_of::<Control>())?,
+        })
     }
 
     /// Stores an 8-byte field.
@@ -35,16 +37,27 @@ impl ControlPage {
 
     /// Sets the end of the lease, in ns of CLOCK_MONOTONIC; 0: no lease.
     pub(crate) fn set_lease(&self, deadline_ns: u64) {
-        self.store(offset_of!(Control, lease_deadline_ns), deadline_ns, Ordering::Release);
+        self.store(
+            offset_of!(Control, lease_deadline_ns),
+            deadline_ns,
+            Ordering::Release,
+        );
     }
 
     pub(crate) fn lease(&self) -> u64 {
-        self.map.load(offset_of!(Control, lease_deadline_ns) / 8, Ordering::Relaxed)
+        self.map.load(
+            offset_of!(Control, lease_deadline_ns) / 8,
+            Ordering::Relaxed,
+        )
     }
 
     /// Permits probes until this time of CLOCK_MONOTONIC, in ns; 0 ends them.
     pub(crate) fn probe_until(&self, until_ns: u64) {
-        self.store(offset_of!(Control, probe_until_ns), until_ns, Ordering::Relaxed);
+        self.store(
+            offset_of!(Control, probe_until_ns),
+            until_ns,
+            Ordering::Relaxed,
+        );
     }
 
     /// Sets the number of queries per sample of the tap; 0: off.
@@ -60,9 +73,16 @@ impl ControlPage {
     /// [`Control::pass_shares`].
     pub(crate) fn set_shedding(&self, shares: &[u32; CLIENT_BUCKETS], until_ns: u64) {
         for (bucket, &share) in shares.iter().enumerate() {
-            self.store_half(offset_of!(Control, pass_shares) + bucket * size_of::<u32>(), share);
+            self.store_half(
+                offset_of!(Control, pass_shares) + bucket * size_of::<u32>(),
+                share,
+            );
         }
-        self.store(offset_of!(Control, shed_until_ns), until_ns, Ordering::Release);
+        self.store(
+            offset_of!(Control, shed_until_ns),
+            until_ns,
+            Ordering::Release,
+        );
     }
 
     /// Ends shedding: all queries pass to userspace.
@@ -72,13 +92,21 @@ impl ControlPage {
 
     /// Sets the generation of the forwarded answers in use; 0: none.
     pub(crate) fn set_answer_generation(&self, generation: u64) {
-        self.store(offset_of!(Control, answer_generation), generation, Ordering::Release);
+        self.store(
+            offset_of!(Control, answer_generation),
+            generation,
+            Ordering::Release,
+        );
     }
 
     /// Sets a generation of the forwarded answers unless one is in use, so that the programs look for
     /// answers at all.
     pub(crate) fn begin_answers(&self) {
-        if self.map.load(offset_of!(Control, answer_generation) / 8, Ordering::Relaxed) == 0 {
+        if self.map.load(
+            offset_of!(Control, answer_generation) / 8,
+            Ordering::Relaxed,
+        ) == 0
+        {
             self.set_answer_generation(1);
         }
     }

@@ -37,12 +37,18 @@ impl Counters {
 
     /// Returns the number of packets for every outcome.
     pub fn outcomes(&self) -> impl Iterator<Item = (Outcome, u64)> {
-        Outcome::ALL.iter().map(|&outcome| (outcome, self.outcome(outcome)))
+        Outcome::ALL
+            .iter()
+            .map(|&outcome| (outcome, self.outcome(outcome)))
     }
 
     /// Returns the number of replies by the programs.
     pub fn hits(&self) -> u64 {
-        Outcome::ALL.iter().filter(|outcome| outcome.is_hit()).map(|&outcome| self.outcome(outcome)).sum()
+        Outcome::ALL
+            .iter()
+            .filter(|outcome| outcome.is_hit())
+            .map(|&outcome| self.outcome(outcome))
+            .sum()
     }
 
     /// Returns the number of replies by type label and RCODE.
@@ -59,7 +65,10 @@ impl Counters {
 
     /// Returns the bytes of the DNS messages of answered queries and of their replies.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.sum(|cpu| cpu.query_bytes), self.sum(|cpu| cpu.reply_bytes))
+        (
+            self.sum(|cpu| cpu.query_bytes),
+            self.sum(|cpu| cpu.reply_bytes),
+        )
     }
 
     /// Returns the number of replies by the interface in a slot.
@@ -77,7 +86,9 @@ impl Counters {
     pub(crate) fn ended(self) -> Self {
         let total = CpuCounters {
             outcomes: array::from_fn(|outcome| self.sum(|cpu| cpu.outcomes[outcome])),
-            replies: array::from_fn(|kind| array::from_fn(|rcode| self.sum(|cpu| cpu.replies[kind][rcode]))),
+            replies: array::from_fn(|kind| {
+                array::from_fn(|rcode| self.sum(|cpu| cpu.replies[kind][rcode]))
+            }),
             query_bytes: self.sum(|cpu| cpu.query_bytes),
             reply_bytes: self.sum(|cpu| cpu.reply_bytes),
             padding: Default::default(),
@@ -100,12 +111,20 @@ pub(crate) struct CounterPages {
 
 impl CounterPages {
     pub(crate) fn map(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
-        let Shape { value_size, elements: cpus } = shape;
+        let Shape {
+            value_size,
+            elements: cpus,
+        } = shape;
         if value_size as usize != size_of::<CpuCounters>() {
-            return Err(io::Error::other(format!("counters of {value_size} bytes: another layout")));
+            return Err(io::Error::other(format!(
+                "counters of {value_size} bytes: another layout"
+            )));
         }
         let cpus = cpus as usize;
-        Ok(Self { map: map_shared(map, cpus * size_of::<CpuCounters>())?, cpus })
+        Ok(Self {
+            map: map_shared(map, cpus * size_of::<CpuCounters>())?,
+            cpus,
+        })
     }
 
     pub(crate) fn read(&self) -> Vec<CpuCounters> {
@@ -125,11 +144,14 @@ impl CounterPages {
     /// Returns the number of packets to our endpoints that were passed to userspace. Reads four cache
     /// lines of each CPU, which its programs write.
     pub(crate) fn passed_to_userspace(&self) -> u64 {
-        let is_passed =
-            |outcome: &&Outcome| !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed);
+        let is_passed = |outcome: &&Outcome| {
+            !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed)
+        };
         let of_cpu = |cpu| {
             let outcomes = Outcome::ALL.iter().filter(is_passed);
-            outcomes.map(move |&outcome| self.outcome(cpu, outcome).load(Ordering::Relaxed)).sum::<u64>()
+            outcomes
+                .map(move |&outcome| self.outcome(cpu, outcome).load(Ordering::Relaxed))
+                .sum::<u64>()
         };
         (0..self.cpus).map(of_cpu).sum()
     }
@@ -140,7 +162,9 @@ impl CounterPages {
     }
 
     pub(crate) fn interface(&self, slot: usize) -> u64 {
-        (0..self.cpus).map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed)).sum()
+        (0..self.cpus)
+            .map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Resets the counters of a slot that no program run uses yet.
@@ -150,7 +174,10 @@ impl CounterPages {
 
     fn hits(&self, cpu: usize, slot: usize) -> &AtomicU64 {
         assert!(slot < INTERFACES, "a counter of the map");
-        self.counter(cpu, offset_of!(CpuCounters, interface_hits) + slot * size_of::<u64>())
+        self.counter(
+            cpu,
+            offset_of!(CpuCounters, interface_hits) + slot * size_of::<u64>(),
+        )
     }
 
     fn counter(&self, cpu: usize, offset: usize) -> &AtomicU64 {
@@ -179,14 +206,23 @@ mod tests {
 
     #[test]
     fn misses_are_added_up_over_cpus() {
-        let map: MmapRaw = memmap2::MmapMut::map_anon(3 * size_of::<CpuCounters>()).unwrap().into();
+        let map: MmapRaw = memmap2::MmapMut::map_anon(3 * size_of::<CpuCounters>())
+            .unwrap()
+            .into();
         let pages = CounterPages { map, cpus: 3 };
-        for (cpu, outcome) in
-            [(0, Outcome::NotPublished), (2, Outcome::BadEdns), (2, Outcome::Hit), (1, Outcome::Shed)]
-        {
+        for (cpu, outcome) in [
+            (0, Outcome::NotPublished),
+            (2, Outcome::BadEdns),
+            (2, Outcome::Hit),
+            (1, Outcome::Shed),
+        ] {
             pages.outcome(cpu, outcome).store(5, Ordering::Relaxed);
         }
-        assert_eq!(pages.passed_to_userspace(), 10, "hits and shed queries did not reach userspace");
+        assert_eq!(
+            pages.passed_to_userspace(),
+            10,
+            "hits and shed queries did not reach userspace"
+        );
         assert_eq!(Counters::new(pages.read()).outcome(Outcome::BadEdns), 5);
     }
 
@@ -197,7 +233,9 @@ mod tests {
         cpu.replies[0][0] = 24_080;
         cpu.query_bytes = 7;
         cpu.interface_hits[1] = 24_080;
-        let ended = Counters::default().join(Counters::new(vec![cpu, cpu])).ended();
+        let ended = Counters::default()
+            .join(Counters::new(vec![cpu, cpu]))
+            .ended();
         cpu.outcomes[Outcome::Hit as usize] = 108;
         cpu.replies[0][0] = 108;
         let all = ended.join(Counters::new(vec![cpu]));

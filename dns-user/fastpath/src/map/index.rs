@@ -21,7 +21,10 @@ const NAMES_PER_PAIR: u32 = 12;
 
 pub(crate) fn elements(names: u32) -> u32 {
     // The largest table follows the root and all smaller tables, which together have the same length.
-    2 * names.div_ceil(NAMES_PER_PAIR).clamp(1, 1 << 30).next_power_of_two()
+    2 * names
+        .div_ceil(NAMES_PER_PAIR)
+        .clamp(1, 1 << 30)
+        .next_power_of_two()
 }
 
 /// The name's buckets are full, and the table cannot grow.
@@ -42,7 +45,12 @@ impl<W: Words> Index<W> {
 
     /// Points the name with this hash to the entry at `new`, which is already written, instead of
     /// to `old`, if given.
-    pub(crate) fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
+    pub(crate) fn set(
+        &mut self,
+        hash: u64,
+        new: Location,
+        old: Option<Location>,
+    ) -> Result<(), Full> {
         let memory = &self.memory;
         if let Some(place) = old.and_then(|old| memory.place(hash, old)) {
             memory.set_location(place, new);
@@ -102,9 +110,16 @@ impl<W: Words> IndexMemory<W> {
     /// bucket only if some name had to move there.
     fn reachable(&self, hash: u64) -> impl Iterator<Item = SlotPosition> {
         let pairs = self.pairs();
-        let count = self.words.load(overflow_count(first_bucket(hash, pairs), hash), Ordering::Acquire);
+        let count = self.words.load(
+            overflow_count(first_bucket(hash, pairs), hash),
+            Ordering::Acquire,
+        );
         let overflows = index::overflows(count);
-        places(hash, pairs).take(if overflows == 0 { BUCKET_SLOTS } else { 2 * BUCKET_SLOTS })
+        places(hash, pairs).take(if overflows == 0 {
+            BUCKET_SLOTS
+        } else {
+            2 * BUCKET_SLOTS
+        })
     }
 
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
@@ -120,7 +135,8 @@ impl<W: Words> IndexMemory<W> {
 
     fn place(&self, hash: u64, location: Location) -> Option<SlotPosition> {
         let mut places = places(hash, self.pairs());
-        places.find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)
+        places
+            .find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)
     }
 
     fn free_place(&self, hash: u64, pairs: u32) -> Option<SlotPosition> {
@@ -169,13 +185,18 @@ impl<W: Words> IndexMemory<W> {
     }
 
     fn elements(&self) -> u32 {
-        u32::try_from(self.words.bytes() / size_of::<Pair>()).expect("a BPF array has at most 2^32 elements")
+        u32::try_from(self.words.bytes() / size_of::<Pair>())
+            .expect("a BPF array has at most 2^32 elements")
     }
 
     /// Returns the number of pairs in use; an invalid root counts as 1.
     fn pairs(&self) -> u32 {
         let pairs = u32::try_from(self.words.load(0, Ordering::Acquire)).unwrap_or(0);
-        if pairs.is_power_of_two() && pairs <= self.elements() / 2 { pairs } else { 1 }
+        if pairs.is_power_of_two() && pairs <= self.elements() / 2 {
+            pairs
+        } else {
+            1
+        }
     }
 
     fn set_pairs(&self, pairs: u32) {
@@ -183,7 +204,9 @@ impl<W: Words> IndexMemory<W> {
     }
 
     fn tag(&self, place: SlotPosition) -> u8 {
-        self.words.load(tags(place), Ordering::Acquire).to_le_bytes()[place.slot % WORD_SLOTS]
+        self.words
+            .load(tags(place), Ordering::Acquire)
+            .to_le_bytes()[place.slot % WORD_SLOTS]
     }
 
     /// Sets the tag of a slot; its cell must be set first.
@@ -197,7 +220,11 @@ impl<W: Words> IndexMemory<W> {
 
     /// Changes a word, ordered after all earlier writes. There is no concurrent writer.
     fn change(&self, index: usize, change: impl FnOnce(u64) -> u64) {
-        self.words.store(index, change(self.words.load(index, Ordering::Relaxed)), Ordering::Release);
+        self.words.store(
+            index,
+            change(self.words.load(index, Ordering::Relaxed)),
+            Ordering::Release,
+        );
     }
 
     fn location(&self, place: SlotPosition) -> Location {
@@ -206,7 +233,8 @@ impl<W: Words> IndexMemory<W> {
 
     /// Points a slot to the entry at `location`, which is already written.
     fn set_location(&self, place: SlotPosition, location: Location) {
-        self.words.store_half(cell(place), location.0, Ordering::Release);
+        self.words
+            .store_half(cell(place), location.0, Ordering::Release);
     }
 }
 
@@ -230,7 +258,10 @@ fn overflow_count_of(place: SlotPosition, hash: u64) -> Option<usize> {
 /// Returns the index of the word that counts the names that prefer the same bucket as this hash but
 /// are stored in the other one. `first` is the first bucket of the pair.
 fn overflow_count(first: usize, hash: u64) -> usize {
-    tags(SlotPosition { bucket: first + index::preferred_bucket(hash), slot: WORD_SLOTS })
+    tags(SlotPosition {
+        bucket: first + index::preferred_bucket(hash),
+        slot: WORD_SLOTS,
+    })
 }
 
 /// Returns the possible slots for this hash in a table of `pairs` pairs, the best first.
@@ -238,7 +269,10 @@ fn places(hash: u64, pairs: u32) -> impl Iterator<Item = SlotPosition> {
     let first = first_bucket(hash, pairs);
     let preferred = index::preferred_bucket(hash);
     (0..2).flat_map(move |turn| {
-        (0..BUCKET_SLOTS).map(move |slot| SlotPosition { bucket: first + (preferred ^ turn), slot })
+        (0..BUCKET_SLOTS).map(move |slot| SlotPosition {
+            bucket: first + (preferred ^ turn),
+            slot,
+        })
     })
 }
 
@@ -253,13 +287,19 @@ pub(crate) fn map_index(
     shape: Shape,
     entries: Arc<EntryMemory>,
 ) -> io::Result<IndexMemory> {
-    let Shape { value_size, elements } = shape;
+    let Shape {
+        value_size,
+        elements,
+    } = shape;
     if value_size as usize != size_of::<Pair>() {
         return Err(io::Error::other(format!(
             "an index with elements of {value_size} bytes: another layout"
         )));
     }
-    Ok(IndexMemory::new(map_shared(map, elements as usize * size_of::<Pair>())?, entries))
+    Ok(IndexMemory::new(
+        map_shared(map, elements as usize * size_of::<Pair>())?,
+        entries,
+    ))
 }
 
 #[cfg(test)]
@@ -281,16 +321,26 @@ mod tests {
     impl Bench {
         fn new(names: u32, cells: usize) -> Self {
             let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).unwrap().into();
-            let entries =
-                Arc::new(EntryMemory::new(anonymous((cells * CELL_SIZE).next_multiple_of(CHUNK_SIZE))));
+            let entries = Arc::new(EntryMemory::new(anonymous(
+                (cells * CELL_SIZE).next_multiple_of(CHUNK_SIZE),
+            )));
             let map = anonymous(elements(names) as usize * size_of::<Pair>());
-            Self { index: Index::new(Arc::new(IndexMemory::new(map, entries.clone()))), entries }
+            Self {
+                index: Index::new(Arc::new(IndexMemory::new(map, entries.clone()))),
+                entries,
+            }
         }
 
         /// Writes the header of an entry at `new` and points the name to it.
         fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
-            let header = EntryHeader { hash, ..EntryHeader::new_zeroed() };
-            self.entries.write(new, &zerocopy::transmute!(header) as &[u64; size_of::<EntryHeader>() / 8]);
+            let header = EntryHeader {
+                hash,
+                ..EntryHeader::new_zeroed()
+            };
+            self.entries.write(
+                new,
+                &zerocopy::transmute!(header) as &[u64; size_of::<EntryHeader>() / 8],
+            );
             self.index.set(hash, new, old)
         }
 
@@ -298,8 +348,12 @@ mod tests {
         fn overflows(&self) -> usize {
             let memory = &self.index.memory;
             let first = 2 * memory.pairs() as usize;
-            let second_words =
-                (first..2 * first).map(|bucket| tags(SlotPosition { bucket, slot: WORD_SLOTS }));
+            let second_words = (first..2 * first).map(|bucket| {
+                tags(SlotPosition {
+                    bucket,
+                    slot: WORD_SLOTS,
+                })
+            });
             let words = second_words.map(|index| memory.words.load(index, Ordering::Relaxed));
             words.map(|word| index::overflows(word) as usize).sum()
         }
@@ -310,7 +364,9 @@ mod tests {
             let places = memory.taken(memory.pairs());
             let hashed = places.map(|place| (place, memory.hash_at(memory.location(place))));
             hashed
-                .filter(|(place, hash)| hash.is_some_and(|hash| overflow_count_of(*place, hash).is_some()))
+                .filter(|(place, hash)| {
+                    hash.is_some_and(|hash| overflow_count_of(*place, hash).is_some())
+                })
                 .count()
         }
     }
@@ -324,10 +380,16 @@ mod tests {
     fn as_many_names_as_promised_fit() {
         for names in [1, 12, 100, 1_000, 20_000, 69_632] {
             let mut bench = Bench::new(names, names as usize);
-            let set = (0..names).filter(|&n| bench.set(hash(n), Location(n), None).is_ok()).count();
+            let set = (0..names)
+                .filter(|&n| bench.set(hash(n), Location(n), None).is_ok())
+                .count();
             // One in 1,000 may meet full buckets.
-            assert!(set + 1 + names as usize / 1_000 >= names as usize, "{set} of {names}");
-            let found = (0..names).filter(|&n| bench.index.memory.get(hash(n)) == Some(Location(n)));
+            assert!(
+                set + 1 + names as usize / 1_000 >= names as usize,
+                "{set} of {names}"
+            );
+            let found =
+                (0..names).filter(|&n| bench.index.memory.get(hash(n)) == Some(Location(n)));
             assert_eq!(found.count(), set);
         }
     }
@@ -338,7 +400,11 @@ mod tests {
         for number in 0..5_000 {
             bench.set(hash(number), Location(number), None).unwrap();
         }
-        assert!((256..=1024).contains(&bench.index.memory.pairs()), "{}", bench.index.memory.pairs());
+        assert!(
+            (256..=1024).contains(&bench.index.memory.pairs()),
+            "{}",
+            bench.index.memory.pairs()
+        );
     }
 
     #[test]
@@ -346,7 +412,9 @@ mod tests {
         let mut bench = Bench::new(1, 24);
         // The upper bits choose tag and bucket; they are equal in all of these.
         for number in 0..24 {
-            bench.set(number << 8, Location(number as u32), None).unwrap();
+            bench
+                .set(number << 8, Location(number as u32), None)
+                .unwrap();
         }
         assert_eq!(bench.set(24 << 8, Location(24), None), Err(Full));
         bench.index.remove(3 << 8, Location(3));

@@ -47,7 +47,12 @@ impl Encoded {
         resolution: &Resolution,
         policy: Option<AnswerPolicy>,
     ) -> Result<(), Unfitting> {
-        let Resolution { existence, v4, v6, checks: _ } = resolution;
+        let Resolution {
+            existence,
+            v4,
+            v6,
+            checks: _,
+        } = resolution;
         let wire = name.as_wire();
         if name.labels().any(|label| label.contains(&0)) {
             return Err(Unfitting::NulByte);
@@ -66,7 +71,8 @@ impl Encoded {
         }
         v4.sort_unstable();
         v6.sort_unstable();
-        let count = |length: usize| u16::try_from(length).expect("lists and names are bounded above");
+        let count =
+            |length: usize| u16::try_from(length).expect("lists and names are bounded above");
         let header = EntryHeader {
             last_used_ns: 0,
             hash,
@@ -82,7 +88,8 @@ impl Encoded {
         bytes[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
         bytes[size_of::<EntryHeader>()..][..wire.len()].copy_from_slice(wire);
         if let Some(policy) = policy {
-            bytes[header.policy_offset()..][..size_of::<AnswerPolicy>()].copy_from_slice(policy.as_bytes());
+            bytes[header.policy_offset()..][..size_of::<AnswerPolicy>()]
+                .copy_from_slice(policy.as_bytes());
         }
         for (slot, address) in bytes[header.v4_offset()..].chunks_exact_mut(4).zip(&v4) {
             slot.copy_from_slice(&Ipv4Addr::octets(address));
@@ -121,7 +128,10 @@ pub(crate) fn is_named<W: Words>(memory: &EntryMemory<W>, location: Location, na
 }
 
 /// Reads the header of an entry; `None` if it lies outside the store.
-pub(crate) fn read_header<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<EntryHeader> {
+pub(crate) fn read_header<W: Words>(
+    memory: &EntryMemory<W>,
+    location: Location,
+) -> Option<EntryHeader> {
     let mut words = [0; HEADER_WORDS];
     memory.read_to(location, &mut words)?;
     zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
@@ -141,7 +151,10 @@ fn read_wire<'w, W: Words>(
     let length = usize::from(read_header(memory, location)?.name_len);
     let words = words.get_mut(..HEADER_WORDS + length.div_ceil(8))?;
     memory.read_to(location, words)?;
-    words.as_bytes().get(size_of::<EntryHeader>()..)?.get(..length)
+    words
+        .as_bytes()
+        .get(size_of::<EntryHeader>()..)?
+        .get(..length)
 }
 
 #[cfg(test)]
@@ -157,7 +170,10 @@ mod tests {
         Resolution {
             existence,
             v4: v4.iter().map(|&octets| octets.into()).collect(),
-            v6: v6.iter().map(|&last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)).collect(),
+            v6: v6
+                .iter()
+                .map(|&last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))
+                .collect(),
             checks: Checks::default(),
         }
     }
@@ -170,15 +186,30 @@ mod tests {
             .encode(
                 7,
                 &name,
-                &resolution(Existence::Found, &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]], &[7]),
+                &resolution(
+                    Existence::Found,
+                    &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]],
+                    &[7],
+                ),
                 None,
             )
             .unwrap();
         let bytes = entry.words().as_bytes();
         let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
-        assert_eq!((header.hash, header.name_len, header.v4_count, header.v6_count), (7, 8, 3, 1));
+        assert_eq!(
+            (
+                header.hash,
+                header.name_len,
+                header.v4_count,
+                header.v6_count
+            ),
+            (7, 8, 3, 1)
+        );
         assert_eq!(&bytes[24..32], name.as_wire());
-        assert_eq!(&bytes[32..48], [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]);
+        assert_eq!(
+            &bytes[32..48],
+            [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]
+        );
         assert_eq!(bytes[header.v6_offset() + 15], 7);
         assert_eq!(header.size(), entry.size());
     }
@@ -193,8 +224,19 @@ mod tests {
         let bytes = entry.words().as_bytes();
         let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
         assert!(header.has_policy() && header.rcode_other & 15 == 0);
-        assert_eq!(AnswerPolicy::read_from_bytes(&bytes[32..40]).unwrap(), policy);
-        assert_eq!((policy.ttl(), policy.most(), policy.plain(false), policy.plain(true)), (30, 6, 3, 2));
+        assert_eq!(
+            AnswerPolicy::read_from_bytes(&bytes[32..40]).unwrap(),
+            policy
+        );
+        assert_eq!(
+            (
+                policy.ttl(),
+                policy.most(),
+                policy.plain(false),
+                policy.plain(true)
+            ),
+            (30, 6, 3, 2)
+        );
         assert_eq!((policy.never_truncates(), policy.no_recursion()), (1, 0));
         assert_eq!(&bytes[40..44], [10, 0, 0, 2]);
         assert_eq!((header.v4_offset(), header.size()), (40, entry.size()));
@@ -204,10 +246,14 @@ mod tests {
     fn existence_becomes_rcodes() {
         let name: Name = "a.bosh".parse().unwrap();
         let mut entry = Encoded::default();
-        for (existence, rcodes) in
-            [(Existence::Found, (0, 0)), (Existence::NoSuchName, (3, 3)), (Existence::Malformed, (1, 0))]
-        {
-            entry.encode(7, &name, &resolution(existence, &[[1, 2, 3, 4]], &[]), None).unwrap();
+        for (existence, rcodes) in [
+            (Existence::Found, (0, 0)),
+            (Existence::NoSuchName, (3, 3)),
+            (Existence::Malformed, (1, 0)),
+        ] {
+            entry
+                .encode(7, &name, &resolution(existence, &[[1, 2, 3, 4]], &[]), None)
+                .unwrap();
             let header = EntryHeader::read_from_bytes(&entry.words().as_bytes()[..24]).unwrap();
             assert_eq!((header.rcode, header.rcode_other), rcodes);
             assert_eq!(
@@ -232,17 +278,33 @@ mod tests {
             entry.encode(7, &name, &resolution(Existence::Found, &many, &[]), None),
             Err(Unfitting::TooManyAddresses)
         );
-        assert_eq!(entry.encode(7, &name, &resolution(Existence::Found, &many[1..], &[]), None), Ok(()));
+        assert_eq!(
+            entry.encode(
+                7,
+                &name,
+                &resolution(Existence::Found, &many[1..], &[]),
+                None
+            ),
+            Ok(())
+        );
     }
 
     #[test]
     fn names_are_read_back() {
-        let memory: EntryMemory = EntryMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
+        let memory: EntryMemory =
+            EntryMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
         let place = Location(2);
         for text in [".", "a", "seven77.example", "q-s0.q-g1.bosh"] {
             let name: Name = text.parse().unwrap();
             let mut entry = Encoded::default();
-            entry.encode(7, &name, &resolution(Existence::Found, &[[1, 2, 3, 4]], &[]), None).unwrap();
+            entry
+                .encode(
+                    7,
+                    &name,
+                    &resolution(Existence::Found, &[[1, 2, 3, 4]], &[]),
+                    None,
+                )
+                .unwrap();
             memory.write(place, entry.words());
             assert!(is_named(&memory, place, &name));
             assert!(!is_named(&memory, place, &"other.example".parse().unwrap()));

@@ -13,8 +13,8 @@ use std::{
 };
 
 use dns_common::scope::{
-    BOUNDED, Endpoint, INTERFACE_TRIES, INTERFACES, Interface, MAX_ENDPOINTS, NEAR, Probe, SOURCE_WORDS,
-    Scope, VLAN_WORDS, source_hash,
+    BOUNDED, Endpoint, INTERFACE_TRIES, INTERFACES, Interface, MAX_ENDPOINTS, NEAR, Probe,
+    SOURCE_WORDS, Scope, VLAN_WORDS, source_hash,
 };
 use dns_kit::clock::kernel_monotonic_ns;
 use memmap2::MmapRaw;
@@ -54,7 +54,10 @@ pub(crate) struct Probed {
 
 impl ScopePage {
     pub(crate) fn map(map: BorrowedFd<'_>, grace: Grace) -> io::Result<Self> {
-        Ok(Self { map: map_shared(map, size_of::<Scope>())?, grace })
+        Ok(Self {
+            map: map_shared(map, size_of::<Scope>())?,
+            grace,
+        })
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -75,7 +78,8 @@ impl ScopePage {
             words[word] |= bit;
         }
         for (index, word) in words.into_iter().enumerate() {
-            self.word(offset_of!(Scope, vlans) + index * 8).store(word, Ordering::Relaxed);
+            self.word(offset_of!(Scope, vlans) + index * 8)
+                .store(word, Ordering::Relaxed);
         }
     }
 
@@ -98,11 +102,19 @@ impl ScopePage {
 
     fn endpoint(&self, slot: usize) -> Option<Endpoint> {
         let at = endpoint_offset(slot);
-        let mut endpoint = Endpoint { address: [0; 16], port: [0; 2], family: 0, padding: [0; 5] };
+        let mut endpoint = Endpoint {
+            address: [0; 16],
+            port: [0; 2],
+            family: 0,
+            padding: [0; 5],
+        };
         let [p0, p1, family, ..] = self.word(at + META).load(Ordering::Relaxed).to_ne_bytes();
         (endpoint.port, endpoint.family) = ([p0, p1], family);
         for half in 0..2 {
-            let bytes = self.word(at + half * 8).load(Ordering::Relaxed).to_ne_bytes();
+            let bytes = self
+                .word(at + half * 8)
+                .load(Ordering::Relaxed)
+                .to_ne_bytes();
             endpoint.address[half * 8..][..8].copy_from_slice(&bytes);
         }
         (family != 0).then_some(endpoint)
@@ -119,8 +131,12 @@ impl ScopePage {
         let wanted = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
         let mut removed = 0_u64;
         for slot in 0..MAX_ENDPOINTS {
-            if self.endpoint(slot).is_some_and(|found| !wanted.contains(&found)) {
-                self.word(endpoint_offset(slot) + META).store(0, Ordering::Relaxed);
+            if self
+                .endpoint(slot)
+                .is_some_and(|found| !wanted.contains(&found))
+            {
+                self.word(endpoint_offset(slot) + META)
+                    .store(0, Ordering::Relaxed);
                 removed |= 1 << slot;
             }
         }
@@ -133,17 +149,24 @@ impl ScopePage {
                 }
             }
         }
-        let added: Vec<&Endpoint> = wanted.iter().filter(|one| self.slot_of(one).is_none()).collect();
+        let added: Vec<&Endpoint> = wanted
+            .iter()
+            .filter(|one| self.slot_of(one).is_none())
+            .collect();
         if added.is_empty() {
             return;
         }
         // From here on no run reads a slot that was valid before.
         (self.grace)();
-        let free: Vec<usize> = (0..MAX_ENDPOINTS).filter(|&slot| self.endpoint(slot).is_none()).collect();
+        let free: Vec<usize> = (0..MAX_ENDPOINTS)
+            .filter(|&slot| self.endpoint(slot).is_none())
+            .collect();
         let placed: Vec<(usize, &Endpoint)> = free.into_iter().zip(added).collect();
         for (slot, endpoint) in &placed {
             for half in 0..2 {
-                let bytes = endpoint.address[half * 8..][..8].try_into().expect("eight of sixteen bytes");
+                let bytes = endpoint.address[half * 8..][..8]
+                    .try_into()
+                    .expect("eight of sixteen bytes");
                 self.word(endpoint_offset(*slot) + half * 8)
                     .store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
             }
@@ -151,30 +174,42 @@ impl ScopePage {
         // From here on every run that finds a slot valid sees its address.
         (self.grace)();
         for (slot, endpoint) in &placed {
-            let Endpoint { port: [p0, p1], family, .. } = **endpoint;
+            let Endpoint {
+                port: [p0, p1],
+                family,
+                ..
+            } = **endpoint;
             let meta = u64::from_ne_bytes([p0, p1, family, 0, 0, 0, 0, 0]);
-            self.word(endpoint_offset(*slot) + META).store(meta, Ordering::Release);
+            self.word(endpoint_offset(*slot) + META)
+                .store(meta, Ordering::Release);
         }
-        let slots =
-            (0..MAX_ENDPOINTS).rev().find(|&slot| self.endpoint(slot).is_some()).map_or(0, |last| last + 1);
+        let slots = (0..MAX_ENDPOINTS)
+            .rev()
+            .find(|&slot| self.endpoint(slot).is_some())
+            .map_or(0, |last| last + 1);
         let slots = u32::try_from(slots).expect("at most MAX_ENDPOINTS");
-        self.half(offset_of!(Scope, endpoint_slots)).store(slots, Ordering::Release);
+        self.half(offset_of!(Scope, endpoint_slots))
+            .store(slots, Ordering::Release);
     }
 
     //----------- Interfaces ---------------------------------------------------
 
     pub(crate) fn interface(&self, ifindex: u32) -> Option<usize> {
-        let number = |slot: usize| self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
+        let number =
+            |slot: usize| self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         tries(ifindex).find(|&slot| number(slot).load(Ordering::Relaxed) == ifindex)
     }
 
     /// Adds interfaces, not serving any endpoint yet, and updates the address of interfaces already
     /// known. Returns the interfaces for which every possible slot is taken.
     pub(crate) fn add_interfaces(&self, interfaces: &[Served]) -> Vec<u32> {
-        let (known, new): (Vec<&Served>, Vec<&Served>) =
-            interfaces.iter().partition(|one| self.interface(one.ifindex).is_some());
+        let (known, new): (Vec<&Served>, Vec<&Served>) = interfaces
+            .iter()
+            .partition(|one| self.interface(one.ifindex).is_some());
         for interface in known {
-            let slot = self.interface(interface.ifindex).expect("partitioned by it");
+            let slot = self
+                .interface(interface.ifindex)
+                .expect("partitioned by it");
             // The address and the flags are each written as one word.
             self.describe(slot, interface);
         }
@@ -187,16 +222,19 @@ impl ScopePage {
         for interface in new {
             let is_free = |slot: &usize| {
                 let number = self.half(interface_offset(*slot) + offset_of!(Interface, ifindex));
-                number.load(Ordering::Relaxed) == 0 && !placed.iter().any(|(taken, _)| taken == slot)
+                number.load(Ordering::Relaxed) == 0
+                    && !placed.iter().any(|(taken, _)| taken == slot)
             };
             let Some(slot) = tries(interface.ifindex).find(is_free) else {
                 left.push(interface.ifindex);
                 continue;
             };
             let at = interface_offset(slot);
-            self.word(at + offset_of!(Interface, endpoints)).store(0, Ordering::Relaxed);
+            self.word(at + offset_of!(Interface, endpoints))
+                .store(0, Ordering::Relaxed);
             for word in 0..MAX_ENDPOINTS * size_of::<Probe>() / 8 {
-                self.word(at + offset_of!(Interface, probes) + word * 8).store(0, Ordering::Relaxed);
+                self.word(at + offset_of!(Interface, probes) + word * 8)
+                    .store(0, Ordering::Relaxed);
             }
             self.describe(slot, interface);
             placed.push((slot, interface));
@@ -213,22 +251,30 @@ impl ScopePage {
     fn describe(&self, slot: usize, interface: &Served) {
         let at = interface_offset(slot);
         let padded = |[a, b, c, d, e, f]: [u8; 6]| u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
-        self.word(at + offset_of!(Interface, address)).store(padded(interface.address), Ordering::Relaxed);
-        self.word(at + offset_of!(Interface, master)).store(padded(interface.master), Ordering::Relaxed);
-        let flags = if interface.near { NEAR } else { 0 } | if interface.bounded { BOUNDED } else { 0 };
-        self.half(at + offset_of!(Interface, flags)).store(flags, Ordering::Relaxed);
+        self.word(at + offset_of!(Interface, address))
+            .store(padded(interface.address), Ordering::Relaxed);
+        self.word(at + offset_of!(Interface, master))
+            .store(padded(interface.master), Ordering::Relaxed);
+        let flags =
+            if interface.near { NEAR } else { 0 } | if interface.bounded { BOUNDED } else { 0 };
+        self.half(at + offset_of!(Interface, flags))
+            .store(flags, Ordering::Relaxed);
     }
 
     /// Serves an interface for exactly these endpoints, given as bits of their slots.
     pub(crate) fn admit(&self, ifindex: u32, endpoints: u64) {
-        let Some(slot) = self.interface(ifindex) else { return };
+        let Some(slot) = self.interface(ifindex) else {
+            return;
+        };
         let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
         mask.store(endpoints, Ordering::Release);
     }
 
     /// Removes an interface: its queries pass to the network stack from now on.
     pub(crate) fn remove_interface(&self, ifindex: u32) {
-        let Some(slot) = self.interface(ifindex) else { return };
+        let Some(slot) = self.interface(ifindex) else {
+            return;
+        };
         let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         number.store(0, Ordering::Relaxed);
     }
@@ -236,13 +282,20 @@ impl ScopePage {
     /// Postpones an interface's next probe until `pause` from now; zero: it is due. A program overwrites
     /// the time only when a probe is due.
     pub(crate) fn defer_probe(&self, ifindex: u32, endpoint: usize, pause: Duration) {
-        let Some(slot) = self.interface(ifindex) else { return };
+        let Some(slot) = self.interface(ifindex) else {
+            return;
+        };
         let at = interface_offset(slot)
             + offset_of!(Interface, probes)
             + endpoint % MAX_ENDPOINTS * size_of::<Probe>();
         let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
-        let due = if pause == 0 { 0 } else { kernel_monotonic_ns().saturating_add(pause) };
-        self.word(at + offset_of!(Probe, due_ns)).store(due, Ordering::Relaxed);
+        let due = if pause == 0 {
+            0
+        } else {
+            kernel_monotonic_ns().saturating_add(pause)
+        };
+        self.word(at + offset_of!(Probe, due_ns))
+            .store(due, Ordering::Relaxed);
     }
 
     pub(crate) fn probed(&self, ifindex: u32, endpoint: usize) -> Option<Probed> {
@@ -254,12 +307,17 @@ impl ScopePage {
             let before = count.load(Ordering::Acquire);
             let mut client = [0; 16];
             for half in 0..2 {
-                let word = self.word(at + offset_of!(Probe, client) + half * 8).load(Ordering::Acquire);
+                let word = self
+                    .word(at + offset_of!(Probe, client) + half * 8)
+                    .load(Ordering::Acquire);
                 client[half * 8..][..8].copy_from_slice(&word.to_ne_bytes());
             }
             // An unchanged count means that no other probe was written in between.
             if count.load(Ordering::Acquire) == before {
-                return Some(Probed { count: before, client: IpAddr::from(client).to_canonical() });
+                return Some(Probed {
+                    count: before,
+                    client: IpAddr::from(client).to_canonical(),
+                });
             }
         }
     }
@@ -288,7 +346,9 @@ fn words_of(address: IpAddr) -> [u32; 4] {
         IpAddr::V6(ip) => {
             let octets = ip.octets();
             std::array::from_fn(|index| {
-                let bytes = octets[index * 4..][..4].try_into().expect("four of sixteen bytes");
+                let bytes = octets[index * 4..][..4]
+                    .try_into()
+                    .expect("four of sixteen bytes");
                 u32::from_ne_bytes(bytes)
             })
         }
@@ -305,16 +365,33 @@ mod tests {
 
     /// Returns a page in anonymous memory.
     fn page() -> ScopePage {
-        let map = MmapOptions::new().len(size_of::<Scope>()).map_anon().unwrap();
-        ScopePage { map: MmapRaw::from(map), grace: || {} }
+        let map = MmapOptions::new()
+            .len(size_of::<Scope>())
+            .map_anon()
+            .unwrap();
+        ScopePage {
+            map: MmapRaw::from(map),
+            grace: || {},
+        }
     }
 
     fn endpoint(last: u8) -> Endpoint {
-        Endpoint { address: [last; 16], port: [0, 53], family: 4, padding: [0; 5] }
+        Endpoint {
+            address: [last; 16],
+            port: [0, 53],
+            family: 4,
+            padding: [0; 5],
+        }
     }
 
     fn served(ifindex: u32) -> Served {
-        Served { ifindex, address: [2; 6], master: [2; 6], near: true, bounded: false }
+        Served {
+            ifindex,
+            address: [2; 6],
+            master: [2; 6],
+            near: true,
+            bounded: false,
+        }
     }
 
     #[test]
@@ -324,10 +401,17 @@ mod tests {
         page.add_interfaces(&[served(7)]);
         page.admit(7, 0b111);
         page.set_endpoints(&[endpoint(3), endpoint(4), endpoint(1)]);
-        assert_eq!([1, 2, 3, 4].map(|last| page.slot_of(&endpoint(last))), [Some(0), None, Some(2), Some(1)]);
+        assert_eq!(
+            [1, 2, 3, 4].map(|last| page.slot_of(&endpoint(last))),
+            [Some(0), None, Some(2), Some(1)]
+        );
         let slot = page.interface(7).unwrap();
         let mask = page.word(interface_offset(slot) + offset_of!(Interface, endpoints));
-        assert_eq!(mask.load(Ordering::Relaxed), 0b101, "the new endpoint is admitted by nobody yet");
+        assert_eq!(
+            mask.load(Ordering::Relaxed),
+            0b101,
+            "the new endpoint is admitted by nobody yet"
+        );
     }
 
     #[test]
@@ -346,7 +430,10 @@ mod tests {
         page.set_refused_sources(local);
         let is_refused = |address: Ipv4Addr| {
             let (word, bits) = Scope::refused_source(source_hash(words_of(address.into())));
-            page.word(offset_of!(Scope, refused_sources) + word * 8).load(Ordering::Relaxed) & bits == bits
+            page.word(offset_of!(Scope, refused_sources) + word * 8)
+                .load(Ordering::Relaxed)
+                & bits
+                == bits
         };
         assert!((0..333).all(|number| is_refused(Ipv4Addr::from_bits(network(number) + 3))));
         let clients = (0..20_000).map(|number| Ipv4Addr::from_bits(network(number) + 2));
@@ -359,9 +446,15 @@ mod tests {
         let page = page();
         let numbers: Vec<u32> = (0..17).map(|round| 5 + round * INTERFACES as u32).collect();
         let all: Vec<Served> = numbers.iter().map(|&number| served(number)).collect();
-        assert_eq!(page.add_interfaces(&all), [numbers[16]], "the seventeenth finds no slot");
-        let mut slots: Vec<usize> =
-            numbers[..16].iter().map(|&number| page.interface(number).unwrap()).collect();
+        assert_eq!(
+            page.add_interfaces(&all),
+            [numbers[16]],
+            "the seventeenth finds no slot"
+        );
+        let mut slots: Vec<usize> = numbers[..16]
+            .iter()
+            .map(|&number| page.interface(number).unwrap())
+            .collect();
         slots.dedup();
         assert_eq!(slots.len(), 16);
         page.remove_interface(numbers[3]);

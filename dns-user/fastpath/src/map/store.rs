@@ -46,11 +46,18 @@ pub(crate) struct CellAllocator {
 
 impl CellAllocator {
     pub(crate) fn new(chunks: u32) -> Self {
-        let total =
-            chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the store far below 2^32 cells");
-        let mut allocator = Self { total, ..Self::default() };
+        let total = chunks
+            .checked_mul(CHUNK_CELLS)
+            .expect("the loader bounds the store far below 2^32 cells");
+        let mut allocator = Self {
+            total,
+            ..Self::default()
+        };
         for chunk in 0..chunks {
-            allocator.insert_free(Run { start: chunk * CHUNK_CELLS, length: CHUNK_CELLS });
+            allocator.insert_free(Run {
+                start: chunk * CHUNK_CELLS,
+                length: CHUNK_CELLS,
+            });
         }
         allocator
     }
@@ -62,7 +69,10 @@ impl CellAllocator {
         let found = *self.by_length.range(Run { length, start: 0 }..).next()?;
         self.remove_free(found);
         if found.length > length {
-            self.insert_free(Run { start: found.start + length, length: found.length - length });
+            self.insert_free(Run {
+                start: found.start + length,
+                length: found.length - length,
+            });
         }
         self.used += length;
         Some(Location(found.start))
@@ -70,7 +80,10 @@ impl CellAllocator {
 
     /// Moves the cells of an entry of `size` bytes to quarantine.
     pub(crate) fn free(&mut self, location: Location, size: usize) {
-        let run = Run { start: location.0, length: cells(size) };
+        let run = Run {
+            start: location.0,
+            length: cells(size),
+        };
         self.used -= run.length;
         self.quarantined += run.length;
         self.quarantine.push(run);
@@ -100,7 +113,11 @@ impl CellAllocator {
     /// Returns the number of bytes in total, in use and in quarantine.
     pub(crate) fn fill(&self) -> StoreFill {
         let bytes = |cells: u32| cells as usize * CELL_SIZE;
-        StoreFill { total: bytes(self.total), used: bytes(self.used), quarantined: bytes(self.quarantined) }
+        StoreFill {
+            total: bytes(self.total),
+            used: bytes(self.used),
+            quarantined: bytes(self.quarantined),
+        }
     }
 
     /// Adds a free run, joined with its free neighbours in the same chunk.
@@ -111,7 +128,10 @@ impl CellAllocator {
             && start / CHUNK_CELLS == chunk
         {
             self.remove_free(Run { start, length });
-            run = Run { start, length: length + run.length };
+            run = Run {
+                start,
+                length: length + run.length,
+            };
         }
         let end = run.start + run.length;
         if let Some(&length) = self.by_start.get(&end)
@@ -185,12 +205,22 @@ impl Windows {
             let start = window * WINDOW;
             let length = WINDOW.min(self.size - start);
             let offset = libc::off_t::try_from(start).map_err(io::Error::other)?;
-            let access = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+            let access = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+            );
             // SAFETY: replaces pages inside the anonymous mapping that `EntryMemory` owns and unmaps as a whole. They
             // were never written to, so a concurrent reader finds zeros or what the array holds.
             let mapped = unsafe {
                 let address = ptr::with_exposed_provenance_mut(self.base + start);
-                libc::mmap(address, length, access.0, access.1, self.map.as_raw_fd(), offset)
+                libc::mmap(
+                    address,
+                    length,
+                    access.0,
+                    access.1,
+                    self.map.as_raw_fd(),
+                    offset,
+                )
             };
             if mapped == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
@@ -204,8 +234,14 @@ impl Windows {
 impl<W: Words> EntryMemory<W> {
     /// Creates a store in memory of whole chunks.
     pub(crate) fn new(words: W) -> Self {
-        assert!(words.bytes().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
-        Self { words, windows: None }
+        assert!(
+            words.bytes().is_multiple_of(CHUNK_SIZE),
+            "the store is made of whole chunks"
+        );
+        Self {
+            words,
+            windows: None,
+        }
     }
 
     pub(crate) fn chunks(&self) -> u32 {
@@ -214,7 +250,9 @@ impl<W: Words> EntryMemory<W> {
 
     /// Maps the part of the store into which an entry of `size` bytes will be written.
     pub(crate) fn prepare(&self, location: Location, size: usize) -> io::Result<()> {
-        let Some(windows) = &self.windows else { return Ok(()) };
+        let Some(windows) = &self.windows else {
+            return Ok(());
+        };
         let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
         windows.map(start..(start + size).min(self.words.bytes()))
     }
@@ -222,8 +260,9 @@ impl<W: Words> EntryMemory<W> {
     /// Writes an entry's words to allocated cells, to which the index does not point yet, so no
     /// program reads them.
     pub(crate) fn write(&self, location: Location, entry: &[u64]) {
-        let start =
-            self.start(location, entry.len()).expect("the allocator hands out cells inside the store");
+        let start = self
+            .start(location, entry.len())
+            .expect("the allocator hands out cells inside the store");
         for (index, &word) in entry.iter().enumerate() {
             self.words.store(start + index, word, Ordering::Relaxed);
         }
@@ -250,12 +289,16 @@ impl<W: Words> EntryMemory<W> {
 
     /// Returns whether the words at `location` are these, apart from the first one (the last-used time).
     pub(crate) fn equals_but_last_used(&self, location: Location, words: &[u64]) -> bool {
-        let Some(start) = self.start(location, words.len()) else { return false };
-        (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
+        let Some(start) = self.start(location, words.len()) else {
+            return false;
+        };
+        (1..words.len())
+            .all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
     }
 
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
-        self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
+        self.start(location, 1)
+            .map_or(0, |start| self.words.load(start, Ordering::Relaxed))
     }
 
     /// Returns the index of the first of `count` words at `location`, if all lie inside the memory.
@@ -273,14 +316,29 @@ pub(crate) fn map_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Entry
 /// Like [`map_entries`], for an empty store: maps only what [`EntryMemory::prepare`] asks for.
 pub(crate) fn map_new_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
     let size = bytes(shape)?;
-    let are_mapped = (0..size.div_ceil(WINDOW)).map(|_| AtomicBool::new(false)).collect();
+    let are_mapped = (0..size.div_ceil(WINDOW))
+        .map(|_| AtomicBool::new(false))
+        .collect();
     let memory = MmapRaw::from(MmapMut::map_anon(size)?);
     let base = memory.as_mut_ptr().expose_provenance();
-    let windows = Windows { map: map.try_clone_to_owned()?, base, size, are_mapped };
-    Ok(EntryMemory { windows: Some(windows), ..EntryMemory::new(memory) })
+    let windows = Windows {
+        map: map.try_clone_to_owned()?,
+        base,
+        size,
+        are_mapped,
+    };
+    Ok(EntryMemory {
+        windows: Some(windows),
+        ..EntryMemory::new(memory)
+    })
 }
 
-fn bytes(Shape { value_size, elements: chunks }: Shape) -> io::Result<usize> {
+fn bytes(
+    Shape {
+        value_size,
+        elements: chunks,
+    }: Shape,
+) -> io::Result<usize> {
     if value_size as usize != CHUNK_SIZE {
         return Err(io::Error::other(format!(
             "the store's chunks have {value_size} bytes, not {CHUNK_SIZE}"
@@ -305,21 +363,29 @@ mod tests {
         let first = allocator.allocate(almost).unwrap();
         let second = allocator.allocate(almost).unwrap();
         assert_ne!(first.chunk(), second.chunk());
-        assert_eq!(allocator.allocate(2 * CELL_SIZE), None, "one cell is left in each chunk");
+        assert_eq!(
+            allocator.allocate(2 * CELL_SIZE),
+            None,
+            "one cell is left in each chunk"
+        );
         assert!(allocator.allocate(CELL_SIZE).is_some());
     }
 
     #[test]
     fn behind_every_beginning_is_room_for_the_longest_entry() {
         let mut allocator = CellAllocator::new(1);
-        let last = std::iter::from_fn(|| allocator.allocate(CELL_SIZE)).last().unwrap();
+        let last = std::iter::from_fn(|| allocator.allocate(CELL_SIZE))
+            .last()
+            .unwrap();
         assert!(last.offset() as usize + MAX_ENTRY_SIZE <= CHUNK_SIZE);
     }
 
     #[test]
     fn freed_chunks_stay_separate() {
         let mut allocator = CellAllocator::new(2);
-        let runs: Vec<_> = (0..2).map(|_| allocator.allocate(USABLE).unwrap()).collect();
+        let runs: Vec<_> = (0..2)
+            .map(|_| allocator.allocate(USABLE).unwrap())
+            .collect();
         for run in runs {
             allocator.free(run, USABLE);
         }
@@ -334,7 +400,14 @@ mod tests {
         let all = allocator.allocate(USABLE).unwrap();
         allocator.free(all, USABLE);
         assert_eq!(allocator.allocate(1), None);
-        assert_eq!(allocator.fill(), StoreFill { total: USABLE, used: 0, quarantined: USABLE });
+        assert_eq!(
+            allocator.fill(),
+            StoreFill {
+                total: USABLE,
+                used: 0,
+                quarantined: USABLE
+            }
+        );
         release(&mut allocator);
         assert_eq!(allocator.allocate(USABLE), Some(all));
     }
@@ -350,7 +423,10 @@ mod tests {
         allocator.free(second, CELL_SIZE);
         assert!(!allocator.begin_grace_period(), "one is running");
         allocator.end_grace_period();
-        assert_eq!(allocator.quarantined, 1, "what came later waits for the next one");
+        assert_eq!(
+            allocator.quarantined, 1,
+            "what came later waits for the next one"
+        );
         release(&mut allocator);
         assert_eq!(allocator.free_cells(), CHUNK_CELLS);
     }
@@ -364,18 +440,30 @@ mod tests {
     #[test]
     fn the_best_fit_is_taken() {
         let mut allocator = CellAllocator::new(1);
-        let runs: Vec<_> = [3, 1, 2, 1].map(|cells| allocator.allocate(cells * CELL_SIZE).unwrap()).into();
+        let runs: Vec<_> = [3, 1, 2, 1]
+            .map(|cells| allocator.allocate(cells * CELL_SIZE).unwrap())
+            .into();
         allocator.free(runs[0], 3 * CELL_SIZE);
         allocator.free(runs[2], 2 * CELL_SIZE);
         release(&mut allocator);
-        assert_eq!(allocator.allocate(2 * CELL_SIZE), Some(runs[2]), "not a part of the larger hole");
+        assert_eq!(
+            allocator.allocate(2 * CELL_SIZE),
+            Some(runs[2]),
+            "not a part of the larger hole"
+        );
     }
 
     #[test]
     fn memory_refuses_places_outside() {
         let memory = memory(1);
         assert_eq!(memory.read(Location(CHUNK_CELLS), 1), None);
-        assert_eq!(memory.read(Location(CHUNK_CELLS - 1), (CELL_SIZE + 2 * MAX_ENTRY_SIZE) / 8 + 1), None);
+        assert_eq!(
+            memory.read(
+                Location(CHUNK_CELLS - 1),
+                (CELL_SIZE + 2 * MAX_ENTRY_SIZE) / 8 + 1
+            ),
+            None
+        );
         assert_eq!(memory.last_used_ns(Location(7 * CHUNK_CELLS)), 0);
     }
 

@@ -47,14 +47,20 @@ impl Words for MmapRaw {
 
 /// Returns a word of a mapping. Panics if the index is out of bounds, as [`half`] does.
 pub(super) fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
-    assert!(index < map.len() / 8, "word {index} lies beyond the mapping");
+    assert!(
+        index < map.len() / 8,
+        "word {index} lies beyond the mapping"
+    );
     // SAFETY: inside the mapping, as just checked, which lives as long as `map`, and aligned,
     // because mappings begin at a page boundary. Userspace writes only through these atomics.
     unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast::<u64>().add(index)) }
 }
 
 pub(super) fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
-    assert!(index < map.len() / 4, "half word {index} lies beyond the mapping");
+    assert!(
+        index < map.len() / 4,
+        "half word {index} lies beyond the mapping"
+    );
     // SAFETY: as in `word`.
     unsafe { AtomicU32::from_ptr(map.as_mut_ptr().cast::<u32>().add(index)) }
 }

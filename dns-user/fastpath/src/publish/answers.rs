@@ -123,7 +123,10 @@ enum Part {
 
 /// State of an answer outside its entry.
 enum Content {
-    Forwarded { ends_ns: u64, renewal: AnswerQuestion },
+    Forwarded {
+        ends_ns: u64,
+        renewal: AnswerQuestion,
+    },
     Local(Local),
 }
 
@@ -153,7 +156,15 @@ impl Room {
     fn new(limit: usize, bytes: usize) -> Self {
         let max_cells = u32::try_from(bytes / CELL_SIZE).unwrap_or(u32::MAX);
         let admission = Allowance::new(limit / ADMITTED_SHARE, Instant::now());
-        Self { queue: SecondChance::default(), count: 0, limit, cells: 0, max_cells, admission, evicted: 0 }
+        Self {
+            queue: SecondChance::default(),
+            count: 0,
+            limit,
+            cells: 0,
+            max_cells,
+            admission,
+            evicted: 0,
+        }
     }
 
     fn has_room(&self, size: usize) -> bool {
@@ -163,7 +174,11 @@ impl Room {
 
 impl HeldAnswer {
     fn placed(&self, key: u64) -> Placed {
-        Placed { key, location: self.location, size: self.size }
+        Placed {
+            key,
+            location: self.location,
+            size: self.size,
+        }
     }
 }
 
@@ -257,7 +272,9 @@ impl AnswerTable {
 
     /// Publishes an answer that was looked up in `generation`, at `now_ns` of `CLOCK_BOOTTIME`.
     pub(crate) fn publish(&mut self, answer: &ForwardedAnswer, generation: u64, now_ns: u64) {
-        let &ForwardedAnswer { since_ns, lifetime, .. } = answer;
+        let &ForwardedAnswer {
+            since_ns, lifetime, ..
+        } = answer;
         let renewal = AnswerQuestion::of(answer);
         let key = renewal.key(self.seed);
         let ends_ns = since_ns.saturating_add(u64::from(lifetime) * 1_000_000_000);
@@ -265,35 +282,69 @@ impl AnswerTable {
         if generation != self.generation || room.limit == 0 || ends_ns <= now_ns {
             return self.release(key);
         }
-        if self.records.get(&key).is_some_and(|record| record.since_ns == since_ns) {
+        if self
+            .records
+            .get(&key)
+            .is_some_and(|record| record.since_ns == since_ns)
+        {
             // The same answer again: its renewal has failed.
             return;
         }
         let Some(words) = answer::encode(answer, self.seed, generation) else {
             self.unfitting += 1;
             // Not handed over again until another answer may have arrived.
-            self.schedule(Due { at_ns: ends_ns, key, since_ns, task: Task::Remove });
+            self.schedule(Due {
+                at_ns: ends_ns,
+                key,
+                since_ns,
+                task: Task::Remove,
+            });
             return;
         };
         let content = Content::Forwarded { ends_ns, renewal };
-        if self.place(key, &words, Part::Outside, since_ns, content).is_none() {
+        if self
+            .place(key, &words, Part::Outside, since_ns, content)
+            .is_none()
+        {
             return self.release(key);
         }
         // A thousandth of a lifetime in seconds is that number of milliseconds. The key is a hash.
         let share = RENEWAL + (key >> 32) % SPREAD;
         let at_ns = since_ns.saturating_add(u64::from(lifetime) * share * 1_000_000);
-        self.schedule(Due { at_ns, key, since_ns, task: Task::Renew });
+        self.schedule(Due {
+            at_ns,
+            key,
+            since_ns,
+            task: Task::Renew,
+        });
     }
 
     /// Writes an entry and records it; `None` if there is no room or the admission rate is exceeded.
-    fn place(&mut self, key: u64, words: &[u64], part: Part, since_ns: u64, content: Content) -> Option<()> {
+    fn place(
+        &mut self,
+        key: u64,
+        words: &[u64],
+        part: Part,
+        since_ns: u64,
+        content: Content,
+    ) -> Option<()> {
         let size = words.len() * 8;
-        if self.records.get(&key).is_some_and(|record| record.part != part) {
+        if self
+            .records
+            .get(&key)
+            .is_some_and(|record| record.part != part)
+        {
             self.remove(key);
         }
-        let old = self.records.get(&key).map(|record| (record.location, record.size, record.ticket));
+        let old = self
+            .records
+            .get(&key)
+            .map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
-            self.rooms[part as usize].admission.take(Instant::now()).then_some(())?;
+            self.rooms[part as usize]
+                .admission
+                .take(Instant::now())
+                .then_some(())?;
             while !self.rooms[part as usize].has_room(size) {
                 self.evict(part).then_some(())?;
             }
@@ -305,8 +356,18 @@ impl AnswerTable {
             self.reclaim();
             return None;
         };
-        let placed = Placed { key, location, size };
-        self.store.write(placed, words, old.map(|(location, size, _)| (location, size))).ok()?;
+        let placed = Placed {
+            key,
+            location,
+            size,
+        };
+        self.store
+            .write(
+                placed,
+                words,
+                old.map(|(location, size, _)| (location, size)),
+            )
+            .ok()?;
         let room = &mut self.rooms[part as usize];
         let ticket = match old {
             Some((_, old_size, ticket)) => {
@@ -316,14 +377,26 @@ impl AnswerTable {
             None => {
                 let records = &self.records;
                 let holds = |key, ticket| {
-                    records.get(&key).is_some_and(|record| record.part == part && record.ticket == ticket)
+                    records
+                        .get(&key)
+                        .is_some_and(|record| record.part == part && record.ticket == ticket)
                 };
                 room.count += 1;
                 room.queue.queue(key, 0, room.count, holds)
             }
         };
         room.cells += cells(size);
-        self.records.insert(key, HeldAnswer { location, size, ticket, since_ns, part, content });
+        self.records.insert(
+            key,
+            HeldAnswer {
+                location,
+                size,
+                ticket,
+                since_ns,
+                part,
+                content,
+            },
+        );
         Some(())
     }
 
@@ -336,7 +409,12 @@ impl AnswerTable {
             && due.at_ns <= now_ns
         {
             self.due.pop();
-            let Due { key, since_ns, task, .. } = due;
+            let Due {
+                key,
+                since_ns,
+                task,
+                ..
+            } = due;
             let Some(record) = self.records.get(&key) else {
                 if task == Task::Remove {
                     self.release(key);
@@ -351,7 +429,12 @@ impl AnswerTable {
                     if self.store.memory.last_used_ns(record.location) != 0 {
                         renewals.push(renewal.clone());
                     }
-                    self.schedule(Due { at_ns: *ends_ns, key, since_ns, task: Task::Remove });
+                    self.schedule(Due {
+                        at_ns: *ends_ns,
+                        key,
+                        since_ns,
+                        task: Task::Remove,
+                    });
                 }
                 (Content::Forwarded { .. }, Task::Remove) => drop(self.remove(key)),
                 (Content::Local(local), Task::Redraw) => {
@@ -360,7 +443,12 @@ impl AnswerTable {
                         redrawn += 1;
                         self.redraw(key, source, now_ns);
                     } else {
-                        self.schedule(Due { at_ns: now_ns + REDRAW_NS, key, since_ns, task: Task::Redraw });
+                        self.schedule(Due {
+                            at_ns: now_ns + REDRAW_NS,
+                            key,
+                            since_ns,
+                            task: Task::Redraw,
+                        });
                     }
                 }
                 _ => {}
@@ -404,13 +492,24 @@ impl AnswerTable {
 
     /// Evicts one answer of a part; `false` if there is none.
     fn evict(&mut self, part: Part) -> bool {
-        let Self { records, rooms, store, .. } = self;
+        let Self {
+            records,
+            rooms,
+            store,
+            ..
+        } = self;
         let room = &mut rooms[part as usize];
         let last_used = |key, ticket| {
             let is_same = |record: &&HeldAnswer| record.part == part && record.ticket == ticket;
-            Some(store.memory.last_used_ns(records.get(&key).filter(is_same)?.location))
+            Some(
+                store
+                    .memory
+                    .last_used_ns(records.get(&key).filter(is_same)?.location),
+            )
         };
-        let Some(key) = room.queue.next(room.count, last_used) else { return false };
+        let Some(key) = room.queue.next(room.count, last_used) else {
+            return false;
+        };
         room.evicted += 1;
         self.remove(key);
         true
@@ -418,7 +517,11 @@ impl AnswerTable {
 
     /// Removes the forwarded answer with this key, if there is one.
     pub(crate) fn withdraw(&mut self, key: u64) {
-        if self.records.get(&key).is_some_and(|record| record.part == Part::Outside) {
+        if self
+            .records
+            .get(&key)
+            .is_some_and(|record| record.part == Part::Outside)
+        {
             self.remove(key);
         }
     }
@@ -454,7 +557,9 @@ impl AnswerTable {
         if self.due.len() > 4 * (outside.limit + replies.limit + denials.limit) + 64 {
             let Self { due, records, .. } = self;
             due.retain(|Reverse(due)| {
-                records.get(&due.key).is_some_and(|record| record.since_ns == due.since_ns)
+                records
+                    .get(&due.key)
+                    .is_some_and(|record| record.since_ns == due.since_ns)
             });
         }
         self.due.push(Reverse(due));
@@ -474,12 +579,21 @@ impl AnswerTable {
         now_ns: u64,
     ) {
         let key = question.key(self.seed);
-        if let Some(HeldAnswer { content: Content::Local(local), .. }) = self.records.get(&key)
+        if let Some(HeldAnswer {
+            content: Content::Local(local),
+            ..
+        }) = self.records.get(&key)
             && (local.size.is_some() || size.is_none())
         {
             return;
         }
-        let local = Local { question, size, seed: self.next_seed(), is_sample: false, used_ns: 0 };
+        let local = Local {
+            question,
+            size,
+            seed: self.next_seed(),
+            is_sample: false,
+            used_ns: 0,
+        };
         self.show(key, local, source, now_ns);
     }
 
@@ -571,39 +685,83 @@ impl AnswerTable {
 
     /// Computes a local reply again, in other orders if there is a new seed; `false` if it cannot be
     /// published any more.
-    fn show_again(&mut self, key: u64, source: &dyn NameSource, now_ns: u64, seed: Option<u64>) -> bool {
-        let Some(HeldAnswer { content: Content::Local(local), .. }) = self.records.get(&key) else {
+    fn show_again(
+        &mut self,
+        key: u64,
+        source: &dyn NameSource,
+        now_ns: u64,
+        seed: Option<u64>,
+    ) -> bool {
+        let Some(HeldAnswer {
+            content: Content::Local(local),
+            ..
+        }) = self.records.get(&key)
+        else {
             return true;
         };
-        let &Local { ref question, size, seed: old_seed, is_sample, used_ns } = local;
+        let &Local {
+            ref question,
+            size,
+            seed: old_seed,
+            is_sample,
+            used_ns,
+        } = local;
         let (question, seed) = (question.clone(), seed.unwrap_or(old_seed));
-        self.show(key, Local { question, size, seed, is_sample, used_ns }, source, now_ns)
+        self.show(
+            key,
+            Local {
+                question,
+                size,
+                seed,
+                is_sample,
+                used_ns,
+            },
+            source,
+            now_ns,
+        )
     }
 
     /// Writes the entry of a local reply unless the present one is the same; `false` if there is none.
     fn show(&mut self, key: u64, mut local: Local, source: &dyn NameSource, now_ns: u64) -> bool {
-        let entry = replies::draw(source, &local.question, local.size, local.seed).and_then(|drawn| {
-            let words = answer::encode_local(&drawn.reply, &local.question, self.seed)?;
-            let part = if drawn.reply.is_negative() { Part::Denials } else { Part::Replies };
-            Some((words, part, drawn.is_sample))
-        });
+        let entry =
+            replies::draw(source, &local.question, local.size, local.seed).and_then(|drawn| {
+                let words = answer::encode_local(&drawn.reply, &local.question, self.seed)?;
+                let part = if drawn.reply.is_negative() {
+                    Part::Denials
+                } else {
+                    Part::Replies
+                };
+                Some((words, part, drawn.is_sample))
+            });
         let Some((mut words, part, is_sample)) = entry else {
             self.unfitting_replies += 1;
             return false;
         };
         if let Some(record) = self.records.get(&key).filter(|record| record.part == part) {
-            if self.store.memory.equals_but_last_used(record.location, &words) {
+            if self
+                .store
+                .memory
+                .equals_but_last_used(record.location, &words)
+            {
                 return true;
             }
             words[0] = self.store.memory.last_used_ns(record.location);
         }
         (local.is_sample, local.used_ns) = (is_sample, words[0]);
-        if self.place(key, &words, part, now_ns, Content::Local(local)).is_none() {
+        if self
+            .place(key, &words, part, now_ns, Content::Local(local))
+            .is_none()
+        {
             self.questions.release(key);
             return false;
         }
         if is_sample {
-            self.schedule(Due { at_ns: now_ns + REDRAW_NS, key, since_ns: now_ns, task: Task::Redraw });
+            self.schedule(Due {
+                at_ns: now_ns + REDRAW_NS,
+                key,
+                since_ns: now_ns,
+                task: Task::Redraw,
+            });
         }
         true
     }
@@ -669,7 +827,20 @@ mod tests {
             // Orders that differ from draw to draw, as from a random generator.
             let turns = seed as usize % ports.len().max(1);
             ports.rotate_left(turns);
-            let mut reply = vec![0, 0, 0x85, 0x80, 0, 1, 0, ports.len() as u8, 0, u8::from(is_denied), 0, 0];
+            let mut reply = vec![
+                0,
+                0,
+                0x85,
+                0x80,
+                0,
+                1,
+                0,
+                ports.len() as u8,
+                0,
+                u8::from(is_denied),
+                0,
+                0,
+            ];
             reply.extend(&query.message[query.question_range()]);
             for port in ports {
                 reply.extend(b"\xc0\x0c\0\x21\0\x01\0\0\0\0\0\x09\0\x01\0\x01\0");
@@ -696,17 +867,31 @@ mod tests {
         }
 
         fn of(limit: usize, replies: usize, chunks: usize) -> Self {
-            let anonymous = |length: usize| -> MmapRaw { MmapMut::map_anon(length).unwrap().into() };
+            let anonymous =
+                |length: usize| -> MmapRaw { MmapMut::map_anon(length).unwrap().into() };
             let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
             let elements = index::elements((limit + replies) as u32) as usize;
-            let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
+            let index = Arc::new(IndexMemory::new(
+                anonymous(elements * size_of::<Pair>()),
+                memory.clone(),
+            ));
             let store = EntryStore::of(index.clone());
             let grace = GracePeriods::start(|| true).unwrap();
             let filter = Arc::new(LearnFilter::new());
-            let mut table =
-                AnswerTable::new((store, grace), 7, (limit, replies), filter.clone(), Arc::default());
+            let mut table = AnswerTable::new(
+                (store, grace),
+                7,
+                (limit, replies),
+                filter.clone(),
+                Arc::default(),
+            );
             table.begin(1);
-            Self { table, index, memory, filter }
+            Self {
+                table,
+                index,
+                memory,
+                filter,
+            }
         }
 
         fn expire(&mut self, now_ns: u64) -> Vec<AnswerQuestion> {
@@ -728,12 +913,16 @@ mod tests {
 
         /// Returns the replies that the programs give.
         fn replies(&self, key: u64, name: &str) -> Vec<Vec<u8>> {
-            let Some(location) = self.index.get(key) else { return Vec::new() };
+            let Some(location) = self.index.get(key) else {
+                return Vec::new();
+            };
             let entry = self.memory.read(location, MAX_ANSWER_SIZE / 8).unwrap();
             let mut message = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0".to_vec();
             message.extend(name.parse::<Name>().unwrap().as_wire());
             message.extend([0, 33, 0, 1]);
-            let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+            let Parsed::Query(query) = parse(&message) else {
+                panic!("a query")
+            };
             test_support::forwarded::models(&entry, &query, 0)
         }
 
@@ -797,7 +986,10 @@ mod tests {
         let mut bench = Bench::new(100);
         let key = bench.offer(1, SECOND, 1);
         bench.table.begin(2);
-        assert_eq!((bench.index.get(key), bench.table.status().entries), (None, 0));
+        assert_eq!(
+            (bench.index.get(key), bench.table.status().entries),
+            (None, 0)
+        );
         assert!(bench.is_wanted(key));
         bench.offer(1, SECOND, 1);
         assert_eq!(bench.index.get(key), None, "looked up before the flush");
@@ -824,14 +1016,19 @@ mod tests {
         assert_eq!(bench.expire(90 * SECOND), [], "too early");
         let renewals = bench.expire(97 * SECOND);
         assert_eq!(
-            renewals.iter().map(|renewal| renewal.name.to_string()).collect::<Vec<_>>(),
+            renewals
+                .iter()
+                .map(|renewal| renewal.name.to_string())
+                .collect::<Vec<_>>(),
             [answer_of(1, 0).name.to_string()]
         );
         assert_eq!(bench.expire(98 * SECOND), []);
         // The old answer is published again because the renewal failed.
         bench.table.publish(&answer_of(1, SECOND), 1, 98 * SECOND);
         assert_eq!(bench.table.status().written, 2);
-        bench.table.publish(&answer_of(1, 98 * SECOND), 1, 98 * SECOND);
+        bench
+            .table
+            .publish(&answer_of(1, 98 * SECOND), 1, 98 * SECOND);
         bench.expire(101 * SECOND);
         assert!(bench.index.get(used).is_some(), "the new answer lives on");
         assert_eq!(bench.index.get(unused), None);
@@ -841,15 +1038,25 @@ mod tests {
     #[test]
     fn unused_answers_are_evicted_first() {
         let mut bench = Bench::new(10);
-        let keys: Vec<u64> = (0..10).map(|number| bench.offer(number, SECOND, 1)).collect();
+        let keys: Vec<u64> = (0..10)
+            .map(|number| bench.offer(number, SECOND, 1))
+            .collect();
         for &key in &keys[..9] {
             bench.use_it(key, 5);
         }
         let new = bench.offer(10, SECOND, 1);
         assert_eq!(bench.index.get(keys[9]), None);
-        assert!(keys[..9].iter().chain([&new]).all(|&key| bench.index.get(key).is_some()));
+        assert!(
+            keys[..9]
+                .iter()
+                .chain([&new])
+                .all(|&key| bench.index.get(key).is_some())
+        );
         assert!(bench.is_wanted(keys[9]));
-        assert_eq!((bench.table.status().entries, bench.table.status().evicted), (10, 1));
+        assert_eq!(
+            (bench.table.status().entries, bench.table.status().evicted),
+            (10, 1)
+        );
     }
 
     #[test]
@@ -870,7 +1077,10 @@ mod tests {
         let mut bench = Bench::with_replies(10, 100);
         let key = bench.learn(&Ports(&[1, 2, 3]), "web.test");
         let replies = bench.replies(key, "web.test");
-        let mut firsts: Vec<u8> = replies.iter().map(|reply| reply[12 + 10 + 4 + 17]).collect();
+        let mut firsts: Vec<u8> = replies
+            .iter()
+            .map(|reply| reply[12 + 10 + 4 + 17])
+            .collect();
         firsts.sort_unstable();
         assert_eq!(firsts, [1, 2, 3]);
         assert_eq!(bench.table.status().replies.entries, 1);
@@ -884,7 +1094,12 @@ mod tests {
         bench.table.refresh(&old, &new, SECOND, &mut || {});
         for (key, name) in keys {
             let replies = bench.replies(key, name);
-            assert!(replies.iter().all(|reply| reply.ends_with(&[2, 1, b'a', 0])), "{replies:02x?}");
+            assert!(
+                replies
+                    .iter()
+                    .all(|reply| reply.ends_with(&[2, 1, b'a', 0])),
+                "{replies:02x?}"
+            );
         }
         bench.table.refresh(&new, &Nothing, SECOND, &mut || {});
         assert!(keys.iter().all(|&(key, _)| bench.index.get(key).is_none()));
@@ -924,7 +1139,9 @@ mod tests {
             // No time is set here: the changed reply may be withdrawn instead on a busy machine.
             assert!(number == 7 || !replies.is_empty(), "{name} was withdrawn");
             assert!(
-                replies.iter().all(|reply| reply.ends_with(&[port, 1, b'a', 0])),
+                replies
+                    .iter()
+                    .all(|reply| reply.ends_with(&[port, 1, b'a', 0])),
                 "{name}: {replies:02x?}"
             );
         }
@@ -951,7 +1168,12 @@ mod tests {
         let names = ["a.test", "b.test", "c.test", "d.test"];
         let keys = names.map(|name| bench.learn(&old, name));
         bench.table.refresh(&old, &new, SECOND, &mut || {});
-        assert_eq!(keys.iter().filter(|&&key| bench.index.get(key).is_some()).count(), 1);
+        assert_eq!(
+            keys.iter()
+                .filter(|&&key| bench.index.get(key).is_some())
+                .count(),
+            1
+        );
         while bench.table.is_behind() {
             bench.table.catch_up(&new, SECOND);
         }
@@ -979,18 +1201,28 @@ mod tests {
         let status = bench.table.status().replies;
         assert_eq!((status.entries, status.denials), (80, 10));
         assert!(bench.index.get(outside).is_some());
-        assert!(replies.iter().all(|(key, name)| bench.replies(*key, name).len() == 2));
+        assert!(
+            replies
+                .iter()
+                .all(|(key, name)| bench.replies(*key, name).len() == 2)
+        );
         for number in 1000..2000 {
             bench.learn(&source, &format!("n{number}.test"));
         }
-        assert!(bench.index.get(outside).is_some(), "each part has room of its own");
+        assert!(
+            bench.index.get(outside).is_some(),
+            "each part has room of its own"
+        );
         assert_eq!(bench.table.status().replies.denials, 10);
     }
 
     #[test]
     fn flush_of_cache_leaves_local_replies() {
         let mut bench = Bench::with_replies(10, 100);
-        let (outside, local) = (bench.offer(1, SECOND, 1), bench.learn(&Ports(&[1]), "web.test"));
+        let (outside, local) = (
+            bench.offer(1, SECOND, 1),
+            bench.learn(&Ports(&[1]), "web.test"),
+        );
         bench.table.begin(2);
         assert!(bench.index.get(outside).is_none() && bench.index.get(local).is_some());
         bench.table.withdraw(local);
@@ -1010,6 +1242,10 @@ mod tests {
         bench.table.expire(&source, 3 * SECOND);
         assert_ne!(bench.replies(key, "web.test"), before);
         let location = bench.index.get(key).unwrap();
-        assert_eq!(bench.memory.last_used_ns(location), 5, "its place in the queue stays");
+        assert_eq!(
+            bench.memory.last_used_ns(location),
+            5,
+            "its place in the queue stays"
+        );
     }
 }

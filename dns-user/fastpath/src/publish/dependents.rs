@@ -51,7 +51,11 @@ impl Dependents {
         instances: &[IpAddr],
     ) -> Option<SetNumber> {
         if let Some(old) = old {
-            if self.sets.get(&old).is_some_and(|set| *set.members == *instances) {
+            if self
+                .sets
+                .get(&old)
+                .is_some_and(|set| *set.members == *instances)
+            {
                 return Some(old);
             }
             self.release(key, old);
@@ -71,7 +75,9 @@ impl Dependents {
 
     /// Removes the dependency of `key` on a set, and the set if no name depends on it any more.
     pub(crate) fn release(&mut self, key: u64, number: SetNumber) {
-        let Some(set) = self.sets.get_mut(&number) else { return };
+        let Some(set) = self.sets.get_mut(&number) else {
+            return;
+        };
         set.keys.remove(&key);
         if !set.keys.is_empty() {
             return;
@@ -90,7 +96,9 @@ impl Dependents {
         let numbers: BTreeSet<SetNumber> = instances
             .iter()
             .flat_map(|&ip| {
-                self.by_instance.range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX)).map(|&(_, number)| number)
+                self.by_instance
+                    .range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX))
+                    .map(|&(_, number)| number)
             })
             .collect();
         let sets = numbers.iter().filter_map(|number| self.sets.get(number));
@@ -99,21 +107,34 @@ impl Dependents {
 
     /// Returns the size of all sets in bytes, including a set of `instances` even if it does not exist yet.
     pub(crate) fn weight_with(&self, instances: &[IpAddr]) -> usize {
-        let new = if self.by_members.contains_key(instances) { 0 } else { instances.len() };
+        let new = if self.by_members.contains_key(instances) {
+            0
+        } else {
+            instances.len()
+        };
         (self.members + new) * BYTES_PER_MEMBER
     }
 
     /// Adds a set without names.
     fn insert(&mut self, instances: &[IpAddr]) -> SetNumber {
         let number = self.unused.pop().unwrap_or_else(|| {
-            let number = u32::try_from(self.sets.len() + 1).ok().and_then(SetNumber::new);
+            let number = u32::try_from(self.sets.len() + 1)
+                .ok()
+                .and_then(SetNumber::new);
             number.expect("the memory of sets is bounded")
         });
         let members: Arc<[IpAddr]> = instances.into();
-        self.by_instance.extend(members.iter().map(|&ip| (ip, number)));
+        self.by_instance
+            .extend(members.iter().map(|&ip| (ip, number)));
         self.members += members.len();
         self.by_members.insert(members.clone(), number);
-        self.sets.insert(number, Set { members, keys: HashSet::new() });
+        self.sets.insert(
+            number,
+            Set {
+                members,
+                keys: HashSet::new(),
+            },
+        );
         number
     }
 }
@@ -123,7 +144,11 @@ impl Dependents {
     /// Returns whether a name depends on a set, and the index leads from each of its instances to the set.
     pub(crate) fn depends(&self, key: u64, number: SetNumber) -> bool {
         let set = &self.sets[&number];
-        set.keys.contains(&key) && set.members.iter().all(|&ip| self.by_instance.contains(&(ip, number)))
+        set.keys.contains(&key)
+            && set
+                .members
+                .iter()
+                .all(|&ip| self.by_instance.contains(&(ip, number)))
     }
 
     pub(crate) fn names(&self) -> usize {
@@ -137,7 +162,9 @@ mod tests {
 
     /// Returns addresses with these last bytes.
     fn instances(ends: &[u8]) -> Vec<IpAddr> {
-        ends.iter().map(|&end| IpAddr::from([10, 0, 0, end])).collect()
+        ends.iter()
+            .map(|&end| IpAddr::from([10, 0, 0, end]))
+            .collect()
     }
 
     #[test]
@@ -148,7 +175,11 @@ mod tests {
         let alone = dependents.weight_with(&[]);
         assert_eq!(dependents.assign(8, None, &all), first);
         assert_eq!(dependents.weight_with(&[]), alone);
-        assert_eq!(dependents.weight_with(&all), alone, "a set that is known adds nothing");
+        assert_eq!(
+            dependents.weight_with(&all),
+            alone,
+            "a set that is known adds nothing"
+        );
         assert!(dependents.weight_with(&instances(&[1])) > alone);
         assert_eq!(dependents.keys(&instances(&[2])), BTreeSet::from([7, 8]));
     }
@@ -158,7 +189,11 @@ mod tests {
         let mut dependents = Dependents::default();
         let set = dependents.assign(7, None, &instances(&[1, 2]));
         dependents.assign(8, None, &instances(&[2]));
-        assert_eq!(dependents.assign(7, set, &instances(&[1, 2])), set, "nothing changes");
+        assert_eq!(
+            dependents.assign(7, set, &instances(&[1, 2])),
+            set,
+            "nothing changes"
+        );
         let set = dependents.assign(7, set, &instances(&[3]));
         assert_eq!(dependents.keys(&instances(&[1, 2])), BTreeSet::from([8]));
         assert_eq!(dependents.keys(&instances(&[3])), BTreeSet::from([7]));

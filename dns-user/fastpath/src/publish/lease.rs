@@ -39,7 +39,11 @@ impl Lease {
     /// Returns a lease of this length that has not begun.
     pub(crate) fn new(control: Arc<ControlPage>, length: Duration) -> Self {
         let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 4);
-        Self { control, length_ns, heartbeat_ns: Arc::default() }
+        Self {
+            control,
+            length_ns,
+            heartbeat_ns: Arc::default(),
+        }
     }
 
     /// Returns the renewal interval, short enough that most of the lease is left whenever the process stops.
@@ -61,7 +65,8 @@ impl Lease {
         let heartbeat = self.heartbeat_ns.load(Ordering::Relaxed);
         let behind_ns = u64::try_from(behind.as_nanos()).unwrap_or(u64::MAX);
         let current_at = kernel_monotonic_ns().saturating_sub(behind_ns);
-        self.control.set_lease(deadline(current_at, heartbeat, self.length_ns));
+        self.control
+            .set_lease(deadline(current_at, heartbeat, self.length_ns));
     }
 
     /// Ends the lease: the programs stop answering.
@@ -82,7 +87,11 @@ impl Lease {
 /// Returns the end of the lease, given the time up to which the map is current and the last
 /// heartbeat (0: none yet).
 fn deadline(current_ns: u64, heartbeat_ns: u64, length_ns: u64) -> u64 {
-    let alive_at = if heartbeat_ns == 0 { current_ns } else { heartbeat_ns.min(current_ns) };
+    let alive_at = if heartbeat_ns == 0 {
+        current_ns
+    } else {
+        heartbeat_ns.min(current_ns)
+    };
     alive_at.saturating_add(length_ns)
 }
 
@@ -122,7 +131,12 @@ impl GracePeriods {
                 }
             }
         })?;
-        Ok(Self { begin, over, running: false, confirmed: true })
+        Ok(Self {
+            begin,
+            over,
+            running: false,
+            confirmed: true,
+        })
     }
 
     /// Begins a grace period unless one is running; returns whether it did.
@@ -138,18 +152,28 @@ impl GracePeriods {
 
     /// Returns whether the current grace period has ended; reports each end once.
     pub(crate) fn ended(&mut self) -> bool {
-        let ended = if self.running { self.over.try_recv().ok() } else { None };
+        let ended = if self.running {
+            self.over.try_recv().ok()
+        } else {
+            None
+        };
         self.note(ended)
     }
 
     /// Waits for the current grace period to end; `false` if none is running.
     pub(crate) fn wait(&mut self) -> bool {
-        let ended = if self.running { self.over.recv().ok() } else { None };
+        let ended = if self.running {
+            self.over.recv().ok()
+        } else {
+            None
+        };
         self.note(ended)
     }
 
     fn note(&mut self, ended: Option<bool>) -> bool {
-        let Some(is_confirmed) = ended else { return false };
+        let Some(is_confirmed) = ended else {
+            return false;
+        };
         self.running = false;
         self.confirmed &= is_confirmed;
         true
@@ -163,7 +187,11 @@ mod tests {
     #[test]
     fn the_lease_counts_from_the_last_sign_of_life() {
         assert_eq!(deadline(1000, 0, 10), 1010, "no heartbeats were promised");
-        assert_eq!(deadline(1000, 900, 10), 910, "the runtime has been silent since 900");
+        assert_eq!(
+            deadline(1000, 900, 10),
+            910,
+            "the runtime has been silent since 900"
+        );
         assert_eq!(deadline(1000, 1001, 10), 1010, "never past the clock");
         assert_eq!(deadline(u64::MAX, 0, 10), u64::MAX);
     }

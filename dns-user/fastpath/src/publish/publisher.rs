@@ -49,7 +49,8 @@ pub trait NameSource: Any + Send + Sync {
         health: &dyn Health,
         name: &Name,
     ) -> Option<(Resolution, Option<AnswerPolicy>)> {
-        self.resolve(health, name).map(|resolution| (resolution, None))
+        self.resolve(health, name)
+            .map(|resolution| (resolution, None))
     }
 
     /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
@@ -103,7 +104,8 @@ pub(super) struct Handle {
 
 impl Handle {
     fn may_hand_over(&self, client: Option<IpAddr>) -> bool {
-        self.allowance.take(client, self.seed, kernel_monotonic_ns())
+        self.allowance
+            .take(client, self.seed, kernel_monotonic_ns())
     }
 }
 
@@ -191,7 +193,9 @@ impl Publisher {
     /// Immediately invalidates all forwarded answers of other generations. Requests to renew an
     /// answer go to `renewals`.
     pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<AnswerQuestion>) {
-        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
+        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else {
+            return;
+        };
         handle.page.set_answer_generation(generation);
         self.send(Event::BeginAnswers(generation, renewals.clone()));
     }
@@ -202,7 +206,9 @@ impl Publisher {
         generation: u64,
         answer: impl FnOnce() -> Option<ForwardedAnswer>,
     ) {
-        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
+        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else {
+            return;
+        };
         if !is_answered(question.qtype) {
             return;
         }
@@ -216,20 +222,41 @@ impl Publisher {
         }
     }
 
-    pub(crate) fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
+    pub(crate) fn learn_reply(
+        &self,
+        question: &AnswerKey<'_>,
+        size: Option<u16>,
+        client: Option<IpAddr>,
+    ) {
         let Some(handle) = &self.inner else { return };
-        let AnswersHandle { questions: Some(questions), question_filter, .. } = &handle.answers else {
+        let AnswersHandle {
+            questions: Some(questions),
+            question_filter,
+            ..
+        } = &handle.answers
+        else {
             return;
         };
-        let &AnswerKey { name, qtype, dnssec_ok, checking_disabled } = question;
+        let &AnswerKey {
+            name,
+            qtype,
+            dnssec_ok,
+            checking_disabled,
+        } = question;
         let key = question.key(handle.seed);
         if !(is_answered(qtype) || qtype == TYPE_ANY)
             || !question_filter.is_repeated(key, kernel_monotonic_ns())
         {
             return;
         }
-        let question = AnswerQuestion { name: name.to_name(), qtype, dnssec_ok, checking_disabled };
-        if !handle.may_hand_over(client) || questions.try_send(Question { question, size }).is_err() {
+        let question = AnswerQuestion {
+            name: name.to_name(),
+            qtype,
+            dnssec_ok,
+            checking_disabled,
+        };
+        if !handle.may_hand_over(client) || questions.try_send(Question { question, size }).is_err()
+        {
             question_filter.release(key);
         }
     }
@@ -242,9 +269,13 @@ impl Publisher {
     }
 
     pub(crate) fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
-        self.inner
-            .as_ref()
-            .is_some_and(|handle| handle.answers.index.get(question.key(handle.seed)).is_some())
+        self.inner.as_ref().is_some_and(|handle| {
+            handle
+                .answers
+                .index
+                .get(question.key(handle.seed))
+                .is_some()
+        })
     }
 
     pub(crate) fn remove_answer(&self, question: &AnswerKey<'_>) {
@@ -273,7 +304,9 @@ impl Publisher {
     }
 
     pub(crate) fn last_used_ns(&self, name: &Name) -> Option<u64> {
-        self.header(name).map(|header| header.last_used_ns).filter(|&last_used| last_used != 0)
+        self.header(name)
+            .map(|header| header.last_used_ns)
+            .filter(|&last_used| last_used != 0)
     }
 
     fn header(&self, name: &Name) -> Option<EntryHeader> {
@@ -296,7 +329,9 @@ impl Publisher {
         match shares {
             Some(shares) => {
                 let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                handle.page.set_shedding(shares, kernel_monotonic_ns().saturating_add(time));
+                handle
+                    .page
+                    .set_shedding(shares, kernel_monotonic_ns().saturating_add(time));
             }
             None => handle.page.end_shedding(),
         }
@@ -352,7 +387,9 @@ pub(crate) struct LearnFilter {
 
 impl LearnFilter {
     pub(crate) fn new() -> Self {
-        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+        Self {
+            slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 
     /// Records `key`; `false` if it was recorded already and need not be handed over.
@@ -368,7 +405,9 @@ impl LearnFilter {
     /// Permits the next query for the name to be handed over again, because the name is not in the map.
     pub(crate) fn release(&self, key: u64) {
         // If another key has taken the slot in the meantime, there is nothing to release.
-        let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self
+            .slot(key)
+            .compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     fn slot(&self, key: u64) -> &AtomicU64 {
@@ -460,7 +499,9 @@ pub(crate) struct ClientAllowance {
 
 impl Default for ClientAllowance {
     fn default() -> Self {
-        Self { groups: (0..GROUPS).map(|_| AtomicU64::new(0)).collect() }
+        Self {
+            groups: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 }
 
@@ -480,7 +521,9 @@ impl ClientAllowance {
             let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
             (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
         };
-        self.groups[group].fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
+        self.groups[group]
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
+            .is_ok()
     }
 }
 
@@ -493,10 +536,14 @@ mod tests {
         const SECOND: u64 = 1_000_000_000;
         let allowance = ClientAllowance::default();
         let taken = |client: &str, at: u64| {
-            (0..1000).filter(|_| allowance.take(Some(client.parse().unwrap()), 7, at)).count() as u64
+            (0..1000)
+                .filter(|_| allowance.take(Some(client.parse().unwrap()), 7, at))
+                .count() as u64
         };
         assert_eq!(taken("10.0.0.1", SECOND), EACH_SECOND);
-        let others: u64 = (2..10).map(|last| taken(&format!("10.0.0.{last}"), SECOND)).sum();
+        let others: u64 = (2..10)
+            .map(|last| taken(&format!("10.0.0.{last}"), SECOND))
+            .sum();
         assert!(others >= 6 * EACH_SECOND, "{others}");
         assert_eq!(taken("::ffff:10.0.0.1", SECOND), 0, "the same client");
         assert_eq!(taken("10.0.0.1", 2 * SECOND), EACH_SECOND);
@@ -514,7 +561,10 @@ mod tests {
         let rival = 5 + SLOTS as u64;
         assert!(filter.note(rival));
         filter.release(5);
-        assert!(!filter.note(rival), "releasing a key leaves its rival alone");
+        assert!(
+            !filter.note(rival),
+            "releasing a key leaves its rival alone"
+        );
         assert!(filter.note(5));
     }
 
@@ -530,12 +580,24 @@ mod tests {
         let filter = QuestionFilter::default();
         assert!(!filter.is_repeated(7 << 20, SECOND));
         assert!(filter.is_repeated(7 << 20, 11 * SECOND));
-        assert!(!filter.is_repeated(7 << 20, 11 * SECOND), "it was handed over");
+        assert!(
+            !filter.is_repeated(7 << 20, 11 * SECOND),
+            "it was handed over"
+        );
         filter.begin();
-        assert!(filter.is_repeated(7 << 20, 11 * SECOND), "the names changed");
+        assert!(
+            filter.is_repeated(7 << 20, 11 * SECOND),
+            "the names changed"
+        );
         filter.release(7 << 20);
-        assert!(!filter.is_repeated(7 << 20, 12 * SECOND), "the first query was too long ago");
+        assert!(
+            !filter.is_repeated(7 << 20, 12 * SECOND),
+            "the first query was too long ago"
+        );
         assert!(filter.is_repeated(7 << 20, 12 * SECOND));
-        assert!(!filter.is_repeated(9 << 20, 12 * SECOND), "another question");
+        assert!(
+            !filter.is_repeated(9 << 20, 12 * SECOND),
+            "another question"
+        );
     }
 }

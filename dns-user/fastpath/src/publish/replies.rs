@@ -7,7 +7,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dns_common::entry::AnswerPolicy;
-use dns_core::wire::{CLASS_IN, HEADER_LEN, OPT_LEN, Parsed, Query, UDP_PAYLOAD_SIZE, opt_record, parse};
+use dns_core::wire::{
+    CLASS_IN, HEADER_LEN, OPT_LEN, Parsed, Query, UDP_PAYLOAD_SIZE, opt_record, parse,
+};
 use dns_kit::clock::BootInstant;
 use hashbrown::HashSet;
 
@@ -52,18 +54,30 @@ pub(crate) fn draw(
     seed: u64,
 ) -> Option<Drawn> {
     let (serial, since_ns) = second();
-    let mut drawer = Drawer { source, question, serial, seed, most_draws: 0 };
+    let mut drawer = Drawer {
+        source,
+        question,
+        serial,
+        seed,
+        most_draws: 0,
+    };
     let complete = drawer.reply(Some(LARGEST_WIDE), 0)?;
     let total = answer_count(&complete);
     drawer.most_draws = (DRAWN_BYTES / complete.len().max(1)) as u64;
-    let plain = if question.dnssec_ok { Orders::default() } else { drawer.orders(None, total)? };
+    let plain = if question.dnssec_ok {
+        Orders::default()
+    } else {
+        drawer.orders(None, total)?
+    };
     let size = size.unwrap_or(COMMON_SIZE).max(SMALLEST_WIDE);
     let wide = drawer.orders(Some(size), total)?;
     // If the replies are the same for a client without limit, they are for any client for which they fit.
-    let is_whole =
-        |(turn, reply): &(u64, Vec<u8>)| drawer.reply(Some(LARGEST_WIDE), *turn).as_ref() == Some(reply);
+    let is_whole = |(turn, reply): &(u64, Vec<u8>)| {
+        drawer.reply(Some(LARGEST_WIDE), *turn).as_ref() == Some(reply)
+    };
     let is_whole = wide.replies.iter().all(is_whole);
-    let longest = wide.replies.iter().map(|(_, reply)| reply.len()).max()? + OPT_LEN + AnswerPolicy::SPARE;
+    let longest =
+        wide.replies.iter().map(|(_, reply)| reply.len()).max()? + OPT_LEN + AnswerPolicy::SPARE;
     let wide_limits = match u16::try_from(longest) {
         Ok(longest) if is_whole => [longest.max(SMALLEST_WIDE), LARGEST_WIDE],
         _ => [size, size],
@@ -71,17 +85,32 @@ pub(crate) fn draw(
     let is_sample = plain.is_sample || wide.is_sample || !is_whole;
     let [plain, wide] =
         [plain, wide].map(|orders| orders.replies.into_iter().map(|(_, reply)| reply).collect());
-    Some(Drawn { reply: LocalReply { plain, wide, wide_limits, serial, since_ns }, is_sample })
+    Some(Drawn {
+        reply: LocalReply {
+            plain,
+            wide,
+            wide_limits,
+            serial,
+            since_ns,
+        },
+        is_sample,
+    })
 }
 
 fn answer_count(message: &[u8]) -> usize {
-    message.get(6..8).map_or(0, |count| usize::from(u16::from_be_bytes([count[0], count[1]])))
+    message.get(6..8).map_or(0, |count| {
+        usize::from(u16::from_be_bytes([count[0], count[1]]))
+    })
 }
 
 /// Returns the seconds since 1970, and the time at which the current one began by `CLOCK_BOOTTIME`.
 fn second() -> (u32, u64) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let begun = BootInstant::now().kernel_ns().saturating_sub(now.subsec_nanos().into());
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let begun = BootInstant::now()
+        .kernel_ns()
+        .saturating_sub(now.subsec_nanos().into());
     // Serials are numbers modulo 2^32 (RFC 1982).
     (now.as_secs() as u32, begun)
 }
@@ -130,7 +159,8 @@ impl Drawer<'_> {
         }
         let is_shuffled = replies.len() > 1 || turn >= self.most_draws;
         // With all records in each reply, as many orders as records give each the first place once.
-        let is_sample = is_shuffled && (replies.len() == ORDERS || replies.len() < wanted || shown < total);
+        let is_sample =
+            is_shuffled && (replies.len() == ORDERS || replies.len() < wanted || shown < total);
         Some(Orders { replies, is_sample })
     }
 
@@ -155,14 +185,34 @@ impl Drawer<'_> {
     }
 
     fn reply_to(&self, message: &[u8], seed: u64) -> Option<Vec<u8>> {
-        let Parsed::Query(query) = parse(message) else { return None };
+        let Parsed::Query(query) = parse(message) else {
+            return None;
+        };
         self.source.reply(&query, self.serial, seed)
     }
 
     fn query(&self, size: Option<u16>, upper_case: bool) -> Vec<u8> {
-        let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = self.question;
+        let AnswerQuestion {
+            name,
+            qtype,
+            dnssec_ok,
+            checking_disabled,
+        } = self.question;
         let flags = [1, u8::from(*checking_disabled) << 4];
-        let mut message = vec![0, 0, flags[0], flags[1], 0, 1, 0, 0, 0, 0, 0, u8::from(size.is_some())];
+        let mut message = vec![
+            0,
+            0,
+            flags[0],
+            flags[1],
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+            u8::from(size.is_some()),
+        ];
         let start = message.len();
         message.extend_from_slice(name.as_wire());
         if upper_case {

@@ -35,7 +35,11 @@ impl SecondChance {
             self.turns.retain(|turn| holds(turn.key, turn.ticket));
         }
         self.ticket += 1;
-        self.turns.push_back(Turn { key, ticket: self.ticket, spared_at_ns: last_used_ns });
+        self.turns.push_back(Turn {
+            key,
+            ticket: self.ticket,
+            spared_at_ns: last_used_ns,
+        });
         self.ticket
     }
 
@@ -48,13 +52,18 @@ impl SecondChance {
     ) -> Option<u64> {
         let mut spared = 0;
         while let Some(turn) = self.turns.pop_front() {
-            let Some(last_used) = last_used_ns(turn.key, turn.ticket) else { continue };
+            let Some(last_used) = last_used_ns(turn.key, turn.ticket) else {
+                continue;
+            };
             // After a whole round every record has had its second chance.
             if last_used <= turn.spared_at_ns || spared > count {
                 return Some(turn.key);
             }
             spared += 1;
-            self.turns.push_back(Turn { spared_at_ns: last_used, ..turn });
+            self.turns.push_back(Turn {
+                spared_at_ns: last_used,
+                ..turn
+            });
         }
         None
     }
@@ -74,7 +83,11 @@ impl Allowance {
     /// Returns a full bucket with `rate` tokens per second, at least 64.
     pub(super) fn new(rate: usize, now: Instant) -> Self {
         let rate = rate.max(64) as f64;
-        Self { rate, left: rate, at: now }
+        Self {
+            rate,
+            left: rate,
+            at: now,
+        }
     }
 
     pub(super) fn is_left(&mut self, now: Instant) -> bool {
@@ -104,10 +117,18 @@ mod tests {
     fn tokens_refill_up_to_capacity() {
         let start = Instant::now();
         let mut allowance = Allowance::new(100, start);
-        let taken = |allowance: &mut Allowance, at: Instant| (0..1000).filter(|_| allowance.take(at)).count();
+        let taken = |allowance: &mut Allowance, at: Instant| {
+            (0..1000).filter(|_| allowance.take(at)).count()
+        };
         assert_eq!(taken(&mut allowance, start), 100);
-        assert_eq!(taken(&mut allowance, start + Duration::from_millis(105)), 10);
+        assert_eq!(
+            taken(&mut allowance, start + Duration::from_millis(105)),
+            10
+        );
         assert_eq!(taken(&mut allowance, start + Duration::from_secs(60)), 100);
-        assert!(!allowance.is_left(start), "a clock that goes back gives nothing");
+        assert!(
+            !allowance.is_left(start),
+            "a clock that goes back gives nothing"
+        );
     }
 }

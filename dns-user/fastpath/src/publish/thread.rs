@@ -14,7 +14,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     answers::{AnswerTable, AnswersStatus},
     lease::{GracePeriods, Lease},
-    publisher::{AnswersHandle, Event, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter},
+    publisher::{
+        AnswersHandle, Event, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter,
+    },
     table::{EntryStore, Limits, Table, TableStatus},
 };
 use crate::{
@@ -86,16 +88,33 @@ pub(crate) struct PublisherThread {
 impl PublisherThread {
     /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
     pub(crate) fn start(setting: Setting) -> io::Result<Self> {
-        let Setting { names, answers, limits, health, admission, seed, lease, grace, .. } = setting;
+        let Setting {
+            names,
+            answers,
+            limits,
+            health,
+            admission,
+            seed,
+            lease,
+            grace,
+            ..
+        } = setting;
         let [grace, answer_grace] = grace;
         let [filter, answer_filter] = [(); 2].map(|()| Arc::new(LearnFilter::new()));
         let store = (EntryStore::of(names.clone()), grace);
         let table = Table::new(store, seed, limits, health, admission, filter.clone());
         let question_filter = Arc::new(QuestionFilter::default());
-        let (store, limits) =
-            ((EntryStore::of(answers.clone()), answer_grace), (limits.answers, limits.replies));
-        let answer_table =
-            AnswerTable::new(store, seed, limits, answer_filter.clone(), question_filter.clone());
+        let (store, limits) = (
+            (EntryStore::of(answers.clone()), answer_grace),
+            (limits.answers, limits.replies),
+        );
+        let answer_table = AnswerTable::new(
+            store,
+            seed,
+            limits,
+            answer_filter.clone(),
+            question_filter.clone(),
+        );
         let (offers, offer_events) = bounded(OFFER_QUEUE);
         let (questions, question_events) = bounded(OFFER_QUEUE);
         let (control, control_events) = unbounded();
@@ -141,13 +160,27 @@ impl PublisherThread {
         };
         let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let publisher = Publisher { inner: Some(Arc::new(handle)) };
-        Ok(Self { publisher, status, answers_status, installs, thread })
+        let publisher = Publisher {
+            inner: Some(Arc::new(handle)),
+        };
+        Ok(Self {
+            publisher,
+            status,
+            answers_status,
+            installs,
+            thread,
+        })
     }
 
     /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { publisher, status: _, answers_status: _, installs: _, thread } = self;
+        let Self {
+            publisher,
+            status: _,
+            answers_status: _,
+            installs: _,
+            thread,
+        } = self;
         publisher.send(Event::Stop(on_stop));
         if thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
@@ -203,7 +236,9 @@ impl Worker {
             self.tend_answers();
             let is_held = self.is_held();
             let wait = match () {
-                () if self.table.is_installing() && !is_held || self.answers.is_behind() => Duration::ZERO,
+                () if self.table.is_installing() && !is_held || self.answers.is_behind() => {
+                    Duration::ZERO
+                }
                 () if self.table.is_reclaiming() || is_held => RECLAIMING,
                 () => interval.min(IDLE),
             };
@@ -260,14 +295,25 @@ impl Worker {
     /// Returns whether the rest of the first pass waits. Newer records end that, because programs may be attached to
     /// some interfaces.
     fn is_held(&mut self) -> bool {
-        let Self { table, attached, held_until, .. } = self;
-        held_until.take_if(|until| *attached.borrow() || table.is_outdated || *until <= Instant::now());
+        let Self {
+            table,
+            attached,
+            held_until,
+            ..
+        } = self;
+        held_until
+            .take_if(|until| *attached.borrow() || table.is_outdated || *until <= Instant::now());
         held_until.is_some()
     }
 
     fn publish_answers(&mut self, first: Offer) {
         let now_ns = BootInstant::now().kernel_ns();
-        let Self { answers, control, offers, .. } = self;
+        let Self {
+            answers,
+            control,
+            offers,
+            ..
+        } = self;
         let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
         publish(first);
         take_waiting(offers, control, publish);
@@ -281,8 +327,14 @@ impl Worker {
         if !self.answers.keeps_forwarded() {
             self.lease.control.begin_answers();
         }
-        let Self { answers, control, questions, .. } = self;
-        let mut learn = |Question { question, size }| answers.learn(&*source, question, size, now_ns);
+        let Self {
+            answers,
+            control,
+            questions,
+            ..
+        } = self;
+        let mut learn =
+            |Question { question, size }| answers.learn(&*source, question, size, now_ns);
         learn(first);
         take_waiting(questions, control, learn);
         *self.answers_status.lock() = self.answers.status();
@@ -310,7 +362,14 @@ impl Worker {
 
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
-        let Self { table, answers, lease, request_attach, behind_since, .. } = self;
+        let Self {
+            table,
+            answers,
+            lease,
+            request_attach,
+            behind_since,
+            ..
+        } = self;
         let is_answering = request_attach.is_none();
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
@@ -325,14 +384,24 @@ impl Worker {
             Event::Install(source) => {
                 let older = table.answers();
                 table.install(source.clone(), &mut progress);
-                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                answers.refresh(
+                    &*older,
+                    &*source,
+                    BootInstant::now().kernel_ns(),
+                    &mut progress,
+                );
                 self.note_installed(begun);
             }
             Event::Refresh(source, domains) => {
                 let had_work = (table.is_installing(), table.is_outdated);
                 let older = table.answers();
                 table.refresh_within(source.clone(), &domains, &mut progress);
-                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                answers.refresh(
+                    &*older,
+                    &*source,
+                    BootInstant::now().kernel_ns(),
+                    &mut progress,
+                );
                 if (self.table.is_installing(), self.table.is_outdated) != had_work {
                     self.note_installed(begun);
                 }
@@ -350,8 +419,11 @@ impl Worker {
             }
             Event::Flush(done) => {
                 self.learn_waiting();
-                let waiting =
-                    if self.table.is_outdated { &mut self.later_flushes } else { &mut self.flushes };
+                let waiting = if self.table.is_outdated {
+                    &mut self.later_flushes
+                } else {
+                    &mut self.flushes
+                };
                 waiting.push(done);
                 if !self.table.is_installing() {
                     self.flush();
@@ -364,7 +436,11 @@ impl Worker {
 
     /// Records that new records were installed, which the table may still have to finish.
     fn note_installed(&mut self, begun: Instant) {
-        let since = if self.table.is_outdated { &mut self.next_behind_since } else { &mut self.behind_since };
+        let since = if self.table.is_outdated {
+            &mut self.next_behind_since
+        } else {
+            &mut self.behind_since
+        };
         since.get_or_insert(begun);
         if !self.table.is_installing() {
             self.finish_pass();
@@ -390,7 +466,10 @@ impl Worker {
             tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
-        self.request_attach.take().into_iter().for_each(|request| request());
+        self.request_attach
+            .take()
+            .into_iter()
+            .for_each(|request| request());
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         self.flushes = std::mem::take(&mut self.later_flushes);
@@ -411,7 +490,12 @@ impl Worker {
     }
 
     fn learn_waiting(&mut self) {
-        let Self { table, control, learn, .. } = self;
+        let Self {
+            table,
+            control,
+            learn,
+            ..
+        } = self;
         take_waiting(learn, control, |name| table.learn(&name));
     }
 

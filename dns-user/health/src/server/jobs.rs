@@ -70,7 +70,13 @@ pub(super) struct Summary {
 
 impl Jobs {
     pub(super) fn new(folder: Option<PathBuf>, script: PathBuf, interval: Duration) -> Self {
-        Self { folder, script, interval, known: Mutex::default(), ready: watch::Sender::new(false) }
+        Self {
+            folder,
+            script,
+            interval,
+            known: Mutex::default(),
+            ready: watch::Sender::new(false),
+        }
     }
 
     /// Reads the jobs and runs their scripts at every interval, until dropped.
@@ -84,7 +90,9 @@ impl Jobs {
             while scripts.try_join_next().is_some() {}
             let jobs = self.clone();
             // A panic in the task is a bug and logs its own message; continue.
-            let due = tokio::task::spawn_blocking(move || jobs.due_scripts()).await.unwrap_or_default();
+            let due = tokio::task::spawn_blocking(move || jobs.due_scripts())
+                .await
+                .unwrap_or_default();
             if due.is_empty() {
                 self.set_ready();
             }
@@ -107,7 +115,10 @@ impl Jobs {
     }
 
     pub(super) fn summary(&self) -> Summary {
-        let mut summary = Summary { all_healthy: true, ..Summary::default() };
+        let mut summary = Summary {
+            all_healthy: true,
+            ..Summary::default()
+        };
         for job in self.known.lock().values() {
             let Some(script) = job.script else {
                 summary.unscripted.extend(job.groups.iter().cloned());
@@ -125,7 +136,9 @@ impl Jobs {
 
     /// Reads the jobs' folder; returns the scripts to run now.
     fn due_scripts(&self) -> Vec<(OsString, PathBuf)> {
-        let Some(folder) = &self.folder else { return Vec::new() };
+        let Some(folder) = &self.folder else {
+            return Vec::new();
+        };
         let found = match find_jobs(folder, &self.script) {
             Ok(found) => found,
             Err(error) => {
@@ -160,12 +173,19 @@ impl Jobs {
             if script.healthy != Some(healthy) {
                 match outcome {
                     Ok(()) => tracing::info!(script = %path.display(), "job is healthy"),
-                    Err(reason) => tracing::warn!(script = %path.display(), "job is not healthy: {reason:#}"),
+                    Err(reason) => {
+                        tracing::warn!(script = %path.display(), "job is not healthy: {reason:#}")
+                    }
                 }
             }
-            *script = ScriptState { healthy: Some(healthy), running: false };
+            *script = ScriptState {
+                healthy: Some(healthy),
+                running: false,
+            };
         }
-        let all_ended = known.values().all(|job| job.script.is_none_or(|script| script.healthy.is_some()));
+        let all_ended = known
+            .values()
+            .all(|job| job.script.is_none_or(|script| script.healthy.is_some()));
         drop(known);
         if all_ended {
             self.set_ready();
@@ -173,7 +193,8 @@ impl Jobs {
     }
 
     fn set_ready(&self) {
-        self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
+        self.ready
+            .send_if_modified(|ready| !std::mem::replace(ready, true));
     }
 }
 
@@ -187,9 +208,16 @@ fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>
         if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
             continue;
         }
-        let script =
-            fs::metadata(path.join(script)).is_ok_and(|data| data.is_file()).then(ScriptState::default);
-        jobs.insert(entry.file_name(), Job { groups: groups(&path.join(LINKS_FILE)), script });
+        let script = fs::metadata(path.join(script))
+            .is_ok_and(|data| data.is_file())
+            .then(ScriptState::default);
+        jobs.insert(
+            entry.file_name(),
+            Job {
+                groups: groups(&path.join(LINKS_FILE)),
+                script,
+            },
+        );
     }
     Ok(jobs)
 }
@@ -218,12 +246,21 @@ fn groups(path: &Path) -> BTreeSet<String> {
     };
     links
         .into_iter()
-        .filter_map(|link| if let Json::Object(members) = link { Some(members) } else { None })
+        .filter_map(|link| {
+            if let Json::Object(members) = link {
+                Some(members)
+            } else {
+                None
+            }
+        })
         .filter_map(|members| {
-            members.into_iter().rev().find_map(|(name, value)| match value {
-                Json::Text(group) if name.eq_ignore_ascii_case("group") => Some(group),
-                _ => None,
-            })
+            members
+                .into_iter()
+                .rev()
+                .find_map(|(name, value)| match value {
+                    Json::Text(group) if name.eq_ignore_ascii_case("group") => Some(group),
+                    _ => None,
+                })
         })
         .filter(|group| !group.is_empty())
         .collect()
@@ -239,7 +276,10 @@ async fn run_script(path: &Path, limit: Duration) -> anyhow::Result<()> {
         .process_group(0)
         .spawn()
         .context("cannot be run")?;
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let group = child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .map(Pid::from_raw);
     let mut group = Group(group);
     match tokio::time::timeout(limit, child.wait()).await {
         Ok(ended) => {
@@ -294,7 +334,11 @@ mod tests {
     /// Reads the jobs of a folder.
     fn jobs(folder: &Path) -> Arc<Jobs> {
         let interval = Duration::from_millis(50);
-        Arc::new(Jobs::new(Some(folder.to_owned()), PathBuf::from("bin/dns/healthy"), interval))
+        Arc::new(Jobs::new(
+            Some(folder.to_owned()),
+            PathBuf::from("bin/dns/healthy"),
+            interval,
+        ))
     }
 
     #[tokio::test]
@@ -307,7 +351,12 @@ mod tests {
             Some("#!/bin/sh\nexit 0\n"),
             Some(r#"[{"group":"1"},{"GROUP":"2","name":"n"}]"#),
         );
-        job(folder.path(), "bad", Some("#!/bin/sh\nexit 1\n"), Some(r#"[{"group":"3"},{"group":""},{},7]"#));
+        job(
+            folder.path(),
+            "bad",
+            Some("#!/bin/sh\nexit 1\n"),
+            Some(r#"[{"group":"3"},{"group":""},{},7]"#),
+        );
         job(folder.path(), "none", None, Some(r#"[{"group":"4"}]"#));
         job(folder.path(), "broken", None, Some("["));
         job(real.path(), "linked", None, Some(r#"[{"group":"5"}]"#));
@@ -318,12 +367,22 @@ mod tests {
         jobs.ready().await;
         let summary = jobs.summary();
         assert!(!summary.all_healthy);
-        let scripted: Vec<_> =
-            summary.scripted.iter().map(|(group, healthy)| (&group[..], *healthy)).collect();
+        let scripted: Vec<_> = summary
+            .scripted
+            .iter()
+            .map(|(group, healthy)| (&group[..], *healthy))
+            .collect();
         assert_eq!(scripted, [("1", true), ("2", true), ("3", false)]);
-        assert_eq!(summary.unscripted, BTreeSet::from(["4".to_owned(), "5".to_owned()]));
+        assert_eq!(
+            summary.unscripted,
+            BTreeSet::from(["4".to_owned(), "5".to_owned()])
+        );
 
-        fs::write(folder.path().join("bad/bin/dns/healthy"), "#!/bin/sh\nexit 0\n").unwrap();
+        fs::write(
+            folder.path().join("bad/bin/dns/healthy"),
+            "#!/bin/sh\nexit 0\n",
+        )
+        .unwrap();
         while !jobs.summary().all_healthy {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -334,15 +393,27 @@ mod tests {
     async fn hanging_script_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let children = folder.path().join("children");
-        let text = format!("#!/bin/sh\nsleep 600 &\necho $! > {0}\nsleep 600\n", children.display());
+        let text = format!(
+            "#!/bin/sh\nsleep 600 &\necho $! > {0}\nsleep 600\n",
+            children.display()
+        );
         job(folder.path(), "hangs", Some(&text), None);
         let script = folder.path().join("hangs/bin/dns/healthy");
         let outcome = run_script(&script, Duration::from_secs(3)).await;
-        assert_eq!(outcome.unwrap_err().to_string(), "it did not exit within 3s");
-        let child: i32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
+        assert_eq!(
+            outcome.unwrap_err().to_string(),
+            "it did not exit within 3s"
+        );
+        let child: i32 = fs::read_to_string(&children)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         // A zombie that init has not reaped counts as ended.
-        let ended =
-            || fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "));
+        let ended = || {
+            fs::read_to_string(format!("/proc/{child}/stat"))
+                .map_or(true, |stat| stat.contains(") Z "))
+        };
         while !ended() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -361,7 +432,13 @@ mod tests {
         let none = jobs(&folder.path().join("none"));
         let work = tokio::spawn(none.clone().run());
         none.ready().await;
-        assert_eq!(none.summary(), Summary { all_healthy: true, ..Summary::default() });
+        assert_eq!(
+            none.summary(),
+            Summary {
+                all_healthy: true,
+                ..Summary::default()
+            }
+        );
         work.abort();
     }
 }

@@ -76,16 +76,25 @@ impl HealthServer {
     pub async fn bind(config: &HealthServerConfig) -> anyhow::Result<Self> {
         let tls = RotatingTls::load("health_server", HEALTH_NAME, &config.tls)?;
         if !tls.current().certificate.is_issued_to(HEALTH_NAME) {
-            tracing::warn!("the certificate is not issued to {HEALTH_NAME}: clients will not accept it");
+            tracing::warn!(
+                "the certificate is not issued to {HEALTH_NAME}: clients will not accept it"
+            );
         }
         let address = config.listen;
         let socket = TcpListener::bind(address).await.map_err(|error| {
             anyhow!("cannot listen on {address}: {error}; stop the other health server or change the port")
         })?;
-        let jobs =
-            Jobs::new(config.jobs_dir.clone(), config.executable_path.clone(), config.executable_interval);
+        let jobs = Jobs::new(
+            config.jobs_dir.clone(),
+            config.executable_path.clone(),
+            config.executable_interval,
+        );
         let agent = AgentFile::new(config.health_file.clone());
-        let vm = Arc::new(Vm { agent, jobs: Arc::new(jobs), patience: config.request_timeout });
+        let vm = Arc::new(Vm {
+            agent,
+            jobs: Arc::new(jobs),
+            patience: config.request_timeout,
+        });
         Ok(Self { socket, tls, vm })
     }
 
@@ -105,7 +114,8 @@ impl HealthServer {
         let mut background = JoinSet::new();
         background.spawn(vm.jobs.clone().run());
         background.spawn(tls.clone().watch(|_| {}));
-        let files = usize::try_from(raise_file_limit().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+        let files =
+            usize::try_from(raise_file_limit().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
         let limits = Limits {
             connections: files.clamp(1, MAX_CONNECTIONS),
             handshake: vm.patience,
@@ -116,9 +126,13 @@ impl HealthServer {
         let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
         let routes = move |client: &Client| {
             let (vm, is_known) = (vm.clone(), is_known(client));
-            Router::new().fallback(move |uri: Uri| async move { answer(uri.path(), is_known, &vm).await })
+            Router::new()
+                .fallback(move |uri: Uri| async move { answer(uri.path(), is_known, &vm).await })
         };
-        Server::new("the health server", listener).with_limits(limits).run(routes, stop).await;
+        Server::new("the health server", listener)
+            .with_limits(limits)
+            .run(routes, stop)
+            .await;
         // Running scripts are killed with their groups.
         background.shutdown().await;
     }
@@ -149,10 +163,16 @@ async fn answer(path: &str, is_known: bool, vm: &Vm) -> Response {
         return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
     }
     if !is_known {
-        return (StatusCode::BAD_REQUEST, "the client certificate is issued to another name\n")
+        return (
+            StatusCode::BAD_REQUEST,
+            "the client certificate is issued to another name\n",
+        )
             .into_response();
     }
-    if tokio::time::timeout(vm.patience, vm.jobs.ready()).await.is_err() {
+    if tokio::time::timeout(vm.patience, vm.jobs.ready())
+        .await
+        .is_err()
+    {
         let problem = "the first round of scripts has not ended yet\n";
         return (StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
     }
@@ -164,16 +184,25 @@ impl Vm {
     /// Builds the current report. Groups of jobs with a script follow the script, all others the
     /// whole VM (observed); a group with both kinds of jobs fails if either does.
     fn report(&self) -> Report {
-        let Summary { all_healthy, scripted, unscripted } = self.jobs.summary();
+        let Summary {
+            all_healthy,
+            scripted,
+            unscripted,
+        } = self.jobs.summary();
         let whole = all_healthy && self.agent.is_running();
         let mut groups = scripted;
         for group in unscripted {
             *groups.entry(group).or_insert(true) &= whole;
         }
         let text = |healthy| if healthy { "running" } else { "failing" };
-        let group_state: BTreeMap<_, _> =
-            groups.into_iter().map(|(group, healthy)| (group, text(healthy))).collect();
-        Report { state: text(whole), group_state }
+        let group_state: BTreeMap<_, _> = groups
+            .into_iter()
+            .map(|(group, healthy)| (group, text(healthy)))
+            .collect();
+        Report {
+            state: text(whole),
+            group_state,
+        }
     }
 }
 
@@ -195,7 +224,10 @@ struct AgentFile {
 impl AgentFile {
     /// Creates a reader of the file at `path`, which need not exist.
     fn new(path: PathBuf) -> Self {
-        Self { path, last: Mutex::new((None, false)) }
+        Self {
+            path,
+            last: Mutex::new((None, false)),
+        }
     }
 
     /// Returns whether the agent reports `running`; a missing or invalid file does not count as
@@ -215,7 +247,9 @@ impl AgentFile {
 /// Returns whether the content reports `running`. The member name matches in any letter case, the
 /// state only in this one.
 fn says_running(bytes: &[u8]) -> bool {
-    let Ok(Json::Object(members)) = Json::parse(bytes) else { return false };
+    let Ok(Json::Object(members)) = Json::parse(bytes) else {
+        return false;
+    };
     let mut running = false;
     for (name, value) in &members {
         if name.eq_ignore_ascii_case("state") {
@@ -260,7 +294,10 @@ impl HealthServerConfig {
         let file = path.display().to_string();
         match fs::read(path) {
             Ok(bytes) => Self::parse(&file, &bytes),
-            Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
+            Err(error) => Err(ConfigError::of_file(
+                file,
+                format!("cannot be read: {error}"),
+            )),
         }
     }
 
@@ -269,14 +306,23 @@ impl HealthServerConfig {
         let json = Json::parse(bytes)
             .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
         let root = ObjectReader::document(file, &json)?;
-        let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let port =
-            root.port("port")?.ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
-        let tls =
-            tls_files(&root)?.map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
-        let path = |name| Ok(root.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from));
-        let or_default =
-            |time: Option<Duration>, default| time.filter(|time| !time.is_zero()).unwrap_or(default);
+        let address = root
+            .address("address")?
+            .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let port = root
+            .port("port")?
+            .ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
+        let tls = tls_files(&root)?
+            .map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
+        let path = |name| {
+            Ok(root
+                .text(name)?
+                .filter(|text| !text.is_empty())
+                .map(PathBuf::from))
+        };
+        let or_default = |time: Option<Duration>, default| {
+            time.filter(|time| !time.is_zero()).unwrap_or(default)
+        };
         Ok(Self {
             listen: SocketAddr::new(address, port),
             tls,
@@ -287,8 +333,12 @@ impl HealthServerConfig {
                 root.duration("health_executable_interval")?,
                 Duration::from_secs(5),
             ),
-            health_file: path("health_file_name")?
-                .ok_or_else(|| root.error("health_file_name", "is missing; name the agent's health.json"))?,
+            health_file: path("health_file_name")?.ok_or_else(|| {
+                root.error(
+                    "health_file_name",
+                    "is missing; name the agent's health.json",
+                )
+            })?,
             request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
             logging: logging(&root)?,
         })
@@ -316,8 +366,10 @@ fn start(file: &Path, format: LogFormat) -> anyhow::Result<()> {
     let config = HealthServerConfig::load(file)?;
     let logs = Logs::init(&config.logging, format)?;
     // One thread: the load is a few handshakes a minute and small answers.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build()?;
     let result = runtime.block_on(async {
         // Ignored: everything that can change is checked continuously.
         let _hangup = signal(SignalKind::hangup())?;
@@ -388,7 +440,8 @@ mod config_tests {
 
     #[test]
     fn missing_keys_are_named() {
-        let error = HealthServerConfig::parse("h.json", br#"{"port": 1, "ca_file": "a"}"#).unwrap_err();
+        let error =
+            HealthServerConfig::parse("h.json", br#"{"port": 1, "ca_file": "a"}"#).unwrap_err();
         assert!(
             error.to_string().contains("h.json") && error.to_string().contains("certificate_file"),
             "{error}"

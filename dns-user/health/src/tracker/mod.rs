@@ -107,7 +107,9 @@ pub enum WatcherCommand {
 
 impl std::fmt::Debug for Tracker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tracker").field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Tracker")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,7 +160,11 @@ impl Tracker {
     #[inline]
     pub fn touch(&self, tracked: &Tracked) -> bool {
         let is_exact = self.is_exact.load(Ordering::Relaxed);
-        tracked.touch(if is_exact { kernel_monotonic_ns() } else { kernel_coarse_ns() })
+        tracked.touch(if is_exact {
+            kernel_monotonic_ns()
+        } else {
+            kernel_coarse_ns()
+        })
     }
 
     /// Returns the name as it is tracked now, for [`Self::touch`].
@@ -176,13 +182,20 @@ impl Tracker {
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
         self.track(name, resolution);
         if !resolution.checks.tracked
-            || resolution.checks.instances.iter().all(|ip| self.states.is_checked(*ip))
+            || resolution
+                .checks
+                .instances
+                .iter()
+                .all(|ip| self.states.is_checked(*ip))
         {
             return;
         }
-        let Some(first_checks) = self.wait_for_first(name) else { return };
+        let Some(first_checks) = self.wait_for_first(name) else {
+            return;
+        };
         let mut left = first_checks.subscribe();
-        let _ = tokio::time::timeout(self.limits.first_checks, left.wait_for(|left| *left == 0)).await;
+        let _ =
+            tokio::time::timeout(self.limits.first_checks, left.wait_for(|left| *left == 0)).await;
     }
 
     /// Returns whether the name is tracked.
@@ -230,9 +243,15 @@ impl Tracker {
             first_checks: Mutex::default(),
         });
         for ip in self.acquire(&mut registry, &tracked, needed(checks)).1 {
-            self.send(WatcherCommand::Check { ip, urgent: checks.synchronous });
+            self.send(WatcherCommand::Check {
+                ip,
+                urgent: checks.synchronous,
+            });
         }
-        registry.order.push(Reverse(Use { at: now, tracked: tracked.clone() }));
+        registry.order.push(Reverse(Use {
+            at: now,
+            tracked: tracked.clone(),
+        }));
         let count = {
             let mut names = self.names.write();
             names.insert(name.clone(), tracked.clone());
@@ -254,8 +273,10 @@ impl Tracker {
     /// answer the same name would pass its cache line around.
     fn set_precision(&self, registry: &mut Registry, is_full: bool, now: u64) {
         let is_recent = |oldest| now.saturating_sub(oldest) < EXACT_WITHIN_NS;
-        let is_exact =
-            is_full && registry.oldest_use(|tracked| self.last_use(tracked)).is_some_and(is_recent);
+        let is_exact = is_full
+            && registry
+                .oldest_use(|tracked| self.last_use(tracked))
+                .is_some_and(is_recent);
         if self.is_exact.swap(is_exact, Ordering::Relaxed) != is_exact {
             self.fast_path.keep_exact_last_used(is_exact);
         }
@@ -265,7 +286,9 @@ impl Tracker {
     pub(super) fn expire(&self) {
         let Some(ttl) = self.limits.ttl else { return };
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
-        let Some(before) = kernel_monotonic_ns().checked_sub(ttl) else { return };
+        let Some(before) = kernel_monotonic_ns().checked_sub(ttl) else {
+            return;
+        };
         let mut registry = self.registry.lock();
         while let Some(expired) = registry.pop_before(before, |tracked| self.last_use(tracked)) {
             self.drop_name(&mut registry, &expired);
@@ -277,7 +300,10 @@ impl Tracker {
         self.names.write().remove(&tracked.name);
         tracked.is_dropped.store(true, Ordering::Release);
         let instances = self.release_locked(registry, &tracked.replace_instances(Box::default()));
-        self.send(WatcherCommand::Dropped { names: vec![tracked.name.clone()], instances });
+        self.send(WatcherCommand::Dropped {
+            names: vec![tracked.name.clone()],
+            instances,
+        });
     }
 
     /// Sets the instances that a name needs. Returns the previous ones, still acquired, and the newly
@@ -288,13 +314,21 @@ impl Tracker {
         tracked: &Tracked,
         needed: Box<[IpAddr]>,
     ) -> (Box<[IpAddr]>, Vec<IpAddr>) {
-        let new = needed.iter().copied().filter(|ip| registry.acquire(*ip)).collect();
+        let new = needed
+            .iter()
+            .copied()
+            .filter(|ip| registry.acquire(*ip))
+            .collect();
         (tracked.replace_instances(needed), new)
     }
 
     /// Releases instances; returns those no longer needed by any name, which become unchecked.
     fn release_locked(&self, registry: &mut Registry, instances: &[IpAddr]) -> Vec<IpAddr> {
-        let gone: Vec<_> = instances.iter().copied().filter(|ip| registry.release(*ip)).collect();
+        let gone: Vec<_> = instances
+            .iter()
+            .copied()
+            .filter(|ip| registry.release(*ip))
+            .collect();
         for ip in &gone {
             self.states.remove(*ip);
         }
@@ -305,7 +339,8 @@ impl Tracker {
     /// returned, still acquired, and must be passed to [`Self::release`].
     pub(super) fn decide(&self, tracked: &Tracked, records: &Snapshot) -> Box<[IpAddr]> {
         // The health of instances does not affect which of them need checks.
-        let checks = resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
+        let checks =
+            resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
         self.set_checks(tracked, checks)
     }
 
@@ -315,14 +350,20 @@ impl Tracker {
         let needed = needed(&checks);
         let mut registry = self.registry.lock();
         // The name was dropped in the meantime.
-        let is_current =
-            self.names.read().get(&tracked.name).is_some_and(|known| std::ptr::eq(&**known, tracked));
+        let is_current = self
+            .names
+            .read()
+            .get(&tracked.name)
+            .is_some_and(|known| std::ptr::eq(&**known, tracked));
         if !is_current || *tracked.instances.lock() == needed {
             return Box::default();
         }
         let (before, new) = self.acquire(&mut registry, tracked, needed);
         for ip in new {
-            self.send(WatcherCommand::Check { ip, urgent: checks.synchronous });
+            self.send(WatcherCommand::Check {
+                ip,
+                urgent: checks.synchronous,
+            });
         }
         before
     }
@@ -334,7 +375,10 @@ impl Tracker {
         }
         let gone = self.release_locked(&mut self.registry.lock(), instances);
         if !gone.is_empty() {
-            self.send(WatcherCommand::Dropped { names: Vec::new(), instances: gone });
+            self.send(WatcherCommand::Dropped {
+                names: Vec::new(),
+                instances: gone,
+            });
         }
     }
 
@@ -346,7 +390,9 @@ impl Tracker {
     pub fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
         let mut registry = self.registry.lock();
         // No longer tracked: the instance must stay unchecked.
-        let Some(waiting) = registry.take_waiting(ip) else { return false };
+        let Some(waiting) = registry.take_waiting(ip) else {
+            return false;
+        };
         let changed = self.states.set(ip, health);
         drop(registry);
         waiting.iter().for_each(one_done);
@@ -362,14 +408,20 @@ impl Tracker {
             return Some(running.clone());
         }
         let instances = tracked.instances.lock();
-        let unchecked: Vec<_> = instances.iter().filter(|ip| !self.states.is_checked(**ip)).collect();
+        let unchecked: Vec<_> = instances
+            .iter()
+            .filter(|ip| !self.states.is_checked(**ip))
+            .collect();
         if unchecked.is_empty() {
             return None;
         }
         let first_checks = FirstChecks::new(unchecked.len());
         for ip in unchecked {
             registry.wait(*ip, first_checks.clone());
-            self.send(WatcherCommand::Check { ip: *ip, urgent: true });
+            self.send(WatcherCommand::Check {
+                ip: *ip,
+                urgent: true,
+            });
         }
         *current = Some(first_checks.clone());
         Some(first_checks)
@@ -398,11 +450,16 @@ impl Admission for Tracker {
     /// Returns whether the fast path may answer a resolved name now: its first query must reach
     /// userspace, which starts the checks, and a y1 name needs all its instances checked.
     fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
-        let Checks { instances, tracked, synchronous } = &resolution.checks;
+        let Checks {
+            instances,
+            tracked,
+            synchronous,
+        } = &resolution.checks;
         if !tracked {
             return true;
         }
-        self.is_tracked(name) && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
+        self.is_tracked(name)
+            && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
     }
 }
 
@@ -472,9 +529,16 @@ impl Registry {
     /// Removes the least recently used name if its last use was before `moment`.
     ///
     /// Amortised O(log n): a name is reinserted only if it was used since it was last examined.
-    fn pop_before(&mut self, moment: u64, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
+    fn pop_before(
+        &mut self,
+        moment: u64,
+        last_use: impl Fn(&Tracked) -> u64,
+    ) -> Option<Arc<Tracked>> {
         let oldest = self.oldest_use(last_use)?;
-        (oldest < moment).then(|| self.order.pop()).flatten().map(|Reverse(Use { tracked, .. })| tracked)
+        (oldest < moment)
+            .then(|| self.order.pop())
+            .flatten()
+            .map(|Reverse(Use { tracked, .. })| tracked)
     }
 
     /// Returns the time of the least recent use, and moves that name to the top.
@@ -499,14 +563,19 @@ impl Registry {
 
     /// Removes a name that needs the instance; returns whether it was the last.
     fn release(&mut self, ip: IpAddr) -> bool {
-        let Some(instance) = self.instances.get_mut(&ip) else { return false };
+        let Some(instance) = self.instances.get_mut(&ip) else {
+            return false;
+        };
         instance.by -= 1;
         if instance.by > 0 {
             return false;
         }
         let instance = self.instances.remove(&ip);
         // The instance will not be checked: release the waiting queries.
-        instance.iter().flat_map(|instance| &instance.waiting).for_each(one_done);
+        instance
+            .iter()
+            .flat_map(|instance| &instance.waiting)
+            .for_each(one_done);
         true
     }
 
@@ -520,7 +589,9 @@ impl Registry {
 
     /// Takes the queries that wait for the first check of the instance; `None` if it is not tracked.
     fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<FirstChecks>> {
-        self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
+        self.instances
+            .get_mut(&ip)
+            .map(|instance| std::mem::take(&mut instance.waiting))
     }
 }
 

@@ -18,26 +18,49 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
         existence: Existence::Found,
         v4: Vec::new(),
         v6: Vec::new(),
-        checks: Checks { instances, tracked: true, synchronous },
+        checks: Checks {
+            instances,
+            tracked: true,
+            synchronous,
+        },
     }
 }
 
 /// Returns a tracker with a limit of two names, its commands and its states.
-fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<WatcherCommand>, Arc<HealthStates>) {
+fn tracker(
+    ttl: Option<Duration>,
+) -> (
+    Tracker,
+    mpsc::UnboundedReceiver<WatcherCommand>,
+    Arc<HealthStates>,
+) {
     let states = Arc::new(HealthStates::default());
-    let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
+    let limits = Limits {
+        names: 2,
+        first_checks: Duration::from_secs(60),
+        ttl,
+    };
     let (tracker, commands) = Tracker::new(limits, states.clone(), FastPathHandle::default());
     (tracker, commands, states)
 }
 
 fn running() -> InstanceHealth {
-    InstanceHealth { state: HealthState::Running, groups: Box::default() }
+    InstanceHealth {
+        state: HealthState::Running,
+        groups: Box::default(),
+    }
 }
 
 /// Returns the instances that the watcher would check now, in order.
 fn checks(commands: &mut mpsc::UnboundedReceiver<WatcherCommand>) -> Vec<IpAddr> {
     std::iter::from_fn(|| commands.try_recv().ok())
-        .filter_map(|command| if let WatcherCommand::Check { ip, .. } = command { Some(ip) } else { None })
+        .filter_map(|command| {
+            if let WatcherCommand::Check { ip, .. } = command {
+                Some(ip)
+            } else {
+                None
+            }
+        })
         .collect()
 }
 
@@ -83,7 +106,15 @@ fn later_uses_elsewhere_count() {
         true => tracker.last_use(tracked) + 1_000_000_000,
         false => tracker.last_use(tracked),
     };
-    assert_eq!(tracker.registry.lock().pop_before(u64::MAX, last_use).unwrap().name, name("b"));
+    assert_eq!(
+        tracker
+            .registry
+            .lock()
+            .pop_before(u64::MAX, last_use)
+            .unwrap()
+            .name,
+        name("b")
+    );
 }
 
 #[test]
@@ -112,7 +143,10 @@ fn untracked_names_are_not_published() {
     assert!(!tracker.may_publish(&name("b"), &synchronous));
     tracker.checked(ip(2), running());
     assert!(tracker.may_publish(&name("b"), &synchronous));
-    let untracked = Resolution { checks: Checks::default(), ..smart };
+    let untracked = Resolution {
+        checks: Checks::default(),
+        ..smart
+    };
     assert!(tracker.may_publish(&name("never.asked"), &untracked));
 }
 
@@ -124,7 +158,11 @@ async fn y1_waits_for_first_checks() {
     tracker.checked(ip(2), running());
     let waits = tokio::spawn({
         let tracker = tracker.clone();
-        async move { tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await }
+        async move {
+            tracker
+                .first_checks(&name("a"), &needs(&[1, 2], true))
+                .await
+        }
     });
     while !tracker.is_tracked(&name("a")) || checks(&mut commands).is_empty() {
         tokio::task::yield_now().await;
@@ -134,14 +172,23 @@ async fn y1_waits_for_first_checks() {
     tracker.checked(ip(1), running());
     waits.await.unwrap();
     // All states are known, so there is no wait; no check would end it.
-    tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await;
+    tracker
+        .first_checks(&name("a"), &needs(&[1, 2], true))
+        .await;
 }
 
 #[tokio::test]
 async fn y1_wait_is_bounded() {
-    let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
-    let (tracker, _commands) =
-        Tracker::new(limits, Arc::new(HealthStates::default()), FastPathHandle::default());
+    let limits = Limits {
+        names: 2,
+        first_checks: Duration::from_millis(50),
+        ttl: None,
+    };
+    let (tracker, _commands) = Tracker::new(
+        limits,
+        Arc::new(HealthStates::default()),
+        FastPathHandle::default(),
+    );
     let started = std::time::Instant::now();
     tracker.first_checks(&name("a"), &needs(&[1], true)).await;
     assert!(started.elapsed() >= Duration::from_millis(50));
@@ -156,8 +203,16 @@ fn new_records_keep_moved_instances() {
     checks(&mut commands);
     // Instance 2 moves from a to b, 1 is gone, 4 is new.
     let checks_of = |asked: &Name| {
-        let instances = if *asked == name("a") { vec![ip(4)] } else { vec![ip(2), ip(3)] };
-        Some(Checks { instances, tracked: true, synchronous: false })
+        let instances = if *asked == name("a") {
+            vec![ip(4)]
+        } else {
+            vec![ip(2), ip(3)]
+        };
+        Some(Checks {
+            instances,
+            tracked: true,
+            synchronous: false,
+        })
     };
     let set = |tracked: &Arc<Tracked>| tracker.set_checks(tracked, checks_of(&tracked.name));
     let before: Vec<_> = tracker.all().iter().flat_map(set).collect();
@@ -175,7 +230,11 @@ fn new_records_keep_moved_instances() {
     }
     assert_eq!((new, gone), (vec![ip(4)], vec![ip(1)]));
     // A name without a meaning in the records stays tracked and needs no instances.
-    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.set_checks(tracked, None)).collect();
+    let before: Vec<_> = tracker
+        .all()
+        .iter()
+        .flat_map(|tracked| tracker.set_checks(tracked, None))
+        .collect();
     tracker.release(&before);
     assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 0));
 }
@@ -191,7 +250,10 @@ fn lagging_watcher_stops_tracking() {
     flood(0);
     let queued = commands.len();
     // No commands are taken: the last name that was tracked may have exceeded the limit.
-    assert!((MAX_QUEUED..MAX_QUEUED + 8).contains(&queued), "{queued} commands wait");
+    assert!(
+        (MAX_QUEUED..MAX_QUEUED + 8).contains(&queued),
+        "{queued} commands wait"
+    );
     while commands.try_recv().is_ok() {}
     tracker.taken(queued);
     flood(1_000_000);

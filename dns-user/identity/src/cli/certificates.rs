@@ -65,7 +65,12 @@ pub(super) struct Check {
 
 impl Issue {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { ca, container, folder, leaf } = self;
+        let Self {
+            ca,
+            container,
+            folder,
+            leaf,
+        } = self;
         let now = SystemTime::now();
         let authority = ca.load(now)?;
         if let Some(caution) = authority.caution(now, leaf.validity) {
@@ -75,7 +80,10 @@ impl Issue {
         let key = PrivateKey::generate(leaf.key_type)?;
         let wanted = Validity::backdated(now, leaf.validity, leaf.backdate);
         let issued = authority.issue(&container.identity()?, key.public_key_info(), wanted)?;
-        let pair = Pair { certificate: issued.pem, key: key.to_pem()? };
+        let pair = Pair {
+            certificate: issued.pem,
+            key: key.to_pem()?,
+        };
         IdentityFolder::new(folder).replace_pair(&pair, &authority.chain_pem(), container.owner)?;
         Ok(ExitCode::SUCCESS)
     }
@@ -83,14 +91,24 @@ impl Issue {
 
 impl Check {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { ca, ca_key, folder, certificate, records, aliases, strict } = self;
+        let Self {
+            ca,
+            ca_key,
+            folder,
+            certificate,
+            records,
+            aliases,
+            strict,
+        } = self;
         let now = SystemTime::now();
         let mut found = Findings::default();
         match (ca, ca_key, folder, certificate.zip(records)) {
             (Some(certificate), Some(key), _, _) => {
                 found = check::authority(&CaFiles { certificate, key }, now);
             }
-            (Some(certificate), None, _, _) => found = check::authority_certificate(&certificate, now),
+            (Some(certificate), None, _, _) => {
+                found = check::authority_certificate(&certificate, now)
+            }
             (None, _, Some(folder), _) => found = check::folder(&folder, now),
             (None, _, None, Some((certificate, records))) => {
                 let missing = check::names(&certificate, &records, &aliases)?;
@@ -99,7 +117,9 @@ impl Check {
                     false => found.warnings = missing,
                 }
             }
-            (None, _, None, None) => anyhow::bail!("one of --ca, --folder or --certificate is required"),
+            (None, _, None, None) => {
+                anyhow::bail!("one of --ca, --folder or --certificate is required")
+            }
         }
         let Findings { errors, warnings } = found;
         for warning in &warnings {
@@ -111,7 +131,11 @@ impl Check {
         if errors.is_empty() && warnings.is_empty() {
             println!("no defect found");
         }
-        Ok(if errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if errors.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
@@ -134,7 +158,12 @@ pub(super) struct Token {
 
 impl Token {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { state, instance, minutes, allow_unknown } = self;
+        let Self {
+            state,
+            instance,
+            minutes,
+            allow_unknown,
+        } = self;
         let state = StateFolder::open(state)?;
         if let (Some(facts), false) = (state.facts()?, allow_unknown) {
             let fleet = snapshot(&facts.records, &[])?;
@@ -144,7 +173,11 @@ impl Token {
                 facts.records.display()
             );
         }
-        let token = state.create_token(&instance, SystemTime::now(), Duration::from_secs(minutes * 60))?;
+        let token = state.create_token(
+            &instance,
+            SystemTime::now(),
+            Duration::from_secs(minutes * 60),
+        )?;
         println!("{}", token.as_str());
         Ok(ExitCode::SUCCESS)
     }
@@ -166,12 +199,17 @@ pub(super) struct ConfirmRemovals {
 
 impl ConfirmRemovals {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { number, control, state } = self;
+        let Self {
+            number,
+            control,
+            state,
+        } = self;
         if let Some(state) = state {
             StateFolder::open(state)?.confirm_removals(number)?;
         }
         if let Some(control) = control
-            && let Reply::Error(problem) = run::send_command(&control, &Command::ConfirmRemovals { number })?
+            && let Reply::Error(problem) =
+                run::send_command(&control, &Command::ConfirmRemovals { number })?
         {
             anyhow::bail!(problem);
         }
@@ -237,7 +275,10 @@ impl San {
         if let Some(path) = &self.manifest {
             let named = || path.display().to_string();
             let text = fs::read_to_string(path).with_context(named)?;
-            let find_ids = |link: &str, provider: &Provider| match self.ids.iter().find(|(of, _)| of == link)
+            let find_ids = |link: &str, provider: &Provider| match self
+                .ids
+                .iter()
+                .find(|(of, _)| of == link)
             {
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
@@ -249,9 +290,19 @@ impl San {
         } else {
             let name = self.link().name(self.wildcard)?;
             println!("{name}");
-            missing = report(fleet.as_ref(), &Names { dns: vec![name], ..Names::default() });
+            missing = report(
+                fleet.as_ref(),
+                &Names {
+                    dns: vec![name],
+                    ..Names::default()
+                },
+            );
         }
-        Ok(if missing && self.strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if missing && self.strict {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     fn link(&self) -> Link {
@@ -275,7 +326,13 @@ fn parse_ids(text: &str) -> Result<(String, Ids), &'static str> {
     let parse = || {
         let (link, ids) = text.split_once('=')?;
         let (network, group) = ids.split_once('/')?;
-        Some((link.to_owned(), Ids { network: network.parse().ok()?, group: group.parse().ok()? }))
+        Some((
+            link.to_owned(),
+            Ids {
+                network: network.parse().ok()?,
+                group: group.parse().ok()?,
+            },
+        ))
     };
     parse().ok_or("use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7")
 }
@@ -289,7 +346,12 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
              {link}=NETWORK-ID/GROUP-ID"
         )
     })?;
-    let Provider { instance_group, network, deployment, uses_link_group } = provider;
+    let Provider {
+        instance_group,
+        network,
+        deployment,
+        uses_link_group,
+    } = provider;
     let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
     let mut networks = BTreeSet::new();
     let mut groups = BTreeSet::new();
@@ -299,12 +361,18 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
             && is_same(row.deployment, deployment)
     }) {
         networks.extend(row.network_id.parse::<u64>());
-        groups.extend(row.group_ids().filter_map(|group| group.parse::<u64>().ok()));
+        groups.extend(
+            row.group_ids()
+                .filter_map(|group| group.parse::<u64>().ok()),
+        );
     }
     let (networks, groups): (Vec<u64>, Vec<u64>) =
         (networks.into_iter().collect(), groups.into_iter().collect());
     match (&networks[..], &groups[..]) {
-        ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
+        ([network], [group]) if !uses_link_group => Ok(Ids {
+            network: *network,
+            group: *group,
+        }),
         ([], _) | (_, []) => bail!(
             "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or add \
              the ids: --ids {link}=NETWORK-ID/GROUP-ID"
@@ -318,7 +386,11 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
 
 fn print_variable(variable: &san::Variable) {
     println!("{}", variable.name);
-    let Names { common_name, dns, addresses } = &variable.names;
+    let Names {
+        common_name,
+        dns,
+        addresses,
+    } = &variable.names;
     if let Some(name) = common_name {
         println!("  CN   {name}");
     }
@@ -334,7 +406,13 @@ fn print_variable(variable: &san::Variable) {
 fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
     let Some(fleet) = fleet else { return false };
     let mut dns = names.dns.clone();
-    dns.extend(names.common_name.iter().filter(|name| name.contains('.') && !name.contains(' ')).cloned());
+    dns.extend(
+        names
+            .common_name
+            .iter()
+            .filter(|name| name.contains('.') && !name.contains(' '))
+            .cloned(),
+    );
     let missing = unresolved(fleet, &dns, &names.addresses);
     for name in &missing {
         println!("warning: {name}");

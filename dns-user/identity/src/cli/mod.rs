@@ -102,8 +102,14 @@ pub fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info".into());
     let colours = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours).with_env_filter(filter).init();
-    command.run().unwrap_or_else(|error| command_line::failed("bosh-dns-identity", &error))
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(colours)
+        .with_env_filter(filter)
+        .init();
+    command
+        .run()
+        .unwrap_or_else(|error| command_line::failed("bosh-dns-identity", &error))
 }
 
 impl Command {
@@ -112,11 +118,18 @@ impl Command {
             Self::Run(options) => block_on(run::run(*options)),
             Self::Issue(issue) => issue.run(),
             Self::Check(check) => check.run(),
-            Self::Create(describe) => describe.send(|container| ControlCommand::Create { container }),
-            Self::Update(describe) => describe.send(|container| ControlCommand::Update { container }),
-            Self::Destroy(Destroy { control, guid }) => {
-                done(run::send_command(&control, &ControlCommand::Destroy { guid: Guid::try_from(guid)? })?)
+            Self::Create(describe) => {
+                describe.send(|container| ControlCommand::Create { container })
             }
+            Self::Update(describe) => {
+                describe.send(|container| ControlCommand::Update { container })
+            }
+            Self::Destroy(Destroy { control, guid }) => done(run::send_command(
+                &control,
+                &ControlCommand::Destroy {
+                    guid: Guid::try_from(guid)?,
+                },
+            )?),
             Self::Status(status) => status.run(),
             Self::San(san) => san.run(),
             Self::Issuer(options) => block_on(issuer::run(*options)),
@@ -125,16 +138,19 @@ impl Command {
             Self::Agent(options) => block_on(agent::run(*options)),
             Self::RotateCa(options) => block_on(rotate_ca(options)),
             Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
-            Self::Completions(completions) => {
-                completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
-            }
+            Self::Completions(completions) => completions
+                .run(CommandLine::command())
+                .map(|()| ExitCode::SUCCESS),
         }
     }
 }
 
 /// Runs a future to its end on a new runtime.
 fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(future).map(|()| ExitCode::SUCCESS)
 }
 
@@ -143,8 +159,12 @@ impl Describe {
         self,
         order: impl FnOnce(crate::profile::Container) -> ControlCommand,
     ) -> anyhow::Result<ExitCode> {
-        let Self { control, description } = self;
-        let container = read_any(&description).with_context(|| description.display().to_string())?;
+        let Self {
+            control,
+            description,
+        } = self;
+        let container =
+            read_any(&description).with_context(|| description.display().to_string())?;
         done(run::send_command(&control, &order(container))?)
     }
 }
@@ -164,31 +184,51 @@ impl StatusOptions {
             Reply::Error(problem) => anyhow::bail!(problem),
             Reply::Done => anyhow::bail!("the rotator did not return its status"),
         };
-        let failing = status.identities.iter().any(|identity| identity.failure.is_some());
+        let failing = status
+            .identities
+            .iter()
+            .any(|identity| identity.failure.is_some());
         if json {
             println!("{}", serde_json::to_string_pretty(&status)?);
         } else {
             print_status(&status);
         }
         let well = !failing && status.authority.problem.is_none() && status.problems.is_empty();
-        Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if well {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
 fn print_status(status: &crate::rotator::RotatorStatus) {
     use crate::{authority::date, certificate::moment, rotator::Problem};
     let authority = &status.authority;
-    println!("CA {} ends {}", authority.file.display(), date(authority.not_after));
+    println!(
+        "CA {} ends {}",
+        authority.file.display(),
+        date(authority.not_after)
+    );
     if let Some(problem) = &authority.problem {
         println!("  new CA refused: {problem}");
     }
-    println!("key pool {} of {}, {} renewals", status.pool_ready, status.pool_size, status.renewals);
+    println!(
+        "key pool {} of {}, {} renewals",
+        status.pool_ready, status.pool_size, status.renewals
+    );
     for Problem { path, message } in &status.problems {
         println!("{}: no identity: {message}", path.display());
     }
     for identity in &status.identities {
-        let ends = identity.not_after.map_or_else(|| "-".to_owned(), |end| date(moment(end)));
-        println!("{}  ends {ends}  renews {}", identity.guid, date(identity.renews_at));
+        let ends = identity
+            .not_after
+            .map_or_else(|| "-".to_owned(), |end| date(moment(end)));
+        println!(
+            "{}  ends {ends}  renews {}",
+            identity.guid,
+            date(identity.renews_at)
+        );
         if let Some(failure) = &identity.failure {
             println!(
                 "  failed {} times, next attempt {}: {}",
@@ -218,9 +258,15 @@ mod tests {
         CommandLine::command().debug_assert();
         for (words, understood) in [
             ("run --ca a --ca-key k --folder f --containers c", true),
-            ("run --ca a --ca-key k --folder f --control s --validity 1h --key-type p-256", true),
+            (
+                "run --ca a --ca-key k --folder f --control s --validity 1h --key-type p-256",
+                true,
+            ),
             ("run --ca a --ca-key k --folder f", false),
-            ("run --ca a --ca-key k --folder f --control s --validity 59m", false),
+            (
+                "run --ca a --ca-key k --folder f --control s --validity 59m",
+                false,
+            ),
             ("issue --ca a --ca-key k --container c --folder f", true),
             ("check --ca a", true),
             ("check --folder f", true),
@@ -245,7 +291,11 @@ mod tests {
             ),
         ] {
             let line = std::iter::once("bosh-dns-identity").chain(words.split(' '));
-            assert_eq!(CommandLine::try_parse_from(line).is_ok(), understood, "{words}");
+            assert_eq!(
+                CommandLine::try_parse_from(line).is_ok(),
+                understood,
+                "{words}"
+            );
         }
     }
 }
@@ -259,5 +309,8 @@ fn metrics_reference_is_current() {
         .map(|(name, kind, labels, help)| (*name, (*kind).to_owned(), labels.to_vec(), *help));
     let introduction =
         "# Metrics of bosh-dns-identity\n\nFamilies of the rotator, the issuer and the agents.";
-    command_page::compare("identity-metrics.md", &command_page::metrics(introduction, families));
+    command_page::compare(
+        "identity-metrics.md",
+        &command_page::metrics(introduction, families),
+    );
 }

@@ -72,7 +72,10 @@ pub(crate) struct AgentOptions {
 
 fn find_user(name: &str) -> anyhow::Result<Owner> {
     let user = nix::unistd::User::from_name(name)?.context("no such user")?;
-    Ok(Owner { uid: user.uid.as_raw(), gid: user.gid.as_raw() })
+    Ok(Owner {
+        uid: user.uid.as_raw(),
+        gid: user.gid.as_raw(),
+    })
 }
 
 struct Agent {
@@ -119,8 +122,18 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
     }
     let status = Arc::new(Mutex::new(AgentStatus::default()));
-    let issuer = Issuer { address: options.issuer.clone(), name: options.issuer_name.clone() };
-    let mut agent = Agent { issuer, options, pairs, generation: 0, problem: None, status };
+    let issuer = Issuer {
+        address: options.issuer.clone(),
+        name: options.issuer_name.clone(),
+    };
+    let mut agent = Agent {
+        issuer,
+        options,
+        pairs,
+        generation: 0,
+        problem: None,
+        status,
+    };
     agent.show();
     if let Some(address) = agent.options.metrics {
         let status = agent.status.clone();
@@ -140,7 +153,12 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
             () = agent.round() => {}
             () = &mut ended => return Ok(()),
         }
-        if !ready && agent.pairs.values().all(|managed| managed.schedule.validity.is_some()) {
+        if !ready
+            && agent
+                .pairs
+                .values()
+                .all(|managed| managed.schedule.validity.is_some())
+        {
             ready = true;
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         }
@@ -153,7 +171,13 @@ impl ManagedPair {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
         let schedule = Schedule::new(share, None);
-        let mut managed = Self { folder, schedule, share, issuer: None, verified: None };
+        let mut managed = Self {
+            folder,
+            schedule,
+            share,
+            issuer: None,
+            verified: None,
+        };
         managed.verify();
         managed
     }
@@ -181,7 +205,10 @@ impl ManagedPair {
         if hash.is_some() && hash == self.verified {
             return;
         }
-        let usable = pair.ok().filter(Pair::is_matching).and_then(|pair| facts(&pair));
+        let usable = pair
+            .ok()
+            .filter(Pair::is_matching)
+            .and_then(|pair| facts(&pair));
         match usable {
             Some((validity, issuer)) => {
                 self.schedule = Schedule::new(self.share, Some(validity));
@@ -239,7 +266,9 @@ impl Agent {
         }
         if self.problem.is_some() && self.read_token().is_ok() {
             // The fleet's CA may have changed while the machine was off: the token leads back.
-            self.pairs.entry(None).and_modify(|own| own.schedule.request(now, Duration::ZERO));
+            self.pairs
+                .entry(None)
+                .and_modify(|own| own.schedule.request(now, Duration::ZERO));
         }
         let roles: Vec<Option<String>> = self.pairs.keys().cloned().collect();
         let mut renewed = false;
@@ -262,7 +291,10 @@ impl Agent {
     fn show(&self) {
         let state = |(role, managed): (&Option<String>, &ManagedPair)| PairState {
             guid: role.as_deref().unwrap_or(OWN).to_owned(),
-            not_after: managed.schedule.validity.map(|validity| seconds(validity.not_after)),
+            not_after: managed
+                .schedule
+                .validity
+                .map(|validity| seconds(validity.not_after)),
             renew_by: managed.schedule.deadline().map(seconds),
             failing: managed.schedule.failure.is_some(),
         };
@@ -287,11 +319,28 @@ impl Agent {
     }
 
     async fn report(&self) -> anyhow::Result<DesiredTrust> {
-        let issuers: BTreeSet<_> = self.pairs.values().filter_map(|managed| managed.issuer.clone()).collect();
-        let ends = self.pairs.values().filter_map(|managed| managed.schedule.validity);
-        let not_after = ends.map(|validity| seconds(validity.not_after)).max().unwrap_or(0);
-        let report = Report { generation: self.generation, issuers, not_after };
-        let desired = self.issuer.call("/v1/report", &report, &self.with_pair()?).await?;
+        let issuers: BTreeSet<_> = self
+            .pairs
+            .values()
+            .filter_map(|managed| managed.issuer.clone())
+            .collect();
+        let ends = self
+            .pairs
+            .values()
+            .filter_map(|managed| managed.schedule.validity);
+        let not_after = ends
+            .map(|validity| seconds(validity.not_after))
+            .max()
+            .unwrap_or(0);
+        let report = Report {
+            generation: self.generation,
+            issuers,
+            not_after,
+        };
+        let desired = self
+            .issuer
+            .call("/v1/report", &report, &self.with_pair()?)
+            .await?;
         self.measure_skew(&desired);
         Ok(desired)
     }
@@ -299,7 +348,8 @@ impl Agent {
     fn measure_skew(&self, desired: &DesiredTrust) {
         if let Some(theirs) = desired.now {
             let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
-            self.status.lock().skew = signed(theirs).saturating_sub(signed(seconds(SystemTime::now())));
+            self.status.lock().skew =
+                signed(theirs).saturating_sub(signed(seconds(SystemTime::now())));
         }
     }
 
@@ -307,25 +357,42 @@ impl Agent {
     fn with_pair(&self) -> anyhow::Result<Credentials> {
         let own = &self.pairs[&None];
         let bundle = fs::read_to_string(own.folder.path.join("ca.crt"));
-        let roots = match bundle.ok().filter(|text| certificates(text.as_bytes()).is_ok()) {
+        let roots = match bundle
+            .ok()
+            .filter(|text| certificates(text.as_bytes()).is_ok())
+        {
             Some(bundle) => bundle,
             None => self.read_trust()?,
         };
-        Ok(Credentials { proof: Proof::Pair(own.read()?), roots })
+        Ok(Credentials {
+            proof: Proof::Pair(own.read()?),
+            roots,
+        })
     }
 
     /// Returns the token, with `--trust`: the bundle in use may be older than the last rotation.
     fn with_token(&self) -> anyhow::Result<Credentials> {
-        Ok(Credentials { proof: Proof::Token(self.read_token()?), roots: self.read_trust()? })
+        Ok(Credentials {
+            proof: Proof::Token(self.read_token()?),
+            roots: self.read_trust()?,
+        })
     }
 
     fn read_trust(&self) -> anyhow::Result<String> {
-        fs::read_to_string(&self.options.trust)
-            .with_context(|| format!("{}: set --trust to the issuer's CA", self.options.trust.display()))
+        fs::read_to_string(&self.options.trust).with_context(|| {
+            format!(
+                "{}: set --trust to the issuer's CA",
+                self.options.trust.display()
+            )
+        })
     }
 
     /// Returns the ways to prove the instance's identity, the first to try first.
-    fn credentials(&self, role: &Option<String>, now: SystemTime) -> anyhow::Result<Vec<Credentials>> {
+    fn credentials(
+        &self,
+        role: &Option<String>,
+        now: SystemTime,
+    ) -> anyhow::Result<Vec<Credentials>> {
         let own = &self.pairs[&None];
         let Some(validity) = own.schedule.validity else {
             anyhow::ensure!(role.is_none(), "the instance's certificate comes first");
@@ -355,14 +422,18 @@ impl Agent {
                 let written = managed
                     .read()
                     .map_err(anyhow::Error::from)
-                    .and_then(|pair| Ok(managed.folder.replace_pair(&pair, &desired.bundle, owner)?));
+                    .and_then(|pair| {
+                        Ok(managed.folder.replace_pair(&pair, &desired.bundle, owner)?)
+                    });
                 if let Err(error) = written {
                     complete = false;
                     tracing::error!("trust bundle not written; retrying: {error:#}");
                 }
             }
             if managed.issuer.as_ref() != Some(&desired.issuing) {
-                managed.schedule.request(now, Duration::from_secs(self.options.spread));
+                managed
+                    .schedule
+                    .request(now, Duration::from_secs(self.options.spread));
             }
         }
         if complete {
@@ -374,7 +445,9 @@ impl Agent {
     async fn renew(&mut self, role: &Option<String>, now: SystemTime) -> bool {
         let renewed = self.try_renew(role, now).await;
         let name = role.as_deref().unwrap_or(OWN).to_owned();
-        let Some(managed) = self.pairs.get_mut(role) else { return false };
+        let Some(managed) = self.pairs.get_mut(role) else {
+            return false;
+        };
         match renewed {
             Ok(()) => {
                 managed.adopt(now);
@@ -384,7 +457,10 @@ impl Agent {
             Err(error) => {
                 if managed.schedule.failed(now, format!("{error:#}")) {
                     *self.status.lock().failures.entry("renewal").or_default() += 1;
-                    let ends = managed.schedule.validity.map(|validity| date(validity.not_after));
+                    let ends = managed
+                        .schedule
+                        .validity
+                        .map(|validity| date(validity.not_after));
                     let ends = ends.unwrap_or_else(|| "-".to_owned());
                     tracing::error!(
                         pair = name,
@@ -411,10 +487,15 @@ impl Agent {
         };
         let mut problems = Vec::new();
         for credentials in &credentials {
-            match self.issuer.call::<PairReply>("/v1/pair", &request, credentials).await {
+            match self
+                .issuer
+                .call::<PairReply>("/v1/pair", &request, credentials)
+                .await
+            {
                 Ok(reply) => {
                     self.install(role, reply, &key)?;
-                    if let (Proof::Token(_), Some(path)) = (&credentials.proof, &self.options.token) {
+                    if let (Proof::Token(_), Some(path)) = (&credentials.proof, &self.options.token)
+                    {
                         // The issuer rejects it from now on.
                         let _ = fs::remove_file(path);
                     }
@@ -430,16 +511,26 @@ impl Agent {
     }
 
     /// Writes the issued pair.
-    fn install(&self, role: &Option<String>, reply: PairReply, key: &PrivateKey) -> anyhow::Result<()> {
+    fn install(
+        &self,
+        role: &Option<String>,
+        reply: PairReply,
+        key: &PrivateKey,
+    ) -> anyhow::Result<()> {
         self.measure_skew(&reply.desired);
-        let pair = Pair { certificate: reply.certificate, key: key.to_pem()? };
+        let pair = Pair {
+            certificate: reply.certificate,
+            key: key.to_pem()?,
+        };
         facts(&pair).context("the issuer's reply holds no certificate with its CA")?;
         anyhow::ensure!(
             pair.is_matching(),
             "the issuer's certificate is for another key; the pair is not used"
         );
         let owner = self.options.owner.filter(|_| role.is_some());
-        Ok(self.pairs[role].folder.replace_pair(&pair, &reply.desired.bundle, owner)?)
+        Ok(self.pairs[role]
+            .folder
+            .replace_pair(&pair, &reply.desired.bundle, owner)?)
     }
 
     fn read_token(&self) -> anyhow::Result<Zeroizing<String>> {
@@ -449,14 +540,24 @@ impl Agent {
         let token = fs::read_to_string(path)
             .map(Zeroizing::new)
             .with_context(|| format!("{}: create a token at the issuer", path.display()))?;
-        anyhow::ensure!(!token.trim().is_empty(), "{}: empty; create a token at the issuer", path.display());
+        anyhow::ensure!(
+            !token.trim().is_empty(),
+            "{}: empty; create a token at the issuer",
+            path.display()
+        );
         Ok(Zeroizing::new(token.trim().to_owned()))
     }
 }
 
 impl AgentStatus {
     fn metrics(&self) -> Vec<MetricFamily> {
-        let Self { pairs, renewals, failures, connected, skew } = self;
+        let Self {
+            pairs,
+            renewals,
+            failures,
+            connected,
+            skew,
+        } = self;
         let mut families = metrics::of_pairs(pairs);
         families.extend([
             metrics::ISSUER_REACHED.is(f64::from(*connected)),
@@ -474,15 +575,31 @@ mod tests {
 
     #[test]
     fn foreign_certificates_are_rejected() -> anyhow::Result<()> {
-        let (own, other) = (PrivateKey::generate(KeyType::P256)?, PrivateKey::generate(KeyType::P256)?);
+        let (own, other) = (
+            PrivateKey::generate(KeyType::P256)?,
+            PrivateKey::generate(KeyType::P256)?,
+        );
         let pair = |key: &PrivateKey| -> anyhow::Result<Pair> {
             let signed = rcgen::KeyPair::from_pem(&key.to_pem()?)?;
-            let certificate = rcgen::CertificateParams::new(["i1".to_owned()])?.self_signed(&signed)?;
-            Ok(Pair { certificate: certificate.pem(), key: key.to_pem()? })
+            let certificate =
+                rcgen::CertificateParams::new(["i1".to_owned()])?.self_signed(&signed)?;
+            Ok(Pair {
+                certificate: certificate.pem(),
+                key: key.to_pem()?,
+            })
         };
         assert!(pair(&own)?.is_matching());
-        assert!(!Pair { key: other.to_pem()?, ..pair(&own)? }.is_matching());
-        let damaged = Pair { certificate: "-----BEGIN CERTIFICATE-----".to_owned(), key: own.to_pem()? };
+        assert!(
+            !Pair {
+                key: other.to_pem()?,
+                ..pair(&own)?
+            }
+            .is_matching()
+        );
+        let damaged = Pair {
+            certificate: "-----BEGIN CERTIFICATE-----".to_owned(),
+            key: own.to_pem()?,
+        };
         assert!(!damaged.is_matching());
         Ok(())
     }

@@ -181,7 +181,9 @@ pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         let service = service.clone();
         metrics::serve(address, move || service.metrics()).await?;
     }
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen at {listen}"))?;
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen at {listen}"))?;
     tracing::info!(address = %listener.local_addr()?, "issuer started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     tokio::spawn(refresh(service.clone()));
@@ -199,10 +201,19 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
         .route("/v1/report", post(report))
         .layer(DefaultBodyLimit::max(LARGEST_CALL))
         .with_state(service.clone());
-    let listener = Listener::Tls(listener, Box::new(move || service.shared.lock().tls.clone()));
-    let limits = Limits { connections: MOST_CONNECTIONS, ..Limits::default() };
+    let listener = Listener::Tls(
+        listener,
+        Box::new(move || service.shared.lock().tls.clone()),
+    );
+    let limits = Limits {
+        connections: MOST_CONNECTIONS,
+        ..Limits::default()
+    };
     let routes = move |client: &Client| router.clone().layer(Extension(Peer(client.common_name())));
-    Server::new("the issuer", listener).with_limits(limits).run(routes, std::future::pending()).await;
+    Server::new("the issuer", listener)
+        .with_limits(limits)
+        .run(routes, std::future::pending())
+        .await;
 }
 
 /// Reloads changed files and renews the issuer's own certificate.
@@ -257,7 +268,10 @@ impl IssuerService {
     /// Reads the state; imports the first CA.
     fn open(options: IssuerOptions, now: SystemTime) -> anyhow::Result<Self> {
         let (state, lock) = StateFolder::create(options.state.clone())?;
-        let trust = match (state.trust()?, options.ca.clone().zip(options.ca_key.clone())) {
+        let trust = match (
+            state.trust()?,
+            options.ca.clone().zip(options.ca_key.clone()),
+        ) {
             (Some(trust), _) => trust,
             (None, Some((certificate, key))) => {
                 let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
@@ -266,7 +280,9 @@ impl IssuerService {
             }
             (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
         };
-        state.set_facts(&IssuerFacts { records: std::path::absolute(&options.records)? })?;
+        state.set_facts(&IssuerFacts {
+            records: std::path::absolute(&options.records)?,
+        })?;
         let fleet_stamp = FileStamp::of(&options.records);
         let fleet = Arc::new(Fleet::read(&options.records)?);
         let authority = state.authority(&trust.issuing, now)?;
@@ -292,7 +308,13 @@ impl IssuerService {
             problem: None,
         };
         let (file, shared) = (Mutex::new(file), Mutex::new(shared));
-        Ok(Self { state, _lock: lock, options, file, shared })
+        Ok(Self {
+            state,
+            _lock: lock,
+            options,
+            file,
+            shared,
+        })
     }
 
     /// Reads changed files; if a file cannot be used, the last good state stays.
@@ -311,11 +333,21 @@ impl IssuerService {
         // A time in the future dates from before the clock was set back.
         let late = shared.saved_at + SAVE_DELAY <= now || now < shared.saved_at;
         drop(shared);
-        self.save(if late { Unsaved::Renewals } else { Unsaved::Progress }, now);
+        self.save(
+            if late {
+                Unsaved::Renewals
+            } else {
+                Unsaved::Progress
+            },
+            now,
+        );
     }
 
     fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
-        let trust = self.state.trust()?.context("trust.json is missing; restore it from a backup")?;
+        let trust = self
+            .state
+            .trust()?
+            .context("trust.json is missing; restore it from a backup")?;
         let (changed, old) = {
             let shared = self.shared.lock();
             (
@@ -347,13 +379,22 @@ impl IssuerService {
             shared.guard.confirm(number);
         }
         let before = shared.members.len();
-        shared.members.retain(|_, member| member.not_after > seconds(now));
+        shared
+            .members
+            .retain(|_, member| member.not_after > seconds(now));
         if let Some(fleet) = shared.pending.take() {
             let known = shared.members.len();
-            let missing = shared.members.keys().filter(|id| !fleet.ids.contains(*id)).count();
+            let missing = shared
+                .members
+                .keys()
+                .filter(|id| !fleet.ids.contains(*id))
+                .count();
             if let Err(held) = shared.guard.check(known, missing, now) {
                 shared.pending = Some(fleet);
-                anyhow::bail!("{}: instances with certificates: {held}", self.options.records.display());
+                anyhow::bail!(
+                    "{}: instances with certificates: {held}",
+                    self.options.records.display()
+                );
             }
             shared.members.retain(|id, _| fleet.ids.contains(id));
             shared.fleet = fleet;
@@ -395,7 +436,10 @@ impl IssuerService {
 
     fn metrics(&self) -> Vec<MetricFamily> {
         let shared = self.shared.lock();
-        let lagging = shared.trust.lagging(&shared.members, seconds(SystemTime::now())).count();
+        let lagging = shared
+            .trust
+            .lagging(&shared.members, seconds(SystemTime::now()))
+            .count();
         vec![
             metrics::MEMBERS.is(shared.members.len() as f64),
             metrics::LAGGING.is(lagging as f64),
@@ -403,7 +447,10 @@ impl IssuerService {
             metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity.not_after)),
             metrics::FILES_USABLE.is(f64::from(shared.problem.is_none())),
             metrics::ISSUED.is(shared.issued),
-            metrics::REFUSED.of(shared.refused.iter().map(|(reason, count)| ([*reason], *count))),
+            metrics::REFUSED.of(shared
+                .refused
+                .iter()
+                .map(|(reason, count)| ([*reason], *count))),
         ]
     }
 
@@ -416,14 +463,21 @@ impl IssuerService {
         now: SystemTime,
     ) -> Result<PairReply, Refusal> {
         check_proof(peer, token, request)?;
-        let refuse = |status, reason, error: String| Refusal { status, reason, error };
+        let refuse = |status, reason, error: String| Refusal {
+            status,
+            reason,
+            error,
+        };
         let (fleet, authority) = {
             let shared = self.shared.lock();
             (shared.fleet.clone(), shared.authority.clone())
         };
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
-        let proved = STANDARD.decode(&request.request).ok().and_then(|der| verify_request(&der));
+        let proved = STANDARD
+            .decode(&request.request)
+            .ok()
+            .and_then(|der| verify_request(&der));
         let proved = proved.ok_or_else(|| {
             let error = "the signing request is damaged or not signed with its key".to_owned();
             refuse(StatusCode::BAD_REQUEST, "request", error)
@@ -433,7 +487,9 @@ impl IssuerService {
             return Err(unable("the CA expired; rotate to a new one".to_owned()));
         }
         let wanted = Validity::backdated(now, self.options.validity, self.options.backdate);
-        let issued = authority.issue(&profile, &proved, wanted).map_err(|error| unable(error.to_string()))?;
+        let issued = authority
+            .issue(&profile, &proved, wanted)
+            .map_err(|error| unable(error.to_string()))?;
         // The token is used last, so that a rejected request does not consume it; a certificate
         // that loses the race for it never leaves the issuer.
         if let (Some(token), false) = (token, peer.0.as_ref() == Some(&request.instance)) {
@@ -446,7 +502,11 @@ impl IssuerService {
         let end = seconds(issued.validity.not_after);
         let before = shared.members.get(&request.instance).cloned();
         let is_new = before.is_none();
-        let mut member = before.unwrap_or(Member { generation: 0, issuers: BTreeSet::new(), not_after: end });
+        let mut member = before.unwrap_or(Member {
+            generation: 0,
+            issuers: BTreeSet::new(),
+            not_after: end,
+        });
         member.issuers.insert(authority.fingerprint.clone());
         member.not_after = member.not_after.max(end);
         shared.set_member(request.instance.clone(), member);
@@ -455,39 +515,80 @@ impl IssuerService {
             // A rotation must know a member before the member gets a certificate.
             self.save(Unsaved::Progress, now);
         }
-        Ok(PairReply { certificate: issued.pem, desired: self.desired_trust(now) })
+        Ok(PairReply {
+            certificate: issued.pem,
+            desired: self.desired_trust(now),
+        })
     }
 
-    fn report(&self, peer: &Peer, report: Report, now: SystemTime) -> Result<DesiredTrust, Refusal> {
-        let refuse = |status, error: String| Refusal { status, reason: "identity", error };
+    fn report(
+        &self,
+        peer: &Peer,
+        report: Report,
+        now: SystemTime,
+    ) -> Result<DesiredTrust, Refusal> {
+        let refuse = |status, error: String| Refusal {
+            status,
+            reason: "identity",
+            error,
+        };
         let instance = peer.0.clone().ok_or_else(|| {
-            refuse(StatusCode::UNAUTHORIZED, "present the instance's certificate".to_owned())
+            refuse(
+                StatusCode::UNAUTHORIZED,
+                "present the instance's certificate".to_owned(),
+            )
         })?;
         let mut shared = self.shared.lock();
         if !shared.fleet.ids.contains(&instance) {
             let error = super::unknown_instance(&instance).to_string();
             return Err(refuse(StatusCode::FORBIDDEN, error));
         }
-        let Report { generation, issuers, not_after } = report;
+        let Report {
+            generation,
+            issuers,
+            not_after,
+        } = report;
         if issuers.len() > MOST_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
-            let error =
-                format!("a report names at most {MOST_ISSUERS} CAs by their SHA-256; update the agent");
-            return Err(Refusal { status: StatusCode::BAD_REQUEST, reason: "report", error });
+            let error = format!(
+                "a report names at most {MOST_ISSUERS} CAs by their SHA-256; update the agent"
+            );
+            return Err(Refusal {
+                status: StatusCode::BAD_REQUEST,
+                reason: "report",
+                error,
+            });
         }
         // No pair ends later than the last one issued; a rotation would wait for it.
-        let issued = shared.members.get(&instance).map_or(0, |member| member.not_after);
+        let issued = shared
+            .members
+            .get(&instance)
+            .map_or(0, |member| member.not_after);
         let not_after = not_after.min(issued.max(seconds(now + self.options.validity)));
-        shared.set_member(instance, Member { generation, issuers, not_after });
+        shared.set_member(
+            instance,
+            Member {
+                generation,
+                issuers,
+                not_after,
+            },
+        );
         drop(shared);
         Ok(self.desired_trust(now))
     }
 
     fn refused(&self, refusal: Refusal) -> Response {
-        let Refusal { status, reason, error } = refusal;
+        let Refusal {
+            status,
+            reason,
+            error,
+        } = refusal;
         let now = SystemTime::now();
         let mut shared = self.shared.lock();
         *shared.refused.entry(reason).or_default() += 1;
-        let (at, suppressed) = shared.logged.entry(reason).or_insert((SystemTime::UNIX_EPOCH, 0));
+        let (at, suppressed) = shared
+            .logged
+            .entry(reason)
+            .or_insert((SystemTime::UNIX_EPOCH, 0));
         if *at <= now && now < *at + REFUSAL_PAUSE {
             *suppressed += 1;
         } else {
@@ -510,15 +611,20 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
             StatusCode::FORBIDDEN,
             format!("the certificate of {name:?} does not permit requests for {instance:?}"),
         ),
-        (None, None) => {
-            (StatusCode::UNAUTHORIZED, "present the instance's certificate, or a bootstrap token".to_owned())
-        }
+        (None, None) => (
+            StatusCode::UNAUTHORIZED,
+            "present the instance's certificate, or a bootstrap token".to_owned(),
+        ),
         (_, Some(_)) => (
             StatusCode::FORBIDDEN,
             "a bootstrap token permits only the instance's own certificate".to_owned(),
         ),
     };
-    Err(Refusal { status, reason: "identity", error })
+    Err(Refusal {
+        status,
+        reason: "identity",
+        error,
+    })
 }
 
 impl Shared {
@@ -528,7 +634,11 @@ impl Shared {
             self.unsaved = Unsaved::Progress;
             return;
         };
-        let Member { generation, issuers, not_after } = member;
+        let Member {
+            generation,
+            issuers,
+            not_after,
+        } = member;
         if (generation, &issuers) != (before.generation, &before.issuers) {
             self.unsaved = Unsaved::Progress;
         } else if not_after != before.not_after {
@@ -543,8 +653,12 @@ async fn pair(
     headers: HeaderMap,
     Json(request): Json<PairRequest>,
 ) -> Response {
-    let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
+    let token = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
+    let token = token
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .map(str::to_owned);
     let worker = service.clone();
     let issue = move || worker.pair(&peer, token.as_deref(), &request, SystemTime::now());
     let done = tokio::task::spawn_blocking(issue).await;

@@ -52,18 +52,32 @@ pub(crate) fn permitted_profile(
     roles: &[String],
     request: &PairRequest,
 ) -> anyhow::Result<Profile> {
-    let PairRequest { instance, role, names, addresses, request: _ } = request;
+    let PairRequest {
+        instance,
+        role,
+        names,
+        addresses,
+        request: _,
+    } = request;
     let own = Own::of(snapshot, instance).filter(|_| !roles.contains(instance));
     let own = own.ok_or_else(|| unknown_instance(instance))?;
     let foreign = |name: String| {
-        anyhow!("{name:?} does not belong to instance {instance:?} in records.json; request its own names")
+        anyhow!(
+            "{name:?} does not belong to instance {instance:?} in records.json; request its own names"
+        )
     };
-    if let Some(name) = names.iter().find(|name| !own.names.contains(&name.to_ascii_lowercase())) {
+    if let Some(name) = names
+        .iter()
+        .find(|name| !own.names.contains(&name.to_ascii_lowercase()))
+    {
         return Err(foreign(name.clone()));
     }
     let addresses = match addresses {
         None => own.addresses.iter().copied().collect(),
-        Some(addresses) => match addresses.iter().find(|address| !own.addresses.contains(address)) {
+        Some(addresses) => match addresses
+            .iter()
+            .find(|address| !own.addresses.contains(address))
+        {
             Some(address) => return Err(foreign(address.to_string())),
             None => addresses.clone(),
         },
@@ -86,16 +100,28 @@ struct Own {
 
 impl Own {
     fn of(snapshot: &Snapshot, id: &str) -> Option<Self> {
-        let mut own = Self { names: BTreeSet::new(), addresses: BTreeSet::new() };
+        let mut own = Self {
+            names: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+        };
         for row in snapshot.instances().filter(|row| row.id == id) {
             own.names.insert(id.to_ascii_lowercase());
             let domain = row.domain.trim_end_matches('.');
-            let parts = [row.id, row.instance_group, row.network, row.deployment, domain];
+            let parts = [
+                row.id,
+                row.instance_group,
+                row.network,
+                row.deployment,
+                domain,
+            ];
             if parts.iter().all(|part| !part.is_empty()) {
                 own.names.insert(parts.join(".").to_ascii_lowercase());
             }
             if !row.agent_id.is_empty() {
-                own.names.insert(format!("{}.bosh-agent-id", row.agent_id.to_ascii_lowercase()));
+                own.names.insert(format!(
+                    "{}.bosh-agent-id",
+                    row.agent_id.to_ascii_lowercase()
+                ));
             }
             own.addresses.extend(row.ip);
         }
@@ -213,7 +239,10 @@ impl Issuer {
         let call = self.try_call(path, body, credentials);
         let reply = tokio::time::timeout(TIMEOUT, call).await;
         let Self { address, name: _ } = self;
-        reply.context("no reply within 30 s").flatten().with_context(|| format!("issuer {address}"))
+        reply
+            .context("no reply within 30 s")
+            .flatten()
+            .with_context(|| format!("issuer {address}"))
     }
 
     async fn try_call<T: DeserializeOwned>(
@@ -225,7 +254,9 @@ impl Issuer {
         let config = client_config(credentials)?;
         let stream = TcpStream::connect(&self.address).await?;
         let name = ServerName::try_from(self.name.clone())?;
-        let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+        let connected = TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await;
         let stream = connected.map_err(explain)?;
         let mut request = Request::post(path)
             .header(header::HOST, &self.name)
@@ -234,13 +265,24 @@ impl Issuer {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.as_str()));
         }
         let request = request.body(Full::new(Bytes::from(serde_json::to_vec(body)?)))?;
-        let response = exchange(stream, request, Limits { time: TIMEOUT, body: LARGEST_REPLY }).await?;
+        let response = exchange(
+            stream,
+            request,
+            Limits {
+                time: TIMEOUT,
+                body: LARGEST_REPLY,
+            },
+        )
+        .await?;
         let (status, body) = (response.status(), response.into_body());
         if status == StatusCode::OK {
             return Ok(serde_json::from_slice(&body)?);
         }
         let refused = serde_json::from_slice(&body).map(|refused: Refused| refused.error);
-        bail!("{status}: {}", refused.unwrap_or_else(|_| "no reason given".to_owned()))
+        bail!(
+            "{status}: {}",
+            refused.unwrap_or_else(|_| "no reason given".to_owned())
+        )
     }
 }
 
@@ -248,7 +290,9 @@ impl Issuer {
 fn explain(error: std::io::Error) -> anyhow::Error {
     let text = error.to_string();
     match text.contains("not valid yet") || text.contains("expired") {
-        true => anyhow::Error::from(error).context("check the clocks of this machine and of the issuer"),
+        true => {
+            anyhow::Error::from(error).context("check the clocks of this machine and of the issuer")
+        }
         false => error.into(),
     }
 }
@@ -303,13 +347,27 @@ pub(crate) struct RotateOptions {
 
 /// Rotates until only the target is trusted; SIGINT and SIGTERM stop it in a consistent state.
 pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
-    let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
+    let RotateOptions {
+        state,
+        ca,
+        ca_key,
+        back,
+        resume: _,
+        settle,
+        patience,
+    } = options;
     let state = StateFolder::open(state)?;
-    let _lock = state.lock_rotation()?.context("another rotate-ca is running; wait for it or stop it")?;
-    let trust = state.trust()?.context("no CA is installed; start the issuer with --ca first")?;
+    let _lock = state
+        .lock_rotation()?
+        .context("another rotate-ca is running; wait for it or stop it")?;
+    let trust = state
+        .trust()?
+        .context("no CA is installed; start the issuer with --ca first")?;
     let now = SystemTime::now();
     let direction = match (ca.zip(ca_key), back) {
-        (Some((certificate, key)), _) => Direction::To(state.import(&CaFiles { certificate, key }, now)?),
+        (Some((certificate, key)), _) => {
+            Direction::To(state.import(&CaFiles { certificate, key }, now)?)
+        }
         (None, true) => Direction::Back,
         (None, false) => Direction::Resume,
     };
@@ -317,9 +375,17 @@ pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     let target = rotation.target.clone();
     state.authority(&target, now)?;
     if trust.rotation.as_ref() != Some(&rotation) {
-        state.set_trust(&Trust { rotation: Some(rotation), ..trust })?;
+        state.set_trust(&Trust {
+            rotation: Some(rotation),
+            ..trust
+        })?;
     }
-    let steps = Steps { state, target, settle: Duration::from_secs(settle), patience };
+    let steps = Steps {
+        state,
+        target,
+        settle: Duration::from_secs(settle),
+        patience,
+    };
     tokio::select! {
         done = steps.run() => done,
         () = dns_kit::command_line::until_ended() => bail!(
@@ -339,7 +405,10 @@ impl Steps {
     async fn run(&self) -> anyhow::Result<()> {
         let mut changed = false;
         loop {
-            let trust = self.state.trust()?.context("trust.json is missing; restore it from a backup")?;
+            let trust = self
+                .state
+                .trust()?
+                .context("trust.json is missing; restore it from a backup")?;
             self.converge(&trust).await?;
             if changed {
                 tokio::time::sleep(self.settle).await;
@@ -373,11 +442,19 @@ impl Steps {
             }
             if shown != Some(lagging.len()) {
                 let (count, all) = (lagging.len(), members.len());
-                let first = lagging.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                let first = lagging
+                    .iter()
+                    .take(3)
+                    .copied()
+                    .collect::<Vec<_>>()
+                    .join(", ");
                 println!("  waiting for {count} of {all} instances, such as {first}");
                 shown = Some(count);
             }
-            if self.patience.is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience)) {
+            if self
+                .patience
+                .is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience))
+            {
                 bail!(
                     "{} instances have not followed, such as {}; check their agents' logs, then use --resume \
                      or --back",
@@ -433,9 +510,13 @@ mod tests {
         let names = ["i1.web.other.app.bosh", "a1.bosh-agent-id"];
         let granted = permitted_profile(&fleet(), &roles, &ask("i1", None, &names)).unwrap();
         assert_eq!(granted.common_name, "i1");
-        assert_eq!(granted.dns_names, ["i1", "i1.web.other.app.bosh", "a1.bosh-agent-id"]);
+        assert_eq!(
+            granted.dns_names,
+            ["i1", "i1.web.other.app.bosh", "a1.bosh-agent-id"]
+        );
         assert_eq!(granted.addresses.len(), 2);
-        let granted = permitted_profile(&fleet(), &roles, &ask("i2", Some("health.bosh-dns"), &[])).unwrap();
+        let granted =
+            permitted_profile(&fleet(), &roles, &ask("i2", Some("health.bosh-dns"), &[])).unwrap();
         assert_eq!(granted.common_name, "health.bosh-dns");
         assert_eq!(granted.dns_names, ["health.bosh-dns", "i2"]);
     }
@@ -444,7 +525,9 @@ mod tests {
     fn foreign_names_are_refused() {
         let roles = ["health.bosh-dns".to_owned()];
         let refused = |request: &PairRequest, why: &str| {
-            let error = permitted_profile(&fleet(), &roles, request).unwrap_err().to_string();
+            let error = permitted_profile(&fleet(), &roles, request)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(why), "{request:?}: {error}");
         };
         for name in [

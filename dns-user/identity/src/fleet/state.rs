@@ -66,13 +66,25 @@ impl StateFolder {
     /// the returned file.
     pub fn create(path: PathBuf) -> anyhow::Result<(Self, Flock<File>)> {
         let this = Self { path };
-        for folder in [this.path.clone(), this.path.join("authorities"), this.path.join("tokens")] {
-            DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(in_file(&folder))?;
+        for folder in [
+            this.path.clone(),
+            this.path.join("authorities"),
+            this.path.join("tokens"),
+        ] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .map_err(in_file(&folder))?;
         }
-        let locked = lock(&this.path).map_err(in_file(&this.path))?.with_context(|| {
-            let folder = this.path.display();
-            format!("{folder}: another issuer uses this folder; stop it, or choose another folder")
-        })?;
+        let locked = lock(&this.path)
+            .map_err(in_file(&this.path))?
+            .with_context(|| {
+                let folder = this.path.display();
+                format!(
+                    "{folder}: another issuer uses this folder; stop it, or choose another folder"
+                )
+            })?;
         Ok((this, locked))
     }
 
@@ -116,7 +128,13 @@ impl StateFolder {
     pub fn forget_keys(&self, trust: &Trust) -> anyhow::Result<()> {
         let folder = self.path.join("authorities");
         let failed = in_file(&folder);
-        let needed = || trust.trusted.iter().chain(&trust.origin).chain([&trust.issuing]);
+        let needed = || {
+            trust
+                .trusted
+                .iter()
+                .chain(&trust.origin)
+                .chain([&trust.issuing])
+        };
         for entry in fs::read_dir(&folder).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
             let key = entry.path().join("ca.key");
@@ -138,7 +156,11 @@ impl StateFolder {
         if folder.join("ca.crt").exists() {
             return Ok(fingerprint);
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(in_file(&folder))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(in_file(&folder))?;
         // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
             let contents = Zeroizing::new(fs::read(from).map_err(in_file(from))?);
@@ -149,11 +171,18 @@ impl StateFolder {
 
     fn files(&self, fingerprint: &Fingerprint) -> CaFiles {
         let folder = self.path.join("authorities").join(fingerprint.as_str());
-        CaFiles { certificate: folder.join("ca.crt"), key: folder.join("ca.key") }
+        CaFiles {
+            certificate: folder.join("ca.crt"),
+            key: folder.join("ca.key"),
+        }
     }
 
     /// Loads an imported CA.
-    pub fn authority(&self, fingerprint: &Fingerprint, now: SystemTime) -> anyhow::Result<Authority> {
+    pub fn authority(
+        &self,
+        fingerprint: &Fingerprint,
+        now: SystemTime,
+    ) -> anyhow::Result<Authority> {
         Ok(self.files(fingerprint).load(now)?)
     }
 
@@ -181,7 +210,9 @@ impl StateFolder {
     fn read<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Option<T>> {
         let path = self.path.join(name);
         match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(in_json(&path)),
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(in_json(&path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(in_file(&path)(cause)),
         }
@@ -197,7 +228,12 @@ impl StateFolder {
     /// Locks rotations, beside a running issuer; `None` if another command holds the lock.
     pub fn lock_rotation(&self) -> anyhow::Result<Option<Flock<File>>> {
         let path = self.path.join("rotation.lock");
-        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let open = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
         let file = open.map_err(in_file(&path))?;
         Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
     }
@@ -210,13 +246,21 @@ impl StateFolder {
         lifetime: Duration,
     ) -> anyhow::Result<Zeroizing<String>> {
         let mut bytes = Zeroizing::new([0; 32]);
-        let no_numbers = |_| in_file(&self.path.join("tokens"))(io::Error::other("no random numbers"));
+        let no_numbers =
+            |_| in_file(&self.path.join("tokens"))(io::Error::other("no random numbers"));
         SystemRandom::new().fill(&mut *bytes).map_err(no_numbers)?;
         let token = Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()));
-        let stored = StoredToken { instance: instance.to_owned(), expires: seconds(now + lifetime) };
+        let stored = StoredToken {
+            instance: instance.to_owned(),
+            expires: seconds(now + lifetime),
+        };
         let path = self.token(&token);
         let write = || {
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)?;
             file.write_all(&serde_json::to_vec(&stored)?)?;
             file.sync_all()
         };
@@ -230,7 +274,12 @@ impl StateFolder {
     }
 
     /// Consumes a token. Of several attempts with the same token, even concurrent ones, one succeeds.
-    pub fn use_token(&self, token: &str, instance: &str, now: SystemTime) -> Result<(), TokenError> {
+    pub fn use_token(
+        &self,
+        token: &str,
+        instance: &str,
+        now: SystemTime,
+    ) -> Result<(), TokenError> {
         let path = self.token(token);
         let text = fs::read(&path).map_err(|_| TokenError::Unknown)?;
         let stored: StoredToken = serde_json::from_slice(&text).map_err(|_| TokenError::Unknown)?;
@@ -239,7 +288,11 @@ impl StateFolder {
         }
         // A file can be removed only once.
         fs::remove_file(&path).map_err(|_| TokenError::Unknown)?;
-        if stored.expires <= seconds(now) { Err(TokenError::Expired) } else { Ok(()) }
+        if stored.expires <= seconds(now) {
+            Err(TokenError::Expired)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -279,7 +332,11 @@ impl MembersFile {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self { path, held: Members::new(), lines: None });
+                return Ok(Self {
+                    path,
+                    held: Members::new(),
+                    lines: None,
+                });
             }
             Err(cause) => return Err(in_file(&path)(cause)),
         };
@@ -303,11 +360,22 @@ impl MembersFile {
     pub fn save(&mut self, members: &Members, grain: u64) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for (id, member) in members {
-            let not_after = member.not_after.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
-            let member = Member { not_after, ..member.clone() };
+            let not_after = member
+                .not_after
+                .checked_next_multiple_of(grain)
+                .unwrap_or(u64::MAX);
+            let member = Member {
+                not_after,
+                ..member.clone()
+            };
             match self.held.get(id) {
                 Some(held) if *held == member => {}
-                Some(held) if Member { not_after, ..held.clone() } == member => {
+                Some(held)
+                    if Member {
+                        not_after,
+                        ..held.clone()
+                    } == member =>
+                {
                     changes.push(Change::Renewed(id.clone(), not_after));
                 }
                 _ => changes.push(Change::Member(id.clone(), member)),
@@ -320,7 +388,9 @@ impl MembersFile {
         }
         let added = changes.len();
         let mut text = lines_of(&changes);
-        changes.into_iter().for_each(|change| apply(&mut self.held, change));
+        changes
+            .into_iter()
+            .for_each(|change| apply(&mut self.held, change));
         // After an error, it is unknown how much was written.
         let lines = self.lines.take().map(|lines| lines + added);
         if let Some(lines) = lines.filter(|lines| *lines <= 4 * members.len() + SPARE_LINES) {
@@ -332,7 +402,11 @@ impl MembersFile {
             write().map_err(in_file(&self.path))?;
             self.lines = Some(lines);
         } else {
-            text = lines_of(self.held.iter().map(|(id, member)| Change::Member(id.clone(), member.clone())));
+            text = lines_of(
+                self.held
+                    .iter()
+                    .map(|(id, member)| Change::Member(id.clone(), member.clone())),
+            );
             atomic::replace(&self.path, &text, Attributes::PRIVATE)?;
             self.lines = Some(self.held.len());
         }
@@ -341,18 +415,30 @@ impl MembersFile {
 }
 
 fn in_file(path: &Path) -> impl Fn(io::Error) -> anyhow::Error {
-    move |cause| anyhow!("{}: {cause}; check the issuer's folder of state", path.display())
+    move |cause| {
+        anyhow!(
+            "{}: {cause}; check the issuer's folder of state",
+            path.display()
+        )
+    }
 }
 
 fn in_json(path: &Path) -> impl Fn(serde_json::Error) -> anyhow::Error {
-    move |cause| anyhow!("{}: {cause}; restore the file from a backup", path.display())
+    move |cause| {
+        anyhow!(
+            "{}: {cause}; restore the file from a backup",
+            path.display()
+        )
+    }
 }
 
 fn apply(members: &mut Members, change: Change) {
     match change {
         Change::Member(id, member) => drop(members.insert(id, member)),
         Change::Renewed(id, not_after) => {
-            members.entry(id).and_modify(|member| member.not_after = not_after);
+            members
+                .entry(id)
+                .and_modify(|member| member.not_after = not_after);
         }
         Change::Removed(id) => drop(members.remove(&id)),
     }
@@ -386,7 +472,11 @@ mod tests {
         let mut states = vec![Members::from([("a".to_owned(), member(1, 50))])];
         file.save(&states[0], 1).unwrap();
         let last = states[0].clone();
-        for (id, next) in [("b", Some(member(0, 90))), ("a", Some(member(1, 99))), ("a", None)] {
+        for (id, next) in [
+            ("b", Some(member(0, 90))),
+            ("a", Some(member(1, 99))),
+            ("a", None),
+        ] {
             let mut members = states.last().unwrap_or(&last).clone();
             match next {
                 Some(member) => drop(members.insert(id.to_owned(), member)),
@@ -406,7 +496,10 @@ mod tests {
         for length in 0..=text.len() {
             fs::write(&path, &text[..length]).unwrap();
             let complete = text[..length].iter().filter(|byte| **byte == b'\n').count();
-            let expected = complete.checked_sub(1).map(|at| states[at].clone()).unwrap_or_default();
+            let expected = complete
+                .checked_sub(1)
+                .map(|at| states[at].clone())
+                .unwrap_or_default();
             let mut file = MembersFile::open(&state).unwrap();
             assert_eq!(file.held, expected, "{length} bytes");
             // The next change is readable, whatever it follows.
@@ -450,7 +543,8 @@ mod tests {
         let before = fs::metadata(&path).unwrap().len();
         for end in 10_001..10_099 {
             member.not_after = end;
-            file.save(&Members::from([("b".to_owned(), member.clone())]), 100).unwrap();
+            file.save(&Members::from([("b".to_owned(), member.clone())]), 100)
+                .unwrap();
         }
         assert_eq!(state.members().unwrap()["b"].not_after, 10_100);
         assert!(fs::metadata(&path).unwrap().len() < before + 100);
@@ -462,16 +556,30 @@ mod tests {
         let state = StateFolder::create(folder.path().join("state")).unwrap().0;
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
         let token = state.create_token("i1", now, hour).unwrap();
-        assert_eq!(state.use_token(&token, "i2", now), Err(TokenError::OtherInstance));
+        assert_eq!(
+            state.use_token(&token, "i2", now),
+            Err(TokenError::OtherInstance)
+        );
         let used = thread::scope(|scope| {
-            let racers: Vec<_> =
-                (0..8).map(|_| scope.spawn(|| state.use_token(&token, "i1", now).is_ok())).collect();
-            racers.into_iter().map(|racer| racer.join().unwrap()).filter(|won| *won).count()
+            let racers: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| state.use_token(&token, "i1", now).is_ok()))
+                .collect();
+            racers
+                .into_iter()
+                .map(|racer| racer.join().unwrap())
+                .filter(|won| *won)
+                .count()
         });
         assert_eq!(used, 1);
         assert_eq!(state.use_token(&token, "i1", now), Err(TokenError::Unknown));
         let late = state.create_token("i1", now, hour).unwrap();
-        assert_eq!(state.use_token(&late, "i1", now + hour), Err(TokenError::Expired));
-        assert_eq!(state.use_token("../trust", "i1", now), Err(TokenError::Unknown));
+        assert_eq!(
+            state.use_token(&late, "i1", now + hour),
+            Err(TokenError::Expired)
+        );
+        assert_eq!(
+            state.use_token("../trust", "i1", now),
+            Err(TokenError::Unknown)
+        );
     }
 }

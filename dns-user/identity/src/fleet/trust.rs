@@ -68,18 +68,24 @@ impl Trust {
     /// Returns the rotation for `direction`. [`Direction::Back`] during a return continues it.
     pub fn rotation_to(&self, direction: Direction) -> anyhow::Result<Rotation> {
         match (direction, &self.rotation) {
-            (Direction::To(target), _) => Ok(Rotation { target, returns: false }),
+            (Direction::To(target), _) => Ok(Rotation {
+                target,
+                returns: false,
+            }),
             (Direction::Back, Some(rotation)) if rotation.returns => Ok(rotation.clone()),
             (Direction::Back, _) => {
                 let target = self
                     .origin
                     .clone()
                     .context("no rotation to return from; begin one with --ca and --ca-key")?;
-                Ok(Rotation { target, returns: true })
+                Ok(Rotation {
+                    target,
+                    returns: true,
+                })
             }
-            (Direction::Resume, rotation) => {
-                rotation.clone().context("no rotation was interrupted; begin one with --ca and --ca-key")
-            }
+            (Direction::Resume, rotation) => rotation
+                .clone()
+                .context("no rotation was interrupted; begin one with --ca and --ca-key"),
         }
     }
 
@@ -87,19 +93,32 @@ impl Trust {
     /// back to if the issuing CA is the one that issued before.
     pub fn completed(&self) -> Self {
         let origin = self.origin.clone().filter(|origin| *origin != self.issuing);
-        Self { origin, rotation: None, ..self.clone() }
+        Self {
+            origin,
+            rotation: None,
+            ..self.clone()
+        }
     }
 
     /// Returns whether the change from one state to the other affects members.
     pub fn differs_for_members(&self, other: &Self) -> bool {
-        let Self { generation, trusted, issuing, origin: _, rotation: _ } = self;
+        let Self {
+            generation,
+            trusted,
+            issuing,
+            origin: _,
+            rotation: _,
+        } = self;
         (generation, trusted, issuing) != (&other.generation, &other.trusted, &other.issuing)
     }
 
     /// Returns the next step towards `target` and the state after it; `None` if only `target` is
     /// trusted and issues.
     pub fn next(&self, target: &Fingerprint) -> Option<(Step, Self)> {
-        let mut next = Self { generation: self.generation + 1, ..self.clone() };
+        let mut next = Self {
+            generation: self.generation + 1,
+            ..self.clone()
+        };
         if !self.trusted.contains(target) {
             next.trusted.push(target.clone());
             next.origin = Some(self.issuing.clone());
@@ -144,9 +163,15 @@ mod tests {
         let mut steps = Vec::new();
         while let Some((step, next)) = trust.next(&ca("new")) {
             assert_eq!(next.generation, trust.generation + 1);
-            assert!(next.trusted.contains(&next.issuing), "the issuing CA is trusted");
+            assert!(
+                next.trusted.contains(&next.issuing),
+                "the issuing CA is trusted"
+            );
             if step == Step::Issue {
-                assert_eq!(next.trusted, trust.trusted, "trust spreads before the issuer changes");
+                assert_eq!(
+                    next.trusted, trust.trusted,
+                    "trust spreads before the issuer changes"
+                );
             }
             steps.push(step);
             trust = next;
@@ -181,7 +206,10 @@ mod tests {
     /// Takes up to `count` steps in a direction, as `rotate-ca` does.
     fn rotate(trust: &Trust, direction: Direction, count: usize) -> Trust {
         let rotation = trust.rotation_to(direction).unwrap();
-        let mut trust = Trust { rotation: Some(rotation.clone()), ..trust.clone() };
+        let mut trust = Trust {
+            rotation: Some(rotation.clone()),
+            ..trust.clone()
+        };
         for _ in 0..count {
             match trust.next(&rotation.target) {
                 Some((_, next)) => trust = next,
@@ -197,7 +225,11 @@ mod tests {
         for forward in 0..=ALL {
             let there = rotate(&Trust::new(ca("old")), Direction::To(ca("new")), forward);
             if forward < ALL {
-                assert_eq!(rotate(&there, Direction::Resume, ALL).issuing, ca("new"), "{forward}");
+                assert_eq!(
+                    rotate(&there, Direction::Resume, ALL).issuing,
+                    ca("new"),
+                    "{forward}"
+                );
             }
             // Without a first step there is nothing to go back from.
             for back in (0..ALL).filter(|_| forward > 0) {
@@ -207,22 +239,38 @@ mod tests {
                 }
                 for direction in [Direction::Resume, Direction::Back] {
                     let ended = rotate(&stopped, direction, ALL);
-                    assert_eq!(ended.trusted, [ca("old")], "{forward} steps, then {back} back");
+                    assert_eq!(
+                        ended.trusted,
+                        [ca("old")],
+                        "{forward} steps, then {back} back"
+                    );
                     assert_eq!((ended.issuing.clone(), &ended.rotation), (ca("old"), &None));
-                    let error = ended.rotation_to(Direction::Resume).unwrap_err().to_string();
+                    let error = ended
+                        .rotation_to(Direction::Resume)
+                        .unwrap_err()
+                        .to_string();
                     assert!(error.starts_with("no rotation was interrupted"), "{error}");
                 }
                 // The return itself can be reversed.
-                assert_eq!(rotate(&stopped, Direction::To(ca("new")), ALL).trusted, [ca("new")]);
+                assert_eq!(
+                    rotate(&stopped, Direction::To(ca("new")), ALL).trusted,
+                    [ca("new")]
+                );
             }
         }
-        let error = Trust::new(ca("old")).rotation_to(Direction::Back).unwrap_err().to_string();
+        let error = Trust::new(ca("old"))
+            .rotation_to(Direction::Back)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("no rotation to return from"), "{error}");
     }
 
     #[test]
     fn members_lag_until_report() {
-        let trust = Trust { generation: 3, ..Trust::new(ca("new")) };
+        let trust = Trust {
+            generation: 3,
+            ..Trust::new(ca("new"))
+        };
         let member = |generation, issuer: &str, not_after| Member {
             generation,
             issuers: BTreeSet::from([ca(issuer)]),
@@ -234,6 +282,9 @@ mod tests {
             ("old-pair".to_owned(), member(3, "old", 200)),
             ("expired".to_owned(), member(1, "old", 100)),
         ]);
-        assert_eq!(trust.lagging(&members, 100).collect::<Vec<_>>(), ["old-bundle", "old-pair"]);
+        assert_eq!(
+            trust.lagging(&members, 100).collect::<Vec<_>>(),
+            ["old-bundle", "old-pair"]
+        );
     }
 }

@@ -54,14 +54,25 @@ impl Identity {
     pub(super) fn new(container: Container, folder: IdentityFolder) -> Self {
         let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
         let queued = SystemTime::UNIX_EPOCH;
-        Self { container, folder, schedule, queued, issuer: None, bundle: Arc::from("") }
+        Self {
+            container,
+            folder,
+            schedule,
+            queued,
+            issuer: None,
+            bundle: Arc::from(""),
+        }
     }
 
     /// Reads an identity written by an earlier process; `None` if the folder is of another kind.
     pub(super) fn take_over(folder: IdentityFolder) -> anyhow::Result<Option<Self>> {
-        let Some(data) = folder.current() else { return Ok(None) };
+        let Some(data) = folder.current() else {
+            return Ok(None);
+        };
         let unusable = |cause: &dyn Display| {
-            anyhow!("{CONTAINER}: {cause}; the folder stays unchanged: remove it, or restore its files")
+            anyhow!(
+                "{CONTAINER}: {cause}; the folder stays unchanged: remove it, or restore its files"
+            )
         };
         let description = fs::read(data.join(CONTAINER)).map_err(|error| unusable(&error))?;
         let container = serde_json::from_slice(&description).map_err(|error| unusable(&error))?;
@@ -76,10 +87,14 @@ impl Identity {
         {
             let share = Share::of(identity.container.guid.as_str());
             identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));
-            let chain: String = ders[1..].iter().map(|der| pem("CERTIFICATE", der).to_string()).collect();
-            identity.issuer = ders
-                .get(1)
-                .map(|issuer| IssuedBy { fingerprint: Fingerprint::of(issuer), chain: Arc::from(chain) });
+            let chain: String = ders[1..]
+                .iter()
+                .map(|der| pem("CERTIFICATE", der).to_string())
+                .collect();
+            identity.issuer = ders.get(1).map(|issuer| IssuedBy {
+                fingerprint: Fingerprint::of(issuer),
+                chain: Arc::from(chain),
+            });
             identity.bundle = Arc::from(fs::read_to_string(data.join(BUNDLE)).unwrap_or_default());
         }
         Ok(Some(identity))
@@ -87,16 +102,22 @@ impl Identity {
 
     /// Returns whether certificate and key can be opened by their names.
     pub(super) fn has_files(&self) -> bool {
-        ["instance.key", "instance.crt"].iter().all(|name| self.folder.path.join(name).exists())
+        ["instance.key", "instance.crt"]
+            .iter()
+            .all(|name| self.folder.path.join(name).exists())
     }
 
     pub(super) fn is_from(&self, authority: &Fingerprint) -> bool {
-        self.issuer.as_ref().is_some_and(|issuer| issuer.fingerprint == *authority)
+        self.issuer
+            .as_ref()
+            .is_some_and(|issuer| issuer.fingerprint == *authority)
     }
 
     pub(super) fn read(&self, name: &str) -> Result<Pair, FolderError> {
-        read_pair(&self.folder.path, name)
-            .map_err(|cause| FolderError { path: self.folder.path.join(name), cause })
+        read_pair(&self.folder.path, name).map_err(|cause| FolderError {
+            path: self.folder.path.join(name),
+            cause,
+        })
     }
 
     /// Writes the same pairs with another trust bundle.
@@ -107,7 +128,14 @@ impl Identity {
             None => None,
         };
         let (second, container) = (second.as_ref(), &self.container);
-        Contents { pair: &pair, second, bundle, container, envoy }.write(&self.folder)
+        Contents {
+            pair: &pair,
+            second,
+            bundle,
+            container,
+            envoy,
+        }
+        .write(&self.folder)
     }
 
     pub(super) fn status(&self, now: SystemTime) -> IdentityStatus {
@@ -119,7 +147,10 @@ impl Identity {
             not_after: validity.map(|validity| seconds(validity.not_after)),
             renews_at: self.schedule.due(now),
             renew_by: self.schedule.deadline().map(seconds),
-            issuer: self.issuer.as_ref().map(|issuer| issuer.fingerprint.clone()),
+            issuer: self
+                .issuer
+                .as_ref()
+                .map(|issuer| issuer.fingerprint.clone()),
             failure: self.schedule.failure.clone(),
         }
     }
@@ -166,12 +197,26 @@ pub(super) struct Contents<'a> {
 impl Contents<'_> {
     /// Replaces the folder's files atomically.
     pub(super) fn write(&self, folder: &IdentityFolder) -> Result<(), FolderError> {
-        let Self { pair, second, bundle, container, envoy } = self;
+        let Self {
+            pair,
+            second,
+            bundle,
+            container,
+            envoy,
+        } = self;
         let description = serde_json::to_vec(container).expect("a description has text keys");
         let joined = pair.joined();
         let joined_second = second.map(Pair::joined);
-        let secret = |name, contents| Entry { name, contents, secret: true };
-        let public = |name, contents| Entry { name, contents, secret: false };
+        let secret = |name, contents| Entry {
+            name,
+            contents,
+            secret: true,
+        };
+        let public = |name, contents| Entry {
+            name,
+            contents,
+            secret: false,
+        };
         let mut entries = vec![
             public("instance.crt", pair.certificate.as_bytes()),
             secret("instance.key", pair.key.as_bytes()),
@@ -185,15 +230,20 @@ impl Contents<'_> {
             entries.push(secret("c2c.pem", joined.as_bytes()));
         }
         let identity_secret = envoy.then(|| envoy_certificate("id-cert-and-key", pair));
-        let second_secret =
-            second.filter(|_| *envoy).map(|second| envoy_certificate("c2c-cert-and-key", second));
+        let second_secret = second
+            .filter(|_| *envoy)
+            .map(|second| envoy_certificate("c2c-cert-and-key", second));
         let validation = envoy.then(|| envoy_validation("id-validation-context", bundle));
         for (name, contents) in [
             ("sds-id-cert-and-key.json", &identity_secret),
             ("sds-c2c-cert-and-key.json", &second_secret),
             ("sds-id-validation-context.json", &validation),
         ] {
-            entries.extend(contents.as_ref().map(|contents| secret(name, contents.as_bytes())));
+            entries.extend(
+                contents
+                    .as_ref()
+                    .map(|contents| secret(name, contents.as_bytes())),
+            );
         }
         folder.replace(&entries, container.owner)
     }
@@ -211,7 +261,9 @@ fn envoy_certificate(name: &str, pair: &Pair) -> Zeroizing<String> {
         }],
     })
     .to_string();
-    let mut text = Zeroizing::new(String::with_capacity(before.len() + 2 * pair.key.len() + 64));
+    let mut text = Zeroizing::new(String::with_capacity(
+        before.len() + 2 * pair.key.len() + 64,
+    ));
     let (head, tail) = before.split_at(before.find(r#"{"certificate_chain""#).unwrap_or(0) + 1);
     text.push_str(head);
     text.push_str(r#""private_key":{"inline_string":""#);
@@ -253,7 +305,11 @@ pub(super) struct Identities {
 
 impl Identities {
     pub(super) fn new(now: SystemTime) -> Self {
-        Self { all: BTreeMap::new(), queue: BTreeSet::new(), latest: now }
+        Self {
+            all: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            latest: now,
+        }
     }
 
     /// Adds an identity, or replaces the one with its guid.
@@ -292,7 +348,11 @@ impl Identities {
     ) -> Option<Guid> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (mut passed, mut last) = (0, None);
-        for (guid, identity) in self.all.range_mut::<Guid, _>((from, Bound::Unbounded)).take(count) {
+        for (guid, identity) in self
+            .all
+            .range_mut::<Guid, _>((from, Bound::Unbounded))
+            .take(count)
+        {
             (passed, last) = (passed + 1, Some(guid));
             change(guid, identity);
             let due = identity.schedule.due(now);
@@ -351,7 +411,10 @@ mod tests {
     #[test]
     fn resources_carry_pair_inline() {
         let key = Zeroizing::new("-----BEGIN X-----\nAA==\n-----END X-----\n".to_owned());
-        let pair = Pair { certificate: "-----BEGIN C-----\n".to_owned(), key };
+        let pair = Pair {
+            certificate: "-----BEGIN C-----\n".to_owned(),
+            key,
+        };
         let text = envoy_certificate("id", &pair);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         let resource = &value["resources"][0];

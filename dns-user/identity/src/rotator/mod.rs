@@ -156,7 +156,10 @@ impl Rotator {
                 Ok(None) => {}
                 Err(problem) => {
                     tracing::warn!("{}: {problem}", path.display());
-                    problems.push(Problem { path, message: problem.to_string() });
+                    problems.push(Problem {
+                        path,
+                        message: problem.to_string(),
+                    });
                 }
             }
         }
@@ -196,11 +199,14 @@ impl Rotator {
             return self.update(container, now);
         }
         let guid = container.guid.clone();
-        let mut identity =
-            Identity::new(container, IdentityFolder::new(self.settings.folder.join(guid.as_str())));
+        let mut identity = Identity::new(
+            container,
+            IdentityFolder::new(self.settings.folder.join(guid.as_str())),
+        );
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
-                self.problems.retain(|problem| problem.path != identity.folder.path);
+                self.problems
+                    .retain(|problem| problem.path != identity.folder.path);
                 self.identities.insert(identity, now);
                 Ok(())
             }
@@ -223,7 +229,10 @@ impl Rotator {
         let renew = match before {
             _ if before == container => None,
             _ if before
-                == Container { internal_routes: before.internal_routes.clone(), ..container.clone() } =>
+                == Container {
+                    internal_routes: before.internal_routes.clone(),
+                    ..container.clone()
+                } =>
             {
                 Some(Renew::ContainerToContainer)
             }
@@ -243,7 +252,11 @@ impl Rotator {
 
     /// Removes an identity and its folder.
     pub fn destroy(&mut self, guid: &Guid) -> Result<(), RotatorError> {
-        let identity = self.identities.all.get(guid).ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
+        let identity = self
+            .identities
+            .all
+            .get(guid)
+            .ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
         identity.folder.clone().destroy()?;
         let removed = self.identities.remove(guid);
         if let Some(IssuedBy { chain, .. }) = removed.and_then(|identity| identity.issuer)
@@ -277,7 +290,9 @@ impl Rotator {
             (self.backlog, self.listed) = (self.identities.overdue(now), now);
         }
         for _ in 0..PAIRS_A_STEP {
-            let Some(guid) = self.backlog.pop() else { break };
+            let Some(guid) = self.backlog.pop() else {
+                break;
+            };
             if self.renew(&guid, now, distributed) == Renewal::NeedsKey {
                 self.backlog.push(guid);
                 return Next::Key;
@@ -287,7 +302,9 @@ impl Rotator {
             return Next::At(now);
         }
         let next = self.next_renewal();
-        Next::At(next.map_or(now + LONGEST_SLEEP, |next| next.clamp(now, now + LONGEST_SLEEP)))
+        Next::At(next.map_or(now + LONGEST_SLEEP, |next| {
+            next.clamp(now, now + LONGEST_SLEEP)
+        }))
     }
 
     /// Returns a time before which no identity is due; `None` without identities.
@@ -296,18 +313,33 @@ impl Rotator {
     }
 
     fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
-        if self.identities.all.get(guid).is_none_or(|identity| now < identity.schedule.due(now)) {
+        if self
+            .identities
+            .all
+            .get(guid)
+            .is_none_or(|identity| now < identity.schedule.due(now))
+        {
             return Renewal::Done;
         }
-        let Some(mut identity) = self.identities.remove(guid) else { return Renewal::Done };
+        let Some(mut identity) = self.identities.remove(guid) else {
+            return Renewal::Done;
+        };
         // Early in the window, a renewal waits for the pool, so that no key is generated at normal
         // priority, and for trust bundles, so that peers accept the new pair.
         let can_wait = identity.schedule.can_wait(now, REISSUE_SPREAD);
-        let keys = if identity.container.internal_routes.is_some() { 2 } else { 1 };
+        let keys = if identity.container.internal_routes.is_some() {
+            2
+        } else {
+            1
+        };
         let has_key = !can_wait || self.pool.call_when(keys.min(self.pool.size()));
         if !has_key || can_wait && distributed == Distributed::InPart {
             self.identities.insert(identity, now);
-            return if has_key { Renewal::Done } else { Renewal::NeedsKey };
+            return if has_key {
+                Renewal::Done
+            } else {
+                Renewal::NeedsKey
+            };
         }
         let failed_before = identity.schedule.failure.is_some();
         match self.issue(&mut identity, now, Renew::All) {
@@ -320,7 +352,10 @@ impl Rotator {
             Err(error) => {
                 if identity.schedule.failed(now, error.to_string()) {
                     self.count_failure(&error);
-                    let expires = identity.schedule.validity.map(|validity| validity.not_after);
+                    let expires = identity
+                        .schedule
+                        .validity
+                        .map(|validity| validity.not_after);
                     let expires = expires.map_or_else(|| "-".to_owned(), crate::authority::date);
                     tracing::error!(
                         %guid, expires,
@@ -334,9 +369,16 @@ impl Rotator {
         Renewal::Done
     }
 
-    fn issue(&mut self, identity: &mut Identity, now: SystemTime, renew: Renew) -> Result<(), RotatorError> {
+    fn issue(
+        &mut self,
+        identity: &mut Identity,
+        now: SystemTime,
+        renew: Renew,
+    ) -> Result<(), RotatorError> {
         if !self.authority.is_valid_at(now) {
-            return Err(RotatorError::Authority { path: self.ca.certificate.display().to_string() });
+            return Err(RotatorError::Authority {
+                path: self.ca.certificate.display().to_string(),
+            });
         }
         let (pair, validity) = match renew {
             Renew::All => {
@@ -376,13 +418,23 @@ impl Rotator {
     }
 
     fn pair(&self, profile: &Profile, now: SystemTime) -> Result<(Pair, Validity), RotatorError> {
-        let RotatorSettings { validity, backdate, .. } = self.settings;
+        let RotatorSettings {
+            validity, backdate, ..
+        } = self.settings;
         let wanted = Validity::backdated(now, validity, backdate);
         let key = self.pool.take().map_err(RotatorError::Key)?;
-        let issued =
-            self.authority.issue(profile, key.public_key_info(), wanted).map_err(RotatorError::Key)?;
+        let issued = self
+            .authority
+            .issue(profile, key.public_key_info(), wanted)
+            .map_err(RotatorError::Key)?;
         let key = key.to_pem().map_err(RotatorError::Key)?;
-        Ok((Pair { certificate: issued.pem, key }, issued.validity))
+        Ok((
+            Pair {
+                certificate: issued.pem,
+                key,
+            },
+            issued.validity,
+        ))
     }
 
     /// Reloads the CA if a file changed. If it cannot be used, the last good one stays.
@@ -400,7 +452,8 @@ impl Rotator {
                          meanwhile"
                     );
                     if !self.settings.keep_old_ca.is_zero() {
-                        self.trusted.retire(&self.authority.chain_pem(), now + self.settings.keep_old_ca);
+                        self.trusted
+                            .retire(&self.authority.chain_pem(), now + self.settings.keep_old_ca);
                     }
                 }
                 if let Some(caution) = authority.caution(now, self.settings.validity) {
@@ -457,7 +510,12 @@ impl Rotator {
                 identity.bundle = bundle.clone();
                 continue;
             }
-            if identity.schedule.failure.as_ref().is_some_and(|failure| now < failure.retry_at) {
+            if identity
+                .schedule
+                .failure
+                .as_ref()
+                .is_some_and(|failure| now < failure.retry_at)
+            {
                 failing = true;
                 continue;
             }
@@ -488,7 +546,12 @@ impl Rotator {
             return;
         }
         *next = now + LONGEST_SLEEP;
-        let count = self.identities.all.len().div_ceil(CHECK_PERIOD).min(MOST_CHECKS);
+        let count = self
+            .identities
+            .all
+            .len()
+            .div_ceil(CHECK_PERIOD)
+            .min(MOST_CHECKS);
         *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
             if identity.schedule.validity.is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
@@ -504,13 +567,26 @@ impl Rotator {
                 file: self.ca.certificate.clone(),
                 fingerprint: self.authority.fingerprint.clone(),
                 not_after: self.authority.validity.not_after,
-                problem: self.ca_problem.as_deref().or(self.trusted.problem()).map(str::to_owned),
+                problem: self
+                    .ca_problem
+                    .as_deref()
+                    .or(self.trusted.problem())
+                    .map(str::to_owned),
             },
             pool_ready: self.pool.ready(),
             pool_size: self.pool.size(),
             renewals: self.renewals,
-            failures: self.failures.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
-            identities: self.identities.all.values().map(|identity| identity.status(now)).collect(),
+            failures: self
+                .failures
+                .iter()
+                .map(|(reason, count)| ((*reason).to_owned(), *count))
+                .collect(),
+            identities: self
+                .identities
+                .all
+                .values()
+                .map(|identity| identity.status(now))
+                .collect(),
             problems: self.problems.clone(),
         }
     }

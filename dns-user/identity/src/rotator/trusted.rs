@@ -56,14 +56,25 @@ impl Trusted {
         let path = folder.join(FORMER);
         let former = match bounded::read(&path) {
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; former CAs are no longer trusted", path.display());
+                tracing::warn!(
+                    "{}: {error}; former CAs are no longer trusted",
+                    path.display()
+                );
                 Vec::new()
             }),
             Err(_) => Vec::new(),
         };
         let stamps = files.iter().map(FileStamp::of).collect();
         let others = read(&files)?;
-        Ok(Self { files, stamps, others, problem: None, in_use: BTreeMap::new(), former, path })
+        Ok(Self {
+            files,
+            stamps,
+            others,
+            problem: None,
+            in_use: BTreeMap::new(),
+            former,
+            path,
+        })
     }
 
     /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
@@ -101,7 +112,10 @@ impl Trusted {
     /// Keeps a CA in the bundles until a time.
     pub(super) fn retire(&mut self, chain: &str, until: SystemTime) {
         self.former.retain(|former| former.chain != chain);
-        self.former.push(Former { chain: chain.to_owned(), until });
+        self.former.push(Former {
+            chain: chain.to_owned(),
+            until,
+        });
         self.save();
     }
 
@@ -119,7 +133,9 @@ impl Trusted {
 
     /// Discounts a pair of a CA; returns whether it was the last one.
     pub(super) fn remove(&mut self, chain: &Arc<str>) -> bool {
-        let Some(count) = self.in_use.get_mut(chain) else { return false };
+        let Some(count) = self.in_use.get_mut(chain) else {
+            return false;
+        };
         *count -= 1;
         let is_last = *count == 0;
         if is_last {
@@ -130,7 +146,11 @@ impl Trusted {
 
     /// Returns the chains of CAs other than `own` that have pairs in use.
     pub(super) fn others_in_use(&self, own: &str) -> Vec<Arc<str>> {
-        self.in_use.keys().filter(|chain| ***chain != *own).cloned().collect()
+        self.in_use
+            .keys()
+            .filter(|chain| ***chain != *own)
+            .cloned()
+            .collect()
     }
 
     /// Returns the bundle, PEM: the current CA, CAs of pairs in use, other cells' and former ones.
@@ -160,7 +180,9 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
         for (parsed, number) in parsed.iter().zip(1..) {
             let constraints = parsed.tbs_certificate().get_extension::<BasicConstraints>();
             if !matches!(constraints, Ok(Some((_, constraints))) if constraints.ca) {
-                return Err(failed(format!("certificate {number} is not a CA; list CAs only")));
+                return Err(failed(format!(
+                    "certificate {number} is not a CA; list CAs only"
+                )));
             }
         }
         all.extend(ders);

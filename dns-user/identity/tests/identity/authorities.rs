@@ -7,8 +7,7 @@ use tempfile::TempDir;
 use crate::tools::{openssl, openssl_at, text};
 
 /// Extensions of a valid CA.
-pub(crate) const SOUND: &str =
-    "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n";
+pub(crate) const SOUND: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n";
 
 /// A CA in a temporary folder.
 pub(crate) struct TestAuthority {
@@ -40,12 +39,22 @@ impl TestAuthority {
     }
 
     fn at(ahead: i64, name: &str, extensions: &str, key: CaKey, days: i32) -> Self {
-        let this = Self { folder: tempfile::tempdir().unwrap() };
+        let this = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         this.make_key(key);
         let config = this.config(name, extensions);
         let days = days.to_string();
-        let mut arguments =
-            vec!["req", "-x509", "-config", text(&config), "-extensions", "ca", "-days", &days];
+        let mut arguments = vec![
+            "req",
+            "-x509",
+            "-config",
+            text(&config),
+            "-extensions",
+            "ca",
+            "-days",
+            &days,
+        ];
         let (key, certificate) = (this.key_path(), this.certificate_path());
         arguments.extend(["-key", text(&key), "-out", text(&certificate)]);
         openssl_at(ahead, &arguments, b"").unwrap();
@@ -54,11 +63,20 @@ impl TestAuthority {
 
     /// An intermediate CA, signed by this one; its file holds the chain.
     pub(crate) fn intermediate(&self, name: &str, extensions: &str) -> Self {
-        let below = Self { folder: tempfile::tempdir().unwrap() };
+        let below = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         below.make_key(CaKey::P256);
-        let (config, key, certificate) =
-            (below.config(name, extensions), below.key_path(), below.certificate_path());
-        let request = openssl(&["req", "-new", "-config", text(&config), "-key", text(&key)], b"").unwrap();
+        let (config, key, certificate) = (
+            below.config(name, extensions),
+            below.key_path(),
+            below.certificate_path(),
+        );
+        let request = openssl(
+            &["req", "-new", "-config", text(&config), "-key", text(&key)],
+            b"",
+        )
+        .unwrap();
         let (ca, ca_key) = (self.certificate_path(), self.key_path());
         let arguments = [
             "x509",
@@ -88,12 +106,24 @@ impl TestAuthority {
         let path = self.key_path();
         let arguments: &[&str] = match key {
             CaKey::Rsa => &["genrsa", "-traditional", "-out", text(&path), "2048"],
-            CaKey::P256 => {
-                &["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", text(&path)]
-            }
-            CaKey::P384 => {
-                &["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384", "-out", text(&path)]
-            }
+            CaKey::P256 => &[
+                "genpkey",
+                "-algorithm",
+                "EC",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-out",
+                text(&path),
+            ],
+            CaKey::P384 => &[
+                "genpkey",
+                "-algorithm",
+                "EC",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-384",
+                "-out",
+                text(&path),
+            ],
         };
         openssl(arguments, b"").unwrap();
     }

@@ -10,7 +10,11 @@ use crate::{
 };
 
 fn load(authority: &TestAuthority) -> Result<Authority, Vec<Fault>> {
-    Authority::parse(authority.certificate().as_bytes(), &authority.key(), SystemTime::now())
+    Authority::parse(
+        authority.certificate().as_bytes(),
+        &authority.key(),
+        SystemTime::now(),
+    )
 }
 
 fn faults(extensions: &str) -> Vec<Fault> {
@@ -43,7 +47,11 @@ fn every_key_encoding_is_read() {
 #[test]
 fn missing_extensions_are_faults() {
     let without = |name: &str| -> String {
-        SOUND.lines().filter(|line| !line.starts_with(name)).map(|line| format!("{line}\n")).collect()
+        SOUND
+            .lines()
+            .filter(|line| !line.starts_with(name))
+            .map(|line| format!("{line}\n"))
+            .collect()
     };
     let no_identifier = without("subjectKeyIdentifier") + "subjectKeyIdentifier=none\n";
     assert_eq!(faults(&no_identifier), [Fault::NoKeyIdentifier(1)]);
@@ -51,7 +59,10 @@ fn missing_extensions_are_faults() {
     let other_usage = without("keyUsage") + "keyUsage=digitalSignature\n";
     assert_eq!(faults(&other_usage), [Fault::NoCertSign(1)]);
     assert_eq!(faults(&without("basicConstraints")), [Fault::NotCa(1)]);
-    assert_eq!(faults(&format!("{SOUND}extendedKeyUsage=serverAuth\n")), [Fault::ExtendedKeyUsage(1)]);
+    assert_eq!(
+        faults(&format!("{SOUND}extendedKeyUsage=serverAuth\n")),
+        [Fault::ExtendedKeyUsage(1)]
+    );
 }
 
 #[test]
@@ -64,13 +75,21 @@ fn any_purpose_is_accepted() {
     );
     let parsed = load(&authority);
     // The verifiers of rustls know no anyExtendedKeyUsage, so a trial may still refuse it.
-    assert!(!matches!(&parsed, Err(faults) if faults.contains(&Fault::ExtendedKeyUsage(1))), "{parsed:?}");
+    assert!(
+        !matches!(&parsed, Err(faults) if faults.contains(&Fault::ExtendedKeyUsage(1))),
+        "{parsed:?}"
+    );
 }
 
 #[test]
 fn foreign_key_is_refused() {
     let (one, other) = (TestAuthority::new("one"), TestAuthority::new("other"));
-    let faults = Authority::parse(one.certificate().as_bytes(), &other.key(), SystemTime::now()).unwrap_err();
+    let faults = Authority::parse(
+        one.certificate().as_bytes(),
+        &other.key(),
+        SystemTime::now(),
+    )
+    .unwrap_err();
     assert_eq!(faults, [Fault::KeyMismatch("CN=one".to_owned())]);
 }
 
@@ -87,7 +106,12 @@ fn validity_depends_on_clock() {
 
 #[test]
 fn path_length_is_counted() {
-    let root = TestAuthority::with("root", &SOUND.replace("CA:TRUE", "CA:TRUE,pathlen:0"), CaKey::P256, 10);
+    let root = TestAuthority::with(
+        "root",
+        &SOUND.replace("CA:TRUE", "CA:TRUE,pathlen:0"),
+        CaKey::P256,
+        10,
+    );
     assert!(load(&root).is_ok());
     let faults = load(&root.intermediate("below", SOUND)).unwrap_err();
     assert_eq!(faults, [Fault::PathLength(2, 0, 1)]);
@@ -100,14 +124,22 @@ fn chain_order_is_checked() {
     assert!(load(&below).is_ok());
     let swapped = below.certificate().replace(&root.certificate(), "");
     let stranger = TestAuthority::new("stranger").certificate();
-    let faults =
-        Authority::parse((swapped + &stranger).as_bytes(), &below.key(), SystemTime::now()).unwrap_err();
+    let faults = Authority::parse(
+        (swapped + &stranger).as_bytes(),
+        &below.key(),
+        SystemTime::now(),
+    )
+    .unwrap_err();
     assert_eq!(faults, [Fault::Order(1, 2)]);
     // The same subject, but another key: only verification finds it.
     let swapped = below.certificate().replace(&root.certificate(), "");
     let impostor = TestAuthority::new("root").certificate();
-    let faults =
-        Authority::parse((swapped + &impostor).as_bytes(), &below.key(), SystemTime::now()).unwrap_err();
+    let faults = Authority::parse(
+        (swapped + &impostor).as_bytes(),
+        &below.key(),
+        SystemTime::now(),
+    )
+    .unwrap_err();
     assert!(matches!(faults[..], [Fault::Refused(_)]), "{faults:?}");
 }
 
@@ -118,12 +150,24 @@ fn damaged_files_are_explained() {
     let faults = Authority::parse(b"no PEM", &authority.key(), now).unwrap_err();
     assert_eq!(faults, [Fault::NoCertificate]);
     let half = authority.certificate();
-    let faults = Authority::parse(&half.as_bytes()[..half.len() / 2], &authority.key(), now).unwrap_err();
-    assert!(matches!(faults[..], [Fault::Damaged(1, _) | Fault::NoCertificate]), "{faults:?}");
+    let faults =
+        Authority::parse(&half.as_bytes()[..half.len() / 2], &authority.key(), now).unwrap_err();
+    assert!(
+        matches!(faults[..], [Fault::Damaged(1, _) | Fault::NoCertificate]),
+        "{faults:?}"
+    );
     let faults = Authority::parse(half.as_bytes(), b"", now).unwrap_err();
     assert!(matches!(faults[..], [Fault::Key(_)]), "{faults:?}");
     // The library's own text would list the bytes of the line.
-    let malformed = authority.certificate().replacen("CERTIFICATE-----", "CERTIFICATE", 1);
+    let malformed = authority
+        .certificate()
+        .replacen("CERTIFICATE-----", "CERTIFICATE", 1);
     let faults = Authority::parse(malformed.as_bytes(), &authority.key(), now).unwrap_err();
-    assert!(faults[0].to_string().contains("the BEGIN line is malformed"), "{}", faults[0]);
+    assert!(
+        faults[0]
+            .to_string()
+            .contains("the BEGIN line is malformed"),
+        "{}",
+        faults[0]
+    );
 }

@@ -31,13 +31,16 @@ use crate::{
 };
 
 fn folder() -> PathBuf {
-    env::var_os("BOSH_DNS_IDENTITY_CASES")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases"), PathBuf::from)
+    env::var_os("BOSH_DNS_IDENTITY_CASES").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases"),
+        PathBuf::from,
+    )
 }
 
 fn cases(file: &str) -> Vec<Value> {
     let path = folder().join(file);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
     assert!(!cases.is_empty(), "{} has no case", path.display());
     cases
@@ -47,8 +50,12 @@ fn cases(file: &str) -> Vec<Value> {
 type Runner = fn(&Value);
 
 /// Kinds of cases, by the member that only they have.
-const KINDS: [(&str, Runner); 4] =
-    [("validity_s", rotation), ("certificate", certificate), ("authority", ca), ("steps", scenario)];
+const KINDS: [(&str, Runner); 4] = [
+    ("validity_s", rotation),
+    ("certificate", certificate),
+    ("authority", ca),
+    ("steps", scenario),
+];
 
 /// Files of the folder and the runners of their cases; `None` for a case that no runner knows.
 fn runner(file: &str, case: &Value) -> Option<Runner> {
@@ -56,7 +63,10 @@ fn runner(file: &str, case: &Value) -> Option<Runner> {
         "san_cases.json" => Some(san),
         "identity_cases.json" => {
             let known = ours(case);
-            KINDS.iter().find(|(member, _)| known.get(*member).is_some()).map(|(_, run)| *run)
+            KINDS
+                .iter()
+                .find(|(member, _)| known.get(*member).is_some())
+                .map(|(_, run)| *run)
         }
         _ => None,
     }
@@ -65,8 +75,12 @@ fn runner(file: &str, case: &Value) -> Option<Runner> {
 /// Adds the data of our case with the same id to a case that only has words, such as the folder of
 /// facts about the reference.
 fn ours(case: &Value) -> Value {
-    let all: Vec<Value> = serde_json::from_str(include_str!("../cases/identity_cases.json")).unwrap();
-    let mut merged = all.into_iter().find(|known| known["id"] == case["id"]).unwrap_or_default();
+    let all: Vec<Value> =
+        serde_json::from_str(include_str!("../cases/identity_cases.json")).unwrap();
+    let mut merged = all
+        .into_iter()
+        .find(|known| known["id"] == case["id"])
+        .unwrap_or_default();
     for (member, value) in case.as_object().unwrap() {
         merged[member] = value.clone();
     }
@@ -78,8 +92,10 @@ fn ours(case: &Value) -> Value {
 #[test]
 fn every_case_passes_or_is_named() {
     let (mut passed, mut skipped, mut failed) = (0, Vec::new(), Vec::new());
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
     for path in files {
         let file = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -88,23 +104,42 @@ fn every_case_passes_or_is_named() {
             continue;
         }
         for case in cases(&file) {
-            let name = format!("{file}: {}", case["id"].as_str().unwrap_or("a case without id"));
+            let name = format!(
+                "{file}: {}",
+                case["id"].as_str().unwrap_or("a case without id")
+            );
             let Some(run) = runner(&file, &case) else {
                 skipped.push(name);
                 continue;
             };
-            let case = if file == "identity_cases.json" { ours(&case) } else { case };
+            let case = if file == "identity_cases.json" {
+                ours(&case)
+            } else {
+                case
+            };
             match std::panic::catch_unwind(|| run(&case)) {
                 Ok(()) => passed += 1,
                 Err(_) => failed.push(name),
             }
         }
     }
-    println!("{passed} cases passed, {} skipped: {}", skipped.len(), skipped.join(", "));
-    assert!(failed.is_empty(), "{} cases failed: {}", failed.len(), failed.join(", "));
+    println!(
+        "{passed} cases passed, {} skipped: {}",
+        skipped.len(),
+        skipped.join(", ")
+    );
+    assert!(
+        failed.is_empty(),
+        "{} cases failed: {}",
+        failed.len(),
+        failed.join(", ")
+    );
     assert!(passed > 0, "no case was run");
     // Of our own folder, none is skipped.
-    assert!(env::var_os("BOSH_DNS_IDENTITY_CASES").is_some() || skipped.is_empty(), "{skipped:?}");
+    assert!(
+        env::var_os("BOSH_DNS_IDENTITY_CASES").is_some() || skipped.is_empty(),
+        "{skipped:?}"
+    );
 }
 
 fn rotation(case: &Value) {
@@ -118,21 +153,37 @@ fn rotation(case: &Value) {
         assert!(difference.abs() < 0.01, "{case}: {window:?}");
     }
     let reference = Duration::from_secs_f64(case["diego_rotates_after_s"].as_f64().unwrap());
-    assert!(window.start <= reference && reference <= window.end, "{case}");
+    assert!(
+        window.start <= reference && reference <= window.end,
+        "{case}"
+    );
     for guid in ["g1", "g2", ""] {
         let moment = window.moment(Share::of(guid));
-        assert!(window.start <= moment && moment < window.end, "{case}: {moment:?}");
+        assert!(
+            window.start <= moment && moment < window.end,
+            "{case}: {moment:?}"
+        );
     }
 }
 
 fn authority() -> (TestAuthority, Authority) {
     let made = TestAuthority::with("authority", SOUND, CaKey::P256, 10);
-    let loaded = Authority::parse(made.certificate().as_bytes(), &made.key(), SystemTime::now()).unwrap();
+    let loaded = Authority::parse(
+        made.certificate().as_bytes(),
+        &made.key(),
+        SystemTime::now(),
+    )
+    .unwrap();
     (made, loaded)
 }
 
 fn strings(value: &Value) -> Vec<String> {
-    value.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn certificate(case: &Value) {
@@ -145,7 +196,13 @@ fn certificate(case: &Value) {
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let now = SystemTime::now();
     let day = Duration::from_secs(24 * 3600);
-    let issued = authority.issue(&profile, key.public_key_info(), Validity::starting(now, day)).unwrap();
+    let issued = authority
+        .issue(
+            &profile,
+            key.public_key_info(),
+            Validity::starting(now, day),
+        )
+        .unwrap();
     let ders = certificates(issued.pem.as_bytes()).unwrap();
     let parsed = parse_all(&ders).unwrap();
     let leaf = parsed[0].tbs_certificate();
@@ -165,7 +222,11 @@ fn certificate(case: &Value) {
                     (usage.key_agreement(), "keyAgreement"),
                     (usage.key_cert_sign(), "keyCertSign"),
                 ];
-                let held: Vec<_> = spelled.iter().filter(|(held, _)| *held).map(|(_, name)| *name).collect();
+                let held: Vec<_> = spelled
+                    .iter()
+                    .filter(|(held, _)| *held)
+                    .map(|(_, name)| *name)
+                    .collect();
                 assert_eq!(held, strings(expected));
             }
             "eku" => {
@@ -175,21 +236,33 @@ fn certificate(case: &Value) {
                     rfc5280::ID_KP_SERVER_AUTH => "serverAuth",
                     other => panic!("unexpected purpose {other}"),
                 };
-                assert_eq!(purposes.0.iter().map(spell).collect::<Vec<_>>(), strings(expected));
+                assert_eq!(
+                    purposes.0.iter().map(spell).collect::<Vec<_>>(),
+                    strings(expected)
+                );
             }
             "basic_constraints" => {
                 assert!(expected.is_null());
                 assert!(leaf.get_extension::<BasicConstraints>().unwrap().is_none());
             }
             "serial" => {
-                assert!(expected.as_str().unwrap().starts_with("random UUID v4"), "{expected}");
+                assert!(
+                    expected.as_str().unwrap().starts_with("random UUID v4"),
+                    "{expected}"
+                );
                 assert!((12..=17).contains(&leaf.serial_number().as_bytes().len()));
             }
             "not_before" => {
                 // The reference's choice is `--backdate 0s` here.
                 assert_eq!(expected, "now, not earlier");
-                let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-                assert_eq!(leaf.validity().not_before.to_unix_duration().as_secs(), seconds);
+                let seconds = now
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap()
+                    .as_secs();
+                assert_eq!(
+                    leaf.validity().not_before.to_unix_duration().as_secs(),
+                    seconds
+                );
             }
             "pem" => {
                 assert_eq!(strings(expected), ["leaf", "CA"]);
@@ -210,7 +283,10 @@ fn subject(leaf: &Certificate) -> String {
                 "2.5.4.11" => "OU",
                 other => panic!("unexpected attribute {other}"),
             };
-            format!("{kind}={}", str::from_utf8(attribute.value.value()).unwrap())
+            format!(
+                "{kind}={}",
+                str::from_utf8(attribute.value.value()).unwrap()
+            )
         });
         format!("SET{{{}}}", attributes.collect::<Vec<_>>().join(", "))
     });
@@ -219,16 +295,23 @@ fn subject(leaf: &Certificate) -> String {
 
 fn alternative_names(leaf: &Certificate) -> (Vec<String>, Vec<String>) {
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
-    let (_, alternative) = leaf.tbs_certificate().get_extension::<SubjectAltName>().unwrap().unwrap();
+    let (_, alternative) = leaf
+        .tbs_certificate()
+        .get_extension::<SubjectAltName>()
+        .unwrap()
+        .unwrap();
     for name in alternative.0 {
         match name {
             GeneralName::DnsName(name) => names.push(name.to_string()),
-            GeneralName::IpAddress(octets) => addresses.push(match <[u8; 4]>::try_from(octets.as_bytes()) {
-                Ok(v4) => std::net::Ipv4Addr::from(v4).to_string(),
-                Err(_) => {
-                    std::net::Ipv6Addr::from(<[u8; 16]>::try_from(octets.as_bytes()).unwrap()).to_string()
-                }
-            }),
+            GeneralName::IpAddress(octets) => {
+                addresses.push(match <[u8; 4]>::try_from(octets.as_bytes()) {
+                    Ok(v4) => std::net::Ipv4Addr::from(v4).to_string(),
+                    Err(_) => {
+                        std::net::Ipv6Addr::from(<[u8; 16]>::try_from(octets.as_bytes()).unwrap())
+                            .to_string()
+                    }
+                })
+            }
             other => panic!("unexpected name {other:?}"),
         }
     }
@@ -255,7 +338,11 @@ fn ca(case: &Value) {
     };
     let mut key = made.key();
     match text("key_form") {
-        Some("pkcs8") => key = openssl(&["pkcs8", "-topk8", "-nocrypt"], &key).unwrap().into_bytes(),
+        Some("pkcs8") => {
+            key = openssl(&["pkcs8", "-topk8", "-nocrypt"], &key)
+                .unwrap()
+                .into_bytes()
+        }
         Some("of another CA") => key = TestAuthority::new("other").key(),
         Some(other) => panic!("{case}: key form {other}"),
         None => {}
@@ -265,7 +352,10 @@ fn ca(case: &Value) {
     let loaded = Authority::parse(made.certificate().as_bytes(), &key, now);
     if let Some(fault) = text("fault") {
         let faults = loaded.unwrap_err();
-        assert!(format!("{:?}", faults[..1].first()).contains(fault), "{case}: {faults:?}");
+        assert!(
+            format!("{:?}", faults[..1].first()).contains(fault),
+            "{case}: {faults:?}"
+        );
         return;
     }
     let loaded = loaded.unwrap();
@@ -278,7 +368,13 @@ fn ca(case: &Value) {
         let container: Container = serde_json::from_str(r#"{"guid":"g1"}"#).unwrap();
         let week = Duration::from_secs(7 * 24 * 3600);
         let wanted = Validity::starting(now, week);
-        let issued = loaded.issue(&container.identity().unwrap(), key.public_key_info(), wanted).unwrap();
+        let issued = loaded
+            .issue(
+                &container.identity().unwrap(),
+                key.public_key_info(),
+                wanted,
+            )
+            .unwrap();
         assert_eq!(issued.validity.not_after, loaded.validity.not_after);
         assert!(loaded.caution(now, week).is_some());
     }
@@ -288,21 +384,30 @@ fn ca(case: &Value) {
 fn scenario(case: &Value) {
     let mut world = World::new();
     for step in case["steps"].as_array().unwrap() {
-        let (guid, read) = (step["guid"].as_str().unwrap_or("g1"), |path: &Path, name: &str| {
-            read_pair(path, name).map(|pair| pair.certificate).ok()
-        });
+        let (guid, read) = (
+            step["guid"].as_str().unwrap_or("g1"),
+            |path: &Path, name: &str| read_pair(path, name).map(|pair| pair.certificate).ok(),
+        );
         let path = world.path(guid);
         let before = ["instance", "c2c"].map(|name| read(&path, name));
         let renews_at = |world: &World| {
             let status = world.rotator.status(world.now);
-            status.identities.iter().find(|one| one.guid.as_str() == guid).map(|one| one.renews_at)
+            status
+                .identities
+                .iter()
+                .find(|one| one.guid.as_str() == guid)
+                .map(|one| one.renews_at)
         };
         let due = renews_at(&world);
         world.now += Duration::from_secs(step["after_s"].as_u64().unwrap_or(0));
         let now = world.now;
         let done = match step["command"].as_str().unwrap() {
-            "create" => world.rotator.create(container(step["container"].clone()), now),
-            "update" => world.rotator.update(container(step["container"].clone()), now),
+            "create" => world
+                .rotator
+                .create(container(step["container"].clone()), now),
+            "update" => world
+                .rotator
+                .update(container(step["container"].clone()), now),
             "destroy" => world.rotator.destroy(&crate::rotator::guid(guid)),
             "block the folder" => {
                 fs::write(&path, "a file in place of the folder").unwrap();
@@ -314,12 +419,18 @@ fn scenario(case: &Value) {
             }
             other => panic!("{case}: command {other}"),
         };
-        assert_eq!(done.is_ok(), step["fails"].as_bool() != Some(true), "{step}: {done:?}");
+        assert_eq!(
+            done.is_ok(),
+            step["fails"].as_bool() != Some(true),
+            "{step}: {done:?}"
+        );
         let after = ["instance", "c2c"].map(|name| read(&path, name));
         for (expected, of) in step["expect"].as_object().into_iter().flatten() {
             match expected.as_str() {
                 "renewed" => {
-                    for (name, (before, after)) in ["instance", "c2c"].iter().zip(before.iter().zip(&after)) {
+                    for (name, (before, after)) in
+                        ["instance", "c2c"].iter().zip(before.iter().zip(&after))
+                    {
                         let wanted = of.as_array().unwrap().contains(&Value::from(*name));
                         assert_eq!(before != after, wanted, "{step}: {name}");
                     }
@@ -327,13 +438,22 @@ fn scenario(case: &Value) {
                 "same_renewal_time" => assert_eq!(renews_at(&world), due, "{step}"),
                 "exists" => assert_eq!(path.is_dir(), of.as_bool().unwrap(), "{step}"),
                 "identities" => {
-                    assert_eq!(world.rotator.guids().len() as u64, of.as_u64().unwrap(), "{step}")
+                    assert_eq!(
+                        world.rotator.guids().len() as u64,
+                        of.as_u64().unwrap(),
+                        "{step}"
+                    )
                 }
                 "modes" => {
                     for (name, mode) in of.as_object().unwrap() {
                         use std::os::unix::fs::PermissionsExt;
-                        let held = fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
-                        assert_eq!(format!("{held:04o}"), mode.as_str().unwrap(), "{step}: {name}");
+                        let held =
+                            fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
+                        assert_eq!(
+                            format!("{held:04o}"),
+                            mode.as_str().unwrap(),
+                            "{step}: {name}"
+                        );
                     }
                 }
                 "links" => {
@@ -342,7 +462,11 @@ fn scenario(case: &Value) {
                         assert_eq!(target, Path::new("..data").join(&name), "{step}");
                     }
                 }
-                "sound" => assert_eq!(check::folder(&path, now), check::Findings::default(), "{step}"),
+                "sound" => assert_eq!(
+                    check::folder(&path, now),
+                    check::Findings::default(),
+                    "{step}"
+                ),
                 other => panic!("{step}: no check for {other}"),
             }
         }
@@ -363,7 +487,10 @@ fn san(case: &Value) {
                         text.ends_with("longer than 64 characters (X.520); use alternative_name"),
                         "{text}"
                     );
-                    assert!(case["ours"].as_str().unwrap().starts_with("refused"), "{case}");
+                    assert!(
+                        case["ours"].as_str().unwrap().starts_with("refused"),
+                        "{case}"
+                    );
                 }
             }
         }
@@ -389,7 +516,10 @@ fn san(case: &Value) {
             }
             if case["id"] == "unresolved" {
                 let name = link(&case["link"]).name(false).unwrap();
-                assert_eq!(unresolved(&fleet(), std::slice::from_ref(&name), &[]), [unknown_name(&name)]);
+                assert_eq!(
+                    unresolved(&fleet(), std::slice::from_ref(&name), &[]),
+                    [unknown_name(&name)]
+                );
                 checked += 1;
             }
             assert!(checked > 0, "nothing is checked in {case}");
@@ -398,7 +528,10 @@ fn san(case: &Value) {
 }
 
 fn names(case: &Value) -> anyhow::Result<(Option<String>, Names)> {
-    let kind = case["type"].as_str().or(case["variable_type"].as_str()).unwrap_or("certificate");
+    let kind = case["type"]
+        .as_str()
+        .or(case["variable_type"].as_str())
+        .unwrap_or("certificate");
     let wildcard = case["wildcard"].as_bool().unwrap_or(false);
     let options: Options = match &case["options"] {
         Value::Null => Options::default(),
@@ -407,13 +540,21 @@ fn names(case: &Value) -> anyhow::Result<(Option<String>, Names)> {
     let mut consumed = Vec::new();
     for consumer in case["consumes"].as_array().into_iter().flatten() {
         if kind != "certificate" {
-            anyhow::bail!("variable of type {kind:?} cannot consume links; only type certificate can");
+            anyhow::bail!(
+                "variable of type {kind:?} cannot consume links; only type certificate can"
+            );
         }
         let purpose = Purpose::parse(consumer.as_str().unwrap())?;
-        consumed.push(Consumed { purpose, link: link(&case["link"]), wildcard });
+        consumed.push(Consumed {
+            purpose,
+            link: link(&case["link"]),
+            wildcard,
+        });
     }
     let names = Names::of(&options, &consumed)?;
-    let name = (!case["link"].is_null()).then(|| link(&case["link"]).name(wildcard)).transpose()?;
+    let name = (!case["link"].is_null())
+        .then(|| link(&case["link"]).name(wildcard))
+        .transpose()?;
     Ok((name, names))
 }
 
@@ -430,7 +571,10 @@ fn link(link: &Value) -> Link {
         network: text("network"),
         deployment: text("deployment"),
         domain: link["domain"].as_str().unwrap_or("bosh").to_owned(),
-        ids: short.then(|| Ids { network: number("network_id"), group: number("group_id") }),
+        ids: short.then(|| Ids {
+            network: number("network_id"),
+            group: number("group_id"),
+        }),
     }
 }
 
@@ -447,7 +591,12 @@ fn fleet() -> Snapshot {
 #[test]
 fn fleet_names_are_checked() {
     let fleet = fleet();
-    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let names = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>()
+    };
     let known = names(&[
         "q-s0.server-ig.default.app-service.bosh",
         "*.server-ig.default.app-service.bosh",
@@ -456,13 +605,22 @@ fn fleet_names_are_checked() {
         "*.q-g7.bosh",
         "www.example.org",
     ]);
-    assert_eq!(unresolved(&fleet, &known, &["10.0.0.1".parse().unwrap()]), [""; 0]);
-    let unknown = names(&["*.nobody.default.app-service.bosh", "i2.server-ig.default.app-service.bosh"]);
+    assert_eq!(
+        unresolved(&fleet, &known, &["10.0.0.1".parse().unwrap()]),
+        [""; 0]
+    );
+    let unknown = names(&[
+        "*.nobody.default.app-service.bosh",
+        "i2.server-ig.default.app-service.bosh",
+    ]);
     let address = "10.0.0.2".parse().unwrap();
     let missing = unresolved(&fleet, &unknown, &[address]);
     let expected: Vec<_> = unknown.iter().map(|name| unknown_name(name)).collect();
     assert_eq!(missing[..2], expected);
-    assert_eq!(missing[2], "10.0.0.2: no instance has this address; reissue with the current one");
+    assert_eq!(
+        missing[2],
+        "10.0.0.2: no instance has this address; reissue with the current one"
+    );
 }
 
 fn unknown_name(name: &str) -> String {

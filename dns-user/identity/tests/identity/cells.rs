@@ -60,7 +60,8 @@ pub(crate) fn handshake(server: &Path, client: &Path) -> Result<(), Box<dyn Erro
         Ok::<_, Box<dyn Error>>((certificates(pair.certificate.as_bytes())?, key))
     };
     let (chain, key) = material(server)?;
-    let clients = WebPkiClientVerifier::builder_with_provider(roots(server)?, provider.clone()).build()?;
+    let clients =
+        WebPkiClientVerifier::builder_with_provider(roots(server)?, provider.clone()).build()?;
     let accepting = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(clients)
@@ -71,7 +72,11 @@ pub(crate) fn handshake(server: &Path, client: &Path) -> Result<(), Box<dyn Erro
         .with_root_certificates(roots(client)?)
         .with_client_auth_cert(chain, key)?;
     // Both an identity's folder and a role's have a name of the certificate.
-    let name = server.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = server
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     let mut connecting = ClientConnection::new(Arc::new(connecting), name.try_into()?)?;
     let mut accepting = ServerConnection::new(Arc::new(accepting))?;
     while connecting.is_handshaking() || accepting.is_handshaking() {
@@ -93,7 +98,10 @@ fn meet(cells: &[Cell], when: &str) -> usize {
     for (one, server) in cells.iter().enumerate() {
         for (other, client) in cells.iter().enumerate() {
             let number = met % CONTAINERS;
-            let done = handshake(&server.identity(number), &client.identity((number + 1) % CONTAINERS));
+            let done = handshake(
+                &server.identity(number),
+                &client.identity((number + 1) % CONTAINERS),
+            );
             assert!(done.is_ok(), "{when}: cell {other} to cell {one}: {done:?}");
             met += 1;
         }
@@ -103,8 +111,9 @@ fn meet(cells: &[Cell], when: &str) -> usize {
 
 #[test]
 fn cells_change_cas_one_after_another() {
-    let authorities: Vec<TestAuthority> =
-        (0..CELLS).map(|cell| TestAuthority::new(&format!("cell {cell}"))).collect();
+    let authorities: Vec<TestAuthority> = (0..CELLS)
+        .map(|cell| TestAuthority::new(&format!("cell {cell}")))
+        .collect();
     let bundle: String = authorities.iter().map(TestAuthority::certificate).collect();
     // Within the tolerance of the pairs, because handshakes take place in real time.
     let mut now = SystemTime::now();
@@ -126,7 +135,12 @@ fn cells_change_cas_one_after_another() {
                 let container = container(serde_json::json!({ "guid": format!("g{number}") }));
                 rotator.create(container, now).unwrap();
             }
-            Cell { folder, authority, peers, rotator }
+            Cell {
+                folder,
+                authority,
+                peers,
+                rotator,
+            }
         })
         .collect();
     let mut handshakes = meet(&cells, "at the start");
@@ -137,7 +151,10 @@ fn cells_change_cas_one_after_another() {
             let peers = fs::read_to_string(&cells[cell].peers).unwrap() + &new.certificate();
             fs::write(&cells[cell].peers, peers).unwrap();
             cells[cell].rotator.step(now);
-            handshakes += meet(&cells, &format!("cell {cell} trusts the new CA of cell {changed}"));
+            handshakes += meet(
+                &cells,
+                &format!("cell {cell} trusts the new CA of cell {changed}"),
+            );
         }
         // Step 2: the cell issues from it.
         replace(&cells[changed].authority, &new);
@@ -152,12 +169,18 @@ fn cells_change_cas_one_after_another() {
         }
         for number in 0..CONTAINERS {
             let pair = read_pair(&cells[changed].identity(number), "instance").unwrap();
-            assert!(pair.certificate.ends_with(&new.certificate()), "cell {changed}, container {number}");
+            assert!(
+                pair.certificate.ends_with(&new.certificate()),
+                "cell {changed}, container {number}"
+            );
         }
     }
     // Step 3: after the configured time, former CAs leave the bundles.
     now += Duration::from_secs(1900);
-    let bundle: String = cells.iter().map(|cell| cell.authority.certificate()).collect();
+    let bundle: String = cells
+        .iter()
+        .map(|cell| cell.authority.certificate())
+        .collect();
     for cell in 0..CELLS {
         fs::write(&cells[cell].peers, &bundle).unwrap();
         cells[cell].rotator.step(now);
@@ -172,13 +195,24 @@ fn cells_change_cas_one_after_another() {
 fn former_ca_stays_trusted_after_restart() {
     let (authority, folder) = (TestAuthority::new("old"), memory());
     let now = SystemTime::now();
-    let with_time = |time: Duration| RotatorSettings { keep_old_ca: time, ..settings(folder.path()) };
+    let with_time = |time: Duration| RotatorSettings {
+        keep_old_ca: time,
+        ..settings(folder.path())
+    };
     let open = |now: SystemTime| {
         let pool = filled_pool(1);
-        Rotator::open(with_time(Duration::from_secs(3600)), files(&authority), pool, now).unwrap()
+        Rotator::open(
+            with_time(Duration::from_secs(3600)),
+            files(&authority),
+            pool,
+            now,
+        )
+        .unwrap()
     };
     let mut rotator = open(now);
-    rotator.create(container(serde_json::json!({ "guid": "g1" })), now).unwrap();
+    rotator
+        .create(container(serde_json::json!({ "guid": "g1" })), now)
+        .unwrap();
     let (old, new) = (authority.certificate(), TestAuthority::new("new"));
     replace(&authority, &new);
     // While no rotator runs.
@@ -186,7 +220,10 @@ fn former_ca_stays_trusted_after_restart() {
     let mut rotator = open(SystemTime::now());
     let mut now = SystemTime::now() + Duration::from_secs(310);
     let bundle = || fs::read_to_string(folder.path().join("g1/ca.crt")).unwrap();
-    while !read_pair(&folder.path().join("g1"), "instance").unwrap().certificate.ends_with(&new.certificate())
+    while !read_pair(&folder.path().join("g1"), "instance")
+        .unwrap()
+        .certificate
+        .ends_with(&new.certificate())
     {
         assert!(rotator.pool.wait(1, Duration::from_secs(600)));
         rotator.step(now);

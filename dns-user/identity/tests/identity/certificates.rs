@@ -25,7 +25,12 @@ use crate::{
 
 fn authority(key: CaKey) -> (TestAuthority, Authority) {
     let made = TestAuthority::with("authority", SOUND, key, 10);
-    let loaded = Authority::parse(made.certificate().as_bytes(), &made.key(), SystemTime::now()).unwrap();
+    let loaded = Authority::parse(
+        made.certificate().as_bytes(),
+        &made.key(),
+        SystemTime::now(),
+    )
+    .unwrap();
     (made, loaded)
 }
 
@@ -46,19 +51,31 @@ fn openssl_accepts_every_combination() {
             let profile = container().identity().unwrap();
             let day = Duration::from_secs(24 * 3600);
             let issued = loaded
-                .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                .issue(
+                    &profile,
+                    key.public_key_info(),
+                    Validity::starting(SystemTime::now(), day),
+                )
                 .unwrap();
             let leaf = folder.path().join("leaf.crt");
             fs::write(&leaf, &issued.pem).unwrap();
             let ca_file = made.certificate_path();
             for purpose in ["sslclient", "sslserver"] {
-                let arguments =
-                    ["verify", "-x509_strict", "-purpose", purpose, "-CAfile", text(&ca_file), text(&leaf)];
+                let arguments = [
+                    "verify",
+                    "-x509_strict",
+                    "-purpose",
+                    purpose,
+                    "-CAfile",
+                    text(&ca_file),
+                    text(&leaf),
+                ];
                 openssl(&arguments, b"").unwrap();
             }
             // The key matches the certificate.
             let of_key = openssl(&["pkey", "-pubout"], key.to_pem().unwrap().as_bytes()).unwrap();
-            let of_certificate = openssl(&["x509", "-noout", "-pubkey"], issued.pem.as_bytes()).unwrap();
+            let of_certificate =
+                openssl(&["x509", "-noout", "-pubkey"], issued.pem.as_bytes()).unwrap();
             assert_eq!(of_key, of_certificate, "{ca:?}, {kind:?}");
         }
     }
@@ -74,8 +91,9 @@ fn handshake(roots: &str, issued: &str, key: &str, server_name: &str) -> Result<
     let store = Arc::new(store);
     let chain = certificates(issued.as_bytes()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-    let clients =
-        WebPkiClientVerifier::builder_with_provider(store.clone(), provider.clone()).build().unwrap();
+    let clients = WebPkiClientVerifier::builder_with_provider(store.clone(), provider.clone())
+        .build()
+        .unwrap();
     let server = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(clients)
@@ -113,7 +131,11 @@ fn rustls_accepts_both_ends() {
             let profile = container().identity().unwrap();
             let day = Duration::from_secs(24 * 3600);
             let issued = loaded
-                .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                .issue(
+                    &profile,
+                    key.public_key_info(),
+                    Validity::starting(SystemTime::now(), day),
+                )
                 .unwrap();
             let key = key.to_pem().unwrap();
             for name in ["g1", "10.255.0.7"] {
@@ -128,14 +150,30 @@ fn rustls_accepts_both_ends() {
 fn chain_follows_leaf() {
     let root = TestAuthority::new("root");
     let below = root.intermediate("below", SOUND);
-    let loaded = Authority::parse(below.certificate().as_bytes(), &below.key(), SystemTime::now()).unwrap();
+    let loaded = Authority::parse(
+        below.certificate().as_bytes(),
+        &below.key(),
+        SystemTime::now(),
+    )
+    .unwrap();
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let profile = container().identity().unwrap();
     let hour = Duration::from_secs(3600);
-    let issued =
-        loaded.issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), hour)).unwrap();
+    let issued = loaded
+        .issue(
+            &profile,
+            key.public_key_info(),
+            Validity::starting(SystemTime::now(), hour),
+        )
+        .unwrap();
     assert!(issued.pem.ends_with(&below.certificate()), "{}", issued.pem);
-    handshake(&root.certificate(), &issued.pem, &key.to_pem().unwrap(), "g1").unwrap();
+    handshake(
+        &root.certificate(),
+        &issued.pem,
+        &key.to_pem().unwrap(),
+        "g1",
+    )
+    .unwrap();
 }
 
 #[test]
@@ -144,10 +182,19 @@ fn leaf_ends_with_authority() {
     let (now, year) = (SystemTime::now(), Duration::from_secs(365 * 24 * 3600));
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let issued = loaded
-        .issue(&container().identity().unwrap(), key.public_key_info(), Validity::starting(now, year))
+        .issue(
+            &container().identity().unwrap(),
+            key.public_key_info(),
+            Validity::starting(now, year),
+        )
         .unwrap();
     assert_eq!(issued.validity.not_after, loaded.validity.not_after);
-    assert!(loaded.caution(now, year).unwrap().contains("before a new leaf would"));
+    assert!(
+        loaded
+            .caution(now, year)
+            .unwrap()
+            .contains("before a new leaf would")
+    );
     assert_eq!(loaded.caution(now, Duration::from_secs(3600)), None);
 }
 
@@ -161,12 +208,21 @@ fn dates_past_2050_are_encoded() {
     assert!(profile.is_err(), "a common name is also a DNS name");
     let profile = Profile::new("g_1", &["org & space: ü*".to_owned()], [], []).unwrap();
     let length = Duration::from_secs(40 * 365 * 24 * 3600);
-    let issued = loaded.issue(&profile, key.public_key_info(), Validity::starting(now, length)).unwrap();
+    let issued = loaded
+        .issue(
+            &profile,
+            key.public_key_info(),
+            Validity::starting(now, length),
+        )
+        .unwrap();
     let ders = certificates(issued.pem.as_bytes()).unwrap();
     let parsed = parse_all(&ders).unwrap();
     assert_eq!(validity(&parsed[0]), issued.validity);
-    let subject =
-        openssl(&["x509", "-noout", "-subject", "-nameopt", "utf8"], issued.pem.as_bytes()).unwrap();
+    let subject = openssl(
+        &["x509", "-noout", "-subject", "-nameopt", "utf8"],
+        issued.pem.as_bytes(),
+    )
+    .unwrap();
     assert_eq!(subject.trim(), "subject=OU=org & space: ü*, CN=g_1");
 }
 
@@ -179,7 +235,11 @@ fn serials_are_random_uuids() {
     for _ in 0..64 {
         let hour = Duration::from_secs(3600);
         let issued = loaded
-            .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), hour))
+            .issue(
+                &profile,
+                key.public_key_info(),
+                Validity::starting(SystemTime::now(), hour),
+            )
             .unwrap();
         let ders = certificates(issued.pem.as_bytes()).unwrap();
         let parsed = parse_all(&ders).unwrap();

@@ -44,16 +44,35 @@ impl Fleet {
         fs::write(path("trust.crt"), authority.certificate()).unwrap();
         let address = free_address();
         let (ca, key) = (authority.certificate_path(), authority.key_path());
-        let issuer = issuer(folder.path(), address, &["--ca", text(&ca), "--ca-key", text(&key)]);
-        let fleet = Self { folder, authority, address, issuer, agents: Vec::new(), environment: Vec::new() };
-        until("the issuer", || std::net::TcpStream::connect(address).is_ok());
+        let issuer = issuer(
+            folder.path(),
+            address,
+            &["--ca", text(&ca), "--ca-key", text(&key)],
+        );
+        let fleet = Self {
+            folder,
+            authority,
+            address,
+            issuer,
+            agents: Vec::new(),
+            environment: Vec::new(),
+        };
+        until("the issuer", || {
+            std::net::TcpStream::connect(address).is_ok()
+        });
         fleet
     }
 
     /// Starts the stopped issuer again, with metrics.
     pub(crate) fn start_issuer(&mut self, metrics: SocketAddr) {
-        self.issuer = issuer(self.folder.path(), self.address, &["--metrics", &metrics.to_string()]);
-        until("the issuer", || std::net::TcpStream::connect(self.address).is_ok());
+        self.issuer = issuer(
+            self.folder.path(),
+            self.address,
+            &["--metrics", &metrics.to_string()],
+        );
+        until("the issuer", || {
+            std::net::TcpStream::connect(self.address).is_ok()
+        });
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -62,8 +81,10 @@ impl Fleet {
 
     pub(crate) fn token(&self, instance: &str) -> String {
         let state = self.path("state");
-        let output =
-            program().args(["token", "--state", text(&state), "--instance", instance]).output().unwrap();
+        let output = program()
+            .args(["token", "--state", text(&state), "--instance", instance])
+            .output()
+            .unwrap();
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap()
     }
@@ -71,7 +92,11 @@ impl Fleet {
     pub(crate) fn agent(&mut self, instance: &str, token: &str, more: &[&str]) {
         let file = self.path(&format!("{instance}.token"));
         fs::write(&file, token).unwrap();
-        let (issuer, folder, trust) = (self.address.to_string(), self.path(instance), self.path("trust.crt"));
+        let (issuer, folder, trust) = (
+            self.address.to_string(),
+            self.path(instance),
+            self.path("trust.crt"),
+        );
         let mut arguments = vec![
             "agent",
             "--issuer",
@@ -90,7 +115,11 @@ impl Fleet {
             "5",
         ];
         arguments.extend(more);
-        self.agents.push(Running::start_with(&arguments, &self.path("log"), &self.environment));
+        self.agents.push(Running::start_with(
+            &arguments,
+            &self.path("log"),
+            &self.environment,
+        ));
     }
 
     pub(crate) fn pair(&self, instance: &str, role: &str) -> PathBuf {
@@ -106,27 +135,50 @@ impl Fleet {
     pub(crate) fn rotate(&self, arguments: &[&str]) -> Command {
         let state = self.path("state");
         let mut command = program();
-        command.args(["rotate-ca", "--state", text(&state), "--settle", "1"]).args(arguments);
+        command
+            .args(["rotate-ca", "--state", text(&state), "--settle", "1"])
+            .args(arguments);
         command
     }
 
     /// Returns whether every pair of an instance is issued by the CA and trusts these CAs.
-    pub(crate) fn follows(&self, instance: &str, issuer: &TestAuthority, trusted: &[&TestAuthority]) -> bool {
-        ["instance", "health.bosh-dns", "api.bosh-dns"].iter().all(|role| {
-            let folder = self.pair(instance, role);
-            let pair = read_pair(&folder, "instance").unwrap();
-            assert!(matches(&pair));
-            let bundle = fs::read_to_string(folder.join("ca.crt")).unwrap();
-            pair.certificate.ends_with(&issuer.certificate())
-                && bundle == trusted.iter().map(|ca| ca.certificate()).collect::<String>()
-        })
+    pub(crate) fn follows(
+        &self,
+        instance: &str,
+        issuer: &TestAuthority,
+        trusted: &[&TestAuthority],
+    ) -> bool {
+        ["instance", "health.bosh-dns", "api.bosh-dns"]
+            .iter()
+            .all(|role| {
+                let folder = self.pair(instance, role);
+                let pair = read_pair(&folder, "instance").unwrap();
+                assert!(matches(&pair));
+                let bundle = fs::read_to_string(folder.join("ca.crt")).unwrap();
+                pair.certificate.ends_with(&issuer.certificate())
+                    && bundle
+                        == trusted
+                            .iter()
+                            .map(|ca| ca.certificate())
+                            .collect::<String>()
+            })
     }
 }
 
 fn issuer(folder: &Path, address: SocketAddr, more: &[&str]) -> Running {
     let (state, records) = (folder.join("state"), folder.join("records.json"));
-    let words = ["issuer", "--state", text(&state), "--records", text(&records), "--listen"];
-    Running::start(&[&words[..], &[&address.to_string()], more].concat(), &folder.join("log"))
+    let words = [
+        "issuer",
+        "--state",
+        text(&state),
+        "--records",
+        text(&records),
+        "--listen",
+    ];
+    Running::start(
+        &[&words[..], &[&address.to_string()], more].concat(),
+        &folder.join("log"),
+    )
 }
 
 pub(crate) fn said(output: &Output) -> String {
@@ -135,7 +187,11 @@ pub(crate) fn said(output: &Output) -> String {
 
 fn certificate(folder: &Path) -> String {
     let pair = read_pair(folder, "instance").unwrap();
-    openssl(&["x509", "-noout", "-subject", "-ext", "subjectAltName"], pair.certificate.as_bytes()).unwrap()
+    openssl(
+        &["x509", "-noout", "-subject", "-ext", "subjectAltName"],
+        pair.certificate.as_bytes(),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -147,12 +203,19 @@ fn agents_obtain_only_own_names() {
     until("the pairs of i1", || fleet.has_pairs("i1"));
     let own = certificate(&fleet.pair("i1", "instance"));
     assert!(own.contains("CN = i1") || own.contains("CN=i1"), "{own}");
-    assert!(own.contains("DNS:i1") && own.contains("IP Address:10.0.0.1"), "{own}");
+    assert!(
+        own.contains("DNS:i1") && own.contains("IP Address:10.0.0.1"),
+        "{own}"
+    );
     let role = certificate(&fleet.pair("i1", "health.bosh-dns"));
-    assert!(role.contains("DNS:health.bosh-dns, DNS:i1, IP Address:10.0.0.1"), "{role}");
+    assert!(
+        role.contains("DNS:health.bosh-dns, DNS:i1, IP Address:10.0.0.1"),
+        "{role}"
+    );
     until("the token's end", || !fleet.path("i1.token").exists());
     until("metrics", || {
-        get(metrics, "/metrics").is_some_and(|text| text.contains("bosh_dns_identity_renewals_total 3"))
+        get(metrics, "/metrics")
+            .is_some_and(|text| text.contains("bosh_dns_identity_renewals_total 3"))
     });
 
     // The token was used; it also belongs to another instance.
@@ -165,20 +228,42 @@ fn agents_obtain_only_own_names() {
     // With the pair of i1, the pair of i2 and names of i2 are refused.
     let folder = fleet.pair("i1", "instance");
     let request = |body: &str| {
-        let (crt, key, ca) =
-            (folder.join("instance.crt"), folder.join("instance.key"), folder.join("ca.crt"));
+        let (crt, key, ca) = (
+            folder.join("instance.crt"),
+            folder.join("instance.key"),
+            folder.join("ca.crt"),
+        );
         let address = fleet.address;
         let output = Command::new("curl")
-            .args(["--silent", "--cert", text(&crt), "--key", text(&key), "--cacert", text(&ca)])
-            .args(["--connect-to", &format!("identity.bosh-dns:443:{address}"), "--data", body])
-            .args(["--header", "content-type: application/json", "https://identity.bosh-dns/v1/pair"])
+            .args([
+                "--silent",
+                "--cert",
+                text(&crt),
+                "--key",
+                text(&key),
+                "--cacert",
+                text(&ca),
+            ])
+            .args([
+                "--connect-to",
+                &format!("identity.bosh-dns:443:{address}"),
+                "--data",
+                body,
+            ])
+            .args([
+                "--header",
+                "content-type: application/json",
+                "https://identity.bosh-dns/v1/pair",
+            ])
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", said(&output));
         said(&output)
     };
     let body = |instance: &str, names: &str| {
-        format!(r#"{{"instance":"{instance}","role":null,"names":[{names}],"addresses":null,"request":""}}"#)
+        format!(
+            r#"{{"instance":"{instance}","role":null,"names":[{names}],"addresses":null,"request":""}}"#
+        )
     };
     let answer = request(&body("i2", ""));
     assert!(answer.contains("does not permit requests for"), "{answer}");
@@ -200,14 +285,31 @@ fn agents_obtain_only_own_names() {
             "--data",
             &body("i1", ""),
         ])
-        .args(["--header", "content-type: application/json", &format!("https://{}/v1/pair", fleet.address)])
+        .args([
+            "--header",
+            "content-type: application/json",
+            &format!("https://{}/v1/pair", fleet.address),
+        ])
         .output()
         .unwrap();
-    assert!(said(&output).contains("does not permit requests for"), "{}", said(&output));
+    assert!(
+        said(&output).contains("does not permit requests for"),
+        "{}",
+        said(&output)
+    );
 
     let mut secrets = vec![token, String::from_utf8(fleet.authority.key()).unwrap()];
-    for (instance, role) in [("i1", "instance"), ("i1", "api.bosh-dns"), ("i2", "instance")] {
-        secrets.push(read_pair(&fleet.pair(instance, role), "instance").unwrap().key.to_string());
+    for (instance, role) in [
+        ("i1", "instance"),
+        ("i1", "api.bosh-dns"),
+        ("i2", "instance"),
+    ] {
+        secrets.push(
+            read_pair(&fleet.pair(instance, role), "instance")
+                .unwrap()
+                .key
+                .to_string(),
+        );
     }
     assert_hidden(&fleet.path("log"), &secrets);
 }
@@ -224,19 +326,42 @@ fn owner_gets_keys_of_roles() {
     until("the pairs of i1", || fleet.has_pairs("i1"));
     for (role, file, owner, mode) in [
         ("instance", "instance.key", 0, 0o600),
-        ("health.bosh-dns", "instance.key", nobody.uid.as_raw(), 0o600),
+        (
+            "health.bosh-dns",
+            "instance.key",
+            nobody.uid.as_raw(),
+            0o600,
+        ),
         ("api.bosh-dns", "instance.pem", nobody.uid.as_raw(), 0o600),
         ("api.bosh-dns", "instance.crt", 0, 0o644),
     ] {
         let facts = fs::metadata(fleet.pair("i1", role).join(file)).unwrap();
-        assert_eq!((facts.uid(), facts.mode() & 0o777), (owner, mode), "{role}/{file}");
+        assert_eq!(
+            (facts.uid(), facts.mode() & 0o777),
+            (owner, mode),
+            "{role}/{file}"
+        );
     }
     let refused = program()
-        .args(["agent", "--issuer", "h:1", "--instance", "i", "--folder", "f", "--trust", "t"])
+        .args([
+            "agent",
+            "--issuer",
+            "h:1",
+            "--instance",
+            "i",
+            "--folder",
+            "f",
+            "--trust",
+            "t",
+        ])
         .args(["--owner", "no-such-user"])
         .output()
         .unwrap();
-    assert!(!refused.status.success() && said(&refused).contains("no such user"), "{}", said(&refused));
+    assert!(
+        !refused.status.success() && said(&refused).contains("no such user"),
+        "{}",
+        said(&refused)
+    );
 }
 
 /// A fleet whose agents have their pairs and have reported them.
@@ -246,10 +371,19 @@ pub(crate) fn converged(instances: &[&str]) -> Fleet {
         let token = fleet.token(instance);
         fleet.agent(instance, &token, &[]);
     }
-    until("all pairs", || instances.iter().all(|instance| fleet.has_pairs(instance)));
+    until("all pairs", || {
+        instances.iter().all(|instance| fleet.has_pairs(instance))
+    });
     until("reports of all agents", || {
-        let members = StateFolder::open(fleet.path("state")).unwrap().members().unwrap();
-        members.values().filter(|member| member.generation == 1).count() == instances.len()
+        let members = StateFolder::open(fleet.path("state"))
+            .unwrap()
+            .members()
+            .unwrap();
+        members
+            .values()
+            .filter(|member| member.generation == 1)
+            .count()
+            == instances.len()
     });
     fleet
 }
@@ -265,7 +399,10 @@ fn stopped_return_resumes() {
     };
     let (done, text) = rotate(&fleet, &["--ca", text(&ca), "--ca-key", text(&key)]);
     assert!(done && text.contains("step 3 of 3"), "{text}");
-    assert!(both.iter().all(|instance| fleet.follows(instance, &new, &[&new])));
+    assert!(
+        both.iter()
+            .all(|instance| fleet.follows(instance, &new, &[&new]))
+    );
 
     // An agent is down: the return waits after its first step and is interrupted by a signal.
     fleet.agents[1].0.kill().unwrap();
@@ -274,18 +411,34 @@ fn stopped_return_resumes() {
         let log = fleet.path("rotation.log");
         let file = fs::File::create(&log).unwrap();
         let mut rotation = Running(fleet.rotate(&arguments).stdout(file).spawn().unwrap());
-        until("the wait for i2", || fs::read_to_string(&log).unwrap().contains("waiting for 1 of 2"));
+        until("the wait for i2", || {
+            fs::read_to_string(&log)
+                .unwrap()
+                .contains("waiting for 1 of 2")
+        });
         assert!(!rotation.stop(), "a stopped rotation is not a success");
-        until("trust in both", || fleet.follows("i1", &new, &[&new, &fleet.authority]));
+        until("trust in both", || {
+            fleet.follows("i1", &new, &[&new, &fleet.authority])
+        });
     }
     // The rotation continues in its direction, although the issuing CA is the new one.
     fleet.agents.remove(1);
     fleet.agent("i2", "", &[]);
     let (done, text) = rotate(&fleet, &["--resume"]);
-    assert!(done && text.contains("step 2 of 3") && !text.contains("step 1"), "{text}");
-    assert!(both.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));
+    assert!(
+        done && text.contains("step 2 of 3") && !text.contains("step 1"),
+        "{text}"
+    );
+    assert!(both.iter().all(|instance| fleet.follows(
+        instance,
+        &fleet.authority,
+        &[&fleet.authority]
+    )));
     let (done, text) = rotate(&fleet, &["--resume"]);
-    assert!(!done && text.contains("no rotation was interrupted"), "{text}");
+    assert!(
+        !done && text.contains("no rotation was interrupted"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -297,17 +450,32 @@ fn authority_rotates_and_returns() {
 
     // A CA with a defect changes nothing.
     let foreign = TestAuthority::new("foreign");
-    let output = fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&foreign.key_path())]).output().unwrap();
-    assert!(!output.status.success() && said(&output).contains("does not match"), "{}", said(&output));
+    let output = fleet
+        .rotate(&["--ca", text(&ca), "--ca-key", text(&foreign.key_path())])
+        .output()
+        .unwrap();
+    assert!(
+        !output.status.success() && said(&output).contains("does not match"),
+        "{}",
+        said(&output)
+    );
 
     // An agent that is down stops the rotation after the first step; going back restores the start.
     fleet.agents[2].0.kill().unwrap();
     fleet.agents[2].0.wait().unwrap();
-    let output =
-        fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&key), "--patience", "3"]).output().unwrap();
+    let output = fleet
+        .rotate(&["--ca", text(&ca), "--ca-key", text(&key), "--patience", "3"])
+        .output()
+        .unwrap();
     let text_of = said(&output);
-    assert!(!output.status.success() && text_of.contains("i3"), "{text_of}");
-    assert!(text_of.contains("step 1 of 3") && !text_of.contains("step 2 of 3"), "{text_of}");
+    assert!(
+        !output.status.success() && text_of.contains("i3"),
+        "{text_of}"
+    );
+    assert!(
+        text_of.contains("step 1 of 3") && !text_of.contains("step 2 of 3"),
+        "{text_of}"
+    );
     until("trust in both", || {
         ["i1", "i2"]
             .iter()
@@ -318,7 +486,11 @@ fn authority_rotates_and_returns() {
     fleet.agent("i3", "", &[]);
     let output = fleet.rotate(&["--back"]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    assert!(all.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));
+    assert!(all.iter().all(|instance| fleet.follows(
+        instance,
+        &fleet.authority,
+        &[&fleet.authority]
+    )));
 
     // All three steps, while a reader finds only pairs that every bundle of the fleet verifies.
     let mut rotation = Running(
@@ -343,6 +515,12 @@ fn authority_rotates_and_returns() {
         }
         thread::sleep(Duration::from_millis(50));
     };
-    assert!(status.success() && read > 10, "{status}, {read} pairs verified");
-    assert!(all.iter().all(|instance| fleet.follows(instance, &new, &[&new])));
+    assert!(
+        status.success() && read > 10,
+        "{status}, {read} pairs verified"
+    );
+    assert!(
+        all.iter()
+            .all(|instance| fleet.follows(instance, &new, &[&new]))
+    );
 }

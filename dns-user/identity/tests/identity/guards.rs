@@ -28,7 +28,11 @@ impl Cell {
         let (world, place) = (World::new(), memory());
         let folder = place.path().join("containers");
         fs::create_dir(&folder).unwrap();
-        let mut cell = Self { world, place, descriptions: Descriptions::new(folder) };
+        let mut cell = Self {
+            world,
+            place,
+            descriptions: Descriptions::new(folder),
+        };
         for number in 0..count {
             cell.describe(&format!("g{number}"));
         }
@@ -42,11 +46,16 @@ impl Cell {
     }
 
     fn describe(&self, guid: &str) {
-        fs::write(self.folder().join(format!("{guid}.json")), format!(r#"{{"guid":"{guid}"}}"#)).unwrap();
+        fs::write(
+            self.folder().join(format!("{guid}.json")),
+            format!(r#"{{"guid":"{guid}"}}"#),
+        )
+        .unwrap();
     }
 
     fn reconcile(&mut self) {
-        self.descriptions.reconcile(&mut self.world.rotator, self.world.now);
+        self.descriptions
+            .reconcile(&mut self.world.rotator, self.world.now);
     }
 
     fn count(&self) -> usize {
@@ -67,12 +76,18 @@ fn emptied_folder_keeps_identities() {
         cell.world.now = start;
     }
     let problem = cell.descriptions.problems().next().unwrap();
-    assert!(problem.message.contains("15 of 15 disappeared") && problem.path == cell.folder(), "{problem:?}");
+    assert!(
+        problem.message.contains("15 of 15 disappeared") && problem.path == cell.folder(),
+        "{problem:?}"
+    );
     // The folder returns.
     fs::remove_dir(cell.folder()).unwrap();
     fs::rename(cell.place.path().join("aside"), cell.folder()).unwrap();
     cell.reconcile();
-    assert_eq!((cell.count(), cell.descriptions.problems().count()), (15, 0));
+    assert_eq!(
+        (cell.count(), cell.descriptions.problems().count()),
+        (15, 0)
+    );
     // Few removals take effect at once, many after ten minutes.
     for number in 0..10 {
         fs::remove_file(cell.folder().join(format!("g{number}.json"))).unwrap();
@@ -103,9 +118,15 @@ fn repeated_failures_count_once() {
         cell.reconcile();
         cell.world.now += Duration::from_secs(11);
     }
-    assert_eq!(cell.world.rotator.status(cell.world.now).failures["profile"], 1);
+    assert_eq!(
+        cell.world.rotator.status(cell.world.now).failures["profile"],
+        1
+    );
     let problem = cell.descriptions.problems().next().unwrap();
-    assert!(problem.path == path && problem.message.contains("not a DNS name"), "{problem:?}");
+    assert!(
+        problem.path == path && problem.message.contains("not a DNS name"),
+        "{problem:?}"
+    );
     cell.describe("g9");
     cell.reconcile();
     assert_eq!((cell.count(), cell.descriptions.problems().count()), (2, 0));
@@ -113,7 +134,10 @@ fn repeated_failures_count_once() {
     fs::write(cell.world.path("g8"), "precious").unwrap();
     cell.describe("g8");
     cell.reconcile();
-    assert_eq!(fs::read_to_string(cell.world.path("g8")).unwrap(), "precious");
+    assert_eq!(
+        fs::read_to_string(cell.world.path("g8")).unwrap(),
+        "precious"
+    );
 }
 
 #[test]
@@ -129,7 +153,10 @@ fn lost_folder_is_restored() {
         world.step();
     }
     for name in ["g1", "g2", "g3"] {
-        assert!(matches(&read_pair(&world.path(name), "instance").unwrap()), "{name}");
+        assert!(
+            matches(&read_pair(&world.path(name), "instance").unwrap()),
+            "{name}"
+        );
     }
     assert_eq!(world.rotator.status(world.now).renewals, 2);
 }
@@ -142,7 +169,11 @@ fn unusable_folder_is_in_status() {
     let rotator = crate::rotator::open(world.folder.path(), &world.authority, 2, world.now);
     let status = rotator.status(world.now);
     assert!(status.identities.is_empty());
-    assert!(status.problems[0].path.ends_with("g1"), "{:?}", status.problems);
+    assert!(
+        status.problems[0].path.ends_with("g1"),
+        "{:?}",
+        status.problems
+    );
     // A creation that was killed leaves nothing.
     fs::create_dir_all(world.path("g7").join("..pair-Xa81k2")).unwrap();
     crate::rotator::open(world.folder.path(), &world.authority, 2, world.now);
@@ -158,8 +189,13 @@ fn waiting_for_keys_costs_no_steps() {
     // RSA keys take longer than a step.
     let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
     let now = world.now + 24 * HOUR - Duration::from_secs(2400);
-    let mut rotator =
-        Rotator::open(settings(world.folder.path()), files(&world.authority), pool, now).unwrap();
+    let mut rotator = Rotator::open(
+        settings(world.folder.path()),
+        files(&world.authority),
+        pool,
+        now,
+    )
+    .unwrap();
     let (ready, key) = std::sync::mpsc::channel();
     rotator.pool.on_key(move || ready.send(()).unwrap());
     let due = now + Duration::from_secs(1000);
@@ -182,7 +218,9 @@ fn slow_peers_accept_new_pairs() {
     };
     let pool = filled_pool(1);
     let mut rotator = Rotator::open(backdated, files(&world.authority), pool, world.now).unwrap();
-    rotator.create(container(serde_json::json!({ "guid": "g1" })), world.now).unwrap();
+    rotator
+        .create(container(serde_json::json!({ "guid": "g1" })), world.now)
+        .unwrap();
     let pair = read_pair(&world.folder.path().join("identities/g1"), "instance").unwrap();
     let validity = crate::rotator::validity_of(&pair);
     let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -195,7 +233,9 @@ fn control_socket_replaces_no_file() {
     let place = memory();
     let path = place.path().join("control");
     fs::write(&path, "precious").unwrap();
-    let error = dns_identity::run::bind_control(&path).unwrap_err().to_string();
+    let error = dns_identity::run::bind_control(&path)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     assert!(Path::new(&path).is_file());

@@ -1,7 +1,10 @@
 //! Instance identity: the cases of the reference as data, certificates verified by openssl and
 //! rustls, and the rotator under faults.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its world has failed"
+)]
 
 mod authorities;
 mod ca;

@@ -29,17 +29,23 @@ use crate::{
 /// Returns the thread `key-pool` of this process once it has the policy SCHED_IDLE.
 fn pool_thread() -> Pid {
     // Field 41, `policy` (proc(5)); the name in field 2 has no space. 5 is SCHED_IDLE.
-    let is_idle = |stat: &str| stat.contains("(key-pool)") && stat.split_whitespace().nth(40) == Some("5");
+    let is_idle =
+        |stat: &str| stat.contains("(key-pool)") && stat.split_whitespace().nth(40) == Some("5");
     let begun = Instant::now();
     loop {
-        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let tasks = fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|task| task.unwrap().path());
         let found = tasks
             .filter(|task| is_idle(&fs::read_to_string(task.join("stat")).unwrap_or_default()))
             .find_map(|task| task.file_name()?.to_str()?.parse().ok());
         if let Some(id) = found {
             return Pid::from_raw(id);
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "no thread key-pool with SCHED_IDLE");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "no thread key-pool with SCHED_IDLE"
+        );
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -53,7 +59,9 @@ fn used(task: PathBuf) -> Duration {
 /// Starts a process that never sleeps, in the session of this process or in its own.
 fn busy(has_own_session: bool, cpus: &CpuSet) -> Running {
     let mut command = Command::new("sh");
-    command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+    command
+        .args(["-c", "while :; do :; done"])
+        .stdin(Stdio::null());
     if has_own_session {
         // SAFETY: setsid is async-signal-safe, and the closure touches no memory of the parent.
         unsafe { command.pre_exec(|| Ok(setsid().map(drop)?)) };
@@ -67,7 +75,9 @@ fn busy(has_own_session: bool, cpus: &CpuSet) -> Running {
 fn pool_yields_to_busy_process() {
     // One CPU for both.
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
-    let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
+    let cpu = (0..CpuSet::count())
+        .find(|cpu| allowed.is_set(*cpu).unwrap())
+        .unwrap();
     let mut cpus = CpuSet::new();
     cpus.set(cpu).unwrap();
     // The kernel shares a CPU equally between sessions, whatever the policies of their threads are.
@@ -77,22 +87,32 @@ fn pool_yields_to_busy_process() {
         let keys = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
         let thread = pool_thread();
         sched_setaffinity(thread, &cpus).unwrap();
-        let tasks = [format!("/proc/self/task/{thread}"), format!("/proc/{}", process.0.id())];
+        let tasks = [
+            format!("/proc/self/task/{thread}"),
+            format!("/proc/{}", process.0.id()),
+        ];
         let times = || tasks.each_ref().map(|task| used(task.into()));
         let before = times();
         let passed = || {
             let now = times();
             [now[0] - before[0], now[1] - before[1]]
         };
-        until("two seconds of the busy process", || passed()[1] > Duration::from_secs(2));
+        until("two seconds of the busy process", || {
+            passed()[1] > Duration::from_secs(2)
+        });
         let [pool, busy] = passed();
         let share = pool.as_secs_f64() / (pool + busy).as_secs_f64();
-        println!("own session {has_own_session}: the pool took {:.2} % of the CPU", share * 100.0);
+        println!(
+            "own session {has_own_session}: the pool took {:.2} % of the CPU",
+            share * 100.0
+        );
         // An equal share would be 0.5. Other tests that use this CPU wake the pool out of turn.
         assert!(share < 0.35, "the pool took {share:.3} of the CPU");
         // The pool ends once it has the CPU.
         drop((process, keys));
-        until("the end of the pool's thread", || !PathBuf::from(&tasks[0]).exists());
+        until("the end of the pool's thread", || {
+            !PathBuf::from(&tasks[0]).exists()
+        });
     }
 }
 
@@ -116,12 +136,19 @@ fn filled_pool_makes_start_fast() {
     let mut rotator = Rotator::open(settings(folder.path()), files(&authority), pool, now).unwrap();
     // The CPU time of this thread, because others may run in between.
     let used = thread_time();
-    rotator.create(container(json!({ "guid": "g1" })), now).unwrap();
+    rotator
+        .create(container(json!({ "guid": "g1" })), now)
+        .unwrap();
     let start = thread_time() - used;
-    assert!(matches(&read_pair(&folder.path().join("g1"), "instance").unwrap()));
+    assert!(matches(
+        &read_pair(&folder.path().join("g1"), "instance").unwrap()
+    ));
     let used = thread_time();
     PrivateKey::generate(KeyType::Rsa2048).unwrap();
     let key = thread_time() - used;
     println!("start with a key of the pool {start:.2?}; one RSA-2048 key {key:.2?}");
-    assert!(start < key, "a start with a filled pool ({start:?}) generates no key ({key:?})");
+    assert!(
+        start < key,
+        "a start with a filled pool ({start:?}) generates no key ({key:?})"
+    );
 }

@@ -48,10 +48,21 @@ impl Running {
         Self::start_with(arguments, log, &[])
     }
 
-    pub(crate) fn start_with(arguments: &[&str], log: &Path, environment: &[(&str, String)]) -> Self {
-        let log = fs::File::options().create(true).append(true).open(log).unwrap();
+    pub(crate) fn start_with(
+        arguments: &[&str],
+        log: &Path,
+        environment: &[(&str, String)],
+    ) -> Self {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .unwrap();
         let mut program = program();
-        program.args(arguments).env("RUST_LOG", "trace").envs(environment.iter().cloned());
+        program
+            .args(arguments)
+            .env("RUST_LOG", "trace")
+            .envs(environment.iter().cloned());
         Self(program.stderr(log).spawn().unwrap())
     }
 
@@ -76,7 +87,10 @@ pub(crate) fn assert_hidden(log: &Path, secrets: &[impl AsRef<str>]) {
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("INFO"), "{log}");
     assert!(!log.contains("PRIVATE KEY"), "{log}");
-    let lines = secrets.iter().flat_map(|secret| secret.as_ref().lines()).map(str::trim);
+    let lines = secrets
+        .iter()
+        .flat_map(|secret| secret.as_ref().lines())
+        .map(str::trim);
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with("-----")) {
         assert!(!log.contains(line), "a secret is in the log");
     }
@@ -102,7 +116,11 @@ impl World {
         let (authority, folder) = (TestAuthority::new("program"), memory());
         fs::create_dir(folder.path().join("containers")).unwrap();
         let process = Self::run(&authority, folder.path(), source);
-        let world = Self { authority, folder, process };
+        let world = Self {
+            authority,
+            folder,
+            process,
+        };
         world.ready();
         world
     }
@@ -110,11 +128,29 @@ impl World {
     fn run(authority: &TestAuthority, folder: &Path, source: &str) -> Running {
         let path = |name: &str| text(&folder.join(name)).to_owned();
         let (ca, key) = (authority.certificate_path(), authority.key_path());
-        let mut arguments = vec!["run", "--ca", text(&ca), "--ca-key", text(&key), "--key-type", "p-256"];
-        let (identities, control, containers) = (path("identities"), path("control"), path("containers"));
-        arguments.extend(["--folder", &identities, "--control", &control, "--pool", "2"]);
-        let words: Vec<String> =
-            source.split_whitespace().map(|word| word.replace("CONTAINERS", &containers)).collect();
+        let mut arguments = vec![
+            "run",
+            "--ca",
+            text(&ca),
+            "--ca-key",
+            text(&key),
+            "--key-type",
+            "p-256",
+        ];
+        let (identities, control, containers) =
+            (path("identities"), path("control"), path("containers"));
+        arguments.extend([
+            "--folder",
+            &identities,
+            "--control",
+            &control,
+            "--pool",
+            "2",
+        ]);
+        let words: Vec<String> = source
+            .split_whitespace()
+            .map(|word| word.replace("CONTAINERS", &containers))
+            .collect();
         arguments.extend(words.iter().map(String::as_str));
         Running::start(&arguments, &folder.join("log"))
     }
@@ -129,7 +165,9 @@ impl World {
     }
 
     fn ready(&self) {
-        until("the control socket", || run::send_command(&self.control(), &Order::Status).is_ok());
+        until("the control socket", || {
+            run::send_command(&self.control(), &Order::Status).is_ok()
+        });
     }
 
     fn identity(&self, guid: &str) -> PathBuf {
@@ -150,14 +188,19 @@ fn folder_of_descriptions_is_followed() {
     world.describe("g1.json", r#"{"guid":"g1","internal_ip":"10.0.0.1"}"#);
     world.describe("g2.json", r#"{"guid":"g2"}"#);
     until("two pairs", || {
-        ["g1", "g2"].iter().all(|name| read_pair(&world.identity(name), "instance").is_ok())
+        ["g1", "g2"]
+            .iter()
+            .all(|name| read_pair(&world.identity(name), "instance").is_ok())
     });
-    let certificate = |name: &str| read_pair(&world.identity(name), "instance").map(|pair| pair.certificate);
+    let certificate =
+        |name: &str| read_pair(&world.identity(name), "instance").map(|pair| pair.certificate);
     let [first, second] = ["g1", "g2"].map(|name| certificate(name).unwrap());
     // A damaged description changes nothing; a corrected one does.
     world.describe("g1.json", r#"{"guid":"g1","#);
     world.describe("g2.json", r#"{"guid":"g2","ous":["app:a"]}"#);
-    until("the second description", || certificate("g2").unwrap() != second);
+    until("the second description", || {
+        certificate("g2").unwrap() != second
+    });
     assert_eq!(certificate("g1").unwrap(), first);
     fs::remove_file(world.folder.path().join("containers/g2.json")).unwrap();
     until("the end of g2", || !world.identity("g2").exists());
@@ -165,24 +208,39 @@ fn folder_of_descriptions_is_followed() {
     // A description without an identity is visible everywhere.
     world.describe("g9.json", r#"{"guid":"g8"}"#);
     let described = || {
-        let Ok(Reply::Status(status)) = run::send_command(&world.control(), &Order::Status) else { panic!() };
+        let Ok(Reply::Status(status)) = run::send_command(&world.control(), &Order::Status) else {
+            panic!()
+        };
         status.problems
     };
-    until("the description without identity", || described().len() == 2);
+    until("the description without identity", || {
+        described().len() == 2
+    });
     let problem = described().remove(1);
     assert!(problem.message.contains("named after g9"), "{problem:?}");
     until("metrics of the problem", || {
-        get(metrics, "/metrics").is_some_and(|text| text.contains("bosh_dns_identity_without_identity 2"))
+        get(metrics, "/metrics")
+            .is_some_and(|text| text.contains("bosh_dns_identity_without_identity 2"))
     });
     let scraped = get(metrics, "/metrics").unwrap();
-    assert!(fires(&scraped, "BoshDnsIdentityWithoutIdentity"), "{scraped}");
-    assert!(scraped.contains("bosh_dns_identity_pair_failing{guid=\"g1\"} 0"), "{scraped}");
+    assert!(
+        fires(&scraped, "BoshDnsIdentityWithoutIdentity"),
+        "{scraped}"
+    );
+    assert!(
+        scraped.contains("bosh_dns_identity_pair_failing{guid=\"g1\"} 0"),
+        "{scraped}"
+    );
     let (well, said) = output(&["status", "--control", text(&world.control())]);
     assert!(!well && said.contains("g9.json: no identity"), "{said}");
     fs::remove_file(world.folder.path().join("containers/g9.json")).unwrap();
     // The folder determines the identities; commands are refused.
-    let create = Order::Create { container: container(json!({ "guid": "g3" })) };
-    let Reply::Error(problem) = run::send_command(&world.control(), &create).unwrap() else { panic!() };
+    let create = Order::Create {
+        container: container(json!({ "guid": "g3" })),
+    };
+    let Reply::Error(problem) = run::send_command(&world.control(), &create).unwrap() else {
+        panic!()
+    };
     assert!(problem.contains("--containers"), "{problem}");
     until("metrics", || {
         get(metrics, "/metrics").is_some_and(|text| {
@@ -198,11 +256,19 @@ fn folder_of_descriptions_is_followed() {
     };
     let before = readings();
     thread::sleep(Duration::from_secs(1));
-    assert!(before > 0 && readings() <= before + 1, "{before} readings, then {}", readings());
+    assert!(
+        before > 0 && readings() <= before + 1,
+        "{before} readings, then {}",
+        readings()
+    );
     assert!(world.process.stop());
-    let keys = [read_pair(&world.identity("g1"), "instance").unwrap().key.to_string(), {
-        String::from_utf8(world.authority.key()).unwrap()
-    }];
+    let keys = [
+        read_pair(&world.identity("g1"), "instance")
+            .unwrap()
+            .key
+            .to_string(),
+        { String::from_utf8(world.authority.key()).unwrap() },
+    ];
     assert_hidden(&world.folder.path().join("log"), &keys);
 }
 
@@ -212,7 +278,10 @@ fn kill_at_any_moment_keeps_pairs() {
     let order = |number: u32| Order::Create {
         container: container(json!({ "guid": "g1", "ous": [format!("app:{number}")] })),
     };
-    assert!(matches!(run::send_command(&world.control(), &order(0)).unwrap(), Reply::Done));
+    assert!(matches!(
+        run::send_command(&world.control(), &order(0)).unwrap(),
+        Reply::Done
+    ));
     let path = world.identity("g1");
     let mut number = 0;
     for round in 0..25_u64 {
@@ -233,17 +302,24 @@ fn kill_at_any_moment_keeps_pairs() {
             world.process.0.wait().unwrap();
             number = writer.join().unwrap();
         });
-        assert!(matches(&read_pair(&path, "instance").unwrap()), "round {round}");
+        assert!(
+            matches(&read_pair(&path, "instance").unwrap()),
+            "round {round}"
+        );
         assert!(matches(&joined(&path).unwrap()), "round {round}");
         world.restart("");
-        let Reply::Status(status) = run::send_command(&world.control(), &Order::Status).unwrap() else {
+        let Reply::Status(status) = run::send_command(&world.control(), &Order::Status).unwrap()
+        else {
             panic!()
         };
         assert_eq!(status.identities.len(), 1, "round {round}");
     }
     assert!(number > 25, "{number} changes");
     // The next change removes all remains.
-    assert!(matches!(run::send_command(&world.control(), &order(number + 1)).unwrap(), Reply::Done));
+    assert!(matches!(
+        run::send_command(&world.control(), &order(number + 1)).unwrap(),
+        Reply::Done
+    ));
     let names: Vec<_> = fs::read_dir(&path)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -254,12 +330,24 @@ fn kill_at_any_moment_keeps_pairs() {
         run::send_command(&world.control(), &Order::Destroy { guid: guid("g1") }).unwrap(),
         Reply::Done
     ));
-    assert_eq!(fs::read_dir(world.folder.path().join("identities")).unwrap().count(), 0);
+    assert_eq!(
+        fs::read_dir(world.folder.path().join("identities"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 fn output(arguments: &[&str]) -> (bool, String) {
-    let Output { status, stdout, stderr } = program().args(arguments).output().unwrap();
-    (status.success(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = program().args(arguments).output().unwrap();
+    (
+        status.success(),
+        String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned(),
+    )
 }
 
 #[test]
@@ -267,7 +355,11 @@ fn commands_issue_and_check() {
     let (authority, folder) = (TestAuthority::new("issuing"), memory());
     let (ca, key) = (authority.certificate_path(), authority.key_path());
     let description = folder.path().join("container.json");
-    fs::write(&description, r#"{"guid":"g1","internal_ip":"10.0.0.1","ous":["app:a"]}"#).unwrap();
+    fs::write(
+        &description,
+        r#"{"guid":"g1","internal_ip":"10.0.0.1","ous":["app:a"]}"#,
+    )
+    .unwrap();
     let out = folder.path().join("out");
     let issue = [
         "issue",
@@ -286,18 +378,39 @@ fn commands_issue_and_check() {
     assert!(matches(&read_pair(&out, "instance").unwrap()));
     let sound = (true, "no defect found\n".to_owned());
     assert_eq!(output(&["check", "--folder", text(&out)]), sound);
-    assert_eq!(output(&["check", "--ca", text(&ca), "--ca-key", text(&key)]), sound);
+    assert_eq!(
+        output(&["check", "--ca", text(&ca), "--ca-key", text(&key)]),
+        sound
+    );
     assert_eq!(output(&["check", "--ca", text(&ca)]), sound);
     let other = TestAuthority::new("other");
-    let (well, said) = output(&["check", "--ca", text(&ca), "--ca-key", text(&other.key_path())]);
-    assert!(!well && said.contains("does not match the CA certificate"), "{said}");
+    let (well, said) = output(&[
+        "check",
+        "--ca",
+        text(&ca),
+        "--ca-key",
+        text(&other.key_path()),
+    ]);
+    assert!(
+        !well && said.contains("does not match the CA certificate"),
+        "{said}"
+    );
     // A key that others can read.
     let (well, said) = output(&["check", "--folder", text(folder.path())]);
-    assert!(!well && said.contains("no certificate and key found"), "{said}");
-    fs::set_permissions(out.join("instance.key"), std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .unwrap();
+    assert!(
+        !well && said.contains("no certificate and key found"),
+        "{said}"
+    );
+    fs::set_permissions(
+        out.join("instance.key"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o644),
+    )
+    .unwrap();
     let (well, said) = output(&["check", "--folder", text(&out)]);
-    assert!(!well && said.contains("mode 644 lets others read the key"), "{said}");
+    assert!(
+        !well && said.contains("mode 644 lets others read the key"),
+        "{said}"
+    );
     // Names that no instance has.
     let records = folder.path().join("records.json");
     fs::write(
@@ -307,9 +420,18 @@ fn commands_issue_and_check() {
     )
     .unwrap();
     let certificate = out.join("instance.crt");
-    let check = ["check", "--certificate", text(&certificate), "--records", text(&records)];
+    let check = [
+        "check",
+        "--certificate",
+        text(&certificate),
+        "--records",
+        text(&records),
+    ];
     let (well, said) = output(&check);
-    assert!(well && said.contains("10.0.0.1: no instance has this address"), "{said}");
+    assert!(
+        well && said.contains("10.0.0.1: no instance has this address"),
+        "{said}"
+    );
     assert!(!output(&[&check[..], &["--strict"]].concat()).0);
     let (well, said) = output(&[
         "san",
@@ -322,7 +444,10 @@ fn commands_issue_and_check() {
         text(&records),
         "--strict",
     ]);
-    assert_eq!((well, said.as_str()), (true, "*.server-ig.default.app-service.bosh\n"));
+    assert_eq!(
+        (well, said.as_str()),
+        (true, "*.server-ig.default.app-service.bosh\n")
+    );
     let (well, said) = output(&[
         "san",
         "--deployment",
@@ -333,13 +458,19 @@ fn commands_issue_and_check() {
         text(&records),
         "--strict",
     ]);
-    assert!(!well && said.contains("no instance has this name"), "{said}");
+    assert!(
+        !well && said.contains("no instance has this name"),
+        "{said}"
+    );
 }
 
 #[test]
 fn records_give_short_names() {
     let folder = memory();
-    let (manifest, records) = (folder.path().join("manifest.yml"), folder.path().join("records.json"));
+    let (manifest, records) = (
+        folder.path().join("manifest.yml"),
+        folder.path().join("records.json"),
+    );
     let write = |feature: &str, groups: &str| {
         let text = format!(
             r#"
@@ -363,24 +494,38 @@ variables:
     let san = |more: &[&str]| output(&[&["san", "--manifest", text(&manifest)], more].concat());
     let known = ["--records", text(&records), "--strict"];
     write("use_short_dns_addresses", r#"["7"]"#);
-    assert_eq!(san(&known), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n".to_owned()));
+    assert_eq!(
+        san(&known),
+        (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n".to_owned())
+    );
     let (well, said) = san(&[]);
     assert!(
         !well && said.contains("variable cert") && said.contains("--ids web=NETWORK-ID/GROUP-ID"),
         "{said}"
     );
     // The records do not show which of several groups belongs to the link.
-    for (feature, groups) in [("use_short_dns_addresses", r#"["7","9"]"#), ("use_link_dns_names", r#"["7"]"#)]
-    {
+    for (feature, groups) in [
+        ("use_short_dns_addresses", r#"["7","9"]"#),
+        ("use_link_dns_names", r#"["7"]"#),
+    ] {
         write(feature, groups);
         let (well, said) = san(&known);
-        assert!(!well && said.contains("does not show which group"), "{said}");
+        assert!(
+            !well && said.contains("does not show which group"),
+            "{said}"
+        );
         let (well, said) = san(&[&known[..], &["--ids", "web=3/7"]].concat());
-        assert_eq!((well, said.as_str()), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n"));
+        assert_eq!(
+            (well, said.as_str()),
+            (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n")
+        );
     }
     write("use_short_dns_addresses", "[]");
     let (well, said) = san(&known);
-    assert!(!well && said.contains("no instance of server_ig.default.app-service"), "{said}");
+    assert!(
+        !well && said.contains("no instance of server_ig.default.app-service"),
+        "{said}"
+    );
     assert!(!san(&["--ids", "web=x"]).0);
 }
 
@@ -407,13 +552,21 @@ fn systemd_units_are_valid() {
         let path = folder.path().join(unit.file_name());
         fs::write(
             &path,
-            installed.replace("/usr/bin/bosh-dns-identity", env!("CARGO_BIN_EXE_bosh-dns-identity")),
+            installed.replace(
+                "/usr/bin/bosh-dns-identity",
+                env!("CARGO_BIN_EXE_bosh-dns-identity"),
+            ),
         )
         .unwrap();
-        let output =
-            Command::new("systemd-analyze").args(["verify", "--man=no", text(&path)]).output().unwrap();
+        let output = Command::new("systemd-analyze")
+            .args(["verify", "--man=no", text(&path)])
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && !said.contains(text(&path)), "{said}");
+        assert!(
+            output.status.success() && !said.contains(text(&path)),
+            "{said}"
+        );
         checked += 1;
     }
     assert_eq!(checked, 3);

@@ -36,7 +36,10 @@ pub(crate) struct World {
 }
 
 pub(crate) fn files(authority: &TestAuthority) -> CaFiles {
-    CaFiles { certificate: authority.certificate_path(), key: authority.key_path() }
+    CaFiles {
+        certificate: authority.certificate_path(),
+        key: authority.key_path(),
+    }
 }
 
 /// A temporary folder in memory.
@@ -44,7 +47,12 @@ pub(crate) fn memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-pub(crate) fn open(folder: &Path, authority: &TestAuthority, pool: usize, now: SystemTime) -> Rotator {
+pub(crate) fn open(
+    folder: &Path,
+    authority: &TestAuthority,
+    pool: usize,
+    now: SystemTime,
+) -> Rotator {
     let pool = filled_pool(pool);
     Rotator::open(settings(folder), files(authority), pool, now).unwrap()
 }
@@ -57,7 +65,12 @@ pub(crate) fn filled_pool(size: usize) -> KeyPool {
 }
 
 fn wait_for_keys(pool: &KeyPool) {
-    assert!(pool.wait(pool.size(), Duration::from_secs(300)), "{} of {} keys", pool.ready(), pool.size());
+    assert!(
+        pool.wait(pool.size(), Duration::from_secs(300)),
+        "{} of {} keys",
+        pool.ready(),
+        pool.size()
+    );
 }
 
 /// Settings for tests: certificates start now, and a replaced CA leaves the bundles with its last pair.
@@ -77,11 +90,18 @@ impl World {
         let (authority, folder) = (TestAuthority::new("rotator"), memory());
         let now = SystemTime::now();
         let rotator = open(folder.path(), &authority, 8, now);
-        Self { authority, folder, rotator, now }
+        Self {
+            authority,
+            folder,
+            rotator,
+            now,
+        }
     }
 
     pub(crate) fn create(&mut self, guid: &str) {
-        self.rotator.create(container(json!({ "guid": guid })), self.now).unwrap();
+        self.rotator
+            .create(container(json!({ "guid": guid })), self.now)
+            .unwrap();
     }
 
     pub(crate) fn path(&self, guid: &str) -> PathBuf {
@@ -134,15 +154,23 @@ pub(crate) fn matches(pair: &Pair) -> bool {
 /// A pair from `instance.pem`, read in a single call.
 pub(crate) fn joined(folder: &Path) -> std::io::Result<Pair> {
     let text = fs::read_to_string(folder.join("instance.pem"))?;
-    let at = text.find("-----BEGIN PRIVATE").or_else(|| text.find("-----BEGIN RSA")).unwrap();
+    let at = text
+        .find("-----BEGIN PRIVATE")
+        .or_else(|| text.find("-----BEGIN RSA"))
+        .unwrap();
     let (certificate, key) = text.split_at(at);
-    Ok(Pair { certificate: certificate.to_owned(), key: key.to_owned().into() })
+    Ok(Pair {
+        certificate: certificate.to_owned(),
+        key: key.to_owned().into(),
+    })
 }
 
 #[test]
 fn thousand_identities_renew_in_windows() {
     let mut world = World::new();
-    let names: Vec<String> = (0..1000).map(|number| format!("container-{number:04}")).collect();
+    let names: Vec<String> = (0..1000)
+        .map(|number| format!("container-{number:04}"))
+        .collect();
     let used = thread_time();
     for name in &names {
         world.create(name);
@@ -157,12 +185,16 @@ fn thousand_identities_renew_in_windows() {
     let mut seen: Vec<Validity> = first.clone();
     thread::scope(|scope| {
         for reader in 0..2 {
-            let (stop, read, mismatched, names, folder) = (&stop, &read, &mismatched, &names, &folder);
+            let (stop, read, mismatched, names, folder) =
+                (&stop, &read, &mismatched, &names, &folder);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     for name in names.iter().skip(reader).step_by(7) {
                         let path = folder.join(name);
-                        for pair in [read_pair(&path, "instance").unwrap(), joined(&path).unwrap()] {
+                        for pair in [
+                            read_pair(&path, "instance").unwrap(),
+                            joined(&path).unwrap(),
+                        ] {
                             read.fetch_add(1, Ordering::Relaxed);
                             mismatched.fetch_add(u64::from(!matches(&pair)), Ordering::Relaxed);
                         }
@@ -188,12 +220,22 @@ fn thousand_identities_renew_in_windows() {
         let renewed = world.validity(name).not_before;
         let offset = renewed.duration_since(seen.not_before).unwrap();
         // X.509 truncates times to seconds.
-        assert!(offset + Duration::from_secs(1) > window.start && offset <= window.end, "{name}: {offset:?}");
+        assert!(
+            offset + Duration::from_secs(1) > window.start && offset <= window.end,
+            "{name}: {offset:?}"
+        );
         let due = seen.not_before + window.moment(Share::of(name));
-        assert!(renewed + Duration::from_secs(1) >= due, "{name} was renewed before its moment");
+        assert!(
+            renewed + Duration::from_secs(1) >= due,
+            "{name} was renewed before its moment"
+        );
         moments.insert(renewed);
     }
-    assert!(moments.len() > 600, "{} renewal seconds: not spread", moments.len());
+    assert!(
+        moments.len() > 600,
+        "{} renewal seconds: not spread",
+        moments.len()
+    );
     assert_eq!(world.rotator.status(world.now).renewals, 1000);
 }
 
@@ -204,7 +246,12 @@ fn restart_keeps_renewal_times() {
         world.create(name);
     }
     let times = |rotator: &Rotator, now| -> Vec<SystemTime> {
-        rotator.status(now).identities.iter().map(|identity| identity.renews_at).collect()
+        rotator
+            .status(now)
+            .identities
+            .iter()
+            .map(|identity| identity.renews_at)
+            .collect()
     };
     let before = times(&world.rotator, world.now);
     world.rotator = open(world.folder.path(), &world.authority, 8, world.now + HOUR);
@@ -216,21 +263,33 @@ fn restart_keeps_renewal_times() {
 fn routes_renew_second_pair_only() {
     let mut world = World::new();
     let with = |routes: &[&str]| container(json!({ "guid": "g1", "internal_routes": routes }));
-    world.rotator.create(with(&["a.apps.internal"]), world.now).unwrap();
+    world
+        .rotator
+        .create(with(&["a.apps.internal"]), world.now)
+        .unwrap();
     let path = world.path("g1");
     let read = |name: &str| read_pair(&path, name).unwrap().certificate;
     let (identity, second) = (read("instance"), read("c2c"));
     let renews_at = world.rotator.status(world.now).identities[0].renews_at;
 
     world.now += HOUR;
-    world.rotator.update(with(&["b.apps.internal"]), world.now).unwrap();
+    world
+        .rotator
+        .update(with(&["b.apps.internal"]), world.now)
+        .unwrap();
     assert_eq!(read("instance"), identity);
     assert_ne!(read("c2c"), second);
     assert!(matches(&read_pair(&path, "c2c").unwrap()));
-    assert_eq!(world.rotator.status(world.now).identities[0].renews_at, renews_at);
+    assert_eq!(
+        world.rotator.status(world.now).identities[0].renews_at,
+        renews_at
+    );
 
     // Removing the routes removes the second pair; another address renews the first.
-    world.rotator.update(container(json!({ "guid": "g1" })), world.now).unwrap();
+    world
+        .rotator
+        .update(container(json!({ "guid": "g1" })), world.now)
+        .unwrap();
     assert!(!path.join("c2c.crt").is_symlink() && !path.join("..data/c2c.crt").exists());
     let moved = container(json!({ "guid": "g1", "internal_ip": "10.0.0.9" }));
     world.rotator.update(moved, world.now).unwrap();
@@ -244,13 +303,27 @@ fn files_match_the_reference() {
     let mut world = World::new();
     world.create("g1");
     let path = world.path("g1");
-    for (name, mode) in [("instance.crt", 0o644), ("instance.key", 0o600), ("instance.pem", 0o600)] {
+    for (name, mode) in [
+        ("instance.crt", 0o644),
+        ("instance.key", 0o600),
+        ("instance.pem", 0o600),
+    ] {
         let held = fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!(held, mode, "{name}");
     }
-    assert_eq!(fs::metadata(path.join("..data/")).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(
+        fs::metadata(path.join("..data/"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o755
+    );
     // A single rename suffices, because all names lead through one link.
-    assert_eq!(fs::read_link(path.join("instance.key")).unwrap(), Path::new("..data/instance.key"));
+    assert_eq!(
+        fs::read_link(path.join("instance.key")).unwrap(),
+        Path::new("..data/instance.key")
+    );
     assert_eq!(check::folder(&path, world.now), check::Findings::default());
     // Envoy reads certificate and key from one file.
     let secret: serde_json::Value =
@@ -287,9 +360,13 @@ fn replaced_authority_spreads_in_steps() {
     // The new CA is valid from the real time on.
     world.now = SystemTime::now();
     replace(&world.authority, &new);
-    let bundle = |world: &World, name: &str| fs::read_to_string(world.path(name).join("ca.crt")).unwrap();
+    let bundle =
+        |world: &World, name: &str| fs::read_to_string(world.path(name).join("ca.crt")).unwrap();
     let issuer_is_new = |world: &World, name: &str| {
-        read_pair(&world.path(name), "instance").unwrap().certificate.ends_with(&new.certificate())
+        read_pair(&world.path(name), "instance")
+            .unwrap()
+            .certificate
+            .ends_with(&new.certificate())
     };
     // The first step spreads trust; pairs change only afterwards.
     let mut mixed = 0;
@@ -299,7 +376,10 @@ fn replaced_authority_spreads_in_steps() {
         assert!(world.now < begun + HOUR, "not converged within an hour");
         for name in &names {
             let bundle = bundle(&world, name);
-            assert!(bundle.contains(&old) && bundle.contains(&new.certificate()), "{name}");
+            assert!(
+                bundle.contains(&old) && bundle.contains(&new.certificate()),
+                "{name}"
+            );
         }
         mixed += 1;
         world.now += Duration::from_secs(5);
@@ -309,7 +389,10 @@ fn replaced_authority_spreads_in_steps() {
     world.step();
     for name in &names {
         assert_eq!(bundle(&world, name), new.certificate(), "{name}");
-        assert_eq!(check::folder(&world.path(name), world.now), check::Findings::default());
+        assert_eq!(
+            check::folder(&world.path(name), world.now),
+            check::Findings::default()
+        );
     }
 }
 

@@ -60,7 +60,8 @@ struct Soak {
 impl Soak {
     fn start_agent(&mut self, at: usize) {
         self.fleet.environment = clock(SKEWS[at]);
-        self.fleet.agent(AGENTS[at], "", &["--metrics", &self.agents[at].to_string()]);
+        self.fleet
+            .agent(AGENTS[at], "", &["--metrics", &self.agents[at].to_string()]);
         // The new process takes the place of the killed one.
         let started = self.fleet.agents.pop().unwrap();
         self.fleet.agents.insert(at, started);
@@ -116,15 +117,31 @@ impl Cell {
         fs::create_dir(folder.path().join("containers")).unwrap();
         let metrics = free_address();
         let process = Self::run(folder.path(), &authority, all, (skew, metrics));
-        Self { folder, authority, peers: all.to_owned(), skew, metrics, process }
+        Self {
+            folder,
+            authority,
+            peers: all.to_owned(),
+            skew,
+            metrics,
+            process,
+        }
     }
 
     fn run(folder: &Path, authority: &TestAuthority, all: &Path, at: (i64, SocketAddr)) -> Running {
         let (skew, metrics) = (at.0, at.1.to_string());
         let path = |name: &str| text(&folder.join(name)).to_owned();
         let (ca, key) = (authority.certificate_path(), authority.key_path());
-        let words =
-            ["run", "--ca", text(&ca), "--ca-key", text(&key), "--key-type", "p-256", "--validity", "1h"];
+        let words = [
+            "run",
+            "--ca",
+            text(&ca),
+            "--ca-key",
+            text(&key),
+            "--key-type",
+            "p-256",
+            "--validity",
+            "1h",
+        ];
         let (identities, containers) = (path("identities"), path("containers"));
         let more = [
             "--backdate",
@@ -138,7 +155,11 @@ impl Cell {
             "--metrics",
             &metrics,
         ];
-        Running::start_with(&[&words[..], &more[..]].concat(), &folder.join("log"), &clock(skew))
+        Running::start_with(
+            &[&words[..], &more[..]].concat(),
+            &folder.join("log"),
+            &clock(skew),
+        )
     }
 
     fn kill(&mut self) {
@@ -152,11 +173,18 @@ impl Cell {
         let containers = self.folder.path().join("containers");
         let description = format!(r#"{{"guid":"g{number}","ous":["app:{unit}"]}}"#);
         fs::write(containers.join(".next"), description).unwrap();
-        fs::rename(containers.join(".next"), containers.join(format!("g{number}.json"))).unwrap();
+        fs::rename(
+            containers.join(".next"),
+            containers.join(format!("g{number}.json")),
+        )
+        .unwrap();
     }
 
     fn identity(&self, number: usize) -> PathBuf {
-        self.folder.path().join("identities").join(format!("g{number}"))
+        self.folder
+            .path()
+            .join("identities")
+            .join(format!("g{number}"))
     }
 }
 
@@ -188,22 +216,36 @@ fn soak_of_cells_and_machines() {
     if !Path::new(FAKETIME).exists() {
         return not_run("libfaketime is not installed");
     }
-    let seconds = env::var("SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    let seconds = env::var("SOAK_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(20);
     let length = Duration::from_secs(seconds);
     let all = tempfile::NamedTempFile::new().unwrap();
     let first = TestAuthority::aged("placeholder");
     fs::write(all.path(), first.certificate()).unwrap();
-    let cells: Vec<Cell> = SKEWS.iter().map(|skew| Cell::new(*skew, all.path())).collect();
-    let bundle: String = cells.iter().map(|cell| cell.authority.certificate()).collect();
+    let cells: Vec<Cell> = SKEWS
+        .iter()
+        .map(|skew| Cell::new(*skew, all.path()))
+        .collect();
+    let bundle: String = cells
+        .iter()
+        .map(|cell| cell.authority.certificate())
+        .collect();
     fs::write(all.path(), &bundle).unwrap();
     for cell in &cells {
         (0..CONTAINERS).for_each(|number| cell.describe(number, 0));
     }
-    let folders: Vec<PathBuf> =
-        cells.iter().flat_map(|cell| (0..CONTAINERS).map(|number| cell.identity(number))).collect();
+    let folders: Vec<PathBuf> = cells
+        .iter()
+        .flat_map(|cell| (0..CONTAINERS).map(|number| cell.identity(number)))
+        .collect();
     let trusts_all = |folder: &PathBuf| {
-        fs::read_to_string(folder.join("ca.crt"))
-            .is_ok_and(|held| cells.iter().all(|cell| held.contains(&cell.authority.certificate())))
+        fs::read_to_string(folder.join("ca.crt")).is_ok_and(|held| {
+            cells
+                .iter()
+                .all(|cell| held.contains(&cell.authority.certificate()))
+        })
     };
     until("identities of all cells", || folders.iter().all(trusts_all));
 
@@ -211,18 +253,33 @@ fn soak_of_cells_and_machines() {
     fleet.agents.clear();
     fleet.issuer.stop();
     let agents = [(); 3].map(|()| free_address());
-    let mut soak = Soak { cells, fleet, agents, issuer: free_address(), faults: 0 };
+    let mut soak = Soak {
+        cells,
+        fleet,
+        agents,
+        issuer: free_address(),
+        faults: 0,
+    };
     soak.fleet.start_issuer(soak.issuer);
     // The agents start again with other clocks.
     (0..AGENTS.len()).for_each(|at| soak.start_agent(at));
-    let roles: Vec<PathBuf> =
-        AGENTS.iter().map(|instance| soak.fleet.pair(instance, "health.bosh-dns")).collect();
+    let roles: Vec<PathBuf> = AGENTS
+        .iter()
+        .map(|instance| soak.fleet.pair(instance, "health.bosh-dns"))
+        .collect();
     let mut scraped = vec![("issuer", soak.issuer)];
     scraped.extend(AGENTS.into_iter().zip(soak.agents));
-    scraped
-        .extend(["cell 1", "cell 2", "cell 3"].into_iter().zip(soak.cells.iter().map(|cell| cell.metrics)));
+    scraped.extend(
+        ["cell 1", "cell 2", "cell 3"]
+            .into_iter()
+            .zip(soak.cells.iter().map(|cell| cell.metrics)),
+    );
 
-    let (stop, met, history) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(History::default()));
+    let (stop, met, history) = (
+        AtomicBool::new(false),
+        AtomicU64::new(0),
+        Mutex::new(History::default()),
+    );
     let new = TestAuthority::new("new");
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -235,11 +292,18 @@ fn soak_of_cells_and_machines() {
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    let (server, client) =
-                        (&folders[round % folders.len()], &folders[(round * 7 + 1) % folders.len()]);
+                    let (server, client) = (
+                        &folders[round % folders.len()],
+                        &folders[(round * 7 + 1) % folders.len()],
+                    );
                     let done = meets(server, client);
                     stop.fetch_or(done.is_err(), Ordering::Relaxed);
-                    assert!(done.is_ok(), "{} to {}: {done:?}", client.display(), server.display());
+                    assert!(
+                        done.is_ok(),
+                        "{} to {}: {done:?}",
+                        client.display(),
+                        server.display()
+                    );
                     met.fetch_add(1, Ordering::Relaxed);
                     thread::sleep(Duration::from_millis(20));
                 }
@@ -247,7 +311,10 @@ fn soak_of_cells_and_machines() {
         }
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let read: Vec<_> = scraped.iter().map(|(name, at)| (*name, get(*at, "/metrics"))).collect();
+                let read: Vec<_> = scraped
+                    .iter()
+                    .map(|(name, at)| (*name, get(*at, "/metrics")))
+                    .collect();
                 history.lock().unwrap().add(&read);
                 thread::sleep(length / SCRAPES);
             }
@@ -260,12 +327,17 @@ fn soak_of_cells_and_machines() {
         let disturb_until = |soak: &mut Soak, phase, done: &dyn Fn() -> bool| {
             let from = Instant::now();
             while goes_on() && !done() {
-                assert!(from.elapsed() < 2 * length + Duration::from_secs(120), "a phase does not end");
+                assert!(
+                    from.elapsed() < 2 * length + Duration::from_secs(120),
+                    "a phase does not end"
+                );
                 soak.disturb(phase);
                 thread::sleep(Duration::from_millis(700));
             }
         };
-        disturb_until(&mut soak, Phase::Usual, &|| history.lock().unwrap().len() >= 8);
+        disturb_until(&mut soak, Phase::Usual, &|| {
+            history.lock().unwrap().len() >= 8
+        });
 
         // Without the issuer, a lost role stays lost; a description without an identity.
         soak.kill_issuer();
@@ -273,22 +345,34 @@ fn soak_of_cells_and_machines() {
         let broken = soak.cells[1].folder.path().join("containers/broken.json");
         fs::write(&broken, "{").unwrap();
         disturb_until(&mut soak, Phase::WithoutIssuer, &|| {
-            AGENTS.iter().all(|agent| held(&format!("issuer_reached{{instance=\"{agent}"), 0, 13))
-                && held("expiry_timestamp_seconds{instance=\"i2\",guid=\"api.bosh-dns", 0, 13)
+            AGENTS
+                .iter()
+                .all(|agent| held(&format!("issuer_reached{{instance=\"{agent}"), 0, 13))
+                && held(
+                    "expiry_timestamp_seconds{instance=\"i2\",guid=\"api.bosh-dns",
+                    0,
+                    13,
+                )
                 && held("pair_failing{instance=\"i2\",guid=\"api.bosh-dns", 1, 8)
         });
         soak.fleet.start_issuer(soak.issuer);
         disturb_until(&mut soak, Phase::WithoutAgent, &|| {
-            AGENTS.iter().all(|agent| held(&format!("issuer_reached{{instance=\"{agent}"), 1, 1))
+            AGENTS
+                .iter()
+                .all(|agent| held(&format!("issuer_reached{{instance=\"{agent}"), 1, 1))
         });
         fs::remove_file(&broken).unwrap();
 
         // A rotation of the CA waits for an agent that is down.
         soak.kill_agent(2);
         let (ca, key) = (new.certificate_path(), new.key_path());
-        let mut command = soak.fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&key)]);
+        let mut command = soak
+            .fleet
+            .rotate(&["--ca", text(&ca), "--ca-key", text(&key)]);
         let mut rotation = Running(command.spawn().unwrap());
-        disturb_until(&mut soak, Phase::WithoutAgent, &|| held("lagging{instance=\"issuer", 1, 33));
+        disturb_until(&mut soak, Phase::WithoutAgent, &|| {
+            held("lagging{instance=\"issuer", 1, 33)
+        });
         soak.start_agent(2);
         let mut status = None;
         while goes_on() && status.is_none() {
@@ -296,7 +380,10 @@ fn soak_of_cells_and_machines() {
             thread::sleep(Duration::from_millis(700));
             status = rotation.0.try_wait().unwrap();
         }
-        assert!(!goes_on() || status.is_some_and(|status| status.success()), "the rotation of the CA fails");
+        assert!(
+            !goes_on() || status.is_some_and(|status| status.success()),
+            "the rotation of the CA fails"
+        );
         disturb_until(&mut soak, Phase::Usual, &|| begun.elapsed() >= length);
     });
     println!(
@@ -307,9 +394,9 @@ fn soak_of_cells_and_machines() {
     );
     assert!(met.into_inner() > 0);
     until("all pairs of the new CA", || {
-        AGENTS
-            .iter()
-            .all(|instance| soak.fleet.has_pairs(instance) && soak.fleet.follows(instance, &new, &[&new]))
+        AGENTS.iter().all(|instance| {
+            soak.fleet.has_pairs(instance) && soak.fleet.follows(instance, &new, &[&new])
+        })
     });
     let expected = [
         ("ClockSkew", "i1"),

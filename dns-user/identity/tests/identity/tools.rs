@@ -44,7 +44,11 @@ pub(crate) fn openssl_at(ahead: i64, arguments: &[&str], input: &[u8]) -> Result
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr))
+    }
 }
 
 pub(crate) fn text(path: &Path) -> &str {
@@ -58,7 +62,11 @@ pub(crate) fn not_run(reason: &str) {
     let list = std::env::var_os("BOSH_DNS_NOT_RUN").unwrap_or_else(|| {
         panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)")
     });
-    let mut list = std::fs::File::options().create(true).append(true).open(list).unwrap();
+    let mut list = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(list)
+        .unwrap();
     writeln!(list, "{test}: {reason}").unwrap();
 }
 
@@ -68,11 +76,21 @@ pub(crate) fn fires(scraped: &str, alert: &str) -> bool {
     let now = now();
     let series = samples(scraped).map(|(series, value)| {
         // promtool's clock begins at 0.
-        let value = if is_time(series, value) { value - now } else { value };
+        let value = if is_time(series, value) {
+            value - now
+        } else {
+            value
+        };
         json!({ "series": series, "values": format!("{value}x60") })
     });
     let expression = format!(r#"max(ALERTS{{alertname="{alert}",alertstate="firing"}})"#);
-    promtool(series.collect(), &expression, 40, json!([{ "labels": "{}", "value": 1 }])).is_ok()
+    promtool(
+        series.collect(),
+        &expression,
+        40,
+        json!([{ "labels": "{}", "value": 1 }]),
+    )
+    .is_ok()
 }
 
 /// Metrics of several processes, as Prometheus collects them once a minute.
@@ -89,7 +107,11 @@ impl History {
         for (instance, text) in scraped {
             for (series, value) in samples(text.as_deref().unwrap_or_default()) {
                 let minutes = f64::from(u32::try_from(self.length).unwrap());
-                let value = if is_time(series, value) { value - now + 60.0 * minutes } else { value };
+                let value = if is_time(series, value) {
+                    value - now + 60.0 * minutes
+                } else {
+                    value
+                };
                 let name = match series.split_once('{') {
                     Some((name, labels)) => format!("{name}{{instance=\"{instance}\",{labels}"),
                     None => format!("{series}{{instance=\"{instance}\"}}"),
@@ -108,7 +130,9 @@ impl History {
 
     /// Returns whether a series had this value in the last `count` scrapes.
     pub(crate) fn held(&self, series: &str, value: i64, count: usize) -> bool {
-        let Some(values) = self.series.get(series) else { return false };
+        let Some(values) = self.series.get(series) else {
+            return false;
+        };
         let last = values.iter().rev().take(count);
         values.len() == self.length
             && values.len() >= count
@@ -118,7 +142,9 @@ impl History {
     /// Asserts that these alerts fired, each for an instance.
     pub(crate) fn assert_fired(&self, expected: &[(&str, &str)]) {
         let fired = expected.iter().map(|(alert, instance)| {
-            firing(&format!(r#"alertname="BoshDnsIdentity{alert}",instance="{instance}","#))
+            firing(&format!(
+                r#"alertname="BoshDnsIdentity{alert}",instance="{instance}","#
+            ))
         });
         self.check_fired(&fired.collect::<Vec<_>>().join(" or "), expected);
     }
@@ -136,25 +162,38 @@ impl History {
         let expected = expected.iter().map(|(alert, instance)| {
             json!({ "labels": format!("{{alertname=\"BoshDnsIdentity{alert}\",instance=\"{instance}\"}}"), "value": 1 })
         });
-        let checked = promtool(series.collect(), expression, self.length, expected.collect());
+        let checked = promtool(
+            series.collect(),
+            expression,
+            self.length,
+            expected.collect(),
+        );
         assert!(checked.is_ok(), "{}", checked.unwrap_err());
     }
 }
 
 /// Returns the query for alerts with these labels that have fired.
 fn firing(labels: &str) -> String {
-    format!(r#"max by (alertname, instance) (max_over_time(ALERTS{{{labels}alertstate="firing"}}[1d]))"#)
+    format!(
+        r#"max by (alertname, instance) (max_over_time(ALERTS{{{labels}alertstate="firing"}}[1d]))"#
+    )
 }
 
 fn now() -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64()
 }
 
 fn samples(scraped: &str) -> impl Iterator<Item = (&str, f64)> {
-    scraped.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
-        let (series, value) = line.rsplit_once(' ')?;
-        Some((series, value.parse().ok()?))
-    })
+    scraped
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            Some((series, value.parse().ok()?))
+        })
 }
 
 fn is_time(series: &str, value: f64) -> bool {
@@ -162,8 +201,14 @@ fn is_time(series: &str, value: f64) -> bool {
 }
 
 /// Compares the value of an expression with the expected one; the error is promtool's output.
-fn promtool(series: Vec<Value>, expression: &str, minutes: usize, expected: Value) -> Result<(), String> {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/identity/prometheus/rules.yml");
+fn promtool(
+    series: Vec<Value>,
+    expression: &str,
+    minutes: usize,
+    expected: Value,
+) -> Result<(), String> {
+    let rules =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/identity/prometheus/rules.yml");
     let test = json!({
         "rule_files": [rules],
         "evaluation_interval": "1m",
@@ -177,8 +222,16 @@ fn promtool(series: Vec<Value>, expression: &str, minutes: usize, expected: Valu
     });
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), test.to_string()).unwrap();
-    let output = Command::new("promtool").args(["test", "rules"]).arg(file.path()).output().unwrap();
+    let output = Command::new("promtool")
+        .args(["test", "rules"])
+        .arg(file.path())
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success() || said.contains("exp:"), "{said}");
-    if output.status.success() { Ok(()) } else { Err(said) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(said)
+    }
 }

@@ -14,12 +14,20 @@ fn tutorial_commands_succeed() {
     let page = fs::read_to_string(page).unwrap();
     let (_, tutorial) = page.split_once("\n## Tutorial\n").unwrap();
     let (tutorial, _) = tutorial.split_once("\n## ").unwrap();
-    let blocks: Vec<&str> =
-        tutorial.split("```sh\n").skip(1).map(|after| after.split_once("```").unwrap().0).collect();
+    let blocks: Vec<&str> = tutorial
+        .split("```sh\n")
+        .skip(1)
+        .map(|after| after.split_once("```").unwrap().0)
+        .collect();
     assert_eq!(blocks.len(), 5, "{blocks:?}");
     // The rotator is stopped with the script, even if a command fails.
-    let script = format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{}", blocks.concat());
-    let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-identity")).parent().unwrap();
+    let script = format!(
+        "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{}",
+        blocks.concat()
+    );
+    let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-identity"))
+        .parent()
+        .unwrap();
     let path = format!("{}:{}", program.display(), env::var("PATH").unwrap());
     let folder = memory();
     let output = Command::new("timeout")

@@ -38,29 +38,47 @@ impl Watch {
     fn read(&mut self) -> Vec<(EventMask, String)> {
         let mut buffer = [0; 4096];
         let events = self.0.read_events_blocking(&mut buffer).unwrap();
-        let name = |name: Option<&std::ffi::OsStr>| name.unwrap_or_default().to_str().unwrap().to_owned();
+        let name =
+            |name: Option<&std::ffi::OsStr>| name.unwrap_or_default().to_str().unwrap().to_owned();
         events.map(|event| (event.mask, name(event.name))).collect()
     }
 }
 
 fn authority() -> Authority {
     let made = TestAuthority::new("watched");
-    Authority::parse(made.certificate().as_bytes(), &made.key(), SystemTime::now()).unwrap()
+    Authority::parse(
+        made.certificate().as_bytes(),
+        &made.key(),
+        SystemTime::now(),
+    )
+    .unwrap()
 }
 
 fn renew(folder: &IdentityFolder, authority: &Authority) {
-    let profile = container(serde_json::json!({ "guid": "g1" })).identity().unwrap();
+    let profile = container(serde_json::json!({ "guid": "g1" }))
+        .identity()
+        .unwrap();
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let wanted = Validity::starting(SystemTime::now(), HOUR);
-    let issued = authority.issue(&profile, key.public_key_info(), wanted).unwrap();
-    let pair = Pair { certificate: issued.pem, key: key.to_pem().unwrap() };
-    folder.replace_pair(&pair, &authority.chain_pem(), None).unwrap();
+    let issued = authority
+        .issue(&profile, key.public_key_info(), wanted)
+        .unwrap();
+    let pair = Pair {
+        certificate: issued.pem,
+        key: key.to_pem().unwrap(),
+    };
+    folder
+        .replace_pair(&pair, &authority.chain_pem(), None)
+        .unwrap();
 }
 
 /// A pair as a naive program reads it: one name after the other.
 fn by_names(folder: &Path) -> Pair {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
-    Pair { certificate: read("instance.crt"), key: read("instance.key").into() }
+    Pair {
+        certificate: read("instance.crt"),
+        key: read("instance.key").into(),
+    }
 }
 
 /// Envoy and fsnotify watch the folder and compare names; the pair is whole from the first event on.
@@ -69,7 +87,10 @@ fn watched_names_report_each_change() {
     let (place, authority) = (memory(), authority());
     let folder = IdentityFolder::new(place.path().join("g1"));
     renew(&folder, &authority);
-    let mut watch = Watch::new(&folder.path, WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::MODIFY);
+    let mut watch = Watch::new(
+        &folder.path,
+        WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::MODIFY,
+    );
     for change in 0..CHANGES {
         let before = by_names(&folder.path).certificate;
         thread::scope(|scope| {
@@ -79,12 +100,19 @@ fn watched_names_report_each_change() {
                 for (mask, name) in watch.read() {
                     if mask.contains(EventMask::MOVED_TO) && !name.starts_with("..") {
                         let pair = by_names(&folder.path);
-                        assert!(matches(&pair) && pair.certificate != before, "change {change}: {name}");
+                        assert!(
+                            matches(&pair) && pair.certificate != before,
+                            "change {change}: {name}"
+                        );
                         seen.push(name);
                     }
                 }
             }
-            assert_eq!(seen[..2], ["instance.key", "instance.crt"], "the key comes first");
+            assert_eq!(
+                seen[..2],
+                ["instance.key", "instance.crt"],
+                "the key comes first"
+            );
             changed.join().unwrap();
         });
         assert!(matches(&read_pair(&folder.path, "instance").unwrap()));
@@ -103,10 +131,16 @@ fn watched_file_ends_with_its_generation() {
         let resolved = folder.current().unwrap();
         renew(&folder, &authority);
         let events = watch.read();
-        assert!(events[0].0.contains(EventMask::DELETE_SELF), "{name}: {events:?}");
+        assert!(
+            events[0].0.contains(EventMask::DELETE_SELF),
+            "{name}: {events:?}"
+        );
         // A reader that resolved the previous generation still finds a whole pair.
         let read = |name: &str| std::fs::read_to_string(resolved.join(name)).unwrap();
-        let pair = Pair { certificate: read("instance.crt"), key: read("instance.key").into() };
+        let pair = Pair {
+            certificate: read("instance.crt"),
+            key: read("instance.key").into(),
+        };
         assert!(matches(&pair), "{name}");
     }
 }
@@ -119,14 +153,24 @@ fn java_watch_service_reloads_each_pair() {
     renew(&folder, &authority);
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/identity/Watch.java");
     let mut java = Command::new("java");
-    java.arg("-Xshare:auto").arg("-XX:TieredStopAtLevel=1").arg(program).arg(&folder.path);
-    let mut java =
-        Running(java.stdout(Stdio::piped()).spawn().expect("openjdk-17-jdk-headless is installed"));
+    java.arg("-Xshare:auto")
+        .arg("-XX:TieredStopAtLevel=1")
+        .arg(program)
+        .arg(&folder.path);
+    let mut java = Running(
+        java.stdout(Stdio::piped())
+            .spawn()
+            .expect("openjdk-17-jdk-headless is installed"),
+    );
     let mut lines = BufReader::new(java.0.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     for change in 0..CHANGES {
         renew(&folder, &authority);
-        assert_eq!(lines.next().unwrap().unwrap(), "reloaded", "change {change}");
+        assert_eq!(
+            lines.next().unwrap().unwrap(),
+            "reloaded",
+            "change {change}"
+        );
         // The service may deliver the events of one change in two parts.
         thread::sleep(Duration::from_millis(50));
     }
@@ -152,5 +196,9 @@ fn interrupted_change_is_announced() {
     let mut watch = Watch::new(path, WatchMask::CREATE | WatchMask::MOVED_TO);
     folder.complete_change().unwrap();
     std::fs::write(path.join("end"), "").unwrap();
-    assert_eq!(watch.read()[0].1, "end", "a complete change is not announced again");
+    assert_eq!(
+        watch.read()[0].1,
+        "end",
+        "a complete change is not announced again"
+    );
 }

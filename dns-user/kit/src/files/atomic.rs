@@ -21,10 +21,17 @@ pub struct Attributes {
 
 impl Attributes {
     /// Readable for the process's user only.
-    pub const PRIVATE: Self = Self { mode: 0o600, user: None, group: None };
+    pub const PRIVATE: Self = Self {
+        mode: 0o600,
+        user: None,
+        group: None,
+    };
 
     /// Readable for all users.
-    pub const PUBLIC: Self = Self { mode: 0o644, ..Self::PRIVATE };
+    pub const PUBLIC: Self = Self {
+        mode: 0o644,
+        ..Self::PRIVATE
+    };
 }
 
 /// Step of a replacement that failed, with its cause.
@@ -40,15 +47,25 @@ pub struct ReplaceError {
 ///
 /// The new contents are written to a file beside it, which never has more permissive attributes; after a
 /// kill [`sweep`] removes that file.
-pub fn replace(path: &Path, contents: &[u8], attributes: Attributes) -> Result<Metadata, ReplaceError> {
-    try_replace(path, contents, attributes).map_err(|cause| ReplaceError { path: path.to_owned(), cause })
+pub fn replace(
+    path: &Path,
+    contents: &[u8],
+    attributes: Attributes,
+) -> Result<Metadata, ReplaceError> {
+    try_replace(path, contents, attributes).map_err(|cause| ReplaceError {
+        path: path.to_owned(),
+        cause,
+    })
 }
 
 fn try_replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Result<Metadata> {
     let path = target(path)?;
     let (folder, prefix) = place(&path)?;
     // Removed on every error below.
-    let mut beside = tempfile::Builder::new().prefix(&prefix).suffix("").tempfile_in(folder)?;
+    let mut beside = tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix("")
+        .tempfile_in(folder)?;
     beside.write_all(contents)?;
     let file = beside.as_file();
     let Attributes { mode, user, group } = attributes;
@@ -66,8 +83,12 @@ fn try_replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Resu
 /// Removes what killed writers of a file left beside it. Only the file's single writer may call this.
 pub fn sweep(path: &Path) {
     let Ok(path) = target(path) else { return };
-    let Ok((folder, prefix)) = place(&path) else { return };
-    let Ok(entries) = fs::read_dir(folder) else { return };
+    let Ok((folder, prefix)) = place(&path) else {
+        return;
+    };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
     for entry in entries.flatten() {
         if entry.file_name().to_string_lossy().starts_with(&prefix) {
             // The next start tries again.
@@ -92,8 +113,13 @@ fn target(path: &Path) -> io::Result<PathBuf> {
 
 /// Returns the folder of a file and the prefix of its temporary names.
 fn place(path: &Path) -> io::Result<(&Path, String)> {
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let name = path
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .to_string_lossy();
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     Ok((folder.unwrap_or(Path::new(".")), format!(".{name}.part-")))
 }
 
@@ -106,13 +132,30 @@ mod tests {
     #[test]
     fn replacement_sets_mode_and_follows_links() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, link) = (folder.path().join("records.json"), folder.path().join("link"));
+        let (path, link) = (
+            folder.path().join("records.json"),
+            folder.path().join("link"),
+        );
         symlink("records.json", &link).unwrap();
         for contents in [b"one".as_slice(), b"two"] {
-            let facts = replace(&link, contents, Attributes { mode: 0o640, ..Attributes::PRIVATE }).unwrap();
-            assert_eq!((fs::read(&path).unwrap(), facts.len()), (contents.to_vec(), 3));
+            let facts = replace(
+                &link,
+                contents,
+                Attributes {
+                    mode: 0o640,
+                    ..Attributes::PRIVATE
+                },
+            )
+            .unwrap();
+            assert_eq!(
+                (fs::read(&path).unwrap(), facts.len()),
+                (contents.to_vec(), 3)
+            );
         }
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+            0o640
+        );
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         fs::write(folder.path().join(".records.json.part-left"), "half").unwrap();
         sweep(&link);

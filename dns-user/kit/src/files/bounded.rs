@@ -25,12 +25,19 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     check(&fs::metadata(path)?, limit)?;
     // The path may have been replaced since the check: do not wait for a FIFO's writer.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
     let data = file.metadata()?;
     check(&data, limit)?;
     let mut bytes = Vec::with_capacity(usize::try_from(data.len()).unwrap_or(0));
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit { Err(too_large(limit)) } else { Ok(bytes) }
+    if bytes.len() as u64 > limit {
+        Err(too_large(limit))
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// Returns whether `path` exists but is not a regular file. A missing or inaccessible file is not
@@ -49,8 +56,15 @@ fn check(data: &Metadata, limit: u64) -> io::Result<()> {
 }
 
 fn too_large(limit: u64) -> io::Error {
-    let size = if limit < 1 << 20 { format!("{limit} bytes") } else { format!("{} MiB", limit >> 20) };
-    io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {size}"))
+    let size = if limit < 1 << 20 {
+        format!("{limit} bytes")
+    } else {
+        format!("{} MiB", limit >> 20)
+    };
+    io::Error::new(
+        io::ErrorKind::FileTooLarge,
+        format!("it is larger than {size}"),
+    )
 }
 
 //----------- FileStamp ------------------------------------------------------
@@ -95,14 +109,23 @@ mod tests {
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
         for special in [fifo.as_path(), folder.path(), Path::new("/dev/zero")] {
             assert!(is_special(special));
-            assert_eq!(read(special).unwrap_err().to_string(), "it is not a regular file");
+            assert_eq!(
+                read(special).unwrap_err().to_string(),
+                "it is not a regular file"
+            );
         }
         let file = folder.path().join("file");
         fs::write(&file, "text").unwrap();
         assert_eq!(read(&file).unwrap(), b"text");
         assert!(!is_special(&file) && !is_special(&folder.path().join("missing")));
         // Sparse: it occupies no disk blocks.
-        fs::File::create(&file).unwrap().set_len(MOST_BYTES + 1).unwrap();
-        assert_eq!(read(&file).unwrap_err().to_string(), "it is larger than 256 MiB");
+        fs::File::create(&file)
+            .unwrap()
+            .set_len(MOST_BYTES + 1)
+            .unwrap();
+        assert_eq!(
+            read(&file).unwrap_err().to_string(),
+            "it is larger than 256 MiB"
+        );
     }
 }

@@ -30,13 +30,24 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
     }
     check_pattern(pattern)?;
     let absolute = pattern.starts_with('/');
-    let mut current = vec![if absolute { PathBuf::from("/") } else { PathBuf::new() }];
-    let mut parts = pattern.split('/').filter(|part| !part.is_empty()).peekable();
+    let mut current = vec![if absolute {
+        PathBuf::from("/")
+    } else {
+        PathBuf::new()
+    }];
+    let mut parts = pattern
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .peekable();
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();
         let mut next = Vec::new();
         for folder in &current {
-            let readable = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            let readable = if folder.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                folder
+            };
             if last || is_pattern(part) {
                 searched.push(nearest_existing(readable));
             }
@@ -69,9 +80,12 @@ fn nearest_existing(folder: &Path) -> PathBuf {
 
 /// Returns the names in a folder, sorted bytewise; empty if unreadable.
 fn names(folder: &Path) -> Vec<OsString> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut names: Vec<Vec<u8>> =
-        entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec())).collect();
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut names: Vec<Vec<u8>> = entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().into_vec()))
+        .collect();
     names.sort_unstable();
     names.into_iter().map(OsString::from_vec).collect()
 }
@@ -83,7 +97,13 @@ mod tests {
     #[test]
     fn files_are_sorted_by_folder() {
         let root = tempfile::tempdir().unwrap();
-        for path in ["b/2.json", "b/1.json", "a/9.json", "a/.hidden.json", "a/x.txt"] {
+        for path in [
+            "b/2.json",
+            "b/1.json",
+            "a/9.json",
+            "a/.hidden.json",
+            "a/x.txt",
+        ] {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
@@ -92,11 +112,26 @@ mod tests {
         let found: Vec<String> = glob(&pattern)
             .unwrap()
             .iter()
-            .map(|path| path.strip_prefix(root.path()).unwrap().display().to_string())
+            .map(|path| {
+                path.strip_prefix(root.path())
+                    .unwrap()
+                    .display()
+                    .to_string()
+            })
             .collect();
-        assert_eq!(found, ["a/.hidden.json", "a/9.json", "b/1.json", "b/2.json"]);
+        assert_eq!(
+            found,
+            ["a/.hidden.json", "a/9.json", "b/1.json", "b/2.json"]
+        );
         let searched = folders(&pattern).unwrap();
-        assert_eq!(searched, [root.path().to_owned(), root.path().join("a"), root.path().join("b")]);
+        assert_eq!(
+            searched,
+            [
+                root.path().to_owned(),
+                root.path().join("a"),
+                root.path().join("b")
+            ]
+        );
         let missing = format!("{}/none/below/*.json", root.path().display());
         assert_eq!(glob(&missing), Ok(vec![]));
         assert_eq!(folders(&missing), Ok(vec![root.path().to_owned()]));

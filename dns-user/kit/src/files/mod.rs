@@ -26,6 +26,12 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
     let file = path.display().to_string();
     match bounded::read(path) {
         Ok(bytes) => Config::check(&file, &bytes),
-        Err(error) => (vec![ConfigError::of_file(file, format!("cannot be read: {error}"))], None),
+        Err(error) => (
+            vec![ConfigError::of_file(
+                file,
+                format!("cannot be read: {error}"),
+            )],
+            None,
+        ),
     }
 }

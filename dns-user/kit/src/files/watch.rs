@@ -41,7 +41,10 @@ struct Changing {
 
 impl Watch {
     /// Creates a watch without folders. Must be called inside a tokio runtime.
-    #[expect(clippy::new_without_default, reason = "it starts a thread and needs a runtime")]
+    #[expect(
+        clippy::new_without_default,
+        reason = "it starts a thread and needs a runtime"
+    )]
     pub fn new() -> Self {
         let mut ticks = time::interval_at(time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -49,14 +52,24 @@ impl Watch {
         let notified = events.clone();
         let watcher = notify::recommended_watcher(move |event| notified.take(event));
         let watcher = watcher
-            .inspect_err(|error| warn!("inotify is unavailable ({error}): files are checked once a second"))
+            .inspect_err(|error| {
+                warn!("inotify is unavailable ({error}): files are checked once a second")
+            })
             .ok();
-        Self { watcher, events, folders: HashSet::new(), ticks, changing: None }
+        Self {
+            watcher,
+            events,
+            folders: HashSet::new(),
+            ticks,
+            changing: None,
+        }
     }
 
     /// Replaces the set of watched folders.
     pub fn set(&mut self, folders: Vec<PathBuf>) {
-        let Some(watcher) = &mut self.watcher else { return };
+        let Some(watcher) = &mut self.watcher else {
+            return;
+        };
         let wanted: HashSet<PathBuf> = folders.into_iter().collect();
         for gone in self.folders.difference(&wanted) {
             // A deleted folder is no longer watched by the kernel anyway.
@@ -69,7 +82,10 @@ impl Watch {
                     debug!("watching {}", new.display());
                     watched.insert(new.clone());
                 }
-                Err(error) => debug!("cannot watch {}: {error}; checking once a second", new.display()),
+                Err(error) => debug!(
+                    "cannot watch {}: {error}; checking once a second",
+                    new.display()
+                ),
             }
         }
         self.folders = watched;
@@ -80,7 +96,9 @@ impl Watch {
     pub async fn next(&mut self) {
         let Events { whole, something } = &*self.events;
         loop {
-            let settled = self.changing.map(|Changing { first, last }| (last + QUIET).min(first + LONGEST));
+            let settled = self
+                .changing
+                .map(|Changing { first, last }| (last + QUIET).min(first + LONGEST));
             let settling = async {
                 match settled {
                     Some(time) => time::sleep_until(time).await,
@@ -134,12 +152,21 @@ mod tests {
     async fn interrupted_wait_keeps_events() {
         let mut watch = Watch::new();
         // As in a loop whose other intervals are shorter.
-        let checked =
-            async { while time::timeout(Duration::from_millis(10), watch.next()).await.is_err() {} };
-        time::timeout(Duration::from_secs(30), checked).await.expect("a check without events");
+        let checked = async {
+            while time::timeout(Duration::from_millis(10), watch.next())
+                .await
+                .is_err()
+            {}
+        };
+        time::timeout(Duration::from_secs(30), checked)
+            .await
+            .expect("a check without events");
         watch.events.something.notify_one();
         let interrupted = time::timeout(Duration::ZERO, watch.next()).await.is_err();
-        assert!(!interrupted || watch.changing.is_some(), "an event was lost");
+        assert!(
+            !interrupted || watch.changing.is_some(),
+            "an event was lost"
+        );
     }
 
     #[tokio::test]
@@ -149,7 +176,9 @@ mod tests {
         watch.set(vec![folder.path().to_owned()]);
         std::fs::write(folder.path().join("a"), "1").unwrap();
         std::fs::rename(folder.path().join("a"), folder.path().join("b")).unwrap();
-        time::timeout(Duration::from_secs(30), watch.events.whole.notified()).await.unwrap();
+        time::timeout(Duration::from_secs(30), watch.events.whole.notified())
+            .await
+            .unwrap();
         watch.set(vec![]);
         assert!(watch.folders.is_empty());
     }

@@ -17,21 +17,34 @@ async fn server(limits: Limits, body: Vec<u8>) -> SocketAddr {
 /// Sends a request whose response ends the connection.
 async fn request(address: SocketAddr) -> TcpStream {
     let mut client = TcpStream::connect(address).await.unwrap();
-    client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
     client
 }
 
 #[tokio::test]
 async fn new_connection_replaces_oldest() {
-    let limits = Limits { connections: 8, ..Limits::default() };
+    let limits = Limits {
+        connections: 8,
+        ..Limits::default()
+    };
     let address = server(limits, b"up 1\n".to_vec()).await;
     let mut idle = Vec::new();
     for _ in 0..3 * limits.connections {
         idle.push(TcpStream::connect(address).await.unwrap());
     }
     let mut reply = String::new();
-    request(address).await.read_to_string(&mut reply).await.unwrap();
-    assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("up 1\n"), "{reply}");
+    request(address)
+        .await
+        .read_to_string(&mut reply)
+        .await
+        .unwrap();
+    assert!(
+        reply.starts_with("HTTP/1.1 200") && reply.ends_with("up 1\n"),
+        "{reply}"
+    );
     // The oldest was closed for a newer one.
     assert_eq!(idle[0].read(&mut [0]).await.unwrap(), 0);
 }
@@ -51,7 +64,13 @@ fn peer_with_most_connections_gives_way() {
     assert_eq!(connections.lock().count, 4);
     let numbers = |peer| -> Vec<u64> {
         let table = connections.lock();
-        table.peers.get(&Peer::User(peer)).into_iter().flatten().map(|connection| connection.number).collect()
+        table
+            .peers
+            .get(&Peer::User(peer))
+            .into_iter()
+            .flatten()
+            .map(|connection| connection.number)
+            .collect()
     };
     assert_eq!(numbers(2), [1, 3]);
     // Among peers with one connection each, the oldest gives way.
@@ -65,7 +84,10 @@ fn peer_with_most_connections_gives_way() {
 #[tokio::test]
 async fn unread_reply_closes_connection() {
     const BODY: usize = 64 << 20;
-    let limits = Limits { unread: Duration::from_millis(200), ..Limits::default() };
+    let limits = Limits {
+        unread: Duration::from_millis(200),
+        ..Limits::default()
+    };
     let address = server(limits, vec![b'x'; BODY]).await;
     let mut client = request(address).await;
     // Long enough for the server to time out even on a busy machine.
@@ -93,7 +115,8 @@ async fn reader_survives_silent_clients() {
     };
     let reader = async {
         loop {
-            let (mut client, mut part, mut read) = (request(address).await, vec![0; 16 << 10], Vec::new());
+            let (mut client, mut part, mut read) =
+                (request(address).await, vec![0; 16 << 10], Vec::new());
             loop {
                 let count = client.read(&mut part).await.unwrap();
                 if count == 0 {

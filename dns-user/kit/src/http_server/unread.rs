@@ -60,7 +60,13 @@ impl Responses {
     pub(super) fn count(&self, response: Response, peer: Peer, close: Arc<Notify>) -> Response {
         let bytes = response.body().size_hint().lower() as usize;
         match self.admit(peer, bytes, close, Instant::now()) {
-            Some(place) => response.map(|body| Body::new(CountedBody { body, rest: Bytes::new(), place })),
+            Some(place) => response.map(|body| {
+                Body::new(CountedBody {
+                    body,
+                    rest: Bytes::new(),
+                    place,
+                })
+            }),
             None => {
                 let text = "too much is left unread; try again in a second\n";
                 (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], text).into_response()
@@ -74,7 +80,11 @@ impl Responses {
         let (mut total, mut own) = (0, 0);
         for waiting in waiting.iter() {
             total += waiting.bytes;
-            own += if waiting.peer == peer { waiting.bytes } else { 0 };
+            own += if waiting.peer == peer {
+                waiting.bytes
+            } else {
+                0
+            };
         }
         waiting.sort_by_key(|waiting| waiting.progress);
         waiting.retain(|waiting| {
@@ -89,13 +99,27 @@ impl Responses {
             }
             !is_closed
         });
-        let is_too_much = total > 0 && total + bytes > MAX_WAITING || own > 0 && own + bytes > MAX_OF_PEER;
+        let is_too_much =
+            total > 0 && total + bytes > MAX_WAITING || own > 0 && own + bytes > MAX_OF_PEER;
         if is_too_much && bytes > SMALL {
             return None;
         }
-        let number = waiting.iter().map(|waiting| waiting.number + 1).max().unwrap_or(0);
-        waiting.push(Waiting { number, peer, bytes, progress: now, close });
-        Some(Place { responses: self.clone(), number })
+        let number = waiting
+            .iter()
+            .map(|waiting| waiting.number + 1)
+            .max()
+            .unwrap_or(0);
+        waiting.push(Waiting {
+            number,
+            peer,
+            bytes,
+            progress: now,
+            close,
+        });
+        Some(Place {
+            responses: self.clone(),
+            number,
+        })
     }
 }
 
@@ -109,7 +133,10 @@ impl Place {
     /// Records that the client has taken a part and `left` bytes remain.
     fn progress(&self, left: usize) {
         let mut waiting = self.responses.0.lock();
-        if let Some(waiting) = waiting.iter_mut().find(|waiting| waiting.number == self.number) {
+        if let Some(waiting) = waiting
+            .iter_mut()
+            .find(|waiting| waiting.number == self.number)
+        {
             (waiting.bytes, waiting.progress) = (left, Instant::now());
         }
     }
@@ -117,7 +144,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.responses.0.lock().retain(|waiting| waiting.number != self.number);
+        self.responses
+            .0
+            .lock()
+            .retain(|waiting| waiting.number != self.number);
     }
 }
 
@@ -185,22 +215,36 @@ pub(super) struct StallLimit<T> {
 impl<T> StallLimit<T> {
     /// Wraps `inner`, whose peer may leave written data unread for `limit`.
     pub(super) fn new(inner: T, limit: Duration) -> Self {
-        Self { inner, limit, deadline: None, written: 0 }
+        Self {
+            inner,
+            limit,
+            deadline: None,
+            written: 0,
+        }
     }
 
     /// Passes through the result of a write or flush unless the deadline has passed.
-    fn bounded<R>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+    fn bounded<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        outcome: Poll<io::Result<R>>,
+    ) -> Poll<io::Result<R>> {
         if outcome.is_ready() {
             return outcome;
         }
         let limit = self.limit;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(time::sleep(limit)));
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(time::sleep(limit)));
         if self.written >= PROGRESS {
             self.written = 0;
             deadline.as_mut().reset(time::Instant::now() + limit);
         }
         ready!(deadline.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the peer does not read",
+        )))
     }
 }
 
@@ -256,8 +300,13 @@ mod tests {
         let admit = |index: usize, bytes, now| {
             responses.admit(Peer::User(index as u32), bytes, closes[index].clone(), now)
         };
-        let places: Vec<_> = (0..4).map(|index| admit(index, MAX_WAITING / 4, begin).unwrap()).collect();
-        assert!(admit(4, MAX_WAITING / 2, begin).is_none(), "all of them may still read");
+        let places: Vec<_> = (0..4)
+            .map(|index| admit(index, MAX_WAITING / 4, begin).unwrap())
+            .collect();
+        assert!(
+            admit(4, MAX_WAITING / 2, begin).is_none(),
+            "all of them may still read"
+        );
         assert!(admit(4, SMALL, begin).is_some());
         assert!((0..4).all(|index| !closed(index)));
 
@@ -278,7 +327,10 @@ mod tests {
             responses.admit(Peer::User(peer), bytes, closes[index].clone(), now)
         };
         let first = admit(1, 0, MAX_OF_PEER, begin);
-        assert!(first.is_some() && admit(1, 1, SMALL + 1, begin).is_none(), "one peer has half of the room");
+        assert!(
+            first.is_some() && admit(1, 1, SMALL + 1, begin).is_none(),
+            "one peer has half of the room"
+        );
         let other = admit(2, 2, MAX_OF_PEER, begin);
         assert!(other.is_some(), "the other half is for others");
         // Only its own stalled responses are closed for its next one.

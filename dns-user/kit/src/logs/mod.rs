@@ -68,7 +68,11 @@ pub enum LogFormat {
 /// Prints an error of a program on standard error, where there is no log yet. Other machines may have written
 /// parts of the text, so control characters are escaped. In the journal it has the priority of an error.
 pub fn print_error(program: &str, text: &str) {
-    let priority = if writer::is_journal(io::stderr()) { "<3>" } else { "" };
+    let priority = if writer::is_journal(io::stderr()) {
+        "<3>"
+    } else {
+        ""
+    };
     let text = dns_core::terminal::lines(text);
     // Nothing can report a failure of this write.
     let _ = writeln!(io::stderr(), "{priority}{program}: {text}");
@@ -83,7 +87,10 @@ impl Logs {
         let levels = Levels::from_config(config);
         let (filter, handle) = reload::Layer::new(levels.filter());
         let output = tracing_subscriber::fmt::layer()
-            .event_format(writer::Lines { format, journal: writer::is_journal(io::stdout()) })
+            .event_format(writer::Lines {
+                format,
+                journal: writer::is_journal(io::stdout()),
+            })
             .with_ansi(false)
             .with_writer(writer.clone())
             .with_filter(filter);
@@ -94,7 +101,15 @@ impl Logs {
             .try_init()
             .map_err(|_| anyhow!("logging is already set up in this process"))?;
         let (configured, levels) = (Mutex::new(config.level), Mutex::new(levels));
-        let logs = Self { shared: Arc::new(Shared { filter: handle, levels, configured, writer, recent }) };
+        let logs = Self {
+            shared: Arc::new(Shared {
+                filter: handle,
+                levels,
+                configured,
+                writer,
+                recent,
+            }),
+        };
         logs.warn_of_unknown_tags();
         Ok(logs)
     }
@@ -148,7 +163,10 @@ impl Logs {
         let Levels { general, tags } = self.levels();
         LoggingStatus {
             level: general.name().to_owned(),
-            tags: tags.into_iter().map(|(tag, level)| (tag, level.name().to_owned())).collect(),
+            tags: tags
+                .into_iter()
+                .map(|(tag, level)| (tag, level.name().to_owned()))
+                .collect(),
             requests_per_second: requests::limit(),
             lost: self.dropped(),
         }
@@ -193,18 +211,27 @@ pub struct Levels {
 impl Levels {
     /// Creates the configured levels. If a tag occurs twice, its last level applies.
     pub fn from_config(config: &LoggingConfig) -> Self {
-        Self { general: config.level, tags: config.tags.iter().cloned().collect() }
+        Self {
+            general: config.level,
+            tags: config.tags.iter().cloned().collect(),
+        }
     }
 
     /// Returns the level of a tag.
     pub fn of(&self, tag: &str) -> LogLevel {
-        let own = self.tags.iter().find(|(name, _)| name.eq_ignore_ascii_case(tag));
+        let own = self
+            .tags
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(tag));
         own.map_or(self.general, |(_, level)| *level)
     }
 
     /// Returns the tags that cover no module.
     pub fn unknown_tags(&self) -> impl Iterator<Item = &str> {
-        self.tags.keys().map(String::as_str).filter(|tag| tags::targets(tag).is_none())
+        self.tags
+            .keys()
+            .map(String::as_str)
+            .filter(|tag| tags::targets(tag).is_none())
     }
 
     /// Returns the filter for these levels. They apply to this project's crates; other crates log
@@ -218,9 +245,17 @@ impl Levels {
         }
         // All tags, including those without a level: modules of one tag may be inside modules of another.
         for tag in tags::TAGS {
-            let is_set = self.tags.keys().any(|name| name.eq_ignore_ascii_case(tag.name));
-            let is_ours = |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));
-            for target in tag.targets.iter().filter(|target| is_set || is_ours(target)) {
+            let is_set = self
+                .tags
+                .keys()
+                .any(|name| name.eq_ignore_ascii_case(tag.name));
+            let is_ours =
+                |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));
+            for target in tag
+                .targets
+                .iter()
+                .filter(|target| is_set || is_ours(target))
+            {
                 targets = targets.with_target(*target, level_filter(self.of(tag.name)));
             }
         }
@@ -241,7 +276,11 @@ fn level_filter(level: LogLevel) -> LevelFilter {
 
 /// Parses a level as written in the configuration, or `WARNING`, in any letter case.
 pub fn parse_level(text: &str) -> Option<LogLevel> {
-    if text.eq_ignore_ascii_case("WARNING") { Some(LogLevel::Warn) } else { LogLevel::named(text) }
+    if text.eq_ignore_ascii_case("WARNING") {
+        Some(LogLevel::Warn)
+    } else {
+        LogLevel::named(text)
+    }
 }
 
 //----------- Recent -------------------------------------------------------
@@ -259,7 +298,10 @@ impl<S: Subscriber> Layer<S> for Recent {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let problem = Problem {
-            time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            time: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64(),
             level: metadata.level().to_string(),
             tag: tags::of_target(metadata.target()).to_owned(),
             text: writer::text_of(event),
@@ -338,9 +380,17 @@ struct LimitState {
 
 impl LineLimit {
     /// Creates a limit with a full burst.
-    #[expect(clippy::new_without_default, reason = "made in statics, which need a const fn")]
+    #[expect(
+        clippy::new_without_default,
+        reason = "made in statics, which need a const fn"
+    )]
     pub const fn new() -> Self {
-        Self(Mutex::new(LimitState { tokens: BURST, refilled: None, peers: VecDeque::new(), suppressed: 0 }))
+        Self(Mutex::new(LimitState {
+            tokens: BURST,
+            refilled: None,
+            peers: VecDeque::new(),
+            suppressed: 0,
+        }))
     }
 
     /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed before it.
@@ -361,10 +411,16 @@ impl LineLimit {
 
 impl LimitState {
     fn admit(&mut self, peer: Option<IpAddr>, now: Instant) -> Option<u64> {
-        let passed = self.refilled.map_or(Duration::ZERO, |before| now.saturating_duration_since(before));
+        let passed = self.refilled.map_or(Duration::ZERO, |before| {
+            now.saturating_duration_since(before)
+        });
         self.tokens = (self.tokens + passed.as_secs_f64() * PER_SECOND).min(BURST);
         self.refilled = Some(now);
-        while self.peers.front().is_some_and(|(_, at)| now.saturating_duration_since(*at) >= PEER_PAUSE) {
+        while self
+            .peers
+            .front()
+            .is_some_and(|(_, at)| now.saturating_duration_since(*at) >= PEER_PAUSE)
+        {
             self.peers.pop_front();
         }
         let is_known = peer.is_some_and(|peer| self.peers.iter().any(|(known, _)| *known == peer));
@@ -391,7 +447,10 @@ mod tests {
 
     /// Builds levels with these tags.
     fn levels(general: LogLevel, tags: &[(&str, LogLevel)]) -> Levels {
-        let tags = tags.iter().map(|(tag, level)| ((*tag).to_owned(), *level)).collect();
+        let tags = tags
+            .iter()
+            .map(|(tag, level)| ((*tag).to_owned(), *level))
+            .collect();
         Levels { general, tags }
     }
 
@@ -428,13 +487,22 @@ mod tests {
 
     #[test]
     fn unknown_tags_are_found() {
-        let levels = levels(LogLevel::Info, &[("Nonsense", LogLevel::Debug), ("main", LogLevel::Debug)]);
+        let levels = levels(
+            LogLevel::Info,
+            &[("Nonsense", LogLevel::Debug), ("main", LogLevel::Debug)],
+        );
         assert_eq!(levels.unknown_tags().collect::<Vec<_>>(), ["Nonsense"]);
     }
 
     #[test]
     fn levels_round_trip() {
-        for level in [LogLevel::Debug, LogLevel::Info, LogLevel::Warn, LogLevel::Error, LogLevel::None] {
+        for level in [
+            LogLevel::Debug,
+            LogLevel::Info,
+            LogLevel::Warn,
+            LogLevel::Error,
+            LogLevel::None,
+        ] {
             assert_eq!(parse_level(&level.name().to_lowercase()), Some(level));
         }
         assert_eq!(parse_level("LOUD"), None);
@@ -450,7 +518,11 @@ mod tests {
         for round in 0..seconds * 100 {
             let now = begun + Duration::from_millis(10) * round;
             for peer in 0..peers {
-                lines += u64::from(state.admit(Some(IpAddr::from(peer.to_be_bytes())), now).is_some());
+                lines += u64::from(
+                    state
+                        .admit(Some(IpAddr::from(peer.to_be_bytes())), now)
+                        .is_some(),
+                );
             }
         }
         lines
@@ -465,7 +537,10 @@ mod tests {
     #[test]
     fn peers_share_the_kind_limit() {
         let lines = lines(500, 10);
-        assert!((BURST as u64..=BURST as u64 + 10).contains(&lines), "{lines}");
+        assert!(
+            (BURST as u64..=BURST as u64 + 10).contains(&lines),
+            "{lines}"
+        );
     }
 
     #[test]

@@ -91,10 +91,16 @@ impl Limiter {
     /// Returns whether a line may be written in second `now`; counts suppressed lines.
     fn admit(&self, now: u64) -> bool {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        let admitted = self.second.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
-            let written = if state >> 32 == now { state & u64::from(u32::MAX) } else { 0 };
-            (written < limit).then_some(now << 32 | (written + 1))
-        });
+        let admitted = self
+            .second
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
+                let written = if state >> 32 == now {
+                    state & u64::from(u32::MAX)
+                } else {
+                    0
+                };
+                (written < limit).then_some(now << 32 | (written + 1))
+            });
         if admitted.is_err() {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
         }
@@ -139,8 +145,11 @@ mod tests {
 
     #[test]
     fn excess_lines_are_counted() {
-        let limiter =
-            Limiter { limit: AtomicU32::new(3), second: AtomicU64::new(0), suppressed: AtomicU64::new(0) };
+        let limiter = Limiter {
+            limit: AtomicU32::new(3),
+            second: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
+        };
         let admitted = |now| (0..10).filter(|_| limiter.admit(now)).count();
         assert_eq!(admitted(7), 3);
         assert_eq!(admitted(7), 0);

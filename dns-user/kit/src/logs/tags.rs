@@ -32,12 +32,22 @@ pub struct Tag {
 pub const TAGS: &[Tag] = &[
     Tag {
         name: "main",
-        targets: &["dns_resolver", "dns_kit", "dns_core", "bosh_dns_xdp", "bosh_dns_xdp_health"],
+        targets: &[
+            "dns_resolver",
+            "dns_kit",
+            "dns_core",
+            "bosh_dns_xdp",
+            "bosh_dns_xdp_health",
+        ],
         about: "start, reload, stop, configuration, and everything without a separate tag",
     },
     Tag {
         name: "RecordsRepo",
-        targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_kit::files::watch"],
+        targets: &[
+            "dns_core::catalog",
+            "dns_resolver::daemon::records",
+            "dns_kit::files::watch",
+        ],
         about: "records.json and alias files: loaded and refused content",
     },
     Tag {
@@ -45,10 +55,26 @@ pub const TAGS: &[Tag] = &[
         targets: &["dns_resolver::state", "dns_core::resolve"],
         about: "names of the fleet",
     },
-    Tag { name: "ForwardHandler", targets: &["dns_upstream"], about: "recursors: queries and their results" },
-    Tag { name: "HTTPClientHandler", targets: &["dns_upstream::http"], about: "http handlers" },
-    Tag { name: "CachingDNSHandler", targets: &["dns_upstream::cache"], about: "the cache" },
-    Tag { name: "ArpaHandler", targets: &["dns_upstream::reverse"], about: "reverse names" },
+    Tag {
+        name: "ForwardHandler",
+        targets: &["dns_upstream"],
+        about: "recursors: queries and their results",
+    },
+    Tag {
+        name: "HTTPClientHandler",
+        targets: &["dns_upstream::http"],
+        about: "http handlers",
+    },
+    Tag {
+        name: "CachingDNSHandler",
+        targets: &["dns_upstream::cache"],
+        about: "the cache",
+    },
+    Tag {
+        name: "ArpaHandler",
+        targets: &["dns_upstream::reverse"],
+        about: "reverse names",
+    },
     Tag {
         name: "RequestLoggerHandler",
         targets: &[super::requests::TARGET],
@@ -56,14 +82,31 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: "Consul",
-        targets: &["dns_consul", "dns_consul_source", "dns_resolver::consul", "dns_resolver::daemon::consul"],
+        targets: &[
+            "dns_consul",
+            "dns_consul_source",
+            "dns_resolver::consul",
+            "dns_resolver::daemon::consul",
+        ],
         about: "Consul's names: definition files, a live Consul",
     },
-    Tag { name: "HealthWatcher", targets: &["dns_health"], about: "health checks of instances" },
-    Tag { name: "MetricsServer", targets: &["dns_resolver::ops::metrics"], about: "the metrics endpoint" },
+    Tag {
+        name: "HealthWatcher",
+        targets: &["dns_health"],
+        about: "health checks of instances",
+    },
+    Tag {
+        name: "MetricsServer",
+        targets: &["dns_resolver::ops::metrics"],
+        about: "the metrics endpoint",
+    },
     Tag {
         name: "API",
-        targets: &["dns_resolver::ops::api", "dns_kit::http_server", "dns_kit::unix_socket"],
+        targets: &[
+            "dns_resolver::ops::api",
+            "dns_kit::http_server",
+            "dns_kit::unix_socket",
+        ],
         about: "the API and other HTTP servers: refused connections and requests",
     },
     Tag {
@@ -71,13 +114,21 @@ pub const TAGS: &[Tag] = &[
         targets: &["dns_resolver::server"],
         about: "sockets, TCP sessions, malformed messages",
     },
-    Tag { name: "fastpath", targets: &["dns_fastpath"], about: "interfaces and hooks, publishing, lease" },
+    Tag {
+        name: "fastpath",
+        targets: &["dns_fastpath"],
+        about: "interfaces and hooks, publishing, lease",
+    },
     Tag {
         name: "ebpf",
         targets: &["dns_fastpath::observe::messages", "aya", "aya_log"],
         about: "messages from inside the BPF program and from its loader",
     },
-    Tag { name: LIBRARIES, targets: &[], about: "warnings of the libraries that the server is built from" },
+    Tag {
+        name: LIBRARIES,
+        targets: &[],
+        about: "warnings of the libraries that the server is built from",
+    },
 ];
 
 /// Tag of all crates that no other tag covers.
@@ -95,7 +146,9 @@ pub fn spelt(name: &str) -> Option<&'static str> {
 
 /// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.
 pub fn targets(name: &str) -> Option<&'static [&'static str]> {
-    TAGS.iter().find(|tag| tag.name.eq_ignore_ascii_case(name)).map(|tag| tag.targets)
+    TAGS.iter()
+        .find(|tag| tag.name.eq_ignore_ascii_case(name))
+        .map(|tag| tag.targets)
 }
 
 /// Returns the tag for lines from `target`.
@@ -109,7 +162,9 @@ pub fn of_target(target: &str) -> &'static str {
 
 /// Returns whether `target` is the module `prefix` or inside it.
 fn is_within(target: &str, prefix: &str) -> bool {
-    target.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    target
+        .strip_prefix(prefix)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 #[cfg(test)]
@@ -137,16 +192,31 @@ mod tests {
     fn operators_guide_lists_every_tag() {
         let guide = include_str!("../../../../docs/operating.md");
         for tag in TAGS {
-            let row = |line: &str| line.starts_with('|') && line.contains(&format!("`{}`", tag.name));
-            assert!(guide.lines().any(row), "{} is missing in docs/operating.md", tag.name);
+            let row =
+                |line: &str| line.starts_with('|') && line.contains(&format!("`{}`", tag.name));
+            assert!(
+                guide.lines().any(row),
+                "{} is missing in docs/operating.md",
+                tag.name
+            );
         }
     }
 
     #[test]
     fn names_ignore_letter_case() {
         for tag in TAGS {
-            assert_eq!(targets(&tag.name.to_uppercase()), Some(tag.targets), "{}", tag.name);
-            assert_eq!(TAGS.iter().filter(|other| other.name.eq_ignore_ascii_case(tag.name)).count(), 1);
+            assert_eq!(
+                targets(&tag.name.to_uppercase()),
+                Some(tag.targets),
+                "{}",
+                tag.name
+            );
+            assert_eq!(
+                TAGS.iter()
+                    .filter(|other| other.name.eq_ignore_ascii_case(tag.name))
+                    .count(),
+                1
+            );
         }
         assert_eq!(targets("nothing"), None);
     }

@@ -55,7 +55,9 @@ impl LineWriter {
         let (lines, queue) = bounded(QUEUE_LINES);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&dropped);
-        threads::spawn("log", OnPanic::EndProcess, move || write_lines(&queue, output, &counter))?;
+        threads::spawn("log", OnPanic::EndProcess, move || {
+            write_lines(&queue, output, &counter)
+        })?;
         Ok(Self { lines, dropped })
     }
 
@@ -117,7 +119,10 @@ fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &Atom
         }
         let lost = dropped.load(Ordering::Relaxed);
         if lost > reported && queue.len() < QUEUE_LINES / 2 {
-            tracing::warn!(lines = lost - reported, "log lines lost: the reader of the log is too slow");
+            tracing::warn!(
+                lines = lost - reported,
+                "log lines lost: the reader of the log is too slow"
+            );
             reported = lost;
         }
         requests::report_suppressed();
@@ -139,8 +144,11 @@ pub(super) struct Lines {
 /// Returns whether standard output or error is connected to the journal: systemd stores the device and
 /// inode in `JOURNAL_STREAM` (systemd.exec(5)).
 pub(super) fn is_journal(output: impl AsFd) -> bool {
-    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-    nix::sys::stat::fstat(output).is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    nix::sys::stat::fstat(output)
+        .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
 /// Returns the prefix that sets a line's priority in the journal (sd-daemon(3), syslog(3)).
@@ -158,7 +166,12 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let metadata = event.metadata();
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -191,28 +204,56 @@ struct Line<'a> {
 impl Line<'_> {
     /// Writes `time LEVEL [tag] message key=value`.
     fn text(self, mut out: Writer<'_>) -> fmt::Result {
-        let Self { time, level, tag, fields } = self;
+        let Self {
+            time,
+            level,
+            tag,
+            fields,
+        } = self;
         writeln!(out, "{time} {level:<5} [{tag}] {fields}")
     }
 
     /// Writes `[tag] message key=value`, for readers that add time and level themselves.
     fn bare_text(self, mut out: Writer<'_>) -> fmt::Result {
-        let Self { time: _, level: _, tag, fields } = self;
+        let Self {
+            time: _,
+            level: _,
+            tag,
+            fields,
+        } = self;
         writeln!(out, "[{tag}] {fields}")
     }
 
     /// Writes one flat object. Fields with the name of a standard member get an underscore.
     fn json(self, mut out: Writer<'_>) -> fmt::Result {
-        let Self { time, level, tag, fields: Fields { message, others } } = self;
+        let Self {
+            time,
+            level,
+            tag,
+            fields: Fields { message, others },
+        } = self;
         let mut object = Map::new();
-        for (key, value) in [("time", time), ("level", level), ("tag", tag), ("message", &message)] {
+        for (key, value) in [
+            ("time", time),
+            ("level", level),
+            ("tag", tag),
+            ("message", &message),
+        ] {
             object.insert(key.to_owned(), Value::String(value.to_owned()));
         }
         for (key, value) in others {
-            let key = if object.contains_key(key) { format!("{key}_") } else { key.to_owned() };
+            let key = if object.contains_key(key) {
+                format!("{key}_")
+            } else {
+                key.to_owned()
+            };
             object.insert(key, value);
         }
-        writeln!(out, "{}", terminal::json(&Value::Object(object).to_string()))
+        writeln!(
+            out,
+            "{}",
+            terminal::json(&Value::Object(object).to_string())
+        )
     }
 }
 
@@ -288,7 +329,9 @@ pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
 /// Returns whether a value needs no quotes.
 fn is_bare(text: &str) -> bool {
     !text.is_empty()
-        && text.chars().all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
+        && text
+            .chars()
+            .all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
 }
 
 /// Returns message and fields of an event in the format of a text line.
@@ -314,7 +357,8 @@ pub fn time_of(seconds: f64) -> String {
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
-    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    let format =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     // A UTC time has all components of the format; in any case, the line is more important than its time.
     time.format(&format).unwrap_or_default()
 }
@@ -349,7 +393,10 @@ mod tests {
         }
         LineWriter::flush(&writer, Duration::from_secs(5));
         let expected: String = (0..100).map(|number| format!("{number}\n")).collect();
-        assert_eq!(String::from_utf8(output.0.lock().clone()).unwrap(), expected);
+        assert_eq!(
+            String::from_utf8(output.0.lock().clone()).unwrap(),
+            expected
+        );
         assert_eq!(writer.dropped(), 0);
     }
 
@@ -380,30 +427,53 @@ mod format_tests {
     fn repeated_causes_are_left_out() {
         let cause = || io::Error::other("no route");
         assert_eq!(with_causes(&cause()), "no route");
-        assert_eq!(with_causes(&Caused("connecting failed", cause())), "connecting failed: no route");
-        assert_eq!(with_causes(&Caused("no route to 192.0.2.1", cause())), "no route to 192.0.2.1");
+        assert_eq!(
+            with_causes(&Caused("connecting failed", cause())),
+            "connecting failed: no route"
+        );
+        assert_eq!(
+            with_causes(&Caused("no route to 192.0.2.1", cause())),
+            "no route to 192.0.2.1"
+        );
     }
 
     /// Returns fields with a message that tries to forge a line.
     fn fields() -> Fields {
         Fields {
             message: "hello\n2026 ERROR forged\u{9b}2J".into(),
-            others: vec![("name", "a.b.".into()), ("level", "x y".into()), ("count", 3.into())],
+            others: vec![
+                ("name", "a.b.".into()),
+                ("level", "x y".into()),
+                ("count", 3.into()),
+            ],
         }
     }
 
     #[test]
     fn journal_lines_omit_time() {
         let mut text = String::new();
-        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        let line = Line {
+            time: "T",
+            level: "INFO",
+            tag: "main",
+            fields: fields(),
+        };
         line.bare_text(Writer::new(&mut text)).unwrap();
         assert!(text.starts_with("[main] hello"), "{text}");
-        assert_eq!((priority(&Level::ERROR), priority(&Level::DEBUG)), ("<3>", "<7>"));
+        assert_eq!(
+            (priority(&Level::ERROR), priority(&Level::DEBUG)),
+            ("<3>", "<7>")
+        );
     }
 
     fn line(format: LogFormat) -> String {
         let mut text = String::new();
-        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        let line = Line {
+            time: "T",
+            level: "INFO",
+            tag: "main",
+            fields: fields(),
+        };
         match format {
             LogFormat::Text => line.text(Writer::new(&mut text)).unwrap(),
             LogFormat::Json => line.json(Writer::new(&mut text)).unwrap(),

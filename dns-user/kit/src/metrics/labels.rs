@@ -58,7 +58,11 @@ pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
 
 /// Returns CoreDNS's label `family`: `1` for IPv4, `2` for IPv6.
 pub fn family_label(address: std::net::IpAddr) -> &'static str {
-    if address.to_canonical().is_ipv4() { "1" } else { "2" }
+    if address.to_canonical().is_ipv4() {
+        "1"
+    } else {
+        "2"
+    }
 }
 
 /// Returns CoreDNS's label `server`, such as `dns://169.254.0.2:53`.
@@ -80,7 +84,10 @@ mod tests {
     fn labels_match_coredns() {
         assert_eq!(type_label(28), "AAAA");
         assert_eq!(type_label(9999), "other");
-        assert_eq!((type_text(28).as_str(), type_text(9999).as_str()), ("AAAA", "TYPE9999"));
+        assert_eq!(
+            (type_text(28).as_str(), type_text(9999).as_str()),
+            ("AAAA", "TYPE9999")
+        );
         assert_eq!(rcode_label(3), "NXDOMAIN");
         assert_eq!(rcode_label(11), "11");
         assert_eq!(family_label("::ffff:10.0.0.1".parse().unwrap()), "1");

@@ -93,8 +93,17 @@ impl Kind for Histogram {
 
 impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
     /// Declares a family.
-    pub const fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
-        Self { name, help, labels, kind: PhantomData }
+    pub const fn new(
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; LABELS],
+    ) -> Self {
+        Self {
+            name,
+            help,
+            labels,
+            kind: PhantomData,
+        }
     }
 
     /// Builds the family for a scrape from (label values, metric value) pairs; label values are in
@@ -133,8 +142,16 @@ impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
         collect: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
     ) -> prometheus::Result<()> {
         let labels = self.labels.map(str::to_owned).to_vec();
-        let description = Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())?;
-        registry.register(Box::new(Scraped { description, collect }))
+        let description = Desc::new(
+            self.name.to_owned(),
+            self.help.to_owned(),
+            labels,
+            Default::default(),
+        )?;
+        registry.register(Box::new(Scraped {
+            description,
+            collect,
+        }))
     }
 
     /// Returns the options of a stored metric.
@@ -162,16 +179,23 @@ impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Scraped<F> {
 
 /// Builds a histogram for a scrape from the observations in each bucket, not cumulative; the last
 /// bucket has no bound.
-pub fn histogram(bounds: &[f64], observations: impl IntoIterator<Item = u64>, sum: f64) -> proto::Histogram {
+pub fn histogram(
+    bounds: &[f64],
+    observations: impl IntoIterator<Item = u64>,
+    sum: f64,
+) -> proto::Histogram {
     let mut observations = observations.into_iter();
     let mut count = 0;
-    let buckets = bounds.iter().zip(observations.by_ref()).map(|(bound, in_bucket)| {
-        count += in_bucket;
-        let mut bucket = Bucket::default();
-        bucket.set_upper_bound(*bound);
-        bucket.set_cumulative_count(count);
-        bucket
-    });
+    let buckets = bounds
+        .iter()
+        .zip(observations.by_ref())
+        .map(|(bound, in_bucket)| {
+            count += in_bucket;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(count);
+            bucket
+        });
     let mut histogram = proto::Histogram::default();
     histogram.set_bucket(buckets.collect());
     histogram.set_sample_count(count + observations.sum::<u64>());
@@ -224,18 +248,38 @@ impl Family<Histogram, 0> {
 
 //----------- Process --------------------------------------------------------
 
-const CPU_SECONDS: Family<SecondsCounter, 0> =
-    Family::new("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", []);
-const OPEN_FILES: Family<Gauge, 0> = Family::new("process_open_fds", "Number of open file descriptors.", []);
-const MOST_FILES: Family<Gauge, 0> =
-    Family::new("process_max_fds", "Maximum number of open file descriptors.", []);
-const VIRTUAL_MEMORY: Family<Gauge, 0> =
-    Family::new("process_virtual_memory_bytes", "Virtual memory size in bytes.", []);
-const RESIDENT_MEMORY: Family<Gauge, 0> =
-    Family::new("process_resident_memory_bytes", "Resident memory size in bytes.", []);
-const STARTED: Family<Gauge, 0> =
-    Family::new("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", []);
-const THREADS: Family<Gauge, 0> = Family::new("process_threads", "Number of OS threads in the process.", []);
+const CPU_SECONDS: Family<SecondsCounter, 0> = Family::new(
+    "process_cpu_seconds_total",
+    "Total user and system CPU time spent in seconds.",
+    [],
+);
+const OPEN_FILES: Family<Gauge, 0> =
+    Family::new("process_open_fds", "Number of open file descriptors.", []);
+const MOST_FILES: Family<Gauge, 0> = Family::new(
+    "process_max_fds",
+    "Maximum number of open file descriptors.",
+    [],
+);
+const VIRTUAL_MEMORY: Family<Gauge, 0> = Family::new(
+    "process_virtual_memory_bytes",
+    "Virtual memory size in bytes.",
+    [],
+);
+const RESIDENT_MEMORY: Family<Gauge, 0> = Family::new(
+    "process_resident_memory_bytes",
+    "Resident memory size in bytes.",
+    [],
+);
+const STARTED: Family<Gauge, 0> = Family::new(
+    "process_start_time_seconds",
+    "Start time of the process since unix epoch in seconds.",
+    [],
+);
+const THREADS: Family<Gauge, 0> = Family::new(
+    "process_threads",
+    "Number of OS threads in the process.",
+    [],
+);
 
 /// Registers the families of this process: CPU time, memory, descriptors and threads.
 pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
@@ -254,7 +298,9 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
             families.push(VIRTUAL_MEMORY.is(stat.virtual_memory));
             families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size()));
             families.push(THREADS.is(stat.threads));
-            families.extend(boot.map(|boot| STARTED.is((boot + stat.start / ticks_per_second()).floor())));
+            families.extend(
+                boot.map(|boot| STARTED.is((boot + stat.start / ticks_per_second()).floor())),
+            );
         }
         families
     })
@@ -294,7 +340,11 @@ impl Stat {
 /// Returns the time of the machine's start in seconds since 1970.
 fn boot_time() -> Option<f64> {
     let text = fs::read_to_string("/proc/stat").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix("btime "))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 fn ticks_per_second() -> f64 {
@@ -306,7 +356,10 @@ fn page_size() -> f64 {
 }
 
 fn setting(name: SysconfVar, usual: f64) -> f64 {
-    sysconf(name).ok().flatten().map_or(usual, |value| value as f64)
+    sysconf(name)
+        .ok()
+        .flatten()
+        .map_or(usual, |value| value as f64)
 }
 
 #[cfg(test)]
@@ -315,8 +368,7 @@ mod tests {
 
     #[test]
     fn names_with_spaces_are_skipped() {
-        let text =
-            "7 (a b) c) S 1 7 7 0 -1 4 9 0 0 0 150 50 0 0 20 0 12 0 900 4096000 250 18446744073709551615";
+        let text = "7 (a b) c) S 1 7 7 0 -1 4 9 0 0 0 150 50 0 0 20 0 12 0 900 4096000 250 18446744073709551615";
         let expected = Stat {
             cpu: 200.0,
             threads: 12.0,
@@ -334,16 +386,27 @@ mod tests {
         register_process(&registry).unwrap();
         let value = |name: &str| {
             let families = registry.gather();
-            let family = families.iter().find(|family| family.name() == name).unwrap();
+            let family = families
+                .iter()
+                .find(|family| family.name() == name)
+                .unwrap();
             let metric = &family.get_metric()[0];
             metric.get_gauge().get_value() + metric.get_counter().get_value()
         };
         assert!(value("process_resident_memory_bytes") > 1e6);
         assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
-        assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= value("process_open_fds"));
+        assert!(
+            value("process_open_fds") >= 3.0
+                && value("process_max_fds") >= value("process_open_fds")
+        );
         assert!(value("process_threads") >= 1.0);
-        let uptime: f64 =
-            fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let uptime: f64 = fs::read_to_string("/proc/uptime")
+            .unwrap()
+            .split(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
         let now = boot_time().unwrap() + uptime;
         assert!((now - 86_400.0..=now + 2.0).contains(&value("process_start_time_seconds")));
         let before = value("process_cpu_seconds_total");

@@ -57,7 +57,10 @@ pub struct ServerVerifier {
 enum Roots {
     Fixed(Arc<RootCertStore>),
     /// Those of a file, read again at a handshake if it changed; the last good ones stay in use.
-    File(PathBuf, Mutex<Option<(Option<FileStamp>, Arc<RootCertStore>)>>),
+    File(
+        PathBuf,
+        Mutex<Option<(Option<FileStamp>, Arc<RootCertStore>)>>,
+    ),
     /// Those of the latest valid set of files.
     Polled(Arc<RotatingTls>),
     /// Every certificate is accepted, if the server has its key.
@@ -79,7 +82,10 @@ impl ServerVerifier {
     /// Accepts certificates of the CAs in a PEM file, for the host of the connection. While the file cannot
     /// be read, the last good CAs are used, or handshakes fail.
     pub fn of_file(path: &Path) -> Self {
-        Self::new(Roots::File(path.to_owned(), Mutex::new(None)), AcceptedName::Host)
+        Self::new(
+            Roots::File(path.to_owned(), Mutex::new(None)),
+            AcceptedName::Host,
+        )
     }
 
     /// Accepts every server: the connection is encrypted, but not protected from an attacker on its way.
@@ -88,7 +94,11 @@ impl ServerVerifier {
     }
 
     fn new(roots: Roots, name: AcceptedName) -> Self {
-        Self { roots, name, provider: Arc::new(ring::default_provider()) }
+        Self {
+            roots,
+            name,
+            provider: Arc::new(ring::default_provider()),
+        }
     }
 
     /// Returns the CAs to use now; `None` if there is nothing to verify.
@@ -110,7 +120,8 @@ impl ServerVerifier {
         {
             return Ok(Some(roots.clone()));
         }
-        let read = read_certificates(path, "CA certificates").and_then(|bundle| trusted(path, bundle));
+        let read =
+            read_certificates(path, "CA certificates").and_then(|bundle| trusted(path, bundle));
         match (read, &*loaded) {
             (Ok(roots), _) => {
                 let roots = Arc::new(roots);
@@ -118,7 +129,9 @@ impl ServerVerifier {
                 Ok(Some(roots))
             }
             (Err(error), Some((_, roots))) => {
-                tracing::warn!("cannot use the new CA certificates; the last good ones stay in use: {error}");
+                tracing::warn!(
+                    "cannot use the new CA certificates; the last good ones stay in use: {error}"
+                );
                 Ok(Some(roots.clone()))
             }
             (Err(error), None) => Err(error),
@@ -134,21 +147,27 @@ impl ServerVerifier {
         match self.name {
             AcceptedName::Host => verify_server_name(certificate, host),
             AcceptedName::Fixed(name) => {
-                let facts = CertificateFacts::parse(der)
-                    .map_err(|_| Error::InvalidCertificate(rustls::CertificateError::BadEncoding))?;
+                let facts = CertificateFacts::parse(der).map_err(|_| {
+                    Error::InvalidCertificate(rustls::CertificateError::BadEncoding)
+                })?;
                 match facts.is_issued_to(name) {
                     true => Ok(()),
-                    false => Err(Error::InvalidCertificate(rustls::CertificateError::NotValidForName)),
+                    false => Err(Error::InvalidCertificate(
+                        rustls::CertificateError::NotValidForName,
+                    )),
                 }
             }
             AcceptedName::HostBelow(below) => {
                 verify_server_name(certificate, host)?;
                 let name = common_name(der).unwrap_or_default();
-                match name.strip_suffix(below).is_some_and(|first| first.ends_with('.') && first.len() > 1) {
+                match name
+                    .strip_suffix(below)
+                    .is_some_and(|first| first.ends_with('.') && first.len() > 1)
+                {
                     true => Ok(()),
-                    false => {
-                        Err(Error::General(format!("the server's common name {name:?} is not below {below}")))
-                    }
+                    false => Err(Error::General(format!(
+                        "the server's common name {name:?} is not below {below}"
+                    ))),
                 }
             }
         }
@@ -164,11 +183,19 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let roots = self.roots().map_err(|error| Error::General(error.to_string()))?;
+        let roots = self
+            .roots()
+            .map_err(|error| Error::General(error.to_string()))?;
         if let Some(roots) = roots {
             let parsed = ParsedCertificate::try_from(end_entity)?;
             let algorithms = self.provider.signature_verification_algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&parsed, &roots, intermediates, now, algorithms)?;
+            verify_server_cert_signed_by_trust_anchor(
+                &parsed,
+                &roots,
+                intermediates,
+                now,
+                algorithms,
+            )?;
             self.check_name(&parsed, end_entity, server_name)?;
         }
         Ok(ServerCertVerified::assertion())
@@ -195,7 +222,9 @@ impl ServerCertVerifier for ServerVerifier {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -222,11 +251,16 @@ impl CertificateFacts {
     pub fn parse(certificate: &CertificateDer<'_>) -> der::Result<Self> {
         let parsed = Certificate::from_der(certificate)?;
         let parsed = parsed.tbs_certificate();
-        let alternative = parsed.get_extension::<SubjectAltName>()?.map(|(_, names)| names.0);
-        let dns_names = alternative.into_iter().flatten().filter_map(|name| match name {
-            GeneralName::DnsName(text) => Some(text.to_string()),
-            _ => None,
-        });
+        let alternative = parsed
+            .get_extension::<SubjectAltName>()?
+            .map(|(_, names)| names.0);
+        let dns_names = alternative
+            .into_iter()
+            .flatten()
+            .filter_map(|name| match name {
+                GeneralName::DnsName(text) => Some(text.to_string()),
+                _ => None,
+            });
         Ok(Self {
             common_name: first_common_name(parsed.subject()),
             dns_names: dns_names.collect(),
@@ -241,8 +275,15 @@ impl CertificateFacts {
     pub fn warns_from(&self) -> SystemTime {
         const DAY: Duration = Duration::from_secs(24 * 3600);
         const LATEST_RENEWAL: Duration = Duration::from_secs(20 * 60);
-        let validity = self.not_after.duration_since(self.not_before).unwrap_or_default();
-        let longest = if validity > 7 * DAY { 30 * DAY } else { LATEST_RENEWAL };
+        let validity = self
+            .not_after
+            .duration_since(self.not_before)
+            .unwrap_or_default();
+        let longest = if validity > 7 * DAY {
+            30 * DAY
+        } else {
+            LATEST_RENEWAL
+        };
         self.not_after - (validity / 12).min(longest)
     }
 
@@ -261,20 +302,36 @@ impl CertificateFacts {
     /// names. The common name counts because directors issue certificates without alternative
     /// names, and bosh-dns accepts them.
     pub fn is_issued_to(&self, name: &str) -> bool {
-        self.common_name.iter().chain(&self.dns_names).any(|held| held.eq_ignore_ascii_case(name))
+        self.common_name
+            .iter()
+            .chain(&self.dns_names)
+            .any(|held| held.eq_ignore_ascii_case(name))
     }
 }
 
 /// Returns the common name of a certificate's subject; `None` also if it cannot be parsed.
 pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    first_common_name(Certificate::from_der(certificate).ok()?.tbs_certificate().subject())
+    first_common_name(
+        Certificate::from_der(certificate)
+            .ok()?
+            .tbs_certificate()
+            .subject(),
+    )
 }
 
 /// Returns the first common name of `subject` that is a string.
 pub fn first_common_name(subject: &Name) -> Option<String> {
-    let names = subject.iter().filter(|attribute| attribute.oid == COMMON_NAME).map(|name| &name.value);
+    let names = subject
+        .iter()
+        .filter(|attribute| attribute.oid == COMMON_NAME)
+        .map(|name| &name.value);
     let mut strings = names.filter(|value| {
-        matches!(value.tag(), Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::TeletexString)
+        matches!(
+            value.tag(),
+            Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::TeletexString
+        )
     });
-    strings.find_map(|value| str::from_utf8(value.value()).ok()).map(str::to_owned)
+    strings
+        .find_map(|value| str::from_utf8(value.value()).ok())
+        .map(str::to_owned)
 }

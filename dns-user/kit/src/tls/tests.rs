@@ -20,15 +20,23 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), pem }
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
     }
 
     /// Issues a PEM certificate and key with a common name only.
     fn issue(&self, common_name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        (
+            params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
     }
 }
 
@@ -46,7 +54,10 @@ fn files(folder: &Path, (certificate, key): &(String, String), ca: &str) -> TlsF
 }
 
 /// Performs a handshake in memory; returns both sides' errors as one text.
-fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<rustls::HandshakeKind, String> {
+fn handshake(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+) -> Result<rustls::HandshakeKind, String> {
     let name = rustls_pki_types::ServerName::try_from("health.bosh-dns").unwrap();
     let mut client = rustls::ClientConnection::new(client, name).map_err(|e| e.to_string())?;
     let mut server = rustls::ServerConnection::new(server).map_err(|e| e.to_string())?;
@@ -58,7 +69,9 @@ fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<rus
         let mut bytes = &wire[..];
         while !bytes.is_empty() {
             server.read_tls(&mut bytes).unwrap();
-            server.process_new_packets().map_err(|e| format!("server: {e}"))?;
+            server
+                .process_new_packets()
+                .map_err(|e| format!("server: {e}"))?;
         }
         let mut wire = Vec::new();
         while server.wants_write() {
@@ -67,7 +80,9 @@ fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<rus
         let mut bytes = &wire[..];
         while !bytes.is_empty() {
             client.read_tls(&mut bytes).unwrap();
-            client.process_new_packets().map_err(|e| format!("client: {e}"))?;
+            client
+                .process_new_packets()
+                .map_err(|e| format!("client: {e}"))?;
         }
     }
     if client.is_handshaking() {
@@ -86,7 +101,8 @@ fn sessions_are_not_resumed() {
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         // A client that stores sessions, as browsers and Go's clients do.
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(CertificateDer::pem_file_iter(&files.ca).unwrap().flatten());
+        roots
+            .add_parsable_certificates(CertificateDer::pem_file_iter(&files.ca).unwrap().flatten());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = ServerVerifier::fixed("health.bosh-dns".into(), Arc::new(roots));
         let client = ClientConfig::builder_with_provider(provider)
@@ -95,7 +111,10 @@ fn sessions_are_not_resumed() {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_auth_cert(
-                CertificateDer::pem_file_iter(&files.certificate).unwrap().flatten().collect(),
+                CertificateDer::pem_file_iter(&files.certificate)
+                    .unwrap()
+                    .flatten()
+                    .collect(),
                 PrivateKeyDer::from_pem_file(&files.private_key).unwrap(),
             )
             .unwrap();
@@ -124,7 +143,10 @@ fn common_name_suffices() {
     let wrong = RotatingTls::load("t", "health.bosh-dns", &wrong).unwrap();
     let refused = handshake(right.client_config(), wrong.server_config()).unwrap_err();
     assert!(refused.contains("client: "), "{refused}");
-    assert_eq!(wrong.current().certificate.common_name.as_deref(), Some("somebody.else"));
+    assert_eq!(
+        wrong.current().certificate.common_name.as_deref(),
+        Some("somebody.else")
+    );
 }
 
 #[test]
@@ -139,7 +161,13 @@ fn mismatched_key_is_never_used() {
     fs::write(&files.certificate, &new.0).unwrap();
     assert!(!tls.poll());
     assert_eq!(tls.current().generation, 1);
-    assert!(tls.last_error().unwrap().contains("does not match the certificate"), "{:?}", tls.last_error());
+    assert!(
+        tls.last_error()
+            .unwrap()
+            .contains("does not match the certificate"),
+        "{:?}",
+        tls.last_error()
+    );
     handshake(tls.client_config(), tls.server_config()).unwrap();
 
     fs::write(&files.private_key, &new.1).unwrap();
@@ -155,7 +183,11 @@ fn broken_file_keeps_last_set() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
     let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
-    for content in ["", "no PEM at all", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+    for content in [
+        "",
+        "no PEM at all",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    ] {
         fs::write(&files.ca, content).unwrap();
         assert!(!tls.poll());
         assert!(tls.last_error().is_some(), "{content:?}");
@@ -164,15 +196,33 @@ fn broken_file_keeps_last_set() {
     assert!(!tls.poll());
     fs::write(&files.ca, &ca.pem).unwrap();
     assert!(tls.poll());
-    assert!(RotatingTls::load("t", "n", &TlsFiles { ca: folder.path().join("none"), ..files }).is_err());
+    assert!(
+        RotatingTls::load(
+            "t",
+            "n",
+            &TlsFiles {
+                ca: folder.path().join("none"),
+                ..files
+            }
+        )
+        .is_err()
+    );
 }
 
 #[test]
 fn staggered_ca_rotation_never_fails() {
     let (old_ca, new_ca) = (Authority::new("ca"), Authority::new("ca"));
     let both = format!("{}{}", old_ca.pem, new_ca.pem);
-    let (old, new) = (old_ca.issue("health.bosh-dns"), new_ca.issue("health.bosh-dns"));
-    let steps = [(&old, &old_ca.pem), (&old, &both), (&new, &both), (&new, &new_ca.pem)];
+    let (old, new) = (
+        old_ca.issue("health.bosh-dns"),
+        new_ca.issue("health.bosh-dns"),
+    );
+    let steps = [
+        (&old, &old_ca.pem),
+        (&old, &both),
+        (&new, &both),
+        (&new, &new_ca.pem),
+    ];
     let load = |(pair, ca): (&(String, String), &String)| {
         let folder = tempfile::tempdir().unwrap();
         RotatingTls::load("t", "health.bosh-dns", &files(folder.path(), pair, ca)).unwrap()
@@ -196,7 +246,10 @@ fn certificate_expiry_is_known() {
     params.not_after = rcgen::date_time_ymd(2031, 2, 3);
     let certificate = params.signed_by(&key, &ca.issuer).unwrap();
     let facts = CertificateFacts::parse(certificate.der()).unwrap();
-    assert_eq!(facts.not_after, SystemTime::UNIX_EPOCH + Duration::from_secs(1_927_843_200));
+    assert_eq!(
+        facts.not_after,
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_927_843_200)
+    );
     assert!(facts.is_issued_to("A.example") && !facts.is_issued_to("b.example"));
 }
 
@@ -219,6 +272,10 @@ fn warnings_are_relative_to_validity() {
             not_before: start,
             not_after: start + validity,
         };
-        assert_eq!(facts.not_after.duration_since(facts.warns_from()).unwrap(), warned, "{validity:?}");
+        assert_eq!(
+            facts.not_after.duration_since(facts.warns_from()).unwrap(),
+            warned,
+            "{validity:?}"
+        );
     }
 }

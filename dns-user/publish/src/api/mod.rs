@@ -69,18 +69,24 @@ const COLLECTIONS: [(&str, ScopeOf); 4] = [
     ("/v2/projects/{project}/inbound-intents", |params| {
         Scope::Project(Kind::Intent, param(params, "project"))
     }),
-    ("/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs", |params| {
-        Scope::List(ListOwner::LogicalCloud {
-            project: param(params, "project"),
-            name: param(params, "logical-cloud"),
-        })
-    }),
-    ("/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs", |params| {
-        Scope::List(ListOwner::Cluster {
-            provider: param(params, "cluster-provider"),
-            name: param(params, "cluster"),
-        })
-    }),
+    (
+        "/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs",
+        |params| {
+            Scope::List(ListOwner::LogicalCloud {
+                project: param(params, "project"),
+                name: param(params, "logical-cloud"),
+            })
+        },
+    ),
+    (
+        "/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs",
+        |params| {
+            Scope::List(ListOwner::Cluster {
+                provider: param(params, "cluster-provider"),
+                name: param(params, "cluster"),
+            })
+        },
+    ),
 ];
 
 fn param(params: &PathParams, name: &str) -> String {
@@ -91,7 +97,10 @@ fn param(params: &PathParams, name: &str) -> String {
 pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
     let mut router = Router::new();
     for (path, scope) in COLLECTIONS {
-        let paths = BTreeSet::from([path.to_owned(), path.replacen("/v2/projects/", "/v2/project/", 1)]);
+        let paths = BTreeSet::from([
+            path.to_owned(),
+            path.replacen("/v2/projects/", "/v2/project/", 1),
+        ]);
         for path in paths {
             for end in ["", "/"] {
                 router = router
@@ -107,7 +116,10 @@ pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
         .route("/confirm", post(confirm))
         .merge(plain_routes())
         .fallback(|uri: Uri| async move {
-            let reason = format!("{} is not a path of the API; see /v2/openapi.json", uri.path());
+            let reason = format!(
+                "{} is not a path of the API; see /v2/openapi.json",
+                uri.path()
+            );
             refusal(StatusCode::NOT_FOUND, &reason)
         })
         .method_not_allowed_fallback(|method: Method| async move {
@@ -123,7 +135,9 @@ pub(crate) fn metrics_routes(api_state: Arc<ApiState>) -> Router {
 }
 
 fn plain_routes() -> Router<Arc<ApiState>> {
-    Router::new().route("/healthz", get(healthz)).route("/metrics", get(metrics))
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
 }
 
 type Shared = State<Arc<ApiState>>;
@@ -132,13 +146,24 @@ type Params = Path<PathParams>;
 
 fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     let list = move |State(state): Shared, Path(params): Params, uri: Uri, page: PageOf| async move {
-        let page = page.map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?.0;
-        Answer::Ok(blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await)
+        let page = page
+            .map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?
+            .0;
+        Answer::Ok(
+            blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await,
+        )
     };
     let create = move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
         let (body, conditions) = (read_body(body, MAX_BODY).await?, Preconditions::default());
-        let create =
-            move || resources::write(&state, &scope(&params), (uri.path(), None), &body, &conditions);
+        let create = move || {
+            resources::write(
+                &state,
+                &scope(&params),
+                (uri.path(), None),
+                &body,
+                &conditions,
+            )
+        };
         Answer::Ok(blocking(create).await)
     };
     get(list).post(create)
@@ -151,11 +176,21 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
         let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
         blocking(move || resources::read(&state, &scope(&params), &name, &conditions)).await
     };
-    let replace = move |State(state): Shared, Path(params): Params, headers: HeaderMap, body: Body| async move {
+    let replace = move |State(state): Shared,
+                        Path(params): Params,
+                        headers: HeaderMap,
+                        body: Body| async move {
         let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
         let body = read_body(body, MAX_BODY).await?;
-        let replace =
-            move || resources::write(&state, &scope(&params), ("", Some(&name)), &body, &conditions);
+        let replace = move || {
+            resources::write(
+                &state,
+                &scope(&params),
+                ("", Some(&name)),
+                &body,
+                &conditions,
+            )
+        };
         Answer::Ok(blocking(replace).await)
     };
     let delete = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
@@ -173,12 +208,15 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
     match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(_)) => {
-            let reason = format!("the body is incomplete, or larger than {limit} octets; send less");
+            let reason =
+                format!("the body is incomplete, or larger than {limit} octets; send less");
             Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
         }
         Err(_) => {
-            let reason =
-                format!("the body did not arrive within {} s; send it at once", BODY_TIMEOUT.as_secs());
+            let reason = format!(
+                "the body did not arrive within {} s; send it at once",
+                BODY_TIMEOUT.as_secs()
+            );
             Err(refusal(StatusCode::REQUEST_TIMEOUT, &reason))
         }
     }
@@ -186,13 +224,23 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
 
 /// Runs a request on a blocking thread, because the store waits for the disk.
 async fn blocking(request: impl FnOnce() -> Response + Send + 'static) -> Response {
-    tokio::task::spawn_blocking(request).await.unwrap_or_else(|error| {
-        (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({ "error": error.to_string() }))).into_response()
-    })
+    tokio::task::spawn_blocking(request)
+        .await
+        .unwrap_or_else(|error| {
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                Json(json!({ "error": error.to_string() })),
+            )
+                .into_response()
+        })
 }
 
 async fn openapi_document() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        include_str!("openapi.json"),
+    )
+        .into_response()
 }
 
 async fn status(State(api_state): Shared) -> Response {
@@ -218,15 +266,23 @@ pub(crate) struct ConfirmRequest {
 /// running publisher has the credentials that a command lacks.
 async fn confirm(State(api_state): Shared, body: Body) -> Answer {
     let body = read_body(body, MAX_BODY).await?;
-    let ConfirmRequest { deletions, providers } = serde_json::from_slice(&body).map_err(|error| {
+    let ConfirmRequest {
+        deletions,
+        providers,
+    } = serde_json::from_slice(&body).map_err(|error| {
         let reason = format!("the body is not a confirmation: {error}; send {{\"deletions\": N}}");
         refusal(StatusCode::BAD_REQUEST, &reason)
     })?;
-    let providers = if providers.is_empty() { api_state.providers() } else { providers };
+    let providers = if providers.is_empty() {
+        api_state.providers()
+    } else {
+        providers
+    };
     let mut results = BTreeMap::new();
     for provider in providers {
         let Some(result) = api_state.confirm(&provider, deletions).await else {
-            let reason = format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
+            let reason =
+                format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
             return Err(refusal(StatusCode::NOT_FOUND, &reason));
         };
         results.insert(provider, result);
@@ -246,9 +302,17 @@ async fn metrics(State(api_state): Shared) -> Response {
 }
 
 /// Binds the control socket for the process's user, and for a group if one is given.
-pub(crate) fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
+pub(crate) fn bind_control(
+    path: &std::path::Path,
+    group: Option<&str>,
+) -> io::Result<ControlSocket> {
     let id_of = |name| {
-        let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("group {name:?} does not exist"));
+        let unknown = || {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("group {name:?} does not exist"),
+            )
+        };
         Ok::<_, io::Error>(Group::from_name(name)?.ok_or_else(unknown)?.gid)
     };
     let group = group.map(id_of).transpose()?;
@@ -257,7 +321,9 @@ pub(crate) fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::R
 
 pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
     let server = Server::new("the control socket", Listener::Control(socket.listen()?));
-    server.run(move |_| routes.clone(), std::future::pending()).await;
+    server
+        .run(move |_| routes.clone(), std::future::pending())
+        .await;
     Ok(())
 }
 
@@ -269,13 +335,24 @@ pub(crate) async fn serve_tls(
     routes: Router,
 ) {
     let refused = Router::new().fallback(|| async {
-        (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
+        (
+            StatusCode::FORBIDDEN,
+            "the client certificate's common name is not in api.clients\n",
+        )
     });
     let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
     let server = Server::new("the API", listener);
     let routes = move |client: &dns_kit::http_server::Client| {
-        let is_listed = |names: &Vec<String>| client.common_name().is_some_and(|name| names.contains(&name));
-        if names.as_ref().is_none_or(is_listed) { routes.clone() } else { refused.clone() }
+        let is_listed = |names: &Vec<String>| {
+            client
+                .common_name()
+                .is_some_and(|name| names.contains(&name))
+        };
+        if names.as_ref().is_none_or(is_listed) {
+            routes.clone()
+        } else {
+            refused.clone()
+        }
     };
     server.run(routes, std::future::pending()).await;
 }
@@ -292,21 +369,32 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
         .route("/adjustendpoints", post(adjust))
         .layer(middleware::from_fn(check_media_types))
         .route("/healthz", get(async || "OK\n"))
-        .with_state(Arc::new(Webhook { writer: Mutex::new(writer), server }))
+        .with_state(Arc::new(Webhook {
+            writer: Mutex::new(writer),
+            server,
+        }))
 }
 
 /// Refuses other versions of the protocol. Before 0.15, external-dns omits one of the headers.
 async fn check_media_types(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let other = |name: HeaderName| {
-        let value = headers.get(name)?.to_str().unwrap_or_default().replace(' ', "");
+        let value = headers
+            .get(name)?
+            .to_str()
+            .unwrap_or_default()
+            .replace(' ', "");
         (value != MEDIA_TYPE && value != "*/*").then_some(value)
     };
     let (code, reason) = match (other(header::ACCEPT), other(header::CONTENT_TYPE)) {
-        (Some(other), _) => (StatusCode::NOT_ACCEPTABLE, format!("Accept is {other:?}; accept {MEDIA_TYPE}")),
-        (None, Some(other)) => {
-            (StatusCode::UNSUPPORTED_MEDIA_TYPE, format!("Content-Type is {other:?}; send {MEDIA_TYPE}"))
-        }
+        (Some(other), _) => (
+            StatusCode::NOT_ACCEPTABLE,
+            format!("Accept is {other:?}; accept {MEDIA_TYPE}"),
+        ),
+        (None, Some(other)) => (
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("Content-Type is {other:?}; send {MEDIA_TYPE}"),
+        ),
         (None, None) => return next.run(request).await,
     };
     refusal(code, &reason)
@@ -315,13 +403,21 @@ async fn check_media_types(request: Request, next: Next) -> Response {
 async fn negotiate(State(webhook): State<Arc<Webhook>>) -> Response {
     let mut response = reply(&webhook.writer.lock().domains);
     // external-dns before 0.15 requires it.
-    response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
+    response.headers_mut().insert(
+        header::VARY,
+        header::HeaderValue::from_static("Content-Type"),
+    );
     response
 }
 
 async fn list(State(webhook): State<Arc<Webhook>>) -> Response {
-    let listed =
-        move || webhook.writer.lock().list().map_or_else(|error| failed(&error), |records| reply(&records));
+    let listed = move || {
+        webhook
+            .writer
+            .lock()
+            .list()
+            .map_or_else(|error| failed(&error), |records| reply(&records))
+    };
     blocking(listed).await
 }
 
@@ -333,14 +429,18 @@ async fn adjust(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
 
 async fn apply(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
     let changes: Changes = read_message(body).await?;
-    let known = webhook.known_targets(changes.create.iter().chain(&changes.update_new)).await?;
-    let applied = blocking(move || match webhook.writer.lock().apply(&changes, &known) {
-        Ok(records) => {
-            tracing::info!(records, "external-dns changed names of the fleet");
-            StatusCode::NO_CONTENT.into_response()
-        }
-        Err(error) => failed(&error),
-    });
+    let known = webhook
+        .known_targets(changes.create.iter().chain(&changes.update_new))
+        .await?;
+    let applied = blocking(
+        move || match webhook.writer.lock().apply(&changes, &known) {
+            Ok(records) => {
+                tracing::info!(records, "external-dns changed names of the fleet");
+                StatusCode::NO_CONTENT.into_response()
+            }
+            Err(error) => failed(&error),
+        },
+    );
     Ok(applied.await)
 }
 
@@ -352,14 +452,19 @@ impl Webhook {
     ) -> Result<KnownTargets, Response> {
         let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints));
         let targets = targets.map_err(|error| failed(&error))?;
-        known_targets(&self.server, targets).await.map_err(|error| failed(&error))
+        known_targets(&self.server, targets)
+            .await
+            .map_err(|error| failed(&error))
     }
 }
 
 async fn read_message<T: DeserializeOwned>(body: Body) -> Result<T, Response> {
     let body = read_body(body, MAX_MESSAGE).await?;
     serde_json::from_slice(&body).map_err(|error| {
-        refusal(StatusCode::BAD_REQUEST, &format!("not a message of the protocol: {error}; correct it"))
+        refusal(
+            StatusCode::BAD_REQUEST,
+            &format!("not a message of the protocol: {error}; correct it"),
+        )
     })
 }
 

@@ -38,9 +38,11 @@ impl Scope {
 
     fn id(&self, name: &str) -> DocumentId {
         match self {
-            Self::Project(kind, project) => {
-                DocumentId { kind: *kind, namespace: project.clone(), name: name.to_owned() }
-            }
+            Self::Project(kind, project) => DocumentId {
+                kind: *kind,
+                namespace: project.clone(),
+                name: name.to_owned(),
+            },
             Self::List(owner) => DocumentId::of_list(owner),
         }
     }
@@ -86,32 +88,47 @@ pub(super) struct Preconditions {
 impl Preconditions {
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let text = |name: header::HeaderName| {
-            let values: Vec<&str> =
-                headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+            let values: Vec<&str> = headers
+                .get_all(name)
+                .iter()
+                .filter_map(|value| value.to_str().ok())
+                .collect();
             (!values.is_empty()).then(|| values.join(","))
         };
-        Self { matching: text(header::IF_MATCH), none_matching: text(header::IF_NONE_MATCH) }
+        Self {
+            matching: text(header::IF_MATCH),
+            none_matching: text(header::IF_NONE_MATCH),
+        }
     }
 
     /// Returns whether a request may be carried out on a resource with this tag, if it exists.
     fn hold(&self, tag: Option<&str>) -> bool {
-        self.matching.as_deref().is_none_or(|tags| names_tag(tags, tag)) && !self.is_known(tag)
+        self.matching
+            .as_deref()
+            .is_none_or(|tags| names_tag(tags, tag))
+            && !self.is_known(tag)
     }
 
     fn is_known(&self, tag: Option<&str>) -> bool {
-        self.none_matching.as_deref().is_some_and(|tags| names_tag(tags, tag))
+        self.none_matching
+            .as_deref()
+            .is_some_and(|tags| names_tag(tags, tag))
     }
 }
 
 fn names_tag(tags: &str, tag: Option<&str>) -> bool {
     let Some(tag) = tag else { return false };
-    tags.split(',').map(str::trim).any(|name| name == "*" || name.trim_start_matches("W/") == tag)
+    tags.split(',')
+        .map(str::trim)
+        .any(|name| name == "*" || name.trim_start_matches("W/") == tag)
 }
 
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
-    let found: BTreeMap<DocumentId, Value> = bodies(api_state, |id| scope.includes(id)).into_iter().collect();
+    let found: BTreeMap<DocumentId, Value> = bodies(api_state, |id| scope.includes(id))
+        .into_iter()
+        .collect();
     let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
     let mut rest = found.into_iter().filter(|(id, _)| is_after(id)).peekable();
     let mut items = Vec::new();
@@ -123,7 +140,11 @@ pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page)
     let mut response = Json(items).into_response();
     if let (Some(last), Some(_), Some(limit)) = (last, rest.peek(), page.limit) {
         let after: String = url::form_urlencoded::byte_serialize(last.as_bytes()).collect();
-        set(&mut response, header::LINK, &format!("<{path}?limit={limit}&after={after}>; rel=\"next\""));
+        set(
+            &mut response,
+            header::LINK,
+            &format!("<{path}?limit={limit}&after={after}>; rel=\"next\""),
+        );
     }
     response
 }
@@ -159,23 +180,38 @@ pub(super) fn write(
     }
     let id = scope.id(&own);
     if let Some(file) = api_state.file_of(&id) {
-        return conflict(&format!("{id} is defined by the document {file}; change it there"));
+        return conflict(&format!(
+            "{id} is defined by the document {file}; change it there"
+        ));
     }
-    let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    let how = if name.is_some() { Write::Put } else { Write::Create };
+    let condition =
+        |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
+    let how = if name.is_some() {
+        Write::Put
+    } else {
+        Write::Create
+    };
     match api_state.store.write(&id, body, how, &condition) {
-        Ok((Written::Exists, _)) => {
-            conflict(&format!("{id} exists; replace it with PUT, or choose another name"))
-        }
+        Ok((Written::Exists, _)) => conflict(&format!(
+            "{id} exists; replace it with PUT, or choose another name"
+        )),
         Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
             api_state.change.notify_one();
-            let code = if written == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
+            let code = if written == Written::Created {
+                StatusCode::CREATED
+            } else {
+                StatusCode::OK
+            };
             let tag = resource.tag();
             let mut response = (code, Json(resource.body)).into_response();
             set(&mut response, header::ETAG, &tag);
             if name.is_none() {
-                set(&mut response, header::LOCATION, &format!("{}/{own}", path.trim_end_matches('/')));
+                set(
+                    &mut response,
+                    header::LOCATION,
+                    &format!("{}/{own}", path.trim_end_matches('/')),
+                );
             }
             response
         }
@@ -191,9 +227,16 @@ pub(super) fn read(
 ) -> Response {
     let id = scope.id(name);
     let documents = api_state.documents();
-    let document = documents.iter().find(|document| document.id == id).and_then(document_body);
+    let document = documents
+        .iter()
+        .find(|document| document.id == id)
+        .and_then(document_body);
     let found = match document {
-        Some(body) => Some(Resource { id: id.clone(), generation: 0, body }),
+        Some(body) => Some(Resource {
+            id: id.clone(),
+            generation: 0,
+            body,
+        }),
         None => api_state.store.get(&id),
     };
     match found {
@@ -225,12 +268,17 @@ pub(super) fn delete(
         return missing(&id);
     }
     if let Some(file) = api_state.file_of(&id) {
-        return conflict(&format!("{id} is defined by the document {file}; remove it there"));
+        return conflict(&format!(
+            "{id} is defined by the document {file}; remove it there"
+        ));
     }
     if let Some(list) = user_of(api_state, &id) {
-        return conflict(&format!("{id} is named in {list}; remove it from that list first"));
+        return conflict(&format!(
+            "{id} is named in {list}; remove it from that list first"
+        ));
     }
-    let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
+    let condition =
+        |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
     match api_state.store.delete(&id, &condition) {
         Ok(Written::Deleted) => {
             api_state.change.notify_one();
@@ -243,10 +291,20 @@ pub(super) fn delete(
 }
 
 /// Returns the bodies of some stored resources, then of documents, which win over a resource of the same id.
-fn bodies(api_state: &ApiState, includes: impl Fn(&DocumentId) -> bool) -> Vec<(DocumentId, Value)> {
-    let stored = api_state.store.all().into_iter().filter(|resource| includes(&resource.id));
+fn bodies(
+    api_state: &ApiState,
+    includes: impl Fn(&DocumentId) -> bool,
+) -> Vec<(DocumentId, Value)> {
+    let stored = api_state
+        .store
+        .all()
+        .into_iter()
+        .filter(|resource| includes(&resource.id));
     let stored = stored.map(|resource| (resource.id, resource.body));
-    let documents = api_state.documents().into_iter().filter(|document| includes(&document.id));
+    let documents = api_state
+        .documents()
+        .into_iter()
+        .filter(|document| includes(&document.id));
     let of_document = |document: Document| Some((document.id.clone(), document_body(&document)?));
     stored.chain(documents.filter_map(of_document)).collect()
 }
@@ -261,18 +319,26 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     };
     let names = |body: &Value| {
         let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
-        pairs.filter_map(Value::as_object).flatten().any(|(_, record)| record.as_str() == Some(&id.name))
+        pairs
+            .filter_map(Value::as_object)
+            .flatten()
+            .any(|(_, record)| record.as_str() == Some(&id.name))
     };
-    bodies(api_state, is_list).into_iter().find(|(_, body)| names(body)).map(|(list, _)| list)
+    bodies(api_state, is_list)
+        .into_iter()
+        .find(|(_, body)| names(body))
+        .map(|(list, _)| list)
 }
 
 /// Parses a body. Returns the resource's name, its line, and the body in normal form.
 fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> {
     let problems = Problems::of(BODY);
-    let parsed = std::str::from_utf8(body).ok().and_then(|text| match text::documents(text)[..] {
-        [document] => text::parse(document, &problems),
-        _ => None,
-    });
+    let parsed = std::str::from_utf8(body)
+        .ok()
+        .and_then(|text| match text::documents(text)[..] {
+            [document] => text::parse(document, &problems),
+            _ => None,
+        });
     let Some(node) = parsed else {
         if problems.count() == 0 {
             problems.add(
@@ -284,24 +350,33 @@ fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> 
         }
         return Err(problems.into_vec());
     };
-    let found = Reader::root(&node, &problems).fields().and_then(|mut fields| {
-        // A client may send back a body it has read, which includes the status.
-        drop(fields.optional("status"));
-        let found = match kind {
-            Kind::UpdateRecord => UpdateRecord::read(&mut fields).map(|record| record.to_json()),
-            Kind::List => RecordList::read(&mut fields).map(|list| list.to_json()),
-            Kind::Intent => Intent::read(&mut fields).map(|intent| intent.to_json()),
-            // No collection contains these kinds.
-            Kind::Endpoint | Kind::Fleet => None,
-        };
-        fields.finish();
-        found
-    });
+    let found = Reader::root(&node, &problems)
+        .fields()
+        .and_then(|mut fields| {
+            // A client may send back a body it has read, which includes the status.
+            drop(fields.optional("status"));
+            let found = match kind {
+                Kind::UpdateRecord => {
+                    UpdateRecord::read(&mut fields).map(|record| record.to_json())
+                }
+                Kind::List => RecordList::read(&mut fields).map(|list| list.to_json()),
+                Kind::Intent => Intent::read(&mut fields).map(|intent| intent.to_json()),
+                // No collection contains these kinds.
+                Kind::Endpoint | Kind::Fleet => None,
+            };
+            fields.finish();
+            found
+        });
     let problems = problems.into_vec();
     match found {
-        Some(body) if problems.is_empty() => {
-            Ok((body["metadata"]["name"].as_str().unwrap_or_default().to_owned(), node.line, body))
-        }
+        Some(body) if problems.is_empty() => Ok((
+            body["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            node.line,
+            body,
+        )),
         _ => Err(problems),
     }
 }
@@ -317,9 +392,18 @@ fn document_body(document: &Document) -> Option<Value> {
 
 fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
     if let Some(status) = status {
-        let DocumentStatus { id: _, observed_generation, digest: _, providers, last_error, remarks } = status;
-        let problems: Vec<&String> =
-            last_error.iter().chain(providers.values().flat_map(|result| &result.problems)).collect();
+        let DocumentStatus {
+            id: _,
+            observed_generation,
+            digest: _,
+            providers,
+            last_error,
+            remarks,
+        } = status;
+        let problems: Vec<&String> = last_error
+            .iter()
+            .chain(providers.values().flat_map(|result| &result.problems))
+            .collect();
         body["status"] = json!({
             "observedGeneration": observed_generation,
             "ready": problems.is_empty(),
@@ -335,26 +419,38 @@ fn conflict(reason: &str) -> Response {
 }
 
 fn unmet(id: &DocumentId) -> Response {
-    let reason = format!("{id} has another version than If-Match or If-None-Match allows; read it again");
+    let reason =
+        format!("{id} has another version than If-Match or If-None-Match allows; read it again");
     refusal(StatusCode::PRECONDITION_FAILED, &reason)
 }
 
 fn missing(id: &DocumentId) -> Response {
-    refusal(StatusCode::NOT_FOUND, &format!("{id} does not exist; list the collection"))
+    refusal(
+        StatusCode::NOT_FOUND,
+        &format!("{id} does not exist; list the collection"),
+    )
 }
 
 fn bad_request(problems: Vec<Problem>) -> Response {
-    (StatusCode::BAD_REQUEST, Json(json!({ "problems": problems }))).into_response()
+    (
+        StatusCode::BAD_REQUEST,
+        Json(json!({ "problems": problems })),
+    )
+        .into_response()
 }
 
 /// Returns an error response that refers to no position in the body.
 pub(super) fn refusal(code: StatusCode, reason: &str) -> Response {
     let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
-    let problem = json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });
+    let problem =
+        json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });
     (code, Json(json!({ "problems": [problem] }))).into_response()
 }
 
 fn failure(error: &StoreError) -> Response {
     tracing::error!(%error, "the store failed; the change was not made");
-    refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; check the log and the disk"))
+    refusal(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        &format!("{error}; check the log and the disk"),
+    )
 }

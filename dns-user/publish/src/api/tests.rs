@@ -23,10 +23,19 @@ impl Lab {
     }
 
     async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
-        let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+        let body = if body.is_null() {
+            Bytes::new()
+        } else {
+            body.to_string().into()
+        };
         let socket = self.folder.path().join("control.sock");
-        let (status, body) = control::call(control::TIMEOUT, &socket, method, path, body).await.unwrap();
-        (status.as_u16(), serde_json::from_slice(&body).unwrap_or(Value::Null))
+        let (status, body) = control::call(control::TIMEOUT, &socket, method, path, body)
+            .await
+            .unwrap();
+        (
+            status.as_u16(),
+            serde_json::from_slice(&body).unwrap_or(Value::Null),
+        )
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
@@ -48,28 +57,60 @@ async fn records_are_created_replaced_deleted() {
     assert_eq!(lab.get(all).await, (200, json!([])));
     let (code, created) = lab.call(Method::POST, all, record("etcd", "skydns")).await;
     assert_eq!(code, 201);
-    assert_eq!(created["metadata"], json!({"name": "etcd", "userdata1": "one"}));
+    assert_eq!(
+        created["metadata"],
+        json!({"name": "etcd", "userdata1": "one"})
+    );
     assert_eq!(created["spec"], record("etcd", "skydns")["spec"]);
     let (code, refusal) = lab.call(Method::POST, all, record("etcd", "skydns")).await;
     assert_eq!(code, 409);
-    assert!(refusal["problems"][0]["remedy"].as_str().unwrap().contains("PUT"), "{refusal}");
+    assert!(
+        refusal["problems"][0]["remedy"]
+            .as_str()
+            .unwrap()
+            .contains("PUT"),
+        "{refusal}"
+    );
     let one = format!("{all}/etcd");
     let (code, _) = lab.call(Method::PUT, &one, record("etcd", "other")).await;
     assert_eq!(code, 200);
-    let (code, _) = lab.call(Method::PUT, &format!("{all}/second"), record("second", "p")).await;
+    let (code, _) = lab
+        .call(Method::PUT, &format!("{all}/second"), record("second", "p"))
+        .await;
     assert_eq!(code, 201);
     let (code, refusal) = lab.call(Method::PUT, &one, record("renamed", "p")).await;
-    assert_eq!((code, &refusal["problems"][0]["path"]), (400, &json!("metadata.name")));
+    assert_eq!(
+        (code, &refusal["problems"][0]["path"]),
+        (400, &json!("metadata.name"))
+    );
     let (code, read) = lab.get(&one).await;
-    assert_eq!((code, &read["spec"]["external-dns-parameters"]["coredns-prefix"]), (200, &json!("other")));
+    assert_eq!(
+        (
+            code,
+            &read["spec"]["external-dns-parameters"]["coredns-prefix"]
+        ),
+        (200, &json!("other"))
+    );
     // Both spellings of the path work, with and without a final slash; other projects do not see
     // the resource.
-    for path in ["/v2/project/shop/dns-update-records/", "/v2/project/shop/dns-update-records", all] {
+    for path in [
+        "/v2/project/shop/dns-update-records/",
+        "/v2/project/shop/dns-update-records",
+        all,
+    ] {
         let (code, list) = lab.get(path).await;
         assert_eq!((code, list.as_array().unwrap().len()), (200, 2), "{path}");
     }
-    assert_eq!(lab.get("/v2/projects/other/dns-update-records").await.1, json!([]));
-    assert_eq!(lab.get("/v2/projects/other/dns-update-records/etcd").await.0, 404);
+    assert_eq!(
+        lab.get("/v2/projects/other/dns-update-records").await.1,
+        json!([])
+    );
+    assert_eq!(
+        lab.get("/v2/projects/other/dns-update-records/etcd")
+            .await
+            .0,
+        404
+    );
     assert_eq!(lab.call(Method::DELETE, &one, Value::Null).await.0, 204);
     assert_eq!(lab.call(Method::DELETE, &one, Value::Null).await.0, 404);
     assert_eq!(lab.call(Method::PATCH, &one, Value::Null).await.0, 405);
@@ -79,17 +120,25 @@ impl Lab {
     /// Sends a request with headers as written; returns the head of the response and its body.
     async fn raw(&self, request: &str) -> (String, Value) {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let mut stream =
-            tokio::net::UnixStream::connect(self.folder.path().join("control.sock")).await.unwrap();
+        let mut stream = tokio::net::UnixStream::connect(self.folder.path().join("control.sock"))
+            .await
+            .unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut response = String::new();
         stream.read_to_string(&mut response).await.unwrap();
         let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head.to_lowercase(), serde_json::from_str(body).unwrap_or(Value::Null))
+        (
+            head.to_lowercase(),
+            serde_json::from_str(body).unwrap_or(Value::Null),
+        )
     }
 
     async fn send(&self, method: &str, path: &str, headers: &str, body: &Value) -> (String, Value) {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
@@ -99,8 +148,11 @@ impl Lab {
 }
 
 fn header(head: &str, name: &str) -> String {
-    let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
-    line.unwrap_or_else(|| panic!("{name} is missing: {head}")).to_owned()
+    let line = head
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{name}: ")));
+    line.unwrap_or_else(|| panic!("{name} is missing: {head}"))
+        .to_owned()
 }
 
 #[tokio::test]
@@ -114,22 +166,60 @@ async fn preconditions_protect_writes() {
     let first = header(&head, "etag");
     let get = lab.send("GET", &one, "", &Value::Null).await.0;
     assert_eq!(header(&get, "etag"), first);
-    let known = lab.send("GET", &one, &format!("if-none-match: {first}\r\n"), &Value::Null).await.0;
+    let known = lab
+        .send(
+            "GET",
+            &one,
+            &format!("if-none-match: {first}\r\n"),
+            &Value::Null,
+        )
+        .await
+        .0;
     assert!(known.starts_with("http/1.1 304"), "{known}");
     let current = format!("if-match: {first}\r\n");
-    let (head, _) = lab.send("PUT", &one, &current, &record("etcd", "second")).await;
-    assert!(head.starts_with("http/1.1 200") && header(&head, "etag") != first, "{head}");
-    for (method, headers) in [("PUT", &*current), ("DELETE", &*current), ("PUT", "if-none-match: *\r\n")] {
-        let (head, body) = lab.send(method, &one, headers, &record("etcd", "third")).await;
-        assert!(head.starts_with("http/1.1 412"), "{method} {headers}: {head}");
+    let (head, _) = lab
+        .send("PUT", &one, &current, &record("etcd", "second"))
+        .await;
+    assert!(
+        head.starts_with("http/1.1 200") && header(&head, "etag") != first,
+        "{head}"
+    );
+    for (method, headers) in [
+        ("PUT", &*current),
+        ("DELETE", &*current),
+        ("PUT", "if-none-match: *\r\n"),
+    ] {
+        let (head, body) = lab
+            .send(method, &one, headers, &record("etcd", "third"))
+            .await;
+        assert!(
+            head.starts_with("http/1.1 412"),
+            "{method} {headers}: {head}"
+        );
         assert!(body["problems"][0]["remedy"] != "", "{body}");
     }
     let absent = format!("{all}/absent");
-    assert!(lab.send("PUT", &absent, "if-match: *\r\n", &record("absent", "p")).await.0.contains(" 412 "));
     assert!(
-        lab.send("PUT", &absent, "if-none-match: *\r\n", &record("absent", "p")).await.0.contains(" 201 ")
+        lab.send("PUT", &absent, "if-match: *\r\n", &record("absent", "p"))
+            .await
+            .0
+            .contains(" 412 ")
     );
-    assert_eq!(lab.get(&one).await.1["spec"]["external-dns-parameters"]["coredns-prefix"], "second");
+    assert!(
+        lab.send(
+            "PUT",
+            &absent,
+            "if-none-match: *\r\n",
+            &record("absent", "p")
+        )
+        .await
+        .0
+        .contains(" 201 ")
+    );
+    assert_eq!(
+        lab.get(&one).await.1["spec"]["external-dns-parameters"]["coredns-prefix"],
+        "second"
+    );
 }
 
 #[tokio::test]
@@ -144,9 +234,15 @@ async fn lists_have_pages() {
     loop {
         let (head, body) = lab.send("GET", &path, "", &Value::Null).await;
         pages.push(
-            body.as_array().unwrap().iter().map(|item| item["metadata"]["name"].clone()).collect::<Vec<_>>(),
+            body.as_array()
+                .unwrap()
+                .iter()
+                .map(|item| item["metadata"]["name"].clone())
+                .collect::<Vec<_>>(),
         );
-        let Some(link) = head.lines().find_map(|line| line.strip_prefix("link: <")) else { break };
+        let Some(link) = head.lines().find_map(|line| line.strip_prefix("link: <")) else {
+            break;
+        };
         link.split('>').next().unwrap().clone_into(&mut path);
     }
     assert_eq!(json!(pages), json!([["a", "b"], ["c", "d"], ["e"]]));
@@ -160,13 +256,24 @@ async fn every_refusal_lists_problems() {
     let long = json!({"text": "x".repeat(1 << 20)});
     for (method, path, body, code) in [
         ("GET", "/v2/nothing", Value::Null, 404),
-        ("GET", "/v2/projects/shop/dns-update-records/none", Value::Null, 404),
+        (
+            "GET",
+            "/v2/projects/shop/dns-update-records/none",
+            Value::Null,
+            404,
+        ),
         ("PATCH", all, Value::Null, 405),
         ("POST", all, long, 413),
     ] {
         let (head, body) = lab.send(method, path, "", &body).await;
-        assert!(head.starts_with(&format!("http/1.1 {code}")), "{method} {path}: {head}");
-        assert!(body["problems"][0]["reason"].is_string(), "{method} {path}: {body}");
+        assert!(
+            head.starts_with(&format!("http/1.1 {code}")),
+            "{method} {path}: {head}"
+        );
+        assert!(
+            body["problems"][0]["reason"].is_string(),
+            "{method} {path}: {body}"
+        );
         if code == 405 {
             assert_eq!(header(&head, "allow"), "get,head,post");
         }
@@ -188,12 +295,14 @@ async fn half_sent_bodies_block_nobody() {
     let mut stuck = Vec::new();
     for _ in 0..70 {
         let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
-        let head =
-            "POST /v2/projects/shop/dns-update-records HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{";
+        let head = "POST /v2/projects/shop/dns-update-records HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{";
         stream.write_all(head.as_bytes()).await.unwrap();
         stuck.push(stream);
     }
-    assert_eq!(lab.get("/v2/projects/shop/dns-update-records").await, (200, json!([])));
+    assert_eq!(
+        lab.get("/v2/projects/shop/dns-update-records").await,
+        (200, json!([]))
+    );
 }
 
 #[tokio::test]
@@ -206,8 +315,12 @@ async fn bad_bodies_name_every_problem() {
         "extra": 1,
     });
     let (code, refusal) = lab.call(Method::POST, all, body).await;
-    let paths: Vec<_> =
-        refusal["problems"].as_array().unwrap().iter().map(|problem| &problem["path"]).collect();
+    let paths: Vec<_> = refusal["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|problem| &problem["path"])
+        .collect();
     assert_eq!(code, 400);
     assert_eq!(
         paths,
@@ -219,14 +332,23 @@ async fn bad_bodies_name_every_problem() {
         ]
     );
     for problem in refusal["problems"].as_array().unwrap() {
-        assert!(problem["line"] == 1 && problem["remedy"] != "" && problem["reason"] != "", "{problem}");
+        assert!(
+            problem["line"] == 1 && problem["remedy"] != "" && problem["reason"] != "",
+            "{problem}"
+        );
     }
     for body in [json!([]), json!("text"), json!({})] {
         assert_eq!(lab.call(Method::POST, all, body).await.0, 400);
     }
     assert_eq!(lab.call(Method::POST, all, Value::Null).await.0, 400);
     assert_eq!(
-        lab.call(Method::POST, "/v2/projects/a%20b/dns-update-records", record("r", "p")).await.0,
+        lab.call(
+            Method::POST,
+            "/v2/projects/a%20b/dns-update-records",
+            record("r", "p")
+        )
+        .await
+        .0,
         400
     );
     assert_eq!(lab.get(all).await.1, json!([]));
@@ -239,9 +361,10 @@ async fn lists_belong_to_clouds_and_clusters() {
         "metadata": {"name": "dns-update-record-list", "userData1": "u"},
         "spec": {"kv": [{"key1": "etcd"}]},
     });
-    for path in
-        ["/v2/projects/shop/logical-clouds/lc1/kv-pairs", "/v2/cluster-providers/p/clusters/edge/kv-pairs"]
-    {
+    for path in [
+        "/v2/projects/shop/logical-clouds/lc1/kv-pairs",
+        "/v2/cluster-providers/p/clusters/edge/kv-pairs",
+    ] {
         let (code, created) = lab.call(Method::POST, path, list.clone()).await;
         assert_eq!((code, created), (201, list.clone()));
         let one = format!("{path}/dns-update-record-list");
@@ -250,8 +373,11 @@ async fn lists_belong_to_clouds_and_clusters() {
         assert_eq!(lab.get(path).await.1.as_array().unwrap().len(), 1);
     }
     let records = "/v2/projects/shop/dns-update-records";
-    lab.call(Method::POST, records, record("etcd", "skydns")).await;
-    let (code, refusal) = lab.call(Method::DELETE, &format!("{records}/etcd"), Value::Null).await;
+    lab.call(Method::POST, records, record("etcd", "skydns"))
+        .await;
+    let (code, refusal) = lab
+        .call(Method::DELETE, &format!("{records}/etcd"), Value::Null)
+        .await;
     assert_eq!(code, 409, "{refusal}");
     for path in [
         "/v2/projects/shop/logical-clouds/lc1/kv-pairs/dns-update-record-list",
@@ -259,7 +385,12 @@ async fn lists_belong_to_clouds_and_clusters() {
     ] {
         assert_eq!(lab.call(Method::DELETE, path, Value::Null).await.0, 204);
     }
-    assert_eq!(lab.call(Method::DELETE, &format!("{records}/etcd"), Value::Null).await.0, 204);
+    assert_eq!(
+        lab.call(Method::DELETE, &format!("{records}/etcd"), Value::Null)
+            .await
+            .0,
+        204
+    );
 }
 
 #[tokio::test]
@@ -307,15 +438,38 @@ async fn openapi_describes_every_parameter() {
             _ => "string",
         };
         assert_eq!(schema["type"], wanted, "{}", parameter.name);
-        assert_eq!(schema.get("default").is_some(), parameter.default.is_some(), "{}", parameter.name);
-        assert_eq!(schema.get("enum").is_some(), matches!(parameter.kind, Kind::Choice(_)));
+        assert_eq!(
+            schema.get("default").is_some(),
+            parameter.default.is_some(),
+            "{}",
+            parameter.name
+        );
+        assert_eq!(
+            schema.get("enum").is_some(),
+            matches!(parameter.kind, Kind::Choice(_))
+        );
         let description = schema["description"].as_str().unwrap();
-        let remark = parameter.without_effect.map(|reason| format!("; {reason}")).unwrap_or_default();
-        assert!(description.ends_with(&remark) && schema.get("example").is_some(), "{}", parameter.name);
+        let remark = parameter
+            .without_effect
+            .map(|reason| format!("; {reason}"))
+            .unwrap_or_default();
+        assert!(
+            description.ends_with(&remark) && schema.get("example").is_some(),
+            "{}",
+            parameter.name
+        );
     }
-    let paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+    let paths: Vec<&str> = document["paths"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
     for (path, _) in COLLECTIONS {
-        assert!(paths.contains(&path) && paths.contains(&format!("{path}/{{name}}").as_str()), "{path}");
+        assert!(
+            paths.contains(&path) && paths.contains(&format!("{path}/{{name}}").as_str()),
+            "{path}"
+        );
     }
     assert_eq!(paths.len(), 2 * COLLECTIONS.len() + 1);
     let count = |group: &str| schemas[group]["properties"].as_object().unwrap().len();
@@ -324,7 +478,13 @@ async fn openapi_describes_every_parameter() {
     assert_eq!(count("extdns_provider_azure"), 4);
     assert_eq!(count("extdns_provider_coredns"), 1);
     assert_eq!(count("extdns_provider_rfc2136"), 7);
-    assert_eq!(schemas["extdns_info"]["properties"]["provider"]["enum"].as_array().unwrap().len(), 8);
+    assert_eq!(
+        schemas["extdns_info"]["properties"]["provider"]["enum"]
+            .as_array()
+            .unwrap()
+            .len(),
+        8
+    );
     assert_references_exist(&document, &document);
 }
 
@@ -335,9 +495,13 @@ fn assert_references_exist(value: &Value, document: &Value) {
                 let pointer = reference.as_str().unwrap().trim_start_matches('#');
                 assert!(document.pointer(pointer).is_some(), "{reference}");
             }
-            members.values().for_each(|member| assert_references_exist(member, document));
+            members
+                .values()
+                .for_each(|member| assert_references_exist(member, document));
         }
-        Value::Array(items) => items.iter().for_each(|item| assert_references_exist(item, document)),
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| assert_references_exist(item, document)),
         _ => {}
     }
 }
@@ -348,10 +512,19 @@ async fn late_round_fails_health() {
     let lab = Lab::new();
     let socket = lab.folder.path().join("control.sock");
     let code = || async {
-        control::call(control::TIMEOUT, &socket, Method::GET, "/healthz", Bytes::new()).await.unwrap()
+        control::call(
+            control::TIMEOUT,
+            &socket,
+            Method::GET,
+            "/healthz",
+            Bytes::new(),
+        )
+        .await
+        .unwrap()
     };
     assert_eq!(code().await.0, StatusCode::OK);
-    lab.api_state.expect([("default/bind".to_owned(), Duration::ZERO)]);
+    lab.api_state
+        .expect([("default/bind".to_owned(), Duration::ZERO)]);
     tokio::time::sleep(Duration::from_millis(1)).await;
     let (status, reason) = code().await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -359,9 +532,13 @@ async fn late_round_fails_health() {
         String::from_utf8_lossy(&reason).starts_with("default/bind: no successful round for 0 s"),
         "{reason:?}"
     );
-    lab.api_state.end_round("default/bind", Some("192.0.2.1 refused: NOTAUTH".to_owned()));
+    lab.api_state.end_round(
+        "default/bind",
+        Some("192.0.2.1 refused: NOTAUTH".to_owned()),
+    );
     assert!(String::from_utf8_lossy(&code().await.1).contains("NOTAUTH"));
-    lab.api_state.expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
+    lab.api_state
+        .expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
     assert_eq!(code().await.0, StatusCode::OK);
     let metrics = control::get(&socket, "/metrics").await.unwrap();
     assert!(String::from_utf8_lossy(&metrics).contains("external_dns_source_endpoints_total"));
@@ -373,14 +550,21 @@ fn certificates(folder: &Path) {
     let ca_key = KeyPair::generate().unwrap();
     let mut ca = CertificateParams::new(Vec::new()).unwrap();
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    fs::write(folder.join("ca.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    fs::write(
+        folder.join("ca.pem"),
+        ca.self_signed(&ca_key).unwrap().pem(),
+    )
+    .unwrap();
     let issuer = Issuer::new(ca, ca_key);
     for name in ["server", "operator", "stranger"] {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
-        fs::write(folder.join(format!("{name}.pem")), params.signed_by(&key, &issuer).unwrap().pem())
-            .unwrap();
+        fs::write(
+            folder.join(format!("{name}.pem")),
+            params.signed_by(&key, &issuer).unwrap().pem(),
+        )
+        .unwrap();
         fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 }
@@ -390,7 +574,9 @@ async fn ask(address: std::net::SocketAddr, folder: &Path, client: Option<&str>)
     use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(folder.join("ca.pem")).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(folder.join("ca.pem")).unwrap())
+        .unwrap();
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -406,11 +592,15 @@ async fn ask(address: std::net::SocketAddr, folder: &Path, client: Option<&str>)
     };
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.ok()?;
+    let stream = connector
+        .connect(ServerName::try_from("localhost").unwrap(), stream)
+        .await
+        .ok()?;
     let io = hyper_util::rt::TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.ok()?;
     tokio::spawn(connection);
-    let request = hyper::Request::get("/v2/projects/shop/dns-update-records").header("host", "localhost");
+    let request =
+        hyper::Request::get("/v2/projects/shop/dns-update-records").header("host", "localhost");
     let request = request.body(http_body_util::Empty::<Bytes>::new()).unwrap();
     Some(sender.send_request(request).await.ok()?.status().as_u16())
 }
@@ -430,7 +620,12 @@ async fn tls_admits_listed_clients() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let names = Some(vec!["operator".to_owned()]);
-    tokio::spawn(serve_tls(listener, tls, names, routes(lab.api_state.clone())));
+    tokio::spawn(serve_tls(
+        listener,
+        tls,
+        names,
+        routes(lab.api_state.clone()),
+    ));
     assert_eq!(ask(address, folder, Some("operator")).await, Some(200));
     assert_eq!(ask(address, folder, Some("stranger")).await, Some(403));
     assert_eq!(ask(address, folder, None).await, None);

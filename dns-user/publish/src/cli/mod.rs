@@ -39,7 +39,12 @@ Files:
 #[command(name = "bosh-dns-publish", version, arg_required_else_help = true, after_long_help = FILES)]
 struct CommandLine {
     /// Configuration file [default: /etc/bosh-dns-xdp/publish.yml if it exists]
-    #[arg(long, value_name = "FILE", global = true, env = "BOSH_DNS_PUBLISH_CONFIG")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "BOSH_DNS_PUBLISH_CONFIG"
+    )]
     config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -87,13 +92,20 @@ impl Selection {
         for name in &self.providers {
             if !targets.keys().any(|target| is_named(target, name)) {
                 let known: Vec<&str> = targets.keys().map(String::as_str).collect();
-                anyhow::bail!("DNS Update Record {name} does not exist; existing ones: {}", known.join(", "));
+                anyhow::bail!(
+                    "DNS Update Record {name} does not exist; existing ones: {}",
+                    known.join(", ")
+                );
             }
         }
         let is_selected = |target: &str| {
             self.providers.is_empty() || self.providers.iter().any(|name| is_named(target, name))
         };
-        Ok(targets.iter().filter(|(name, _)| is_selected(name)).map(|(_, target)| &**target).collect())
+        Ok(targets
+            .iter()
+            .filter(|(name, _)| is_selected(name))
+            .map(|(_, target)| &**target)
+            .collect())
     }
 }
 
@@ -117,7 +129,8 @@ impl Colour {
         match self {
             Self::Auto => {
                 // An empty value counts as unset (no-color.org).
-                let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                let is_unwanted =
+                    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
                 io::stdout().is_terminal() && !is_unwanted
             }
             Self::Always => true,
@@ -137,10 +150,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
+fn execute(
+    config: Option<PathBuf>,
+    command: Command,
+    bars: &MultiProgress,
+) -> anyhow::Result<ExitCode> {
     let command = match command {
         Command::Completions(completions) => {
-            return completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS);
+            return completions
+                .run(CommandLine::command())
+                .map(|()| ExitCode::SUCCESS);
         }
         Command::Man(man) => return man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
         command => command,
@@ -177,7 +196,8 @@ fn load(path: Option<PathBuf>) -> anyhow::Result<Config> {
 }
 
 fn start_logs(bars: &MultiProgress) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let log = Log(bars.clone());
     tracing_subscriber::fmt()
         .with_writer(move || log.clone())
@@ -213,7 +233,9 @@ fn complain(problem: &str) {
 
 /// Prints the problems of a provider. Returns whether there are any.
 fn complain_of(name: &str, problems: &[String]) -> bool {
-    problems.iter().for_each(|problem| complain(&format!("{name}: {problem}")));
+    problems
+        .iter()
+        .for_each(|problem| complain(&format!("{name}: {problem}")));
     !problems.is_empty()
 }
 
@@ -223,7 +245,8 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, b
     let mut problems: Vec<String> = read.scan.problems().map(ToString::to_string).collect();
     let of_documents = read.publication.problems.iter();
     problems.extend(
-        of_documents.flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
+        of_documents
+            .flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
     );
     problems.extend(read.fleet_problem.clone());
     problems.iter().for_each(|problem| complain(problem));
@@ -266,9 +289,11 @@ mod tests {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
         }
-        for words in
-            ["transfer-owner --from a", "apply --confirm-deletions x", "retire --orphans --keep-records"]
-        {
+        for words in [
+            "transfer-owner --from a",
+            "apply --confirm-deletions x",
+            "retire --orphans --keep-records",
+        ] {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
         }
@@ -287,12 +312,21 @@ fn metrics_reference_is_current() {
 
     let families = crate::status::families();
     let rows = families.iter().map(|family| {
-        let labels =
-            family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));
+        let labels = family
+            .get_metric()
+            .first()
+            .map(|metric| metric.get_label().iter().map(|label| label.name()));
         let kind = format!("{:?}", family.get_field_type());
-        (family.name(), kind, labels.into_iter().flatten().collect(), family.help())
+        (
+            family.name(),
+            kind,
+            labels.into_iter().flatten().collect(),
+            family.help(),
+        )
     });
-    let introduction =
-        "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
-    command_page::compare("publish-metrics.md", &command_page::metrics(introduction, rows));
+    let introduction = "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
+    command_page::compare(
+        "publish-metrics.md",
+        &command_page::metrics(introduction, rows),
+    );
 }

@@ -94,59 +94,123 @@ struct OwnershipChange<'a> {
 
 impl Adopt {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, names, dry_run } = self;
-        let change: Change<'_> = &|target, owner, InScope { records, orphans: _ }| {
-            let wanted: BTreeSet<&Name> = target.desired.records.iter().map(|record| &record.name).collect();
+        let Self {
+            selection,
+            names,
+            dry_run,
+        } = self;
+        let change: Change<'_> = &|target,
+                                   owner,
+                                   InScope {
+                                       records,
+                                       orphans: _,
+                                   }| {
+            let wanted: BTreeSet<&Name> = target
+                .desired
+                .records
+                .iter()
+                .map(|record| &record.name)
+                .collect();
             let is_wanted = |record: &&Record| {
                 record.labels.owner().is_empty()
                     && wanted.contains(&record.name)
                     && (names.is_empty() || names.contains(&record.name))
-                    && target.desired.records.iter().any(|wanted| wanted.key() == record.key())
+                    && target
+                        .desired
+                        .records
+                        .iter()
+                        .any(|wanted| wanted.key() == record.key())
             };
             plan::transfer(records.iter().filter(is_wanted), owner)
         };
-        let nothing = Some("no wanted record without an owner matches; see `bosh-dns-publish plan`");
-        OwnershipChange { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
-            .run(config, &selection)
-            .await
+        let nothing =
+            Some("no wanted record without an owner matches; see `bosh-dns-publish plan`");
+        OwnershipChange {
+            is_dry: dry_run,
+            confirmed: None,
+            domains: &[],
+            change,
+            nothing,
+        }
+        .run(config, &selection)
+        .await
     }
 }
 
 impl Transfer {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, from, to, names, dry_run } = self;
+        let Self {
+            selection,
+            from,
+            to,
+            names,
+            dry_run,
+        } = self;
         if from.is_empty() || to.is_empty() {
             bail!(
                 "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to \
                  release records"
             );
         }
-        let change: Change<'_> = &|_, _, InScope { records, orphans: _ }| {
+        let change: Change<'_> = &|_,
+                                   _,
+                                   InScope {
+                                       records,
+                                       orphans: _,
+                                   }| {
             let is_meant = |record: &&Record| {
                 record.labels.owner() == from && (names.is_empty() || names.contains(&record.name))
             };
             plan::transfer(records.iter().filter(is_meant), &to)
         };
-        let nothing = Some("no record of the owner in --from matches; check the owner and the names");
-        OwnershipChange { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
-            .run(config, &selection)
-            .await
+        let nothing =
+            Some("no record of the owner in --from matches; check the owner and the names");
+        OwnershipChange {
+            is_dry: dry_run,
+            confirmed: None,
+            domains: &[],
+            change,
+            nothing,
+        }
+        .run(config, &selection)
+        .await
     }
 }
 
 impl Retire {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, confirm_deletions: confirmed, domains, keep_records, orphans, dry_run } = self;
-        let change: Change<'_> = &|_, owner, InScope { records, orphans: found }| match &orphans {
+        let Self {
+            selection,
+            confirm_deletions: confirmed,
+            domains,
+            keep_records,
+            orphans,
+            dry_run,
+        } = self;
+        let change: Change<'_> = &|_,
+                                   owner,
+                                   InScope {
+                                       records,
+                                       orphans: found,
+                                   }| match &orphans {
             Some(of) => plan::drop_orphans(found, of.as_deref().unwrap_or(owner)),
-            None if keep_records => {
-                plan::transfer(records.iter().filter(|record| record.labels.owner() == owner), "")
-            }
+            None if keep_records => plan::transfer(
+                records
+                    .iter()
+                    .filter(|record| record.labels.owner() == owner),
+                "",
+            ),
             None => plan::retire(records, owner),
         };
-        OwnershipChange { is_dry: dry_run, confirmed, domains: &domains, change, nothing: None }
-            .run(config, &selection)
-            .await
+        OwnershipChange {
+            is_dry: dry_run,
+            confirmed,
+            domains: &domains,
+            change,
+            nothing: None,
+        }
+        .run(config, &selection)
+        .await
     }
 }
 
@@ -164,7 +228,11 @@ impl OwnershipChange<'_> {
             };
             failed |= complain_of(&name, &problems);
         }
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     async fn change_one(
@@ -172,10 +240,18 @@ impl OwnershipChange<'_> {
         target: &Target,
         (mut engine, listing): Prepared,
     ) -> anyhow::Result<Vec<String>> {
-        let Self { is_dry, confirmed, domains, change, nothing } = *self;
+        let Self {
+            is_dry,
+            confirmed,
+            domains,
+            change,
+            nothing,
+        } = *self;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
-            return Ok(vec!["its registry is noop, which has no ownership; set registry to txt".to_owned()]);
+            return Ok(vec![
+                "its registry is noop, which has no ownership; set registry to txt".to_owned(),
+            ]);
         }
         let is_in_scope = |record: &&Record| match domains {
             [] => engine.rules.domains.matches(&record.name),
@@ -185,39 +261,87 @@ impl OwnershipChange<'_> {
         for zone in &listing {
             let Ok(view) = &zone.content else { continue };
             let select = |records: &[Record]| records.iter().filter(is_in_scope).cloned().collect();
-            let in_scope = InScope { records: select(&view.records), orphans: select(&view.orphans) };
-            let ours = in_scope.records.iter().filter(|record| record.labels.owner() == owner);
-            let owned = ours.map(|record| &record.name).collect::<BTreeSet<_>>().len();
+            let in_scope = InScope {
+                records: select(&view.records),
+                orphans: select(&view.orphans),
+            };
+            let ours = in_scope
+                .records
+                .iter()
+                .filter(|record| record.labels.owner() == owner);
+            let owned = ours
+                .map(|record| &record.name)
+                .collect::<BTreeSet<_>>()
+                .len();
             let plan = change(target, &owner, &in_scope);
-            zones.push(ZonePlan { id: zone.id.clone(), plan, owned, recent: 0 });
+            zones.push(ZonePlan {
+                id: zone.id.clone(),
+                plan,
+                owned,
+                recent: 0,
+            });
         }
-        let planned = Planned { zones, notes: Vec::new(), wanted: 0 };
+        let planned = Planned {
+            zones,
+            notes: Vec::new(),
+            wanted: 0,
+        };
         let mut failures = unlisted(&listing);
         failures.extend(nothing.filter(|_| planned.is_empty()).map(str::to_owned));
-        print(&plan_text(&target.name(), &planned, &failures, confirmed, Colour::Auto))?;
+        print(&plan_text(
+            &target.name(),
+            &planned,
+            &failures,
+            confirmed,
+            Colour::Auto,
+        ))?;
         for (found, wanted) in differing(target, &planned) {
-            complain(&format!("{}: the next `apply` changes {found} to the wanted {wanted}", target.name()));
+            complain(&format!(
+                "{}: the next `apply` changes {found} to the wanted {wanted}",
+                target.name()
+            ));
         }
         if is_dry || planned.is_empty() {
             return Ok(failures);
         }
-        let report = engine.apply(&listing, &planned, confirmed, OnConflict::Isolate, &|_| {}).await;
-        print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
+        let report = engine
+            .apply(&listing, &planned, confirmed, OnConflict::Isolate, &|_| {})
+            .await;
+        print(&format!(
+            "{}: {} names changed\n",
+            target.name(),
+            report.applied()
+        ))?;
         let ProviderState { general, names, .. } =
             ProviderState::of_report(&report, &ProviderState::default());
-        Ok(general.into_iter().chain(names.into_iter().map(|(_, problem)| problem)).collect())
+        Ok(general
+            .into_iter()
+            .chain(names.into_iter().map(|(_, problem)| problem))
+            .collect())
     }
 }
 
 /// Returns the records that an adoption takes although documents want another value, with what they want.
 fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &'a Record)> {
-    let taken = planned.zones.iter().flat_map(|zone| zone.plan.actions()).filter_map(|action| match action {
-        Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),
-        _ => None,
-    });
+    let taken = planned
+        .zones
+        .iter()
+        .flat_map(|zone| zone.plan.actions())
+        .filter_map(|action| match action {
+            Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),
+            _ => None,
+        });
     let wanted = |found: &&'a Record| {
-        let candidates = target.desired.records.iter().filter(|wanted| wanted.key() == found.key());
-        candidates.into_iter().find(|wanted| wanted.targets != found.targets && !wanted.targets.is_empty())
+        let candidates = target
+            .desired
+            .records
+            .iter()
+            .filter(|wanted| wanted.key() == found.key());
+        candidates
+            .into_iter()
+            .find(|wanted| wanted.targets != found.targets && !wanted.targets.is_empty())
     };
-    taken.filter_map(|found| Some((found, wanted(&found)?))).collect()
+    taken
+        .filter_map(|found| Some((found, wanted(&found)?)))
+        .collect()
 }

@@ -60,7 +60,10 @@ pub(super) type Prepared = (Engine, Vec<ZoneListing>);
 const ROUND: Duration = Duration::from_mins(10);
 
 /// Creates the engine of a target and lists its zones.
-pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<Prepared, ProviderError> {
+pub(super) async fn prepare(
+    target: &Target,
+    options: &LaunchOptions,
+) -> Result<Prepared, ProviderError> {
     let mut engine = launch(target, options)?;
     let listing = engine.list().await?;
     engine.prepare(&target.desired).await?;
@@ -68,17 +71,27 @@ pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<
 }
 
 pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
-    let failed = listing.iter().filter_map(|zone| Some((zone, zone.content.as_ref().err()?)));
-    failed.map(|(zone, error)| format!("zone {}: {error}", zone.id)).collect()
+    let failed = listing
+        .iter()
+        .filter_map(|zone| Some((zone, zone.content.as_ref().err()?)));
+    failed
+        .map(|(zone, error)| format!("zone {}: {error}", zone.id))
+        .collect()
 }
 
 fn holds_back(planned: &Planned, target: &Target) -> bool {
-    planned.notes().any(|note| target.origins.contains_key(&note.name))
+    planned
+        .notes()
+        .any(|note| target.origins.contains_key(&note.name))
 }
 
 impl Plan {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, json, color } = self;
+        let Self {
+            selection,
+            json,
+            color,
+        } = self;
         let options = LaunchOptions::of(config)?;
         let (read, has_problems) = read_sources(config).await?;
         let mut failed = has_problems;
@@ -87,7 +100,9 @@ impl Plan {
         let mut text = String::new();
         for target in selection.of(&read)? {
             let (planned, failures) = match prepare(target, &options).await {
-                Ok((engine, listing)) => (engine.plan(&listing, &target.desired), unlisted(&listing)),
+                Ok((engine, listing)) => {
+                    (engine.plan(&listing, &target.desired), unlisted(&listing))
+                }
                 Err(problem) => (Planned::default(), vec![problem.to_string()]),
             };
             failed |= !failures.is_empty() || holds_back(&planned, target);
@@ -108,10 +123,24 @@ impl Plan {
 }
 
 impl Apply {
-    pub(super) async fn run(self, config: &Config, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
-        let Self { selection, confirm_deletions, dry_run } = self;
+    pub(super) async fn run(
+        self,
+        config: &Config,
+        bars: &MultiProgress,
+    ) -> anyhow::Result<ExitCode> {
+        let Self {
+            selection,
+            confirm_deletions,
+            dry_run,
+        } = self;
         if dry_run {
-            return Plan { selection, json: false, color: Colour::Auto }.run(config).await;
+            return Plan {
+                selection,
+                json: false,
+                color: Colour::Auto,
+            }
+            .run(config)
+            .await;
         }
         let options = LaunchOptions::of(config)?;
         let (read, mut failed) = read_sources(config).await?;
@@ -120,8 +149,19 @@ impl Apply {
             && UnixStream::connect(&config.socket).is_ok()
         {
             let providers = targets.iter().map(|target| target.name()).collect();
-            let is_done = confirm(config, ConfirmRequest { deletions, providers }).await?;
-            return Ok(if is_done && !failed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            let is_done = confirm(
+                config,
+                ConfirmRequest {
+                    deletions,
+                    providers,
+                },
+            )
+            .await?;
+            return Ok(if is_done && !failed {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         for target in targets {
             let name = target.name();
@@ -133,12 +173,18 @@ impl Apply {
                     eprintln!("{name}: nothing changed, because its parameter dry-run is true");
                     failures
                 }
-                Ok(prepared) => publish(target, prepared, confirm_deletions, &options, bars).await?,
+                Ok(prepared) => {
+                    publish(target, prepared, confirm_deletions, &options, bars).await?
+                }
                 Err(problem) => vec![problem.to_string()],
             };
             failed |= complain_of(&name, &problems);
         }
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 }
 
@@ -146,9 +192,14 @@ impl Apply {
 /// compete with this process. Returns whether everything is published.
 async fn confirm(config: &Config, request: ConfirmRequest) -> anyhow::Result<bool> {
     let body = serde_json::to_vec(&request)?;
-    let (status, body) = control::call(ROUND, &config.socket, Method::POST, "/confirm", body.into()).await?;
+    let (status, body) =
+        control::call(ROUND, &config.socket, Method::POST, "/confirm", body.into()).await?;
     if status != StatusCode::OK {
-        anyhow::bail!("{}: {status}: {}", config.socket.display(), String::from_utf8_lossy(&body));
+        anyhow::bail!(
+            "{}: {status}: {}",
+            config.socket.display(),
+            String::from_utf8_lossy(&body)
+        );
     }
     let results: BTreeMap<String, Confirmed> =
         serde_json::from_slice(&body).context("cannot parse the response")?;
@@ -168,21 +219,32 @@ async fn publish(
     options: &LaunchOptions,
     bars: &MultiProgress,
 ) -> anyhow::Result<Vec<String>> {
-    let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} names, {elapsed}, {eta} left")?;
+    let style =
+        ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} names, {elapsed}, {eta} left")?;
     let bar = ProgressBar::hidden();
     if io::stderr().is_terminal() {
         let planned = engine.plan(&listing, &target.desired);
-        let changes: usize = planned.zones.iter().map(|zone| zone.plan.changes.len()).sum();
+        let changes: usize = planned
+            .zones
+            .iter()
+            .map(|zone| zone.plan.changes.len())
+            .sum();
         bar.set_length(changes as u64);
     }
     let bar = bars.add(bar.with_style(style).with_message(target.name()));
     let progress = |done: usize| bar.inc(done as u64);
-    let report = engine.reconcile_listed(listing, &target.desired, confirmed, &progress).await;
+    let report = engine
+        .reconcile_listed(listing, &target.desired, confirmed, &progress)
+        .await;
     bar.finish_and_clear();
     options.save_deletions(&target.name(), &engine.deletions);
     Ok(match report {
         Ok(report) => {
-            print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
+            print(&format!(
+                "{}: {} names changed\n",
+                target.name(),
+                report.applied()
+            ))?;
             let state = ProviderState::of_report(&report, &ProviderState::default());
             complain_of(&target.name(), &state.remarks(target));
             state.problems(target)
@@ -216,7 +278,10 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config)?;
     let (read, mut failed) = read_sources(config).await?;
     let mut problems = options_problems(config, &read.publication);
-    let unusable = config.webhook.as_ref().and_then(|webhook| alias_writer(config, webhook).err());
+    let unusable = config
+        .webhook
+        .as_ref()
+        .and_then(|webhook| alias_writer(config, webhook).err());
     problems.extend(unusable.map(|problem| problem.to_string()));
     problems.iter().for_each(|problem| complain(problem));
     failed |= !problems.is_empty();
@@ -230,17 +295,34 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
             println!("{name}: {remark}");
         }
         let documents = target.counts.len();
-        println!("{name}: {} record sets from {documents} documents", target.counts.values().sum::<usize>());
+        println!(
+            "{name}: {} record sets from {documents} documents",
+            target.counts.values().sum::<usize>()
+        );
     }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 impl Render {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, output, image } = self;
+        let Self {
+            selection,
+            output,
+            image,
+        } = self;
         let (mut read, failed) = read_sources(config).await?;
-        let selected: Vec<String> = selection.of(&read)?.iter().map(|target| target.name()).collect();
-        read.publication.targets.retain(|name, _| selected.contains(name));
+        let selected: Vec<String> = selection
+            .of(&read)?
+            .iter()
+            .map(|target| target.name())
+            .collect();
+        read.publication
+            .targets
+            .retain(|name, _| selected.contains(name));
         let manifests = render::manifests(&read.publication, &image)?;
         match output {
             None => print(&manifests.into_values().collect::<Vec<_>>().join("---\n"))?,
@@ -253,31 +335,58 @@ impl Render {
                 }
             }
         }
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 }
 
 impl Status {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let body = control::get(&config.socket, "/status").await?;
-        let overview: Overview = serde_json::from_slice(&body).context("cannot parse the response")?;
+        let overview: Overview =
+            serde_json::from_slice(&body).context("cannot parse the response")?;
         let is_well = overview.problems.is_empty()
             && overview.providers.values().all(|provider| provider.synced)
-            && overview.documents.iter().all(|document| document.last_error.is_none());
+            && overview
+                .documents
+                .iter()
+                .all(|document| document.last_error.is_none());
         match self.json {
             true => print(&(serde_json::to_string_pretty(&overview)? + "\n"))?,
             false => print(&text(&overview))?,
         }
-        Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if is_well {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
 fn text(overview: &Overview) -> String {
-    let Overview { providers, documents, problems } = overview;
+    let Overview {
+        providers,
+        documents,
+        problems,
+    } = overview;
     let mut text = String::new();
     for (name, provider) in providers {
-        let ProviderOverview { provider, synced, wanted, owned, problems, remarks } = provider;
-        let state = if *synced { "published" } else { "NOT PUBLISHED" };
+        let ProviderOverview {
+            provider,
+            synced,
+            wanted,
+            owned,
+            problems,
+            remarks,
+        } = provider;
+        let state = if *synced {
+            "published"
+        } else {
+            "NOT PUBLISHED"
+        };
         text.push_str(&format!(
             "{name} ({provider}): {state}, {wanted} record sets wanted, {owned} names owned\n"
         ));
@@ -286,7 +395,10 @@ fn text(overview: &Overview) -> String {
     }
     for document in documents {
         let state = document.last_error.as_deref().unwrap_or("ok");
-        text.push_str(&format!("{} (generation {}): {state}\n", document.id, document.observed_generation));
+        text.push_str(&format!(
+            "{} (generation {}): {state}\n",
+            document.id, document.observed_generation
+        ));
     }
     text.extend(problems.iter().map(|problem| format!("! {problem}\n")));
     if text.is_empty() {
@@ -328,7 +440,11 @@ pub(super) fn plan_text(
         }
     }
     shown.extend(planned.notes.iter().map(paint_note));
-    shown.extend(failures.iter().map(|failure| paint("1;31", &format!("  ! {failure}"))));
+    shown.extend(
+        failures
+            .iter()
+            .map(|failure| paint("1;31", &format!("  ! {failure}"))),
+    );
     if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
         shown.push_str("  nothing to do\n");
     }
@@ -349,10 +465,16 @@ fn plan_json(planned: &Planned, failures: &[String]) -> Value {
             Action::Update { before, after } => json!([before.to_string(), after.to_string()]),
             other => json!(other.record().to_string()),
         };
-        actions.filter(|action| kind(action) == wanted).map(line).collect()
+        actions
+            .filter(|action| kind(action) == wanted)
+            .map(line)
+            .collect()
     };
     let notes = planned.notes();
-    let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());
+    let refusals = planned
+        .zones
+        .iter()
+        .filter_map(|zone| planned.check(zone, None).err());
     json!({
         "create": lines("create"),
         "update": lines("update"),

@@ -85,7 +85,12 @@ impl Folder {
     ///
     /// The status files of an earlier process list the documents of a damaged file.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, good: BTreeMap::new(), read: BTreeMap::new(), texts: BTreeMap::new() }
+        Self {
+            paths,
+            good: BTreeMap::new(),
+            read: BTreeMap::new(),
+            texts: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn scan(&mut self) -> Scan {
@@ -108,13 +113,25 @@ impl Folder {
         self.read.retain(|file, _| files.contains(file));
         self.texts.retain(|file, _| files.contains(file));
         for path in files {
-            let good = self.good.entry(path.clone()).or_insert_with(|| remembered(&path));
+            let good = self
+                .good
+                .entry(path.clone())
+                .or_insert_with(|| remembered(&path));
             let stamp = FileStamp::of(&path);
-            let known =
-                self.read.get(&path).filter(|reading| stamp.is_some() && reading.stamp == stamp).cloned();
-            let reading = known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
+            let known = self
+                .read
+                .get(&path)
+                .filter(|reading| stamp.is_some() && reading.stamp == stamp)
+                .cloned();
+            let reading =
+                known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
             self.read.insert(path.clone(), reading.clone());
-            let Reading { stamp: _, mut state, is_complete, is_illegible } = reading;
+            let Reading {
+                stamp: _,
+                mut state,
+                is_complete,
+                is_illegible,
+            } = reading;
             scan.holds_unknown |= is_illegible && good.is_empty();
             let mut next = BTreeMap::new();
             for document in &state.documents {
@@ -188,11 +205,16 @@ impl Scan {
         for file in &self.files {
             for problem in &file.problems {
                 // Documents are sorted by line.
-                let document = file.documents.iter().rev().find(|document| document.line <= problem.line);
+                let document = file
+                    .documents
+                    .iter()
+                    .rev()
+                    .find(|document| document.line <= problem.line);
                 match document.filter(|document| problem.line <= document.last_line) {
-                    Some(document) => {
-                        of_documents.entry(document.id.clone()).or_default().push(problem.to_string())
-                    }
+                    Some(document) => of_documents
+                        .entry(document.id.clone())
+                        .or_default()
+                        .push(problem.to_string()),
                     None => of_files.push(problem.to_string()),
                 }
             }
@@ -203,8 +225,14 @@ impl Scan {
 
 /// Returns the documents that a file contained according to its status file.
 fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
-    let Some(status) = StatusFile::read(path) else { return BTreeMap::new() };
-    status.documents.into_iter().map(|document| (document.id, None)).collect()
+    let Some(status) = StatusFile::read(path) else {
+        return BTreeMap::new();
+    };
+    status
+        .documents
+        .into_iter()
+        .map(|document| (document.id, None))
+        .collect()
 }
 
 /// Reads a file that held `count` documents before.
@@ -222,7 +250,12 @@ fn read_file(
     let problems = Problems::of(name);
     let last_line = text.lines().count().max(1) as u64;
     if text.trim().is_empty() && count == 0 {
-        problems.add(1, "", "the file is empty", "write documents to it, or remove the file");
+        problems.add(
+            1,
+            "",
+            "the file is empty",
+            "write documents to it, or remove the file",
+        );
     } else if count > 0 && text::documents(&text).is_empty() {
         problems.add(
             last_line,
@@ -230,13 +263,21 @@ fn read_file(
             format!("the file is empty, but held {count} documents; their records stay unchanged"),
             "restore it, or remove the file to withdraw the records",
         );
-    } else if let Some(remedy) = texts.get(path).and_then(|before| missing_end(path, &text, before)) {
-        let reason = "the file ends within its earlier text; the records of its documents stay unchanged";
+    } else if let Some(remedy) = texts
+        .get(path)
+        .and_then(|before| missing_end(path, &text, before))
+    {
+        let reason =
+            "the file ends within its earlier text; the records of its documents stay unchanged";
         problems.add(last_line, "", reason, remedy);
     }
     if problems.count() > 0 {
         let problems = problems.into_vec();
-        return illegible(FileState { path: path.to_owned(), documents: Vec::new(), problems });
+        return illegible(FileState {
+            path: path.to_owned(),
+            documents: Vec::new(),
+            problems,
+        });
     }
     let mut documents = Vec::new();
     let mut is_complete = true;
@@ -256,13 +297,27 @@ fn read_file(
     if is_complete {
         texts.insert(path.to_owned(), text);
     }
-    let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
-    Reading { stamp, state, is_complete, is_illegible }
+    let state = FileState {
+        path: path.to_owned(),
+        documents,
+        problems: problems.into_vec(),
+    };
+    Reading {
+        stamp,
+        state,
+        is_complete,
+        is_illegible,
+    }
 }
 
 fn illegible(state: FileState) -> Reading {
     // Without a stamp the next scan reads it again.
-    Reading { stamp: None, state, is_complete: false, is_illegible: true }
+    Reading {
+        stamp: None,
+        state,
+        is_complete: false,
+        is_illegible: true,
+    }
 }
 
 /// Returns the remedy for a text that lacks the end of `before`; `None` if it lacks nothing, or has done so for
@@ -273,14 +328,21 @@ fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
         // As after a write that was interrupted.
         return Some("write the file completely, and end it with a line break");
     }
-    let written = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
-    let is_young = SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING);
+    let written = fs::metadata(path)
+        .and_then(|metadata| metadata.modified())
+        .ok()?;
+    let is_young = SystemTime::now()
+        .duration_since(written)
+        .is_ok_and(|age| age < WRITING);
     is_young.then_some("wait a minute if that is intended; the file may still be being written")
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
     if fs::metadata(path)?.len() > LONGEST {
-        return Err(io::Error::other(format!("it is larger than {} MiB", LONGEST >> 20)));
+        return Err(io::Error::other(format!(
+            "it is larger than {} MiB",
+            LONGEST >> 20
+        )));
     }
     // A FIFO in the folder must not block.
     let bytes = bounded::read(path)?;
@@ -289,14 +351,34 @@ fn read_text(path: &Path) -> io::Result<String> {
 
 fn unreadable(path: &Path, error: &io::Error) -> FileState {
     let remedy = "correct the path or its permissions; the records of its documents stay unchanged";
-    let problem = Problem::new(path.display().to_string(), 1, "", format!("cannot be read: {error}"), remedy);
-    FileState { path: path.to_owned(), documents: Vec::new(), problems: vec![problem] }
+    let problem = Problem::new(
+        path.display().to_string(),
+        1,
+        "",
+        format!("cannot be read: {error}"),
+        remedy,
+    );
+    FileState {
+        path: path.to_owned(),
+        documents: Vec::new(),
+        problems: vec![problem],
+    }
 }
 
 fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Problem {
-    let reason = format!("{} is already defined at {}:{line}", document.id, file.display());
+    let reason = format!(
+        "{} is already defined at {}:{line}",
+        document.id,
+        file.display()
+    );
     let remedy = "remove or rename one of them";
-    Problem::new(path.display().to_string(), document.line, "metadata.name", reason, remedy)
+    Problem::new(
+        path.display().to_string(),
+        document.line,
+        "metadata.name",
+        reason,
+        remedy,
+    )
 }
 
 /// Returns the files of a path, sorted, without hidden files.
@@ -312,7 +394,9 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn is_document_file(path: &Path) -> bool {
-    let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let is_hidden = path
+        .file_name()
+        .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
     let extension = path.extension().and_then(|extension| extension.to_str());
     !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
 }
@@ -380,7 +464,10 @@ impl Kind {
     ];
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|(_, known, _)| *known == name).map(|(kind, ..)| kind)
+        Self::ALL
+            .into_iter()
+            .find(|(_, known, _)| *known == name)
+            .map(|(kind, ..)| kind)
     }
 
     pub fn name(self) -> &'static str {
@@ -398,22 +485,38 @@ impl Kind {
 impl DocumentId {
     /// Returns the resource label for owner records of the document's record sets.
     pub fn resource(&self) -> String {
-        let Self { kind, namespace, name } = self;
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
         format!("{}/{namespace}/{name}", Kind::ALL[*kind as usize].2)
     }
 
     pub fn of_list(owner: &ListOwner) -> Self {
         let (namespace, name) = match owner {
-            ListOwner::LogicalCloud { project, name } => (project.clone(), format!("logical-cloud/{name}")),
-            ListOwner::Cluster { provider, name } => (String::new(), format!("cluster/{provider}/{name}")),
+            ListOwner::LogicalCloud { project, name } => {
+                (project.clone(), format!("logical-cloud/{name}"))
+            }
+            ListOwner::Cluster { provider, name } => {
+                (String::new(), format!("cluster/{provider}/{name}"))
+            }
         };
-        Self { kind: Kind::List, namespace, name }
+        Self {
+            kind: Kind::List,
+            namespace,
+            name,
+        }
     }
 }
 
 impl fmt::Display for DocumentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, namespace, name } = self;
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
         write!(f, "{} {namespace}/{name}", kind.name())
     }
 }
@@ -427,8 +530,16 @@ impl Document {
             None => vec![Self::read(&root, last_line)],
             Some(items) => {
                 let firsts: Vec<u64> = items.iter().map(|item| item.node.line).collect();
-                let ends = firsts.iter().skip(1).map(|line| line.saturating_sub(1)).chain([last_line]);
-                items.iter().zip(ends).map(|(item, end)| Self::read(item, end)).collect()
+                let ends = firsts
+                    .iter()
+                    .skip(1)
+                    .map(|line| line.saturating_sub(1))
+                    .chain([last_line]);
+                items
+                    .iter()
+                    .zip(ends)
+                    .map(|(item, end)| Self::read(item, end))
+                    .collect()
             }
         }
     }
@@ -437,7 +548,9 @@ impl Document {
         let mut fields = root.fields()?;
         let kind = fields.required("kind").and_then(|kind| read_kind(&kind))?;
         if let Some(version) = fields.required("apiVersion")
-            && version.text().is_some_and(|text| text != kind.api_version())
+            && version
+                .text()
+                .is_some_and(|text| text != kind.api_version())
         {
             version.problem(
                 format!("{} has another apiVersion", kind.name()),
@@ -450,9 +563,13 @@ impl Document {
         let mut members = metadata.fields()?;
         let namespace = members
             .optional("namespace")
-            .map_or(Some(DEFAULT_PROJECT.to_owned()), |name| read_identifier(&name));
+            .map_or(Some(DEFAULT_PROJECT.to_owned()), |name| {
+                read_identifier(&name)
+            });
         let labels = read_labels(members.optional("labels"));
-        let generation = members.optional("generation").and_then(|value| value.integer(0..=u64::MAX));
+        let generation = members
+            .optional("generation")
+            .and_then(|value| value.integer(0..=u64::MAX));
         let name = Metadata::read(&mut members).map(|metadata| metadata.name);
         let (id, content) = match kind {
             Kind::List => {
@@ -460,25 +577,43 @@ impl Document {
                 read_list(root, namespace?)?
             }
             _ => {
-                let id = DocumentId { kind, namespace: namespace?, name: name? };
+                let id = DocumentId {
+                    kind,
+                    namespace: namespace?,
+                    name: name?,
+                };
                 (id, read_content(kind, root, fields))
             }
         };
-        Some(Self { id, labels, generation, line: root.node.line, last_line, content })
+        Some(Self {
+            id,
+            labels,
+            generation,
+            line: root.node.line,
+            last_line,
+            content,
+        })
     }
 }
 
 /// Returns a digest from which changes are detected.
 pub(crate) fn digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-    digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect()
+    digest.as_ref()[..8]
+        .iter()
+        .map(|octet| format!("{octet:02x}"))
+        .collect()
 }
 
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
 fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
-    let Value::Map(members) = &root.node.value else { return None };
+    let Value::Map(members) = &root.node.value else {
+        return None;
+    };
     let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
-    members.iter().find(|(name, node)| name == "kind" && kinds.contains(&node.value))?;
+    members
+        .iter()
+        .find(|(name, node)| name == "kind" && kinds.contains(&node.value))?;
     Some(root.fields()?.required("items")?.items()?.collect())
 }
 
@@ -523,7 +658,10 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
     let cloud = members.optional("logicalCloud");
     let cluster = members.optional("cluster");
     let owner = match (cloud, cluster) {
-        (Some(cloud), None) => ListOwner::LogicalCloud { project: namespace, name: read_identifier(&cloud)? },
+        (Some(cloud), None) => ListOwner::LogicalCloud {
+            project: namespace,
+            name: read_identifier(&cloud)?,
+        },
         (None, Some(cluster)) => ListOwner::read_cluster(&cluster)?,
         _ => {
             let remedy = "set either logicalCloud or cluster (PROVIDER/NAME)";
@@ -590,9 +728,13 @@ impl StatusFile {
 
     /// Removes the status files of documents that no longer exist in a folder.
     pub(crate) fn sweep(folder: &Path) {
-        let Ok(entries) = fs::read_dir(folder) else { return };
+        let Ok(entries) = fs::read_dir(folder) else {
+            return;
+        };
         for path in entries.flatten().map(|entry| entry.path()) {
-            let is_status = path.extension().is_some_and(|extension| extension == "status");
+            let is_status = path
+                .extension()
+                .is_some_and(|extension| extension == "status");
             let documents = path.with_extension("");
             if is_status && is_document_file(&documents) && !documents.exists() {
                 // The next round tries again.
@@ -603,10 +745,16 @@ impl StatusFile {
 }
 
 /// Replaces a file by the indented JSON of a value, in one step.
-pub(crate) fn write_pretty(path: &Path, value: &impl Serialize, attributes: Attributes) -> io::Result<()> {
+pub(crate) fn write_pretty(
+    path: &Path,
+    value: &impl Serialize,
+    attributes: Attributes,
+) -> io::Result<()> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');
-    atomic::replace(path, &text, attributes).map(drop).map_err(|error| error.cause)
+    atomic::replace(path, &text, attributes)
+        .map(drop)
+        .map_err(|error| error.cause)
 }
 
 fn path_beside(documents: &Path) -> PathBuf {
@@ -628,11 +776,18 @@ impl Watch {
     /// Watches folders of documents, and the folders in which single files lie.
     pub(crate) fn start(documents: &[PathBuf]) -> Self {
         let (sender, events) = mpsc::channel(1);
-        let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
-        let concerns = move |path: &Path| is_document_file(path) || single.iter().any(|file| file == path);
+        let single: Vec<PathBuf> = documents
+            .iter()
+            .filter(|path| !path.is_dir())
+            .cloned()
+            .collect();
+        let concerns =
+            move |path: &Path| is_document_file(path) || single.iter().any(|file| file == path);
         let handler = move |event: notify::Result<notify::Event>| {
             let is_of_interest = match event {
-                Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
+                Ok(event) => {
+                    !event.kind.is_access() && event.paths.iter().any(|path| concerns(path))
+                }
                 // Events may have been lost.
                 Err(_) => true,
             };
@@ -659,7 +814,10 @@ impl Watch {
         let watcher = watcher.inspect_err(|error| {
             tracing::warn!(%error, "cannot watch files; changes are noticed at the next interval");
         });
-        Self { _watcher: watcher.ok(), events }
+        Self {
+            _watcher: watcher.ok(),
+            events,
+        }
     }
 
     pub(crate) async fn changed(&mut self) {

@@ -14,11 +14,17 @@ fn write(folder: &Path, file: &str, documents: &[&str]) {
 }
 
 fn names(scan: &Scan) -> Vec<String> {
-    scan.documents.iter().map(|document| document.id.to_string()).collect()
+    scan.documents
+        .iter()
+        .map(|document| document.id.to_string())
+        .collect()
 }
 
 fn problems(scan: &Scan) -> Vec<String> {
-    let of_file = |text: String| text.rsplit_once('/').map_or(text.clone(), |(_, rest)| rest.to_owned());
+    let of_file = |text: String| {
+        text.rsplit_once('/')
+            .map_or(text.clone(), |(_, rest)| rest.to_owned())
+    };
     scan.problems()
         .map(|problem| {
             let text = problem.to_string();
@@ -32,26 +38,55 @@ fn problems(scan: &Scan) -> Vec<String> {
 fn bad_document_affects_only_itself() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    write(path, "a.yml", &[&endpoint("one"), "kind: [\n", &endpoint("two")]);
-    write(path, "b.yaml", &["kind: Service\napiVersion: v1\nmetadata: {name: x}\n", &endpoint("three")]);
+    write(
+        path,
+        "a.yml",
+        &[&endpoint("one"), "kind: [\n", &endpoint("two")],
+    );
+    write(
+        path,
+        "b.yaml",
+        &[
+            "kind: Service\napiVersion: v1\nmetadata: {name: x}\n",
+            &endpoint("three"),
+        ],
+    );
     write(
         path,
         "c.json",
-        &["{\"kind\": \"DNSEndpoint\", \"apiVersion\": \"v1\", \"metadata\": {\"name\": \"four\"}}"],
+        &[
+            "{\"kind\": \"DNSEndpoint\", \"apiVersion\": \"v1\", \"metadata\": {\"name\": \"four\"}}",
+        ],
     );
     write(path, "ignored.txt", &["kind: [\n"]);
     write(path, ".hidden.yml", &["kind: [\n"]);
     let scan = Folder::new(vec![path.to_owned()]).scan();
     assert_eq!(
         names(&scan),
-        ["DNSEndpoint default/one", "DNSEndpoint default/two", "DNSEndpoint default/three"]
+        [
+            "DNSEndpoint default/one",
+            "DNSEndpoint default/two",
+            "DNSEndpoint default/three"
+        ]
     );
     let problems = problems(&scan);
     assert_eq!(problems.len(), 4, "{problems:#?}");
-    assert!(problems[0].starts_with("a.yml:") && problems[0].contains("not valid YAML"), "{problems:#?}");
-    assert!(problems[1].starts_with("b.yaml:1: kind: unknown kind \"Service\"; "), "{problems:#?}");
-    assert!(problems[2].contains("write apiVersion: externaldns.k8s.io/v1alpha1"), "{problems:#?}");
-    assert!(problems[3].contains("member \"spec\" is missing"), "{problems:#?}");
+    assert!(
+        problems[0].starts_with("a.yml:") && problems[0].contains("not valid YAML"),
+        "{problems:#?}"
+    );
+    assert!(
+        problems[1].starts_with("b.yaml:1: kind: unknown kind \"Service\"; "),
+        "{problems:#?}"
+    );
+    assert!(
+        problems[2].contains("write apiVersion: externaldns.k8s.io/v1alpha1"),
+        "{problems:#?}"
+    );
+    assert!(
+        problems[3].contains("member \"spec\" is missing"),
+        "{problems:#?}"
+    );
     assert!(scan.held.contains("crd/default/four"));
 }
 
@@ -87,7 +122,10 @@ fn emptied_or_cut_file_is_unreadable() {
         ("# later\n", "the file is empty, but held 2 documents"),
         // Both are valid documents, the latter with another address.
         (&whole[..second], "the file ends within its earlier text"),
-        (&whole[..whole.len() - 5], "the file ends within its earlier text"),
+        (
+            &whole[..whole.len() - 5],
+            "the file ends within its earlier text",
+        ),
     ] {
         write(path, "a.yml", &[cut]);
         for _ in 0..2 {
@@ -103,7 +141,10 @@ fn emptied_or_cut_file_is_unreadable() {
     // A file that stays so is intended.
     write(path, "a.yml", &[&whole[..second]]);
     let hour_ago = SystemTime::now() - Duration::from_hours(1);
-    fs::File::open(path.join("a.yml")).unwrap().set_modified(hour_ago).unwrap();
+    fs::File::open(path.join("a.yml"))
+        .unwrap()
+        .set_modified(hour_ago)
+        .unwrap();
     let scan = followed.scan();
     assert_eq!((names(&scan).len(), scan.held.len()), (1, 0));
     // A new process knows the documents from the status file.
@@ -116,7 +157,12 @@ fn emptied_or_cut_file_is_unreadable() {
         last_error: None,
         remarks: Vec::new(),
     };
-    StatusFile { documents: vec![status], problems: Vec::new() }.write(&path.join("a.yml")).unwrap();
+    StatusFile {
+        documents: vec![status],
+        problems: Vec::new(),
+    }
+    .write(&path.join("a.yml"))
+    .unwrap();
     write(path, "a.yml", &[""]);
     assert_eq!(Folder::new(vec![path.to_owned()]).scan().held.len(), 1);
 }
@@ -125,13 +171,23 @@ fn emptied_or_cut_file_is_unreadable() {
 fn kubernetes_lists_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let item = |name: &str| endpoint(name).replace('\n', "\n  ");
-    let list =
-        format!("apiVersion: v1\nkind: List\nitems:\n- {}\n- {}\n- kind: Pod\n", item("one"), item("two"));
+    let list = format!(
+        "apiVersion: v1\nkind: List\nitems:\n- {}\n- {}\n- kind: Pod\n",
+        item("one"),
+        item("two")
+    );
     write(folder.path(), "a.yml", &[&list]);
     let scan = Folder::new(vec![folder.path().to_owned()]).scan();
-    assert_eq!(names(&scan), ["DNSEndpoint default/one", "DNSEndpoint default/two"]);
+    assert_eq!(
+        names(&scan),
+        ["DNSEndpoint default/one", "DNSEndpoint default/two"]
+    );
     assert_eq!(problems(&scan).len(), 1, "{:?}", problems(&scan));
-    assert!(problems(&scan)[0].contains("items[2].kind: unknown kind"), "{:?}", problems(&scan));
+    assert!(
+        problems(&scan)[0].contains("items[2].kind: unknown kind"),
+        "{:?}",
+        problems(&scan)
+    );
 }
 
 #[test]
@@ -149,7 +205,9 @@ fn long_files_are_read() {
     fs::write(folder.path().join("a.yml"), format!("{head}{entries}")).unwrap();
     let scan = Folder::new(vec![folder.path().to_owned()]).scan();
     assert!(problems(&scan).is_empty(), "{:?}", problems(&scan));
-    let Some(Content::Endpoints(endpoints)) = &scan.documents[0].content else { panic!() };
+    let Some(Content::Endpoints(endpoints)) = &scan.documents[0].content else {
+        panic!()
+    };
     assert_eq!(endpoints.records.len(), 24_000);
 }
 
@@ -158,19 +216,28 @@ fn status_survives_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     write(path, "a.yml", &[&endpoint("one")]);
-    let id = Folder::new(vec![path.to_owned()]).scan().documents[0].id.clone();
+    let id = Folder::new(vec![path.to_owned()]).scan().documents[0]
+        .id
+        .clone();
     let status = DocumentStatus {
         id,
         observed_generation: 3,
         digest: "d".to_owned(),
         providers: BTreeMap::from([(
             "default/bind".to_owned(),
-            ProviderResult { synced: true, records: 1, problems: Vec::new() },
+            ProviderResult {
+                synced: true,
+                records: 1,
+                problems: Vec::new(),
+            },
         )]),
         last_error: None,
         remarks: Vec::new(),
     };
-    let file = StatusFile { documents: vec![status], problems: Vec::new() };
+    let file = StatusFile {
+        documents: vec![status],
+        problems: Vec::new(),
+    };
     file.write(&path.join("a.yml")).unwrap();
     let text = fs::read_to_string(path.join("a.yml.status")).unwrap();
     assert!(
@@ -221,12 +288,20 @@ fn unknown_member_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\n\
                   spec: {provider: coredns}\nstatus: {}\n";
-    write(folder.path(), "a.yml", &[record, &record.replace("etcd", "other").replace("status", "speck")]);
+    write(
+        folder.path(),
+        "a.yml",
+        &[
+            record,
+            &record.replace("etcd", "other").replace("status", "speck"),
+        ],
+    );
     let scan = Folder::new(vec![folder.path().to_owned()]).scan();
     let problems = problems(&scan);
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(
-        problems[0].starts_with("a.yml:11: speck: ") && problems[0].contains("did you mean \"spec\"?"),
+        problems[0].starts_with("a.yml:11: speck: ")
+            && problems[0].contains("did you mean \"spec\"?"),
         "{problems:?}"
     );
 }
@@ -254,11 +329,22 @@ fn list_names_owner() {
              metadata: {{name: dns-update-record-list, namespace: shop}}\nspec: {{{spec} kv: [{{key1: etcd}}]}}\n"
         )
     };
-    write(folder.path(), "a.yml", &[&list("logicalCloud: lc1,"), &list("cluster: p/edge,"), &list("")]);
+    write(
+        folder.path(),
+        "a.yml",
+        &[
+            &list("logicalCloud: lc1,"),
+            &list("cluster: p/edge,"),
+            &list(""),
+        ],
+    );
     let scan = Folder::new(vec![folder.path().to_owned()]).scan();
     assert_eq!(
         names(&scan),
-        ["DNSUpdateRecordList shop/logical-cloud/lc1", "DNSUpdateRecordList /cluster/p/edge"]
+        [
+            "DNSUpdateRecordList shop/logical-cloud/lc1",
+            "DNSUpdateRecordList /cluster/p/edge"
+        ]
     );
     assert!(problems(&scan)[0].contains("set either logicalCloud or cluster"));
 }
@@ -272,6 +358,8 @@ async fn change_wakes_the_watch() {
     let mut watch = Watch::start(&[folder.path().to_owned(), single.clone()]);
     for path in [folder.path().join("new.yml"), single] {
         fs::write(path, "{}").unwrap();
-        tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), watch.changed())
+            .await
+            .unwrap();
     }
 }

@@ -60,12 +60,16 @@ pub struct FleetNames {
 /// Parses `spec.names`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let mut found = FleetNames::default();
-    let Some(mut fields) = spec.fields() else { return found };
+    let Some(mut fields) = spec.fields() else {
+        return found;
+    };
     let names = fields.required("names").and_then(|names| names.items());
     let mut seen = BTreeSet::new();
     for item in names.into_iter().flatten() {
         let before = item.problems.count();
-        let (external, name) = item.fields().map_or((None, None), |fields| read_entry(fields, &mut seen));
+        let (external, name) = item
+            .fields()
+            .map_or((None, None), |fields| read_entry(fields, &mut seen));
         match name {
             Some(name) if item.problems.count() == before => found.names.push(name),
             _ => match external {
@@ -78,27 +82,53 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     found
 }
 
-fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name>, Option<FleetName>) {
+fn read_entry(
+    mut fields: Fields<'_>,
+    seen: &mut BTreeSet<Name>,
+) -> (Option<Name>, Option<FleetName>) {
     let entry = fields.map.clone();
     let external = fields.required("name").and_then(|name| read_name(&name));
     let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
-    let ttl = fields.optional("ttl").and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
-    let hold = fields.optional("hold").map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
+    let ttl = fields
+        .optional("ttl")
+        .and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
+    let hold = fields
+        .optional("hold")
+        .map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
     fields.finish();
-    let mut given = sources.into_iter().filter_map(|(member, reader)| Some((member, reader?)));
+    let mut given = sources
+        .into_iter()
+        .filter_map(|(member, reader)| Some((member, reader?)));
     let internal = match (given.next(), given.next()) {
         (Some((member, reader)), None) => read_internal(member, &reader),
         (first, _) => {
-            let reason = if first.is_some() { "set more than one of" } else { "set none of" };
-            entry.refuse(format!("{reason} alias, group and query"), "give exactly one of them")
+            let reason = if first.is_some() {
+                "set more than one of"
+            } else {
+                "set none of"
+            };
+            entry.refuse(
+                format!("{reason} alias, group and query"),
+                "give exactly one of them",
+            )
         }
     };
     if let Some(name) = &external
         && !seen.insert(name.clone())
     {
-        entry.problem(format!("{name} occurs twice in this document"), "keep one of the two entries");
+        entry.problem(
+            format!("{name} occurs twice in this document"),
+            "keep one of the two entries",
+        );
     }
-    let name = (|| Some(FleetName { external: external.clone()?, internal: internal?, ttl, hold: hold? }))();
+    let name = (|| {
+        Some(FleetName {
+            external: external.clone()?,
+            internal: internal?,
+            ttl,
+            hold: hold?,
+        })
+    })();
     (external, name)
 }
 
@@ -174,11 +204,17 @@ impl HealthHistory {
             let elapsed = now.saturating_duration_since(*since).as_millis();
             wall.saturating_sub(u64::try_from(elapsed).unwrap_or(u64::MAX))
         };
-        let names =
-            self.unhealthy.iter().filter(|(_, unhealthy)| !unhealthy.is_empty()).map(|(name, unhealthy)| {
+        let names = self
+            .unhealthy
+            .iter()
+            .filter(|(_, unhealthy)| !unhealthy.is_empty())
+            .map(|(name, unhealthy)| {
                 (
                     name.to_string(),
-                    unhealthy.iter().map(|(address, begin)| (*address, since(begin))).collect(),
+                    unhealthy
+                        .iter()
+                        .map(|(address, begin)| (*address, since(begin)))
+                        .collect(),
                 )
             });
         SavedHealth(names.collect())
@@ -187,13 +223,20 @@ impl HealthHistory {
     /// Restores a saved state. A time in the future is replaced by `now`.
     pub(crate) fn restore(saved: &SavedHealth, now: Instant, wall: SystemTime) -> Self {
         let wall = milliseconds(wall);
-        let since =
-            |since: u64| now.checked_sub(Duration::from_millis(wall.saturating_sub(since))).unwrap_or(now);
+        let since = |since: u64| {
+            now.checked_sub(Duration::from_millis(wall.saturating_sub(since)))
+                .unwrap_or(now)
+        };
         let names = saved.0.iter().filter_map(|(name, unhealthy)| {
-            let unhealthy = unhealthy.iter().map(|(address, begin)| (*address, since(*begin))).collect();
+            let unhealthy = unhealthy
+                .iter()
+                .map(|(address, begin)| (*address, since(*begin)))
+                .collect();
             Some((FleetDomain::from_text(name).ok()?, unhealthy))
         });
-        Self { unhealthy: names.collect() }
+        Self {
+            unhealthy: names.collect(),
+        }
     }
 }
 
@@ -204,12 +247,16 @@ impl SavedHealth {
     }
 
     fn addresses(&self) -> impl Iterator<Item = (&String, &IpAddr)> {
-        self.0.iter().flat_map(|(name, unhealthy)| unhealthy.keys().map(move |address| (name, address)))
+        self.0
+            .iter()
+            .flat_map(|(name, unhealthy)| unhealthy.keys().map(move |address| (name, address)))
     }
 }
 
 fn milliseconds(wall: SystemTime) -> u64 {
-    let elapsed = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let elapsed = wall
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -225,7 +272,10 @@ pub(crate) enum ResolveError {
 }
 
 /// Limits of a response: the addresses of a group of 10,000 instances take about 200 KB.
-const LIMITS: Limits = Limits { time: Duration::from_secs(5), body: 64 << 20 };
+const LIMITS: Limits = Limits {
+    time: Duration::from_secs(5),
+    body: 64 << 20,
+};
 
 const MAX_NAMES: usize = 1_000;
 
@@ -239,9 +289,16 @@ type Answer = Result<FleetAddresses, NoAddresses>;
 impl ServerClient {
     pub(crate) fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
         let config = load_config(path).map_err(anyhow::Error::msg)?.config;
-        let socket = config.control.as_ref().map(|control| control.socket.clone()).ok_or_else(|| {
-            anyhow!("{}: \"control.socket\" is empty; fleet names need the server's socket", path.display())
-        })?;
+        let socket = config
+            .control
+            .as_ref()
+            .map(|control| control.socket.clone())
+            .ok_or_else(|| {
+                anyhow!(
+                    "{}: \"control.socket\" is empty; fleet names need the server's socket",
+                    path.display()
+                )
+            })?;
         Ok((Self { socket }, config))
     }
 
@@ -257,18 +314,29 @@ impl ServerClient {
 
     async fn exchange(&self, queries: &[AddressQuery]) -> anyhow::Result<Vec<Answer>> {
         let body = serde_json::to_vec(queries)?.into();
-        let answers: Vec<Answer> =
-            match exchange(&self.socket, Method::POST, "/addresses", body, LIMITS).await? {
-                (StatusCode::OK, body) => serde_json::from_slice(&body).map_err(|error| {
-                    anyhow!("cannot parse the response: {error}; update server and publisher")
-                })?,
-                (StatusCode::NOT_FOUND, _) => {
-                    bail!("the server is older than the publisher and cannot name addresses; update it")
-                }
-                (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
-            };
+        let answers: Vec<Answer> = match exchange(
+            &self.socket,
+            Method::POST,
+            "/addresses",
+            body,
+            LIMITS,
+        )
+        .await?
+        {
+            (StatusCode::OK, body) => serde_json::from_slice(&body).map_err(|error| {
+                anyhow!("cannot parse the response: {error}; update server and publisher")
+            })?,
+            (StatusCode::NOT_FOUND, _) => {
+                bail!("the server is older than the publisher and cannot name addresses; update it")
+            }
+            (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
+        };
         if answers.len() != queries.len() {
-            bail!("{} answers for {} names; update server and publisher", answers.len(), queries.len());
+            bail!(
+                "{} answers for {} names; update server and publisher",
+                answers.len(),
+                queries.len()
+            );
         }
         Ok(answers)
     }
@@ -286,14 +354,20 @@ pub(crate) type FleetQuery = (FleetDomain, Duration);
 
 impl Fleet {
     pub(crate) fn new(server: ServerClient, history: HealthHistory) -> Self {
-        Self { server, history, answers: BTreeMap::new() }
+        Self {
+            server,
+            history,
+            answers: BTreeMap::new(),
+        }
     }
 
     /// Asks the server for the addresses of these names, and forgets others.
     pub(crate) async fn ask(&mut self, names: &BTreeSet<FleetQuery>) -> anyhow::Result<()> {
         let now = Instant::now();
         let domains: BTreeSet<&FleetDomain> = names.iter().map(|(name, _)| name).collect();
-        self.history.unhealthy.retain(|name, _| domains.contains(name));
+        self.history
+            .unhealthy
+            .retain(|name, _| domains.contains(name));
         self.answers.retain(|name, _| names.contains(name));
         let query = |(name, hold): &FleetQuery| AddressQuery {
             name: name.to_string(),
@@ -320,7 +394,10 @@ impl Fleet {
 
     /// Returns the time at which the next unhealthy address reaches its hold time.
     pub(crate) fn next_change(&self, now: Instant) -> Option<Instant> {
-        self.answers.keys().filter_map(|(name, hold)| self.history.withdrawn(name, *hold, now).1).min()
+        self.answers
+            .keys()
+            .filter_map(|(name, hold)| self.history.withdrawn(name, *hold, now).1)
+            .min()
     }
 
     /// Returns the records of a mapping, one set per address family. Without an answer, `problem` is the reason.
@@ -329,18 +406,34 @@ impl Fleet {
         name: &FleetName,
         problem: Option<&str>,
     ) -> Result<Vec<Record>, ResolveError> {
-        let FleetName { external, internal, ttl, hold } = name;
+        let FleetName {
+            external,
+            internal,
+            ttl,
+            hold,
+        } = name;
         let answer = self.answers.get(&(internal.clone(), *hold));
         let answer = answer.ok_or_else(|| ResolveError::NoAnswer(problem.map(str::to_owned)))?;
-        let found = answer.as_ref().map_err(|reason| ResolveError::Unresolved(internal.clone(), *reason))?;
+        let found = answer
+            .as_ref()
+            .map_err(|reason| ResolveError::Unresolved(internal.clone(), *reason))?;
         let record = |record_type, is_of_type: fn(&IpAddr) -> bool| {
             let addresses = found.addresses.iter().filter(|address| is_of_type(address));
-            let targets =
-                addresses.filter_map(|address| Target::parse(record_type, &address.to_string()).ok());
-            Record { ttl: *ttl, ..Record::new(external.clone(), record_type, targets) }
+            let targets = addresses
+                .filter_map(|address| Target::parse(record_type, &address.to_string()).ok());
+            Record {
+                ttl: *ttl,
+                ..Record::new(external.clone(), record_type, targets)
+            }
         };
-        let sets = [record(RecordType::A, IpAddr::is_ipv4), record(RecordType::AAAA, IpAddr::is_ipv6)];
-        Ok(sets.into_iter().filter(|record| !record.targets.is_empty()).collect())
+        let sets = [
+            record(RecordType::A, IpAddr::is_ipv4),
+            record(RecordType::AAAA, IpAddr::is_ipv6),
+        ];
+        Ok(sets
+            .into_iter()
+            .filter(|record| !record.targets.is_empty())
+            .collect())
     }
 }
 
@@ -363,10 +456,18 @@ mod tests {
         let node = parse(documents(text)[0], &problems).unwrap();
         let found = read(&Reader::root(&node, &problems));
         assert_eq!(found.names.len(), 2);
-        let [router, database] = &found.names[..] else { panic!("{found:?}") };
-        assert_eq!((router.external.as_str(), router.ttl), ("router.example.org", Some(60)));
+        let [router, database] = &found.names[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (router.external.as_str(), router.ttl),
+            ("router.example.org", Some(60))
+        );
         assert_eq!(router.hold, Duration::from_secs(10));
-        assert_eq!(database.internal.to_string().trim_end_matches('.'), "q-s0.mysql.default.cf.bosh");
+        assert_eq!(
+            database.internal.to_string().trim_end_matches('.'),
+            "q-s0.mysql.default.cf.bosh"
+        );
         assert_eq!(database.hold, DEFAULT_HOLD);
         assert_eq!(found.damaged.len(), 5);
         let problems = problems.into_vec();
@@ -384,35 +485,59 @@ mod tests {
     }
 
     fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
-        addresses.iter().map(|address| address.parse().unwrap()).collect()
+        addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect()
     }
 
     #[test]
     fn address_leaves_after_hold() {
-        let (name, hold) = (FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(), Duration::from_secs(30));
+        let (name, hold) = (
+            FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(),
+            Duration::from_secs(30),
+        );
         let mut history = HealthHistory::default();
         let begin = Instant::now();
         let unhealthy = set(&["10.0.0.1"]);
         history.observe(&name, &unhealthy, begin);
-        assert_eq!(history.withdrawn(&name, hold, begin), (set(&[]), Some(begin + hold)));
+        assert_eq!(
+            history.withdrawn(&name, hold, begin),
+            (set(&[]), Some(begin + hold))
+        );
         let almost = begin + Duration::from_millis(29_999);
         history.observe(&name, &unhealthy, almost);
-        assert_eq!(history.withdrawn(&name, hold, almost), (set(&[]), Some(begin + hold)));
+        assert_eq!(
+            history.withdrawn(&name, hold, almost),
+            (set(&[]), Some(begin + hold))
+        );
         let after = begin + hold;
-        assert_eq!(history.withdrawn(&name, hold, after), (unhealthy.clone(), None));
+        assert_eq!(
+            history.withdrawn(&name, hold, after),
+            (unhealthy.clone(), None)
+        );
         // Recovery takes effect at once, and a relapse must last for the hold time again.
         history.observe(&name, &set(&[]), after);
         assert_eq!(history.withdrawn(&name, hold, after), (set(&[]), None));
         history.observe(&name, &unhealthy, after);
         let later = after + Duration::from_secs(1);
-        assert_eq!(history.withdrawn(&name, hold, later), (set(&[]), Some(after + hold)));
+        assert_eq!(
+            history.withdrawn(&name, hold, later),
+            (set(&[]), Some(after + hold))
+        );
     }
 
     #[test]
     fn illness_outlives_a_restart() {
-        let (name, hold) = (FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(), Duration::from_secs(30));
+        let (name, hold) = (
+            FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(),
+            Duration::from_secs(30),
+        );
         let mut history = HealthHistory::default();
-        let (begin, wall) = (Instant::now(), SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
+        let (begin, wall) = (
+            Instant::now(),
+            SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
+        );
         let unhealthy = set(&["10.0.0.1"]);
         history.observe(&name, &unhealthy, begin);
         let saved = history.save(begin + Duration::from_secs(20), wall);
@@ -429,14 +554,19 @@ mod tests {
     #[test]
     fn last_answer_stays_without_a_server() {
         let folder = tempfile::tempdir().unwrap();
-        let server = ServerClient { socket: folder.path().join("control.sock") };
+        let server = ServerClient {
+            socket: folder.path().join("control.sock"),
+        };
         let mut fleet = Fleet::new(server, HealthHistory::default());
         let (name, begin) = (mapping("q-s4.q-g2.bosh"), Instant::now());
         let records = |fleet: &Fleet, name: &FleetName| {
             let found = fleet.records(name, Some("the reason"));
             found.map(|records| records.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
-        assert_eq!(records(&fleet, &name).unwrap_err().to_string(), "the reason");
+        assert_eq!(
+            records(&fleet, &name).unwrap_err().to_string(),
+            "the reason"
+        );
         let answer = FleetAddresses {
             addresses: set(&["fd00::1", "10.0.0.2", "10.0.0.1"]),
             unhealthy: set(&["10.0.0.1"]),
@@ -445,16 +575,35 @@ mod tests {
         let (other, foreign) = (mapping("a.cf.internal"), NoAddresses::Foreign);
         fleet.observe(&other.internal, other.hold, Err(foreign), begin);
         let names = [&name, &other].map(|name| (name.internal.clone(), name.hold));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let error = runtime.block_on(fleet.ask(&names.clone().into())).unwrap_err().to_string();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let error = runtime
+            .block_on(fleet.ask(&names.clone().into()))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("control.sock: "), "{error}");
-        let expected = ["x.example.org 60 A 10.0.0.1,10.0.0.2", "x.example.org 60 AAAA fd00::1"];
+        let expected = [
+            "x.example.org 60 A 10.0.0.1,10.0.0.2",
+            "x.example.org 60 AAAA fd00::1",
+        ];
         assert_eq!(records(&fleet, &name).unwrap(), expected);
         assert_eq!(fleet.next_change(begin), Some(begin + name.hold));
-        assert!(records(&fleet, &other).unwrap_err().to_string().contains("not a name of the fleet"));
+        assert!(
+            records(&fleet, &other)
+                .unwrap_err()
+                .to_string()
+                .contains("not a name of the fleet")
+        );
         // A name that is no longer published is forgotten.
-        runtime.block_on(fleet.ask(&BTreeSet::from([names[1].clone()]))).unwrap_err();
-        assert!(matches!(fleet.records(&name, None), Err(ResolveError::NoAnswer(None))));
+        runtime
+            .block_on(fleet.ask(&BTreeSet::from([names[1].clone()])))
+            .unwrap_err();
+        assert!(matches!(
+            fleet.records(&name, None),
+            Err(ResolveError::NoAnswer(None))
+        ));
         assert_eq!(fleet.next_change(begin), None);
     }
 }

@@ -65,9 +65,17 @@ pub(crate) async fn known_targets(
     server: &ServerClient,
     targets: KnownTargets,
 ) -> Result<KnownTargets, WriteError> {
-    let query = |target: &FleetDomain| AddressQuery { name: target.to_string(), withdrawn: BTreeSet::new() };
-    let answers = server.ask(&targets.iter().map(query).collect::<Vec<_>>()).await?;
-    let known = targets.into_iter().zip(answers).filter(|(_, answer)| *answer != Err(NoAddresses::Foreign));
+    let query = |target: &FleetDomain| AddressQuery {
+        name: target.to_string(),
+        withdrawn: BTreeSet::new(),
+    };
+    let answers = server
+        .ask(&targets.iter().map(query).collect::<Vec<_>>())
+        .await?;
+    let known = targets
+        .into_iter()
+        .zip(answers)
+        .filter(|(_, answer)| *answer != Err(NoAddresses::Foreign));
     Ok(known.map(|(target, _)| target).collect())
 }
 
@@ -79,8 +87,18 @@ impl AliasWriter {
         server: &Path,
         state_file: PathBuf,
     ) -> anyhow::Result<(Self, ServerClient)> {
-        let WebhookConfig { address: _, domains, alias_file } = config;
-        let (client, ServerConfig { alias_files_glob: pattern, .. }) = ServerClient::of_server(server)?;
+        let WebhookConfig {
+            address: _,
+            domains,
+            alias_file,
+        } = config;
+        let (
+            client,
+            ServerConfig {
+                alias_files_glob: pattern,
+                ..
+            },
+        ) = ServerClient::of_server(server)?;
         if !is_matched(&pattern, alias_file) {
             bail!(
                 "webhook.alias_file: {} does not match alias_files_glob {pattern:?} of {}; choose a file that \
@@ -89,7 +107,9 @@ impl AliasWriter {
                 server.display()
             );
         }
-        let filter = domains.filter().map_err(|error| anyhow!("webhook: {error}"))?;
+        let filter = domains
+            .filter()
+            .map_err(|error| anyhow!("webhook: {error}"))?;
         let writer = Self {
             domains: domains.clone(),
             filter,
@@ -116,38 +136,62 @@ impl AliasWriter {
         endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
     ) -> Result<KnownTargets, WriteError> {
         let records = self.load()?;
-        let of_message = endpoints.clone().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
-        let names: BTreeSet<Name> =
-            of_message.chain(records.into_values().map(|record| record.name)).collect();
+        let of_message = endpoints
+            .clone()
+            .filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
+        let names: BTreeSet<Name> = of_message
+            .chain(records.into_values().map(|record| record.name))
+            .collect();
         let targets = endpoints.filter(|endpoint| endpoint.record_type != "TXT");
-        let targets = targets.flat_map(|endpoint| &endpoint.targets).filter(|target| {
-            target.parse::<IpAddr>().is_err()
-                && !Name::parse(target).is_ok_and(|target| names.contains(&target))
-        });
-        Ok(targets.filter_map(|target| FleetDomain::from_text(target).ok()).collect())
+        let targets = targets
+            .flat_map(|endpoint| &endpoint.targets)
+            .filter(|target| {
+                target.parse::<IpAddr>().is_err()
+                    && !Name::parse(target).is_ok_and(|target| names.contains(&target))
+            });
+        Ok(targets
+            .filter_map(|target| FleetDomain::from_text(target).ok())
+            .collect())
     }
 
     /// Returns wanted endpoints in the form in which they will be listed, without names that cannot be aliases.
     pub(crate) fn adjust(&mut self, endpoints: &[Endpoint], known: &KnownTargets) -> Vec<Endpoint> {
-        let names: BTreeSet<Name> =
-            endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok()).collect();
+        let names: BTreeSet<Name> = endpoints
+            .iter()
+            .filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok())
+            .collect();
         let mut adjusted = Vec::new();
         let mut refused = BTreeMap::new();
         for endpoint in endpoints {
-            let record = endpoint.record().map_err(|error| error.to_string()).and_then(|record| {
-                let is_text = record.record_type == RecordType::TXT;
-                let reason = if is_text { Err("an alias has no text".to_owned()) } else { Ok(()) };
-                reason.and_then(|()| self.check_alias(&record, &names, known)).map(|()| record)
-            });
+            let record = endpoint
+                .record()
+                .map_err(|error| error.to_string())
+                .and_then(|record| {
+                    let is_text = record.record_type == RecordType::TXT;
+                    let reason = if is_text {
+                        Err("an alias has no text".to_owned())
+                    } else {
+                        Ok(())
+                    };
+                    reason
+                        .and_then(|()| self.check_alias(&record, &names, known))
+                        .map(|()| record)
+                });
             match record {
-                Ok(record) => adjusted
-                    .push(Endpoint { labels: endpoint.labels.clone(), ..Endpoint::of(&plain(record)) }),
+                Ok(record) => adjusted.push(Endpoint {
+                    labels: endpoint.labels.clone(),
+                    ..Endpoint::of(&plain(record))
+                }),
                 Err(reason) => drop(refused.insert(endpoint.dns_name.clone(), reason)),
             }
         }
         let names: BTreeSet<String> = refused.keys().cloned().collect();
         if names != self.refused {
-            for (name, reason) in refused.iter().filter(|(name, _)| !self.refused.contains(*name)).take(3) {
+            for (name, reason) in refused
+                .iter()
+                .filter(|(name, _)| !self.refused.contains(*name))
+                .take(3)
+            {
                 tracing::warn!(
                     name,
                     reason,
@@ -160,19 +204,40 @@ impl AliasWriter {
     }
 
     /// Applies the changes of a message, all or none. Returns the number of record sets that changed.
-    pub(crate) fn apply(&mut self, changes: &Changes, known: &KnownTargets) -> Result<usize, WriteError> {
+    pub(crate) fn apply(
+        &mut self,
+        changes: &Changes,
+        known: &KnownTargets,
+    ) -> Result<usize, WriteError> {
         let mut records = self.load()?;
-        let Changes { create, update_old, update_new, delete } = changes;
+        let Changes {
+            create,
+            update_old,
+            update_new,
+            delete,
+        } = changes;
         for record in read(delete)?.into_iter().chain(read(update_old)?) {
-            let found = records.remove(&record.key()).filter(|found| found.targets == record.targets);
+            let found = records
+                .remove(&record.key())
+                .filter(|found| found.targets == record.targets);
             found.ok_or(WriteError::Conflict(record.name))?;
         }
-        let added: Vec<Record> = read(create)?.into_iter().chain(read(update_new)?).map(plain).collect();
-        let names: BTreeSet<Name> =
-            records.values().chain(&added).map(|record| record.name.clone()).collect();
+        let added: Vec<Record> = read(create)?
+            .into_iter()
+            .chain(read(update_new)?)
+            .map(plain)
+            .collect();
+        let names: BTreeSet<Name> = records
+            .values()
+            .chain(&added)
+            .map(|record| record.name.clone())
+            .collect();
         for record in added {
             self.check_alias(&record, &names, known)
-                .map_err(|reason| WriteError::Unfit { name: record.name.to_string(), reason })?;
+                .map_err(|reason| WriteError::Unfit {
+                    name: record.name.to_string(),
+                    reason,
+                })?;
             let name = record.name.clone();
             if records.insert(record.key(), record).is_some() {
                 return Err(WriteError::Conflict(name));
@@ -196,13 +261,20 @@ impl AliasWriter {
         let path = &self.state_file;
         let endpoints: Vec<Endpoint> = match bounded::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
-                let reason = format!("{error}; remove the file, and external-dns writes its names again");
-                WriteError::File { path: path.clone(), reason }
+                let reason =
+                    format!("{error}; remove the file, and external-dns writes its names again");
+                WriteError::File {
+                    path: path.clone(),
+                    reason,
+                }
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(unusable(path, &error)),
         };
-        let records: Records = read(&endpoints)?.into_iter().map(|record| (record.key(), record)).collect();
+        let records: Records = read(&endpoints)?
+            .into_iter()
+            .map(|record| (record.key(), record))
+            .collect();
         self.records = Some(records.clone());
         Ok(records)
     }
@@ -213,7 +285,9 @@ impl AliasWriter {
             return Ok(());
         }
         let written = atomic::replace(&self.alias_file, &text, Attributes::PUBLIC);
-        written.map(drop).map_err(|error| unusable(&self.alias_file, &error.cause))
+        written
+            .map(drop)
+            .map_err(|error| unusable(&self.alias_file, &error.cause))
     }
 
     /// Returns the reason why a record cannot be an alias. `names` are the names after the change.
@@ -223,13 +297,21 @@ impl AliasWriter {
         names: &BTreeSet<Name>,
         known: &KnownTargets,
     ) -> Result<(), String> {
-        let Record { name, record_type, set_identifier, targets, .. } = record;
+        let Record {
+            name,
+            record_type,
+            set_identifier,
+            targets,
+            ..
+        } = record;
         if *record_type == RecordType::TXT {
             // Ownership, which may be beside the domains.
             return Ok(());
         }
         if !record_type.is_address() && *record_type != RecordType::CNAME {
-            return Err(format!("an alias has no records of type {record_type}; use A, AAAA or CNAME"));
+            return Err(format!(
+                "an alias has no records of type {record_type}; use A, AAAA or CNAME"
+            ));
         }
         if !self.filter.matches(name) {
             let domains = serde_json::to_string(&self.domains).unwrap_or_default();
@@ -243,7 +325,8 @@ impl AliasWriter {
         }
         if alias_of(name).is_none() {
             return Err(
-                "the server's alias files cannot express the name; use letters, digits and -".to_owned()
+                "the server's alias files cannot express the name; use letters, digits and -"
+                    .to_owned(),
             );
         }
         let is_known = |target: &Target| {
@@ -251,23 +334,33 @@ impl AliasWriter {
             Name::parse(target).is_ok_and(|target| names.contains(&target))
                 || FleetDomain::from_text(target).is_ok_and(|target| known.contains(&target))
         };
-        match (record_type, targets.iter().find(|target| target.as_str().parse::<IpAddr>().is_err())) {
-            (_, Some(target)) if !is_known(target) => {
-                Err(format!("its target {target} is not a name of the fleet; use an address"))
-            }
+        match (
+            record_type,
+            targets
+                .iter()
+                .find(|target| target.as_str().parse::<IpAddr>().is_err()),
+        ) {
+            (_, Some(target)) if !is_known(target) => Err(format!(
+                "its target {target} is not a name of the fleet; use an address"
+            )),
             _ => Ok(()),
         }
     }
 
     /// Checks what concerns several records: CNAMEs beside others, and loops.
     fn check(&self, records: &Records) -> Result<(), WriteError> {
-        let served: Vec<&Record> =
-            records.values().filter(|record| record.record_type != RecordType::TXT).collect();
+        let served: Vec<&Record> = records
+            .values()
+            .filter(|record| record.record_type != RecordType::TXT)
+            .collect();
         for pair in served.windows(2) {
             let types = [pair[0].record_type, pair[1].record_type];
             if pair[0].name == pair[1].name && types.contains(&RecordType::CNAME) {
                 let reason = "a CNAME excludes other records; remove one of them".to_owned();
-                return Err(WriteError::Unfit { name: pair[0].name.to_string(), reason });
+                return Err(WriteError::Unfit {
+                    name: pair[0].name.to_string(),
+                    reason,
+                });
             }
         }
         let text = alias_text(records);
@@ -277,14 +370,22 @@ impl AliasWriter {
         let paths = glob(&self.alias_files).unwrap_or_default();
         for path in paths.into_iter().filter(|path| *path != self.alias_file) {
             // The server leaves an unreadable file out as well.
-            files.extend(bounded::read(&path).ok().map(|bytes| (path.display().to_string(), bytes)));
+            files.extend(
+                bounded::read(&path)
+                    .ok()
+                    .map(|bytes| (path.display().to_string(), bytes)),
+            );
         }
-        let (_, _, errors) =
-            AliasFiles::parse_valid(files.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice())));
+        let (_, _, errors) = AliasFiles::parse_valid(
+            files
+                .iter()
+                .map(|(file, bytes)| (file.as_str(), bytes.as_slice())),
+        );
         match errors.into_iter().find(|error| error.files.contains(&ours)) {
-            Some(error) => {
-                Err(WriteError::Unfit { name: "the alias file".to_owned(), reason: error.to_string() })
-            }
+            Some(error) => Err(WriteError::Unfit {
+                name: "the alias file".to_owned(),
+                reason: error.to_string(),
+            }),
             None => Ok(()),
         }
     }
@@ -292,7 +393,8 @@ impl AliasWriter {
 
 fn is_matched(pattern: &str, file: &Path) -> bool {
     let file = file.to_string_lossy();
-    let (patterns, parts): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), file.split('/').collect());
+    let (patterns, parts): (Vec<&str>, Vec<&str>) =
+        (pattern.split('/').collect(), file.split('/').collect());
     let mut pairs = patterns.iter().zip(&parts);
     patterns.len() == parts.len()
         && pairs.all(|(pattern, part)| {
@@ -302,19 +404,29 @@ fn is_matched(pattern: &str, file: &Path) -> bool {
 
 fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
     let record = |endpoint: &Endpoint| {
-        let unfit = |reason| WriteError::Unfit { name: endpoint.dns_name.clone(), reason };
+        let unfit = |reason| WriteError::Unfit {
+            name: endpoint.dns_name.clone(),
+            reason,
+        };
         endpoint.record().map_err(|error| unfit(error.to_string()))
     };
     endpoints.iter().map(record).collect()
 }
 
 fn plain(record: Record) -> Record {
-    Record { ttl: None, properties: BTreeMap::new(), ..record }
+    Record {
+        ttl: None,
+        properties: BTreeMap::new(),
+        ..record
+    }
 }
 
 fn unusable(path: &Path, error: &io::Error) -> WriteError {
     let reason = format!("{error}; the publisher must be able to write this file and its folder");
-    WriteError::File { path: path.to_owned(), reason }
+    WriteError::File {
+        path: path.to_owned(),
+        reason,
+    }
 }
 
 /// Returns a name in the form of an alias file; `None` if it has none.
@@ -331,9 +443,15 @@ fn alias_of(name: &Name) -> Option<String> {
 
 fn alias_text(records: &Records) -> Vec<u8> {
     let mut aliases: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for record in records.values().filter(|record| record.record_type != RecordType::TXT) {
+    for record in records
+        .values()
+        .filter(|record| record.record_type != RecordType::TXT)
+    {
         if let Some(alias) = alias_of(&record.name) {
-            aliases.entry(alias).or_default().extend(record.targets.iter().map(Target::as_str));
+            aliases
+                .entry(alias)
+                .or_default()
+                .extend(record.targets.iter().map(Target::as_str));
         }
     }
     let mut text = serde_json::to_vec_pretty(&aliases).unwrap_or_default();
@@ -358,8 +476,11 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = |name: &str| folder.path().join(name);
             fs::create_dir(path("aliases")).unwrap();
-            fs::write(path("aliases/own.json"), r#"{"router.internal": ["*.router.default.cf.bosh"]}"#)
-                .unwrap();
+            fs::write(
+                path("aliases/own.json"),
+                r#"{"router.internal": ["*.router.default.cf.bosh"]}"#,
+            )
+            .unwrap();
             let config = json!({
                 "port": 53, "alias_files_glob": path("aliases/*.json"),
             });
@@ -381,7 +502,11 @@ mod tests {
                 },
                 alias_file: self.path(alias_file),
             };
-            let opened = AliasWriter::new(&config, &self.path("config.json"), self.path("webhook.json"));
+            let opened = AliasWriter::new(
+                &config,
+                &self.path("config.json"),
+                self.path("webhook.json"),
+            );
             opened.map(|(writer, _)| writer)
         }
 
@@ -390,7 +515,8 @@ mod tests {
         }
 
         fn aliases(&self) -> Value {
-            serde_json::from_slice(&fs::read(self.path("aliases/external-dns.json")).unwrap()).unwrap()
+            serde_json::from_slice(&fs::read(self.path("aliases/external-dns.json")).unwrap())
+                .unwrap()
         }
     }
 
@@ -416,9 +542,18 @@ mod tests {
             endpoint("web.apps.internal", "AAAA", &["2001:db8::1"]),
             endpoint("*.w.apps.internal", "A", &["192.0.2.3"]),
             endpoint("alias.apps.internal", "CNAME", &["router.internal"]),
-            endpoint("a-web.apps.internal", "TXT", &["\"heritage=external-dns,external-dns/owner=k8s\""]),
+            endpoint(
+                "a-web.apps.internal",
+                "TXT",
+                &["\"heritage=external-dns,external-dns/owner=k8s\""],
+            ),
         ];
-        assert_eq!(writer.apply(&changes("create", &created), &known()).unwrap(), 5);
+        assert_eq!(
+            writer
+                .apply(&changes("create", &created), &known())
+                .unwrap(),
+            5
+        );
         let expected = json!({
             "_.w.apps.internal": ["192.0.2.3"],
             "alias.apps.internal": ["router.internal"],
@@ -431,7 +566,9 @@ mod tests {
         let listed = serde_json::to_value(writer.list().unwrap()).unwrap();
         assert_eq!(listed.as_array().unwrap().len(), 5);
         assert!(
-            listed.to_string().contains("\\\"heritage=external-dns,external-dns/owner=k8s\\\""),
+            listed
+                .to_string()
+                .contains("\\\"heritage=external-dns,external-dns/owner=k8s\\\""),
             "{listed}"
         );
         assert_eq!(lab.aliases(), expected);
@@ -439,11 +576,27 @@ mod tests {
             writer.apply(&changes("create", &created[..1]), &known()),
             Err(WriteError::Conflict(_))
         ));
-        writer.apply(&changes("delete", &created[1..]), &known()).unwrap();
-        assert_eq!(lab.aliases(), json!({"web.apps.internal": ["192.0.2.1", "192.0.2.2"]}));
+        writer
+            .apply(&changes("delete", &created[1..]), &known())
+            .unwrap();
+        assert_eq!(
+            lab.aliases(),
+            json!({"web.apps.internal": ["192.0.2.1", "192.0.2.2"]})
+        );
         fs::write(lab.path("webhook.json"), "[").unwrap();
-        assert!(lab.open().list().unwrap_err().to_string().contains("webhook.json: "));
-        assert!(lab.try_open("elsewhere.json").unwrap_err().to_string().contains("alias_files_glob"));
+        assert!(
+            lab.open()
+                .list()
+                .unwrap_err()
+                .to_string()
+                .contains("webhook.json: ")
+        );
+        assert!(
+            lab.try_open("elsewhere.json")
+                .unwrap_err()
+                .to_string()
+                .contains("alias_files_glob")
+        );
     }
 
     #[test]
@@ -451,28 +604,58 @@ mod tests {
         let lab = Lab::new();
         let mut writer = lab.open();
         let good = endpoint("web.apps.internal", "A", &["192.0.2.1"]);
-        writer.apply(&changes("create", std::slice::from_ref(&good)), &known()).unwrap();
+        writer
+            .apply(&changes("create", std::slice::from_ref(&good)), &known())
+            .unwrap();
         let before = lab.aliases();
         let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
         identified["setIdentifier"] = "blue".into();
         for (endpoint, reason) in [
-            (endpoint("x.example.org", "A", &["192.0.2.1"]), "outside of the webhook's domains"),
-            (endpoint("x.closed.apps.internal", "A", &["192.0.2.1"]), "outside of the webhook's domains"),
-            (endpoint("x.apps.internal", "SRV", &["0 0 80 a.apps.internal"]), "no records of type SRV"),
-            (endpoint("x.apps.internal", "CNAME", &["elb.amazonaws.com"]), "not a name of the fleet"),
-            (endpoint("_.apps.internal", "A", &["192.0.2.1"]), "cannot express"),
-            (endpoint("web.apps.internal", "CNAME", &["router.internal"]), "excludes other records"),
-            (endpoint("x.apps.internal", "CNAME", &["x.apps.internal"]), "form a loop"),
+            (
+                endpoint("x.example.org", "A", &["192.0.2.1"]),
+                "outside of the webhook's domains",
+            ),
+            (
+                endpoint("x.closed.apps.internal", "A", &["192.0.2.1"]),
+                "outside of the webhook's domains",
+            ),
+            (
+                endpoint("x.apps.internal", "SRV", &["0 0 80 a.apps.internal"]),
+                "no records of type SRV",
+            ),
+            (
+                endpoint("x.apps.internal", "CNAME", &["elb.amazonaws.com"]),
+                "not a name of the fleet",
+            ),
+            (
+                endpoint("_.apps.internal", "A", &["192.0.2.1"]),
+                "cannot express",
+            ),
+            (
+                endpoint("web.apps.internal", "CNAME", &["router.internal"]),
+                "excludes other records",
+            ),
+            (
+                endpoint("x.apps.internal", "CNAME", &["x.apps.internal"]),
+                "form a loop",
+            ),
             (endpoint("x.apps.internal", "A", &[]), "no target"),
-            (endpoint("x.apps.internal", "A", &["192.0.2.300"]), "not a name of the fleet"),
+            (
+                endpoint("x.apps.internal", "A", &["192.0.2.300"]),
+                "not a name of the fleet",
+            ),
             (identified, "set identifier"),
         ] {
-            let error = writer.apply(&changes("create", &[endpoint]), &known()).unwrap_err();
+            let error = writer
+                .apply(&changes("create", &[endpoint]), &known())
+                .unwrap_err();
             assert!(matches!(error, WriteError::Unfit { .. }), "{error:?}");
             assert!(error.to_string().contains(reason), "{error}");
         }
         let stale = endpoint("web.apps.internal", "A", &["192.0.2.9"]);
-        let stale = writer.apply(&changes("delete", &[stale]), &known()).unwrap_err();
+        let stale = writer
+            .apply(&changes("delete", &[stale]), &known())
+            .unwrap_err();
         assert!(matches!(stale, WriteError::Conflict(_)), "{stale:?}");
         assert_eq!(lab.aliases(), before);
         let mut wanted = good.clone();

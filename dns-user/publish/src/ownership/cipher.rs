@@ -28,8 +28,14 @@ impl Cipher {
         let decoded = if key.len() == Self::KEY_LEN {
             key.as_bytes().to_vec()
         } else {
-            let standard = key.trim().trim_end_matches('=').replace('-', "+").replace('_', "/");
-            base64::engine::general_purpose::STANDARD_NO_PAD.decode(standard).unwrap_or_default()
+            let standard = key
+                .trim()
+                .trim_end_matches('=')
+                .replace('-', "+")
+                .replace('_', "/");
+            base64::engine::general_purpose::STANDARD_NO_PAD
+                .decode(standard)
+                .unwrap_or_default()
         };
         if decoded.len() != Self::KEY_LEN {
             return Err(KeyError);
@@ -46,7 +52,9 @@ impl Cipher {
         encoder.write_all(text.as_bytes()).ok()?;
         let mut sealed = encoder.finish().ok()?;
         let unique = Nonce::assume_unique_for_key(nonce);
-        self.0.seal_in_place_append_tag(unique, Aad::empty(), &mut sealed).ok()?;
+        self.0
+            .seal_in_place_append_tag(unique, Aad::empty(), &mut sealed)
+            .ok()?;
         Some(STANDARD.encode([&nonce[..], &sealed].concat()))
     }
 
@@ -57,9 +65,16 @@ impl Cipher {
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
         let plain = self.0.open_in_place(nonce, Aad::empty(), sealed).ok()?;
         let mut text = Vec::new();
-        let unpacked = GzDecoder::new(&*plain).take(MAX_TEXT).read_to_end(&mut text);
+        let unpacked = GzDecoder::new(&*plain)
+            .take(MAX_TEXT)
+            .read_to_end(&mut text);
         // external-dns accepts uncompressed texts.
-        String::from_utf8(if unpacked.is_ok() { text } else { plain.to_vec() }).ok()
+        String::from_utf8(if unpacked.is_ok() {
+            text
+        } else {
+            plain.to_vec()
+        })
+        .ok()
     }
 }
 

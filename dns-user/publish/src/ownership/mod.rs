@@ -55,7 +55,9 @@ impl Registry {
         let (texts, mut bare) = self.separate(&records);
         let mut used: HashMap<Key, Key> = HashMap::new();
         for record in &mut bare {
-            let Some(key) = self.owner_key(record, apex) else { continue };
+            let Some(key) = self.owner_key(record, apex) else {
+                continue;
+            };
             if let Some(labels) = texts.get(&key).and_then(|texts| texts.first()) {
                 record.labels = labels.1.clone();
                 used.insert(key, record.key());
@@ -65,7 +67,9 @@ impl Registry {
         let mut ambiguous = BTreeSet::new();
         for record in &mut bare {
             for key in self.earlier_owner_keys(record, apex) {
-                let Some((_, labels)) = texts.get(&key).and_then(|texts| texts.first()) else { continue };
+                let Some((_, labels)) = texts.get(&key).and_then(|texts| texts.first()) else {
+                    continue;
+                };
                 let is_unowned = record.labels.0.is_empty();
                 let other = used.get(&key).filter(|other| other.name != record.name);
                 match other {
@@ -83,31 +87,57 @@ impl Registry {
             }
         }
         let mut notes = Vec::new();
-        let is_ambiguous = |record: &Record| !ambiguous.is_empty() && ambiguous.contains(&record.key());
+        let is_ambiguous =
+            |record: &Record| !ambiguous.is_empty() && ambiguous.contains(&record.key());
         for record in bare.iter_mut().filter(|record| is_ambiguous(record)) {
             record.labels = Labels::default();
-            notes.push(note(record.name.clone(), record.record_type, Reason::Ambiguous));
+            notes.push(note(
+                record.name.clone(),
+                record.record_type,
+                Reason::Ambiguous,
+            ));
         }
         let earlier = match earlier.is_empty() {
             true => BTreeMap::new(),
             false => bare
                 .iter()
-                .filter_map(|record| Some((record.key(), (record.clone(), earlier.remove(&record.key())?))))
+                .filter_map(|record| {
+                    Some((
+                        record.key(),
+                        (record.clone(), earlier.remove(&record.key())?),
+                    ))
+                })
                 .collect(),
         };
         let mut orphans = Vec::new();
         for (key, texts) in texts.into_iter().filter(|(key, _)| !used.contains_key(key)) {
             for (target, labels) in texts {
-                let reason = Reason::Orphan { owner: labels.owner().to_owned() };
+                let reason = Reason::Orphan {
+                    owner: labels.owner().to_owned(),
+                };
                 notes.push(note(key.name.clone(), RecordType::TXT, reason));
                 let record = Record::new(key.name.clone(), RecordType::TXT, [target]);
-                orphans.push(Record { labels, set_identifier: key.set_identifier.clone(), ..record });
+                orphans.push(Record {
+                    labels,
+                    set_identifier: key.set_identifier.clone(),
+                    ..record
+                });
             }
         }
         notes.sort_by(|a, b| a.name.cmp(&b.name));
         orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
-        let listed = records.into_iter().map(|record| (record.key(), record)).collect();
-        View { apex: apex.clone(), records: bare, notes, orphans, listed, earlier }
+        let listed = records
+            .into_iter()
+            .map(|record| (record.key(), record))
+            .collect();
+        View {
+            apex: apex.clone(),
+            records: bare,
+            notes,
+            orphans,
+            listed,
+            earlier,
+        }
     }
 
     /// Returns the owner texts by TXT set, and the records without them.
@@ -132,7 +162,10 @@ impl Registry {
 
     /// Parses a TXT value as an owner text, encrypted or not.
     pub fn parse(&self, value: &str) -> Option<Labels> {
-        let decrypted = self.cipher.as_ref().and_then(|cipher| cipher.decrypt(value));
+        let decrypted = self
+            .cipher
+            .as_ref()
+            .and_then(|cipher| cipher.decrypt(value));
         parse_labels(decrypted.as_deref().unwrap_or(value))
     }
 
@@ -150,31 +183,53 @@ impl Registry {
     }
 
     fn owner_key(&self, record: &Record, apex: &Name) -> Option<Key> {
-        let name = self.mapper.owner_name(&record.name, record.record_type, apex)?;
+        let name = self
+            .mapper
+            .owner_name(&record.name, record.record_type, apex)?;
         Some(owner_key(record, name))
     }
 
     /// Returns the keys of a record's owner record in earlier versions of external-dns: before 0.22,
     /// an alias of Route 53 had the one of a CNAME; before 0.12, the name contained no type.
     fn earlier_owner_keys(&self, record: &Record, apex: &Name) -> Vec<Key> {
-        let is_alias = record.properties.get("alias").is_some_and(|alias| alias == "true");
+        let is_alias = record
+            .properties
+            .get("alias")
+            .is_some_and(|alias| alias == "true");
         let of_alias = (is_alias && record.record_type == RecordType::A)
-            .then(|| self.mapper.owner_name(&record.name, RecordType::CNAME, apex))
+            .then(|| {
+                self.mapper
+                    .owner_name(&record.name, RecordType::CNAME, apex)
+            })
             .flatten();
         // Those versions wrote neither AAAA nor TXT. A TXT beside the owner record of another name
         // must not be taken for its record.
         let had_no_type = ![RecordType::AAAA, RecordType::TXT].contains(&record.record_type);
-        let without_type = had_no_type.then(|| self.mapper.old_owner_name(&record.name)).flatten();
-        of_alias.into_iter().chain(without_type).map(|name| owner_key(record, name)).collect()
+        let without_type = had_no_type
+            .then(|| self.mapper.old_owner_name(&record.name))
+            .flatten();
+        of_alias
+            .into_iter()
+            .chain(without_type)
+            .map(|name| owner_key(record, name))
+            .collect()
     }
 }
 
 fn owner_key(record: &Record, name: Name) -> Key {
-    Key { name, set_identifier: record.set_identifier.clone(), record_type: RecordType::TXT }
+    Key {
+        name,
+        set_identifier: record.set_identifier.clone(),
+        record_type: RecordType::TXT,
+    }
 }
 
 fn note(name: Name, record_type: RecordType, reason: Reason) -> Note {
-    Note { name, record_type, reason }
+    Note {
+        name,
+        record_type,
+        reason,
+    }
 }
 
 /// Types that must be absent for a new CNAME.
@@ -194,13 +249,24 @@ impl Registry {
     ///
     /// Every step states the listed set. A record of which only the labels change is required
     /// unchanged; owner records in earlier forms are replaced by the current form.
-    pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
-        let mut pending = PendingSets { registry: self, view, sets: BTreeMap::new() };
+    pub fn transaction(
+        &self,
+        view: &View,
+        change: &NameChange,
+    ) -> Result<Transaction, OwnershipError> {
+        let mut pending = PendingSets {
+            registry: self,
+            view,
+            sets: BTreeMap::new(),
+        };
         for action in &change.actions {
             pending.apply(action)?;
         }
         pending.replace_earlier_forms(change)?;
-        Ok(Transaction { name: change.name.clone(), steps: pending.steps(&change.name) })
+        Ok(Transaction {
+            name: change.name.clone(),
+            steps: pending.steps(&change.name),
+        })
     }
 }
 
@@ -221,12 +287,16 @@ pub(crate) fn remove_collisions(
         .collect();
     let deletes = |transaction: &Transaction, name: &Name, record_type: RecordType| {
         let is_it = |record: &Record| record.name == *name && record.record_type == record_type;
-        transaction.steps.iter().any(|step| matches!(step, Step::Delete(record) if is_it(record)))
+        transaction
+            .steps
+            .iter()
+            .any(|step| matches!(step, Step::Delete(record) if is_it(record)))
     };
     let collision = |transaction: &Transaction| {
         transaction.steps.iter().find_map(|step| {
             let alias = created(step, RecordType::CNAME).filter(|name| {
-                let stays = view.has(name, RecordType::TXT) && !deletes(transaction, name, RecordType::TXT);
+                let stays =
+                    view.has(name, RecordType::TXT) && !deletes(transaction, name, RecordType::TXT);
                 stays || texts.contains(name)
             });
             let text = created(step, RecordType::TXT).filter(|name| {
@@ -237,7 +307,9 @@ pub(crate) fn remove_collisions(
     };
     let mut collisions = Vec::new();
     transactions.retain(|transaction| {
-        let Some(at) = collision(transaction) else { return true };
+        let Some(at) = collision(transaction) else {
+            return true;
+        };
         let name = transaction.name.clone();
         collisions.push((name.clone(), OwnershipError::Collision { name, at }));
         false
@@ -284,16 +356,28 @@ impl PendingSets<'_> {
 
     /// Requires the records that an owner record may belong to as listed.
     fn require_claimants(&mut self, orphan: &Record) {
-        let of_old_form = RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
+        let of_old_form =
+            RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
         let mut claimants = Vec::from(of_old_form);
         if let Some((name, record_type)) = self.registry.mapper.record_of(&orphan.name)
             && let Ok(name) = Name::parse(&name)
         {
             let types = record_type.map_or(RecordType::DEFAULT_MANAGED.into(), |found| vec![found]);
-            claimants.extend(types.into_iter().map(|record_type| (name.clone(), record_type)));
+            claimants.extend(
+                types
+                    .into_iter()
+                    .map(|record_type| (name.clone(), record_type)),
+            );
         }
-        for (name, record_type) in claimants.into_iter().filter(|(name, _)| name.is_within(&self.view.apex)) {
-            self.touch(Key { name, set_identifier: orphan.set_identifier.clone(), record_type });
+        for (name, record_type) in claimants
+            .into_iter()
+            .filter(|(name, _)| name.is_within(&self.view.apex))
+        {
+            self.touch(Key {
+                name,
+                set_identifier: orphan.set_identifier.clone(),
+                record_type,
+            });
         }
     }
 
@@ -313,11 +397,17 @@ impl PendingSets<'_> {
         if unchanged {
             return;
         }
-        let mut after = Record { labels: Default::default(), ..record.clone() };
+        let mut after = Record {
+            labels: Default::default(),
+            ..record.clone()
+        };
         if let Some(listed) = set {
             after.ttl = after.ttl.or(listed.ttl);
             if let Some(before) = before {
-                let kept = listed.targets.iter().filter(|target| !before.targets.contains(target));
+                let kept = listed
+                    .targets
+                    .iter()
+                    .filter(|target| !before.targets.contains(target));
                 after.targets.extend(kept.cloned());
             }
         }
@@ -344,7 +434,9 @@ impl PendingSets<'_> {
             check_value(value)?;
         }
         let Some(key) = self.registry.owner_key(record, &self.view.apex) else {
-            return Err(OwnershipError::NoName { name: record.name.clone() });
+            return Err(OwnershipError::NoName {
+                name: record.name.clone(),
+            });
         };
         let texts = self.owner_texts(&key);
         if texts.iter().any(|(_, labels)| *labels == record.labels) {
@@ -371,9 +463,15 @@ impl PendingSets<'_> {
 
     /// Fails if the name of the record's owner record already holds another owner's text.
     fn refuse_claimed(&mut self, record: &Record) -> Result<(), OwnershipError> {
-        let Some(key) = self.registry.owner_key(record, &self.view.apex) else { return Ok(()) };
+        let Some(key) = self.registry.owner_key(record, &self.view.apex) else {
+            return Ok(());
+        };
         let owner = record.labels.owner();
-        match self.owner_texts(&key).into_iter().find(|(_, labels)| labels.owner() != owner) {
+        match self
+            .owner_texts(&key)
+            .into_iter()
+            .find(|(_, labels)| labels.owner() != owner)
+        {
             Some((_, labels)) if !owner.is_empty() => Err(OwnershipError::Claimed {
                 name: record.name.clone(),
                 owner_record: key.name,
@@ -401,17 +499,26 @@ impl PendingSets<'_> {
 
     fn owner_texts(&mut self, key: &Key) -> Texts {
         let registry = self.registry;
-        self.touch(key.clone()).as_ref().map(|set| registry.split(set).0).unwrap_or_default()
+        self.touch(key.clone())
+            .as_ref()
+            .map(|set| registry.split(set).0)
+            .unwrap_or_default()
     }
 
     /// Moves the ownership of all records of the name that use an owner record in an earlier form to
     /// the current form, and removes the earlier one.
     fn replace_earlier_forms(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
         let view = self.view;
-        let of_name =
-            view.earlier.range(Key::before(&change.name)..).take_while(|(key, _)| key.name == change.name);
+        let of_name = view
+            .earlier
+            .range(Key::before(&change.name)..)
+            .take_while(|(key, _)| key.name == change.name);
         for (_, (record, earlier)) in of_name {
-            if !change.actions.iter().any(|action| action.record().key() == record.key()) {
+            if !change
+                .actions
+                .iter()
+                .any(|action| action.record().key() == record.key())
+            {
                 self.touch(record.key());
                 self.own(record)?;
             }
@@ -424,7 +531,11 @@ impl PendingSets<'_> {
 
     /// Returns the differences, and the transaction's requirements on other sets.
     fn steps(self, name: &Name) -> Vec<Step> {
-        let Self { registry: _, view, sets } = self;
+        let Self {
+            registry: _,
+            view,
+            sets,
+        } = self;
         let mut steps = Vec::new();
         let mut creates = Vec::new();
         for (key, after) in sets {
@@ -463,7 +574,11 @@ impl PendingSets<'_> {
 /// Returns the properties of an owner record: the record's (Route 53 requires the same routing
 /// policy for all sets with a set identifier) without the properties of its targets.
 fn owner_properties(record: &Record) -> BTreeMap<String, String> {
-    let about_targets = ["alias", "aws/evaluate-target-health", "aws/target-hosted-zone"];
+    let about_targets = [
+        "alias",
+        "aws/evaluate-target-health",
+        "aws/target-hosted-zone",
+    ];
     let mut properties = record.properties.clone();
     properties.retain(|name, _| !about_targets.contains(&name.as_str()));
     properties
@@ -477,11 +592,19 @@ pub enum OwnershipError {
         "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
          gone, delete it with `retire --orphans={owner}`"
     )]
-    Claimed { name: Name, owner_record: Name, owner: String },
-    #[error("{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix")]
+    Claimed {
+        name: Name,
+        owner_record: Name,
+        owner: String,
+    },
+    #[error(
+        "{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix"
+    )]
     Collision { name: Name, at: Name },
     /// The owner record's name would exceed 255 octets.
-    #[error("{name}: the name of its owner record exceeds 255 octets; use a shorter name or txt-prefix")]
+    #[error(
+        "{name}: the name of its owner record exceeds 255 octets; use a shorter name or txt-prefix"
+    )]
     NoName { name: Name },
     #[error(transparent)]
     Value(#[from] ValueError),
@@ -524,7 +647,11 @@ impl Mapper {
         if !prefix.is_empty() && !suffix.is_empty() {
             return Err(AffixError::Both);
         }
-        let mapper = Self { prefix, suffix, wildcard };
+        let mapper = Self {
+            prefix,
+            suffix,
+            wildcard,
+        };
         // An affix that is invalid in names would leave every record without an owner.
         let probe = mapper.text_of("x.invalid", "cname");
         Name::parse(&probe).map_err(|error| AffixError::Unusable(error.to_string()))?;
@@ -535,7 +662,11 @@ impl Mapper {
     pub fn text_of(&self, name: &str, record_type: &str) -> String {
         let record_type = record_type.to_ascii_lowercase();
         let has_template = self.prefix.contains(TEMPLATE) || self.suffix.contains(TEMPLATE);
-        let before = if has_template { String::new() } else { format!("{record_type}-") };
+        let before = if has_template {
+            String::new()
+        } else {
+            format!("{record_type}-")
+        };
         self.with_label(name, &record_type, |first| format!("{before}{first}"))
     }
 
@@ -543,10 +674,19 @@ impl Mapper {
     /// `record_type` replaces the template.
     fn with_label(&self, name: &str, record_type: &str, label: impl Fn(&str) -> String) -> String {
         let (first, behind) = name.split_once('.').unwrap_or((name, ""));
-        let label = label(if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first });
-        let [prefix, suffix] = [&self.prefix, &self.suffix].map(|affix| affix.replace(TEMPLATE, record_type));
+        let label = label(if first == "*" && !self.wildcard.is_empty() {
+            &self.wildcard
+        } else {
+            first
+        });
+        let [prefix, suffix] =
+            [&self.prefix, &self.suffix].map(|affix| affix.replace(TEMPLATE, record_type));
         let label = format!("{prefix}{label}{suffix}");
-        if behind.is_empty() { label } else { format!("{label}.{behind}") }
+        if behind.is_empty() {
+            label
+        } else {
+            format!("{label}.{behind}")
+        }
     }
 
     /// Returns the name under which the owner record is written: external-dns's form if it is valid
@@ -556,15 +696,30 @@ impl Mapper {
     /// octets. `None` if no name fits even directly below the apex.
     pub fn owner_name(&self, name: &Name, record_type: RecordType, apex: &Name) -> Option<Name> {
         let record_type = record_type.to_string();
-        let usable = |text: String| Name::parse(&text).ok().filter(|owner| owner.is_within(apex));
+        let usable = |text: String| {
+            Name::parse(&text)
+                .ok()
+                .filter(|owner| owner.is_within(apex))
+        };
         if let Some(owner) = usable(self.text_of(name.as_str(), &record_type)) {
             return Some(owner);
         }
         let hash = digest::digest(&digest::SHA256, name.as_str().as_bytes());
-        let label: String = hash.as_ref()[..16].iter().map(|octet| format!("{octet:02x}")).collect();
-        let mut above = if name == apex { Some(name.clone()) } else { name.parent() };
+        let label: String = hash.as_ref()[..16]
+            .iter()
+            .map(|octet| format!("{octet:02x}"))
+            .collect();
+        let mut above = if name == apex {
+            Some(name.clone())
+        } else {
+            name.parent()
+        };
         while let Some(parent) = above.filter(|parent| parent.is_within(apex)) {
-            let below = if parent.is_root() { label.clone() } else { format!("{label}.{parent}") };
+            let below = if parent.is_root() {
+                label.clone()
+            } else {
+                format!("{label}.{parent}")
+            };
             if let Some(owner) = usable(self.text_of(&below, &record_type)) {
                 return Some(owner);
             }
@@ -589,7 +744,10 @@ impl Mapper {
             return strip(&self.prefix, |affix| text.strip_prefix(affix));
         }
         let dots = self.suffix.matches('.').count();
-        let end = text.match_indices('.').nth(dots).map_or(text.len(), |(index, _)| index);
+        let end = text
+            .match_indices('.')
+            .nth(dots)
+            .map_or(text.len(), |(index, _)| index);
         let (head, behind) = text.split_at(end);
         let (name, record_type) = strip(&self.suffix, |affix| head.strip_suffix(affix))?;
         Some((name + behind, record_type))
@@ -597,7 +755,10 @@ impl Mapper {
 }
 
 /// Removes an affix with `cut`, and returns the rest and the type.
-fn strip<'a>(affix: &str, cut: impl Fn(&str) -> Option<&'a str>) -> Option<(String, Option<RecordType>)> {
+fn strip<'a>(
+    affix: &str,
+    cut: impl Fn(&str) -> Option<&'a str>,
+) -> Option<(String, Option<RecordType>)> {
     if affix.contains(TEMPLATE) {
         for record_type in MAPPED_BACK {
             let affix = affix.replace(TEMPLATE, &record_type.to_string().to_ascii_lowercase());
@@ -612,10 +773,14 @@ fn strip<'a>(affix: &str, cut: impl Fn(&str) -> Option<&'a str>) -> Option<(Stri
 /// Splits `a-api.example.org` into name and type.
 fn split_type(text: &str) -> (String, Option<RecordType>) {
     let split = text.split_once('-').and_then(|(first, rest)| {
-        let is_first = |record_type: &RecordType| record_type.to_string().eq_ignore_ascii_case(first);
+        let is_first =
+            |record_type: &RecordType| record_type.to_string().eq_ignore_ascii_case(first);
         Some((rest.to_owned(), MAPPED_BACK.into_iter().find(is_first)?))
     });
-    split.map_or_else(|| (text.to_owned(), None), |(name, record_type)| (name, Some(record_type)))
+    split.map_or_else(
+        || (text.to_owned(), None),
+        |(name, record_type)| (name, Some(record_type)),
+    )
 }
 
 /// Reason why an affix cannot be used.
@@ -637,7 +802,11 @@ const HERITAGE: &str = "external-dns";
 pub fn parse_labels(text: &str) -> Option<Labels> {
     let mut labels = Labels::default();
     let mut is_ours = false;
-    for (key, value) in text.trim_matches('"').split(',').filter_map(|token| token.split_once('=')) {
+    for (key, value) in text
+        .trim_matches('"')
+        .split(',')
+        .filter_map(|token| token.split_once('='))
+    {
         if key == "heritage" {
             if value != HERITAGE {
                 return None;
@@ -663,14 +832,23 @@ pub fn write_labels(labels: &Labels) -> String {
 /// Checks that a value survives [`write_labels()`] and [`parse_labels()`].
 pub fn check_value(value: &str) -> Result<(), ValueError> {
     let bad = value.chars().find(|character| {
-        matches!(character, ',' | '"' | '\\') || !character.is_ascii() || character.is_ascii_control()
+        matches!(character, ',' | '"' | '\\')
+            || !character.is_ascii()
+            || character.is_ascii_control()
     });
-    bad.map_or(Ok(()), |character| Err(ValueError { value: value.to_owned(), character }))
+    bad.map_or(Ok(()), |character| {
+        Err(ValueError {
+            value: value.to_owned(),
+            character,
+        })
+    })
 }
 
 /// A value that an owner record cannot hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("owner or resource {value:?} contains {character:?}, which separates labels; choose another text")]
+#[error(
+    "owner or resource {value:?} contains {character:?}, which separates labels; choose another text"
+)]
 pub struct ValueError {
     value: String,
     character: char,

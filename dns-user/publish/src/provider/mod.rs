@@ -27,12 +27,21 @@ use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
 use crate::record::{Name, Record, RecordType};
 
 /// Opens the provider with this name in `spec.provider`, without sending a request.
-pub(crate) fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
+pub(crate) fn open(
+    kind: &str,
+    parameters: &Parameters,
+) -> Result<Box<dyn Provider>, ProviderError> {
     Ok(match kind {
-        "rfc2136" => Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(parameters)?)),
-        "coredns" => Box::new(CoreDns::new(coredns::Settings::from_parameters(parameters)?)?),
+        "rfc2136" => Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(
+            parameters,
+        )?)),
+        "coredns" => Box::new(CoreDns::new(coredns::Settings::from_parameters(
+            parameters,
+        )?)?),
         "aws" => Box::new(Aws::new(aws::Settings::from_parameters(parameters)?)?),
-        "webhook" => Box::new(Webhook::new(webhook::Settings::from_parameters(parameters)?)?),
+        "webhook" => Box::new(Webhook::new(webhook::Settings::from_parameters(
+            parameters,
+        )?)?),
         _ => {
             return Err(settings(format!(
                 "provider {kind:?} is not supported at run time; use one of rfc2136, coredns, aws, webhook"
@@ -44,7 +53,10 @@ pub(crate) fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provid
 /// A DNS service that holds zones.
 pub trait Provider: Send {
     /// Asks the service to adjust wanted records, before [`Provider::adjust`] applies the result.
-    fn prepare<'a>(&'a mut self, _desired: &'a [Record]) -> BoxFuture<'a, Result<(), ProviderError>> {
+    fn prepare<'a>(
+        &'a mut self,
+        _desired: &'a [Record],
+    ) -> BoxFuture<'a, Result<(), ProviderError>> {
         Box::pin(async { Ok(()) })
     }
 
@@ -91,7 +103,13 @@ impl Zone {
     /// Returns a public zone without content, whose id is its apex.
     fn of(apex: Name) -> Self {
         let (id, visibility, content) = (apex.to_string(), Visibility::Public, Ok(Vec::new()));
-        Self { id, apex, visibility, content, warnings: Vec::new() }
+        Self {
+            id,
+            apex,
+            visibility,
+            content,
+            warnings: Vec::new(),
+        }
     }
 }
 
@@ -192,7 +210,10 @@ pub(crate) fn settings(problem: impl Into<String>) -> ProviderError {
 }
 
 fn bad_answer(server: &str, reason: impl ToString) -> ProviderError {
-    ProviderError::BadAnswer { server: server.to_owned(), reason: reason.to_string() }
+    ProviderError::BadAnswer {
+        server: server.to_owned(),
+        reason: reason.to_string(),
+    }
 }
 
 /// Number of refused groups in a batch after which failing transactions are no longer isolated.
@@ -210,7 +231,10 @@ trait GroupSender: Send {
     const WINDOW: usize = 1;
 
     /// Sends at most [`Self::WINDOW`] groups, at least one; returns a result for each.
-    fn send(&mut self, groups: &[&[Self::Item]]) -> impl Future<Output = Vec<TransactionResult>> + Send;
+    fn send(
+        &mut self,
+        groups: &[&[Self::Item]],
+    ) -> impl Future<Output = Vec<TransactionResult>> + Send;
 }
 
 /// Time within which the responses to a window let it grow.
@@ -230,9 +254,13 @@ async fn send_groups<Sender: GroupSender>(
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut items = Vec::with_capacity(transactions.len());
-    let unfit = transactions.into_iter().map(|item| item.map(|item| items.push(item)).err());
+    let unfit = transactions
+        .into_iter()
+        .map(|item| item.map(|item| items.push(item)).err());
     let unfit: Vec<Option<ProviderError>> = unfit.collect();
-    let mut sent = send_all(sender, &items, on_conflict, progress).await.into_iter();
+    let mut sent = send_all(sender, &items, on_conflict, progress)
+        .await
+        .into_iter();
     let result = |unfit: Option<ProviderError>| match unfit {
         Some(error) => TransactionResult::Failed(error),
         // Every item has a result.
@@ -266,12 +294,19 @@ async fn send_all<Sender: GroupSender>(
             next = next.max(group.end);
             groups.push(group);
         }
-        let contents: Vec<&[Sender::Item]> =
-            groups.iter().map(|group| &transactions[group.clone()]).collect();
+        let contents: Vec<&[Sender::Item]> = groups
+            .iter()
+            .map(|group| &transactions[group.clone()])
+            .collect();
         let begin = Instant::now();
         let sent = sender.send(&contents).await;
-        let is_quick = begin.elapsed() < QUICK && sent.iter().all(|one| *one == TransactionResult::Applied);
-        window = if is_quick { (2 * window).min(Sender::WINDOW) } else { 1 };
+        let is_quick =
+            begin.elapsed() < QUICK && sent.iter().all(|one| *one == TransactionResult::Applied);
+        window = if is_quick {
+            (2 * window).min(Sender::WINDOW)
+        } else {
+            1
+        };
         for (group, result) in groups.into_iter().zip(sent).rev() {
             let is_broken = matches!(
                 result,
@@ -296,7 +331,11 @@ async fn send_all<Sender: GroupSender>(
             }
         }
     }
-    let result = |result: Option<_>| result.or(failure.clone()).unwrap_or(TransactionResult::Conflict);
+    let result = |result: Option<_>| {
+        result
+            .or(failure.clone())
+            .unwrap_or(TransactionResult::Conflict)
+    };
     results.into_iter().map(result).collect()
 }
 
@@ -307,12 +346,16 @@ pub struct Parameters(pub BTreeMap<String, String>);
 impl Parameters {
     /// Returns a parameter's text; `None` if absent.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+        self.0
+            .get(name)
+            .map(|value| value.trim())
+            .filter(|value| !value.is_empty())
     }
 
     /// Returns a mandatory parameter's text.
     pub fn required(&self, name: &str) -> Result<&str, ProviderError> {
-        self.text(name).ok_or_else(|| settings(format!("{name} is missing; set it")))
+        self.text(name)
+            .ok_or_else(|| settings(format!("{name} is missing; set it")))
     }
 
     /// Returns the elements of a comma-separated list.
@@ -326,7 +369,9 @@ impl Parameters {
         match (self.text(one), self.text(other)) {
             (Some(one), Some(other)) => Ok(Some((one.to_owned(), other.to_owned()))),
             (None, None) => Ok(None),
-            _ => Err(settings(format!("{one} and {other} require each other; set both or neither"))),
+            _ => Err(settings(format!(
+                "{one} and {other} require each other; set both or neither"
+            ))),
         }
     }
 
@@ -346,13 +391,18 @@ impl Parameters {
 
     /// Returns a number, or the default if absent.
     pub fn number(&self, name: &str, default: u32) -> Result<u32, ProviderError> {
-        let Some(text) = self.text(name) else { return Ok(default) };
-        text.parse().map_err(|_| bad(name, text, "a non-negative number"))
+        let Some(text) = self.text(name) else {
+            return Ok(default);
+        };
+        text.parse()
+            .map_err(|_| bad(name, text, "a non-negative number"))
     }
 
     /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.
     pub fn duration(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
-        let Some(text) = self.text(name) else { return Ok(default) };
+        let Some(text) = self.text(name) else {
+            return Ok(default);
+        };
         parse_duration(text).map_err(|_| bad(name, text, "a duration such as 500ms, 1s or 2m"))
     }
 }
@@ -380,10 +430,20 @@ impl Http {
         let config = match urls.any(|url| url.starts_with("https:")) {
             true => files.config(&[])?,
             // The system may have no CA certificates.
-            false => Arc::new(client()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth()),
+            false => Arc::new(
+                client()?
+                    .with_root_certificates(RootCertStore::empty())
+                    .with_no_client_auth(),
+            ),
         };
         let client = HttpClient::new((*config).clone(), usize::MAX);
-        Ok(Self { client, limits: Limits { time: limit, body: MAX_BODY } })
+        Ok(Self {
+            client,
+            limits: Limits {
+                time: limit,
+                body: MAX_BODY,
+            },
+        })
     }
 
     /// Sends a request and reads the whole response. `server` identifies the server in errors.
@@ -392,13 +452,18 @@ impl Http {
         server: &str,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Bytes>, ProviderError> {
-        self.client.send(request, self.limits).await.map_err(|error| ProviderError::Unreachable {
-            server: server.to_owned(),
-            reason: match error {
-                ClientError::Timeout(limit) => format!("no answer within {} s", limit.as_secs()),
-                other => other.to_string(),
-            },
-        })
+        self.client
+            .send(request, self.limits)
+            .await
+            .map_err(|error| ProviderError::Unreachable {
+                server: server.to_owned(),
+                reason: match error {
+                    ClientError::Timeout(limit) => {
+                        format!("no answer within {} s", limit.as_secs())
+                    }
+                    other => other.to_string(),
+                },
+            })
     }
 }
 
@@ -416,7 +481,10 @@ impl TlsFiles {
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let identity = parameters.pair("tls-client-cert", "tls-client-cert-key")?;
         let identity = identity.map(|(certificate, key)| (certificate.into(), key.into()));
-        Ok(Self { ca: parameters.path("tls-ca"), identity })
+        Ok(Self {
+            ca: parameters.path("tls-ca"),
+            identity,
+        })
     }
 
     /// Loads the files. `protocols` are offered by ALPN.
@@ -425,18 +493,25 @@ impl TlsFiles {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for authority in certificates(path)? {
-                    roots.add(authority).map_err(|error| bad_file(path, error))?;
+                    roots
+                        .add(authority)
+                        .map_err(|error| bad_file(path, error))?;
                 }
                 client()?.with_root_certificates(roots)
             }
             None => client()?.with_native_roots().map_err(|error| {
-                settings(format!("TLS: cannot load the system's CAs: {error}; set tls-ca"))
+                settings(format!(
+                    "TLS: cannot load the system's CAs: {error}; set tls-ca"
+                ))
             })?,
         };
         let mut config = match &self.identity {
             Some((certificate, key)) => {
-                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
-                builder.with_client_auth_cert(certificates(certificate)?, key).map_err(unusable)?
+                let key =
+                    PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
+                builder
+                    .with_client_auth_cert(certificates(certificate)?, key)
+                    .map_err(unusable)?
             }
             None => builder.with_no_client_auth(),
         };
@@ -447,7 +522,8 @@ impl TlsFiles {
 
 fn client() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, ProviderError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     builder.map_err(unusable)
 }
 
@@ -459,7 +535,9 @@ fn unusable(error: rustls::Error) -> ProviderError {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(certificates) if certificates.is_empty() => Err(bad_file(path, "no certificate in PEM format")),
+        Ok(certificates) if certificates.is_empty() => {
+            Err(bad_file(path, "no certificate in PEM format"))
+        }
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(bad_file(path, error)),
     }
@@ -477,7 +555,9 @@ mod tests {
     fn durations_of_the_parameter_table_are_read() {
         let read = |text: &str| {
             let parameters = Parameters(BTreeMap::from([("interval".to_owned(), text.to_owned())]));
-            parameters.duration("interval", Duration::from_secs(7)).map_err(|error| error.to_string())
+            parameters
+                .duration("interval", Duration::from_secs(7))
+                .map_err(|error| error.to_string())
         };
         for (text, seconds) in [("", 7), ("0", 0), ("2m", 120), ("1h", 3600), ("1m30s", 90)] {
             assert_eq!(read(text), Ok(Duration::from_secs(seconds)), "{text:?}");
@@ -528,7 +608,8 @@ mod tests {
         }
 
         async fn send(&mut self, groups: &[&[u8]]) -> Vec<TransactionResult> {
-            self.sent.push(groups.iter().map(|group| group.to_vec()).collect());
+            self.sent
+                .push(groups.iter().map(|group| group.to_vec()).collect());
             groups.iter().map(|group| self.result(group)).collect()
         }
     }
@@ -536,7 +617,10 @@ mod tests {
     impl Server {
         fn result(&self, group: &[u8]) -> TransactionResult {
             let (server, reason) = ("server".to_owned(), "test".to_owned());
-            if self.broken.is_some_and(|broken| group.iter().any(|item| *item >= broken)) {
+            if self
+                .broken
+                .is_some_and(|broken| group.iter().any(|item| *item >= broken))
+            {
                 TransactionResult::Failed(ProviderError::Unreachable { server, reason })
             } else if group.iter().any(|item| self.refused.contains(item)) {
                 TransactionResult::Failed(ProviderError::Refused { server, reason })
@@ -551,20 +635,39 @@ mod tests {
         let mut server = Server::default();
         assert_eq!(server.take_all().await, "A".repeat(20));
         assert_eq!(server.counts(), [1, 2, 4]);
-        assert_eq!(server.sent.concat().concat(), (0..20).collect::<Vec<u8>>(), "in order");
+        assert_eq!(
+            server.sent.concat().concat(),
+            (0..20).collect::<Vec<u8>>(),
+            "in order"
+        );
     }
 
     #[tokio::test]
     async fn refused_items_are_isolated_one_by_one() {
-        let mut server = Server { refused: vec![4, 16], ..Server::default() };
+        let mut server = Server {
+            refused: vec![4, 16],
+            ..Server::default()
+        };
         assert_eq!(server.take_all().await, "AAAAFAAAAAAAAAAAFAAA");
-        let next = server.sent.iter().skip_while(|call| !call.concat().contains(&4)).nth(1).unwrap();
-        assert_eq!(*next, [[3]], "a refusal ends sending several messages at once");
+        let next = server
+            .sent
+            .iter()
+            .skip_while(|call| !call.concat().contains(&4))
+            .nth(1)
+            .unwrap();
+        assert_eq!(
+            *next,
+            [[3]],
+            "a refusal ends sending several messages at once"
+        );
     }
 
     #[tokio::test]
     async fn broken_connection_fails_the_rest() {
-        let mut server = Server { broken: Some(10), ..Server::default() };
+        let mut server = Server {
+            broken: Some(10),
+            ..Server::default()
+        };
         assert_eq!(server.take_all().await, "AAAAAAAAAUUUUUUUUUUU");
         assert_eq!(server.counts(), [1, 2, 4], "nothing is sent afterwards");
     }

@@ -14,8 +14,8 @@ use hyper::{Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
-    Transaction, TransactionResult, Zone, bad_answer, send_groups, settings,
+    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step,
+    TlsFiles, Transaction, TransactionResult, Zone, bad_answer, send_groups, settings,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType, has_set},
@@ -40,7 +40,9 @@ pub struct Settings {
 impl Settings {
     /// Parses the parameters `webhook-provider-url`, `webhook-provider-timeout`, `domain-filter` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let url = parameters.text("webhook-provider-url").unwrap_or("http://localhost:8888");
+        let url = parameters
+            .text("webhook-provider-url")
+            .unwrap_or("http://localhost:8888");
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(settings(format!(
                 "webhook-provider-url is {url:?}; write it as http://localhost:8888"
@@ -49,7 +51,11 @@ impl Settings {
         let domain = |text: &str| Name::parse(text.trim_start_matches('.')).ok();
         Ok(Self {
             url: url.trim_end_matches('/').to_owned(),
-            domains: parameters.list("domain-filter").into_iter().filter_map(domain).collect(),
+            domains: parameters
+                .list("domain-filter")
+                .into_iter()
+                .filter_map(domain)
+                .collect(),
             files: TlsFiles::from_parameters(parameters)?,
             timeout: parameters.duration("webhook-provider-timeout", Duration::from_secs(30))?,
         })
@@ -69,25 +75,40 @@ pub struct Webhook {
 impl Webhook {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
-        let http = Http::new(std::iter::once(settings.url.as_str()), &settings.files, settings.timeout)?;
-        Ok(Self { settings, http, served: DomainFilter::default(), adjusted: None })
+        let http = Http::new(
+            std::iter::once(settings.url.as_str()),
+            &settings.files,
+            settings.timeout,
+        )?;
+        Ok(Self {
+            settings,
+            http,
+            served: DomainFilter::default(),
+            adjusted: None,
+        })
     }
 
     /// Sends a request. A response of the class 5xx is temporary, any other failure permanent.
     async fn call(&self, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, ProviderError> {
         let server = format!("{}{path}", self.settings.url);
         let request = match body {
-            None => Request::get(&server).header(header::ACCEPT, MEDIA_TYPE).body(Full::default()),
+            None => Request::get(&server)
+                .header(header::ACCEPT, MEDIA_TYPE)
+                .body(Full::default()),
             Some(body) => Request::post(&server)
                 .header(header::ACCEPT, MEDIA_TYPE)
                 .header(header::CONTENT_TYPE, MEDIA_TYPE)
                 .body(Full::new(Bytes::from(body))),
         };
-        let request = request.map_err(|error| settings(format!("webhook-provider-url: {error}")))?;
+        let request =
+            request.map_err(|error| settings(format!("webhook-provider-url: {error}")))?;
         let response = self.http.send(&self.settings.url, request).await?;
         let (status, body) = (response.status(), response.into_body());
         if body.len() > MAX_MESSAGE {
-            return Err(bad_answer(&server, format!("a response above {} MiB", MAX_MESSAGE >> 20)));
+            return Err(bad_answer(
+                &server,
+                format!("a response above {} MiB", MAX_MESSAGE >> 20),
+            ));
         }
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
             return Ok(body);
@@ -102,7 +123,11 @@ impl Webhook {
         })
     }
 
-    async fn read<T: DeserializeOwned>(&self, path: &str, body: Option<Vec<u8>>) -> Result<T, ProviderError> {
+    async fn read<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<T, ProviderError> {
         let answer = self.call(path, body).await?;
         serde_json::from_slice(&answer)
             .map_err(|error| bad_answer(&format!("{}{path}", self.settings.url), error))
@@ -110,8 +135,13 @@ impl Webhook {
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let filter: Domains = self.read("/", None).await?;
-        self.served = filter.filter().map_err(|error| bad_answer(&self.settings.url, error))?;
-        let named = filter.include.iter().filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
+        self.served = filter
+            .filter()
+            .map_err(|error| bad_answer(&self.settings.url, error))?;
+        let named = filter
+            .include
+            .iter()
+            .filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
         let mut apexes: Vec<Name> = named.filter(|apex| !apex.is_root()).collect();
         if apexes.is_empty() {
             apexes.clone_from(&self.settings.domains);
@@ -124,13 +154,18 @@ impl Webhook {
         let (records, warnings) = self.records().await?;
         let mut zones: Vec<Zone> = apexes.into_iter().map(Zone::of).collect();
         for record in records.into_values() {
-            let own = zones.iter_mut().filter(|zone| record.name.is_within(&zone.apex));
+            let own = zones
+                .iter_mut()
+                .filter(|zone| record.name.is_within(&zone.apex));
             let zone = own.max_by_key(|zone| zone.apex.labels().count());
             let is_apex = |zone: &&mut Zone| zone.apex == record.name;
             let is_servers = [RecordType::NS, RecordType::SOA].contains(&record.record_type);
             match zone {
                 Some(zone) if is_servers && is_apex(&zone) => {}
-                Some(Zone { content: Ok(records), .. }) => records.push(record),
+                Some(Zone {
+                    content: Ok(records),
+                    ..
+                }) => records.push(record),
                 _ => {}
             }
         }
@@ -152,7 +187,9 @@ impl Webhook {
                     let set = sets.entry(record.key()).or_insert_with(|| record.clone());
                     set.targets.extend(record.targets);
                 }
-                Err(reason) => warnings.push(format!("{} left unchanged: {reason}", endpoint.dns_name)),
+                Err(reason) => {
+                    warnings.push(format!("{} left unchanged: {reason}", endpoint.dns_name))
+                }
             }
         }
         Ok((sets, warnings))
@@ -163,16 +200,24 @@ impl Webhook {
         let endpoints: Vec<Endpoint> = desired.iter().filter(usable).map(Endpoint::of).collect();
         let body = serde_json::to_vec(&endpoints).unwrap_or_default();
         let adjusted: Vec<Endpoint> = self.read("/adjustendpoints", Some(body)).await?;
-        let resources: BTreeMap<&Name, &Labels> =
-            desired.iter().map(|record| (&record.name, &record.labels)).collect();
-        let mut records: Vec<Record> =
-            desired.iter().filter(|record| record.targets.is_empty()).cloned().collect();
+        let resources: BTreeMap<&Name, &Labels> = desired
+            .iter()
+            .map(|record| (&record.name, &record.labels))
+            .collect();
+        let mut records: Vec<Record> = desired
+            .iter()
+            .filter(|record| record.targets.is_empty())
+            .cloned()
+            .collect();
         for endpoint in adjusted {
             let record = endpoint.record().map_err(|reason| {
                 let server = format!("{}/adjustendpoints", self.settings.url);
                 bad_answer(&server, format!("{}: {reason}", endpoint.dns_name))
             })?;
-            let labels = resources.get(&record.name).map(|labels| (*labels).clone()).unwrap_or_default();
+            let labels = resources
+                .get(&record.name)
+                .map(|labels| (*labels).clone())
+                .unwrap_or_default();
             records.push(Record { labels, ..record });
         }
         self.adjusted = Some((desired.to_vec(), records));
@@ -187,9 +232,14 @@ impl Webhook {
     ) -> Result<Vec<TransactionResult>, ProviderError> {
         let (before, _) = self.records().await?;
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut current: Vec<(usize, &Transaction)> = batch.transactions.iter().enumerate().collect();
-        current.retain(|(_, transaction)| transaction.steps.iter().all(|step| holds(step, &before)));
-        let items = current.iter().map(|(_, transaction)| Ok((*transaction).clone())).collect();
+        let mut current: Vec<(usize, &Transaction)> =
+            batch.transactions.iter().enumerate().collect();
+        current
+            .retain(|(_, transaction)| transaction.steps.iter().all(|step| holds(step, &before)));
+        let items = current
+            .iter()
+            .map(|(_, transaction)| Ok((*transaction).clone()))
+            .collect();
         let sent = send_groups(self, items, batch.on_conflict, progress).await;
         let (after, _) = self.records().await?;
         for ((place, transaction), result) in current.into_iter().zip(sent) {
@@ -235,12 +285,19 @@ fn is_done(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
 }
 
 impl Provider for Webhook {
-    fn prepare<'a>(&'a mut self, desired: &'a [Record]) -> BoxFuture<'a, Result<(), ProviderError>> {
+    fn prepare<'a>(
+        &'a mut self,
+        desired: &'a [Record],
+    ) -> BoxFuture<'a, Result<(), ProviderError>> {
         Box::pin(self.adjust_remotely(desired))
     }
 
     fn adjust(&self, desired: &mut Vec<Record>) {
-        if let Some((_, adjusted)) = self.adjusted.as_ref().filter(|(before, _)| before == desired) {
+        if let Some((_, adjusted)) = self
+            .adjusted
+            .as_ref()
+            .filter(|(before, _)| before == desired)
+        {
             desired.clone_from(adjusted);
         }
     }
@@ -256,7 +313,9 @@ impl Provider for Webhook {
     fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> Results<'a> {
         Box::pin(async move {
             let results = self.apply_compared(batch, progress).await;
-            results.unwrap_or_else(|error| vec![TransactionResult::Failed(error); batch.transactions.len()])
+            results.unwrap_or_else(|error| {
+                vec![TransactionResult::Failed(error); batch.transactions.len()]
+            })
         })
     }
 }

@@ -36,7 +36,8 @@ impl LaunchOptions {
     pub fn of(config: &Config) -> Result<Self, ProviderError> {
         let cipher = config.txt_encryption_key.as_deref().map(|path| {
             let failed = |reason: String| settings(format!("{}: {reason}", path.display()));
-            let key = fs::read_to_string(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
+            let key = fs::read_to_string(path)
+                .map_err(|error| failed(format!("cannot be read: {error}")))?;
             Cipher::new(key.trim()).map_err(|error| failed(error.to_string()))
         });
         Ok(Self {
@@ -64,7 +65,9 @@ impl LaunchOptions {
 
     fn saved_deletions(&self) -> BTreeMap<String, RecentDeletions> {
         let saved = fs::read(&self.deletions).ok();
-        saved.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+        saved
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default()
     }
 }
 
@@ -82,16 +85,29 @@ pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, Provid
 }
 
 /// Creates the engine of a record; `name` is `PROJECT/RECORD`.
-fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, ProviderError> {
+fn open(
+    record: &UpdateRecord,
+    name: &str,
+    options: &LaunchOptions,
+) -> Result<Engine, ProviderError> {
     let obstacles = record.obstacles();
     if !obstacles.is_empty() {
         return Err(settings(obstacles.join("; ")));
     }
-    let parameters = parameters(record, name, options, |variable| std::env::var(variable).ok());
+    let parameters = parameters(record, name, options, |variable| {
+        std::env::var(variable).ok()
+    });
     let text = |name: &str| parameters.text(name).unwrap_or_default();
-    let mapper = Mapper::new(text("txt-prefix"), text("txt-suffix"), text("txt-wildcard-replacement"))
-        .map_err(|error| settings(format!("txt-prefix or txt-suffix: {error}")))?;
-    let registry = Registry { mapper, cipher: options.cipher.clone() };
+    let mapper = Mapper::new(
+        text("txt-prefix"),
+        text("txt-suffix"),
+        text("txt-wildcard-replacement"),
+    )
+    .map_err(|error| settings(format!("txt-prefix or txt-suffix: {error}")))?;
+    let registry = Registry {
+        mapper,
+        cipher: options.cipher.clone(),
+    };
     let rules = rules(&parameters, options)?;
     default_targets(&parameters)?;
     parameters.flag("force-default-targets")?;
@@ -126,12 +142,16 @@ pub fn options_problems(config: &Config, publication: &Publication) -> Vec<Strin
     for (name, settings) in &config.provider_settings {
         if !publication.targets.contains_key(name) {
             let remedy = remedy_for_unknown(name, &records);
-            found.push(format!("provider_settings.{name}: there is no such DNS Update Record; {remedy}"));
+            found.push(format!(
+                "provider_settings.{name}: there is no such DNS Update Record; {remedy}"
+            ));
         }
         for setting in settings.keys() {
             if !SETTINGS.contains(&setting.as_str()) && Parameter::named(setting).is_none() {
                 let remedy = remedy_for_unknown(setting, &SETTINGS);
-                found.push(format!("provider_settings.{name}.{setting}: unknown setting; {remedy}"));
+                found.push(format!(
+                    "provider_settings.{name}.{setting}: unknown setting; {remedy}"
+                ));
             }
         }
     }
@@ -151,35 +171,56 @@ struct Claim {
 impl Claim {
     /// Returns `None` for a record that never deletes, or that cannot be launched.
     fn of(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Option<Self> {
-        let parameters = parameters(record, name, options, |variable| std::env::var(variable).ok());
+        let parameters = parameters(record, name, options, |variable| {
+            std::env::var(variable).ok()
+        });
         let rules = rules(&parameters, options).ok()?;
         if rules.owner.is_empty() {
             return None;
         }
         let provider = record.provider.name();
         let all = |names: &[&str]| -> BTreeSet<String> {
-            names.iter().flat_map(|name| parameters.list(name)).map(str::to_owned).collect()
+            names
+                .iter()
+                .flat_map(|name| parameters.list(name))
+                .map(str::to_owned)
+                .collect()
         };
         let text = |name: &str| parameters.text(name).unwrap_or_default().to_owned();
         let servers = match provider {
             "rfc2136" => all(&["rfc2136-host"]),
             "coredns" => all(&["etcd-urls"]),
-            _ => all(&["aws-endpoint", "aws-access-key-id", "aws-assume-role", "webhook-provider-url"]),
+            _ => all(&[
+                "aws-endpoint",
+                "aws-access-key-id",
+                "aws-assume-role",
+                "webhook-provider-url",
+            ]),
         };
-        let zones = parameters.list("rfc2136-zone").into_iter().filter_map(|zone| Name::parse(zone).ok());
+        let zones = parameters
+            .list("rfc2136-zone")
+            .into_iter()
+            .filter_map(|zone| Name::parse(zone).ok());
         let mut zones: Vec<Name> = zones.collect();
         if zones.is_empty() {
             zones.push(Name::root());
         }
         // Without the same names of owner records, neither sees records of the other as its own.
         let registry = ["txt-prefix", "txt-suffix", "coredns-prefix"].map(text);
-        Some(Self { provider, servers, zones, registry, rules })
+        Some(Self {
+            provider,
+            servers,
+            zones,
+            registry,
+            rules,
+        })
     }
 
     /// Returns the zone, if any, in which both would delete the other's names.
     fn shared_zone(&self, other: &Self) -> Option<&Name> {
         let deletes = self.rules.policy == Policy::Sync || other.rules.policy == Policy::Sync;
-        let is_same_server = self.servers == other.servers || !self.servers.is_disjoint(&other.servers);
+        let is_same_server =
+            self.servers == other.servers || !self.servers.is_disjoint(&other.servers);
         if !deletes
             || !is_same_server
             || (self.provider, &self.registry, &self.rules.owner)
@@ -200,7 +241,9 @@ pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions
     let claims: Vec<(String, Claim)> = publication
         .targets
         .iter()
-        .filter_map(|(name, target)| Some((name.clone(), Claim::of(&target.record, name, options)?)))
+        .filter_map(|(name, target)| {
+            Some((name.clone(), Claim::of(&target.record, name, options)?))
+        })
         .collect();
     for (name, claim) in &claims {
         let rival = claims.iter().filter(|(other, _)| other != name).find_map(|(other, rival)| {
@@ -268,11 +311,18 @@ fn parameters(
     let set = |variable: &str| environment(variable).filter(|value| !value.is_empty());
     let from_environment = FROM_ENVIRONMENT.into_iter().filter_map(|setting| {
         let value = set(&setting.to_ascii_uppercase().replace('-', "_"));
-        let value = value.or_else(|| (setting == "aws-region").then(|| set("AWS_DEFAULT_REGION"))?);
+        let value =
+            value.or_else(|| (setting == "aws-region").then(|| set("AWS_DEFAULT_REGION"))?);
         Some((setting.to_owned(), value?))
     });
     let mut all: BTreeMap<String, String> = from_environment.collect();
-    all.extend(options.provider_settings.get(name).cloned().unwrap_or_default());
+    all.extend(
+        options
+            .provider_settings
+            .get(name)
+            .cloned()
+            .unwrap_or_default(),
+    );
     all.extend(record.parameters.texts());
     Parameters(all)
 }
@@ -283,14 +333,26 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
         Some("noop") => "",
         _ => parameters.text("txt-owner-id").unwrap_or_default(),
     };
-    let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
+    let (include, exclude) = (
+        parameters.list("domain-filter"),
+        parameters.list("exclude-domains"),
+    );
     let domains = DomainFilter::new(include, exclude)
         .map_err(|error| settings(format!("domain-filter or exclude-domains: {error}")))?
-        .with_patterns(parameters.text("regex-domain-filter"), parameters.text("regex-domain-exclusion"))
-        .map_err(|error| settings(format!("regex-domain-filter or regex-domain-exclusion: {error}")))?;
+        .with_patterns(
+            parameters.text("regex-domain-filter"),
+            parameters.text("regex-domain-exclusion"),
+        )
+        .map_err(|error| {
+            settings(format!(
+                "regex-domain-filter or regex-domain-exclusion: {error}"
+            ))
+        })?;
     let types = |name: &str| -> Result<BTreeSet<RecordType>, ProviderError> {
         let types = parameters.list(name).into_iter().map(str::parse);
-        types.collect::<Result<_, RecordError>>().map_err(|error| settings(format!("{name}: {error}")))
+        types
+            .collect::<Result<_, RecordError>>()
+            .map_err(|error| settings(format!("{name}: {error}")))
     };
     let mut managed = types("managed-record-types")?;
     if managed.is_empty() {
@@ -304,7 +366,9 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
     let min_ttl = parameters.duration("min-ttl", Duration::ZERO)?;
     let policy = parameters.text("policy").unwrap_or("sync");
     let policy = Policy::named(policy).ok_or_else(|| {
-        settings(format!("policy: unknown policy {policy:?}; use sync, upsert-only or create-only"))
+        settings(format!(
+            "policy: unknown policy {policy:?}; use sync, upsert-only or create-only"
+        ))
     })?;
     Ok(PlanRules {
         policy,
@@ -326,7 +390,8 @@ mod tests {
     };
 
     fn record(parameters: serde_json::Value) -> UpdateRecord {
-        let spec = serde_json::json!({"provider": "coredns", "external-dns-parameters": parameters});
+        let spec =
+            serde_json::json!({"provider": "coredns", "external-dns-parameters": parameters});
         let body = serde_json::json!({"metadata": {"name": "r"}, "spec": spec}).to_string();
         let problems = Problems::of("body");
         let node = parse(documents(&body)[0], &problems).unwrap();
@@ -334,16 +399,25 @@ mod tests {
     }
 
     fn options(settings: &[(&str, &str)]) -> LaunchOptions {
-        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let settings = settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let provider_settings = BTreeMap::from([("shop/r".to_owned(), settings.collect())]);
-        LaunchOptions::of(&Config { provider_settings, ..Config::default() }).unwrap()
+        LaunchOptions::of(&Config {
+            provider_settings,
+            ..Config::default()
+        })
+        .unwrap()
     }
 
     #[test]
     fn record_wins_over_configuration() {
         let record = record(serde_json::json!({"txt-owner-id": "me", "once": true}));
-        let options =
-            options(&[("etcd-urls", "http://etcd:2379"), ("txt-owner-id", "other"), ("txt-suffix", "-own")]);
+        let options = options(&[
+            ("etcd-urls", "http://etcd:2379"),
+            ("txt-owner-id", "other"),
+            ("txt-suffix", "-own"),
+        ]);
         let environment = |name: &str| match name {
             "ETCD_URLS" => Some("http://elsewhere:2379".to_owned()),
             "ETCD_USERNAME" => Some("user".to_owned()),
@@ -361,7 +435,10 @@ mod tests {
             assert_eq!(all.text(name), Some(value), "{name}");
         }
         let other = parameters(&record, "shop/other", &options, |_| None);
-        assert_eq!((other.text("etcd-urls"), other.text("txt-suffix")), (None, None));
+        assert_eq!(
+            (other.text("etcd-urls"), other.text("txt-suffix")),
+            (None, None)
+        );
     }
 
     #[test]
@@ -374,25 +451,52 @@ mod tests {
         ];
         let options = options(&more);
         let engine = |parameters| open(&record(parameters), "shop/r", &options);
-        let rules =
-            engine(serde_json::json!({"policy": "upsert-only", "domain-filter": "example.org, example.net",
-            "exclude-domains": "x.example.org", "txt-owner-id": "me"}))
-            .unwrap()
-            .rules;
-        assert_eq!((rules.owner.as_str(), rules.migrate_from.as_deref()), ("me", Some("old")));
-        assert_eq!(rules.managed, BTreeSet::from([RecordType::A, RecordType::MX, RecordType::PTR]));
+        let rules = engine(
+            serde_json::json!({"policy": "upsert-only", "domain-filter": "example.org, example.net",
+            "exclude-domains": "x.example.org", "txt-owner-id": "me"}),
+        )
+        .unwrap()
+        .rules;
+        assert_eq!(
+            (rules.owner.as_str(), rules.migrate_from.as_deref()),
+            ("me", Some("old"))
+        );
+        assert_eq!(
+            rules.managed,
+            BTreeSet::from([RecordType::A, RecordType::MX, RecordType::PTR])
+        );
         let matches = |name: &str| rules.domains.matches(&Name::parse(name).unwrap());
-        assert!(matches("a.example.net") && !matches("a.x.example.org") && !matches("a.example.com"));
-        assert_eq!(engine(serde_json::json!({"registry": "noop"})).unwrap().rules.owner, "");
-        let refused = engine(serde_json::json!({"txt-prefix": "a..b"})).err().unwrap().to_string();
-        assert!(refused.starts_with("txt-prefix or txt-suffix: "), "{refused}");
+        assert!(
+            matches("a.example.net") && !matches("a.x.example.org") && !matches("a.example.com")
+        );
+        assert_eq!(
+            engine(serde_json::json!({"registry": "noop"}))
+                .unwrap()
+                .rules
+                .owner,
+            ""
+        );
+        let refused = engine(serde_json::json!({"txt-prefix": "a..b"}))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            refused.starts_with("txt-prefix or txt-suffix: "),
+            "{refused}"
+        );
     }
 
     #[test]
     fn bad_key_file_is_named() {
-        let config = Config { txt_encryption_key: Some("/nowhere/key".into()), ..Config::default() };
+        let config = Config {
+            txt_encryption_key: Some("/nowhere/key".into()),
+            ..Config::default()
+        };
         assert!(
-            LaunchOptions::of(&config).unwrap_err().to_string().starts_with("/nowhere/key: cannot be read")
+            LaunchOptions::of(&config)
+                .unwrap_err()
+                .to_string()
+                .starts_with("/nowhere/key: cannot be read")
         );
     }
 }

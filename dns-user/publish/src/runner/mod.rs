@@ -37,7 +37,9 @@ use crate::{
     plan::Reason,
     provider::ProviderError,
     publication::{Publication, Target, fleet_names, publish},
-    status::{ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened},
+    status::{
+        ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened,
+    },
     store::{Store, write_json},
 };
 
@@ -54,7 +56,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
     let (states, changed) = (Mutex::default(), Notify::new());
-    let shared = Arc::new(Shared { api_state: api_state.clone(), states, changed, options });
+    let shared = Arc::new(Shared {
+        api_state: api_state.clone(),
+        states,
+        changed,
+        options,
+    });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
     let mut watch = Watch::start(&documents);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -77,7 +84,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
                 tracing::warn!("{problem}");
             }
         }
-        api_state.metrics.set_sources(&state.scan, &state.publication);
+        api_state
+            .metrics
+            .set_sources(&state.scan, &state.publication);
         *api_state.scan.lock() = state.scan.clone();
         workers.update(&shared, &state.publication);
         shared.write_status(&mut status, &state);
@@ -154,12 +163,20 @@ impl Sources {
     ///
     /// An unreadable configuration of the server is an error, because fleet names have no addresses without it.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let fleet = config.server.as_deref().map(|path| FollowedFleet::new(path, config)).transpose()?;
+        let fleet = config
+            .server
+            .as_deref()
+            .map(|path| FollowedFleet::new(path, config))
+            .transpose()?;
         let options = LaunchOptions::of(config)?;
         let mut paths = config.documents.clone();
         // Without it the API was never used.
         paths.extend(config.store.is_dir().then(|| config.store.clone()));
-        Ok(Self { folder: Folder::new(paths), fleet, options })
+        Ok(Self {
+            folder: Folder::new(paths),
+            fleet,
+            options,
+        })
     }
 
     /// Reads all changed sources.
@@ -177,19 +194,34 @@ impl Sources {
         let names = fleet_names(&scan.documents);
         let Some(followed) = &mut self.fleet else {
             let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
-            return SourceState { scan: scan.into(), publication, next, fleet_problem: None };
+            return SourceState {
+                scan: scan.into(),
+                publication,
+                next,
+                fleet_problem: None,
+            };
         };
         let mut problem = None;
         if !names.is_empty() {
             let asked = followed.fleet.ask(&names).await;
-            problem =
-                asked.err().map(|error| format!("the fleet's addresses and health are unknown: {error}"));
-            next = next.min(now + FLEET_INTERVAL).min(followed.fleet.next_change(now).unwrap_or(next));
+            problem = asked
+                .err()
+                .map(|error| format!("the fleet's addresses and health are unknown: {error}"));
+            next = next
+                .min(now + FLEET_INTERVAL)
+                .min(followed.fleet.next_change(now).unwrap_or(next));
             followed.save();
         }
         followed.log(problem.as_deref());
-        let publication = publish(&scan, &|name| followed.fleet.records(name, problem.as_deref()));
-        SourceState { scan: scan.into(), publication, next, fleet_problem: problem }
+        let publication = publish(&scan, &|name| {
+            followed.fleet.records(name, problem.as_deref())
+        });
+        SourceState {
+            scan: scan.into(),
+            publication,
+            next,
+            fleet_problem: problem,
+        }
     }
 }
 
@@ -197,17 +229,26 @@ impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (server, _) = ServerClient::of_server(path)?;
         let health_file = config.store.with_file_name("health.json");
-        let saved = fs::read(&health_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let saved = fs::read(&health_file)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let saved: SavedHealth = saved.unwrap_or_default();
         let history = HealthHistory::restore(&saved, Instant::now(), SystemTime::now());
         let fleet = Fleet::new(server, history);
-        Ok(Self { fleet, health_file: Some(health_file), saved, problem: None })
+        Ok(Self {
+            fleet,
+            health_file: Some(health_file),
+            saved,
+            problem: None,
+        })
     }
 
     /// Saves the time since which instances have been unhealthy, so that a restart does not restart
     /// their hold time.
     fn save(&mut self) {
-        let Some(file) = &self.health_file else { return };
+        let Some(file) = &self.health_file else {
+            return;
+        };
         let current = self.fleet.health();
         if current.is_like(&self.saved) {
             return;
@@ -235,10 +276,19 @@ impl FollowedFleet {
 /// Opens the control socket, the API and the metrics port.
 async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()> {
     let routes = api::routes(api_state.clone());
-    let socket = api::bind_control(&config.socket, config.group.as_deref())
-        .with_context(|| format!("{}: cannot open the control socket", config.socket.display()))?;
+    let socket = api::bind_control(&config.socket, config.group.as_deref()).with_context(|| {
+        format!(
+            "{}: cannot open the control socket",
+            config.socket.display()
+        )
+    })?;
     tokio::spawn(api::serve_control(socket, routes.clone()));
-    if let Some(ApiConfig { address, tls, clients }) = &config.api {
+    if let Some(ApiConfig {
+        address,
+        tls,
+        clients,
+    }) = &config.api
+    {
         let listener = bind(*address, "open the API").await?;
         let tls = RotatingTls::load("publish-api", "bosh-dns-publish", tls)?;
         tokio::spawn(tls.clone().watch(|_| {}));
@@ -251,13 +301,19 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
     }
     if let Some(address) = config.metrics {
         let listener = bind(address, "serve metrics").await?;
-        serve("the metrics port", listener, api::metrics_routes(api_state.clone()));
+        serve(
+            "the metrics port",
+            listener,
+            api::metrics_routes(api_state.clone()),
+        );
     }
     Ok(())
 }
 
 async fn bind(address: SocketAddr, purpose: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot {purpose} at {address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot {purpose} at {address}"))
 }
 
 fn serve(name: &'static str, listener: TcpListener, routes: Router) {
@@ -286,7 +342,10 @@ struct Worker {
 impl Workers {
     fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
         // The current round of a removed worker completes; published records stay.
-        for (name, _) in self.0.extract_if(.., |name, _| !publication.targets.contains_key(name)) {
+        for (name, _) in self
+            .0
+            .extract_if(.., |name, _| !publication.targets.contains_key(name))
+        {
             shared.states.lock().remove(&name);
             shared.api_state.metrics.forget(&name);
             tracing::info!(
@@ -295,10 +354,17 @@ impl Workers {
             );
         }
         let time_limit = |target: &Target| {
-            let interval = target.record.parameters.duration("interval").unwrap_or_default();
+            let interval = target
+                .record
+                .parameters
+                .duration("interval")
+                .unwrap_or_default();
             interval * 3 + Duration::from_secs(60)
         };
-        let expected = publication.targets.iter().map(|(name, target)| (name.clone(), time_limit(target)));
+        let expected = publication
+            .targets
+            .iter()
+            .map(|(name, target)| (name.clone(), time_limit(target)));
         shared.api_state.expect(expected);
         for (name, target) in &publication.targets {
             match self.0.get(name) {
@@ -322,8 +388,11 @@ impl Workers {
 
     /// Waits until rounds in progress have ended.
     async fn end(self) -> anyhow::Result<()> {
-        let tasks: Vec<JoinHandle<()>> =
-            self.0.into_values().map(|Worker { targets: _, task }| task).collect();
+        let tasks: Vec<JoinHandle<()>> = self
+            .0
+            .into_values()
+            .map(|Worker { targets: _, task }| task)
+            .collect();
         let all = futures_util::future::join_all(tasks);
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
             tracing::warn!("a round did not finish in time; the next start continues it");
@@ -352,8 +421,12 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
     loop {
         let target = targets.borrow_and_update().clone();
         let begun = Instant::now();
-        let is_outdated = |before: &Target| before.record != target.record || before.rival != target.rival;
-        if launched.as_ref().is_some_and(|(before, _)| is_outdated(before)) {
+        let is_outdated =
+            |before: &Target| before.record != target.record || before.rival != target.rival;
+        if launched
+            .as_ref()
+            .is_some_and(|(before, _)| is_outdated(before))
+        {
             launched = None;
         }
         if launched.is_none() {
@@ -368,17 +441,29 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
         }
         let mut changed = 0;
         if let Some((_, engine)) = &mut launched {
-            let confirmed = confirmation.as_ref().map(|confirmation| confirmation.deletions);
+            let confirmed = confirmation
+                .as_ref()
+                .map(|confirmation| confirmation.deletions);
             changed = shared.round(&name, engine, &target, confirmed).await;
         }
-        if let Some(Confirmation { deletions: _, reply }) = confirmation.take() {
+        if let Some(Confirmation {
+            deletions: _,
+            reply,
+        }) = confirmation.take()
+        {
             let problems = shared.state(&name).problems(&target);
             // The client may have gone.
             let _ = reply.send(Confirmed { changed, problems });
         }
-        let interval = target.record.parameters.duration("interval").unwrap_or(Duration::from_secs(60));
+        let interval = target
+            .record
+            .parameters
+            .duration("interval")
+            .unwrap_or(Duration::from_secs(60));
         // Spreads publishers that started together.
-        let pause = interval.max(SHORTEST_PAUSE).mul_f64(0.9 + 0.2 * fastrand::f64());
+        let pause = interval
+            .max(SHORTEST_PAUSE)
+            .mul_f64(0.9 + 0.2 * fastrand::f64());
         tokio::select! {
             changed = targets.changed() => {
                 if changed.is_err() {
@@ -395,7 +480,12 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
 impl Shared {
     fn write_status(&self, writer: &mut StatusWriter, state: &SourceState) {
         let states = self.states.lock().clone();
-        writer.write(&self.api_state, &state.publication, &states, state.fleet_problem.as_deref());
+        writer.write(
+            &self.api_state,
+            &state.publication,
+            &states,
+            state.fleet_problem.as_deref(),
+        );
     }
 
     fn state(&self, name: &str) -> ProviderState {
@@ -418,7 +508,10 @@ impl Shared {
         };
         self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
-        metrics.last_reconcile.with_label_values(labels).set(seconds_now());
+        metrics
+            .last_reconcile
+            .with_label_values(labels)
+            .set(seconds_now());
         // Without a zero the first failure would be no increase.
         metrics.registry_errors.with_label_values(labels);
         let counts = Metrics::count_types(&target.desired.records);
@@ -428,13 +521,24 @@ impl Shared {
                 self.count(name, &report, &state);
                 let problem = match report.is_complete() {
                     true => {
-                        metrics.last_sync.with_label_values(labels).set(seconds_now());
+                        metrics
+                            .last_sync
+                            .with_label_values(labels)
+                            .set(seconds_now());
                         Metrics::set_types(&metrics.verified_records, Some(name), &counts);
                         None
                     }
                     false => {
                         let of_names = state.names.iter().map(|(_, problem)| problem);
-                        Some(state.general.iter().chain(of_names).next().cloned().unwrap_or_default())
+                        Some(
+                            state
+                                .general
+                                .iter()
+                                .chain(of_names)
+                                .next()
+                                .cloned()
+                                .unwrap_or_default(),
+                        )
                     }
                 };
                 self.report(name, state, problem);
@@ -452,30 +556,55 @@ impl Shared {
     fn count(&self, name: &str, report: &Report, state: &ProviderState) {
         let metrics = &self.api_state.metrics;
         let labels = &[name];
-        let sum = |count: &dyn Fn(&ZoneReport) -> usize| gauge(report.zones.iter().map(count).sum());
+        let sum =
+            |count: &dyn Fn(&ZoneReport) -> usize| gauge(report.zones.iter().map(count).sum());
         // An unavailable zone keeps its last counts.
         let records: usize = state.zones.values().map(|counts| counts.records).sum();
-        metrics.registry_endpoints.with_label_values(labels).set(gauge(records));
-        metrics.registry_records.with_label_values(labels).set(gauge(state.owned()));
+        metrics
+            .registry_endpoints
+            .with_label_values(labels)
+            .set(gauge(records));
+        metrics
+            .registry_records
+            .with_label_values(labels)
+            .set(gauge(state.owned()));
         if report.zones.iter().any(|zone| zone.failure.is_some()) {
             metrics.registry_errors.with_label_values(labels).inc();
         }
         let is_foreign = |zone: &ZoneReport| {
-            zone.notes.iter().filter(|note| matches!(note.reason, Reason::Foreign { .. })).count()
+            zone.notes
+                .iter()
+                .filter(|note| matches!(note.reason, Reason::Foreign { .. }))
+                .count()
         };
-        metrics.skipped.with_label_values(labels).set(sum(&is_foreign));
+        metrics
+            .skipped
+            .with_label_values(labels)
+            .set(sum(&is_foreign));
         let waiting = |zone: &ZoneReport| zone.refusal.as_ref().map_or(0, Refusal::deletions);
-        metrics.awaiting_confirmation.with_label_values(labels).set(sum(&waiting));
+        metrics
+            .awaiting_confirmation
+            .with_label_values(labels)
+            .set(sum(&waiting));
         if report.applied() == 0 && report.is_complete() {
             metrics.no_op_runs.with_label_values(labels).inc();
         } else if report.applied() > 0 {
-            tracing::info!(provider = name, changes = report.applied(), rounds = report.rounds, "published");
+            tracing::info!(
+                provider = name,
+                changes = report.applied(),
+                rounds = report.rounds,
+                "published"
+            );
         }
     }
 
     /// Records the end of a round; without a `problem` it published everything.
     fn report(&self, name: &str, state: ProviderState, problem: Option<String>) {
-        let errors = self.api_state.metrics.soft_errors.with_label_values(&[name]);
+        let errors = self
+            .api_state
+            .metrics
+            .soft_errors
+            .with_label_values(&[name]);
         match &problem {
             None => errors.set(0),
             Some(_) => errors.inc(),
@@ -483,10 +612,17 @@ impl Shared {
         let mut states = self.states.lock();
         if states.get(name) != Some(&state) {
             let before = states.remove(name).unwrap_or_default();
-            let known: BTreeSet<&String> =
-                before.general.iter().chain(before.names.iter().map(|(_, problem)| problem)).collect();
+            let known: BTreeSet<&String> = before
+                .general
+                .iter()
+                .chain(before.names.iter().map(|(_, problem)| problem))
+                .collect();
             let names = state.names.iter().map(|(_, problem)| problem);
-            let new = state.general.iter().chain(names).filter(|problem| !known.contains(problem));
+            let new = state
+                .general
+                .iter()
+                .chain(names)
+                .filter(|problem| !known.contains(problem));
             // One line for each of 10,000 names would bury the cause.
             for problem in shortened(new) {
                 tracing::warn!(provider = name, "{problem}");
@@ -500,7 +636,11 @@ impl Shared {
 }
 
 /// Plans and logs without applying changes.
-async fn dry_round(name: &str, engine: &mut Engine, target: &Target) -> Result<Report, ProviderError> {
+async fn dry_round(
+    name: &str,
+    engine: &mut Engine,
+    target: &Target,
+) -> Result<Report, ProviderError> {
     let listing = engine.list().await?;
     engine.prepare(&target.desired).await?;
     let planned = engine.plan(&listing, &target.desired);
@@ -518,9 +658,15 @@ async fn dry_round(name: &str, engine: &mut Engine, target: &Target) -> Result<R
             ..ZoneReport::default()
         }
     });
-    Ok(Report { zones: zones.collect(), notes: planned.notes, rounds: 1 })
+    Ok(Report {
+        zones: zones.collect(),
+        notes: planned.notes,
+        rounds: 1,
+    })
 }
 
 fn seconds_now() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

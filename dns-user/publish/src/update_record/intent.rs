@@ -58,8 +58,9 @@ impl Intent {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata =
-            fields.required("metadata").and_then(|metadata| Metadata::read(&mut metadata.fields()?));
+        let metadata = fields
+            .required("metadata")
+            .and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         let mut spec = fields.required("spec")?.fields()?;
         let app = spec.required("app").and_then(|app| read_identifier(&app));
         let name = |reader: Option<Reader<'_>>| {
@@ -71,11 +72,18 @@ impl Intent {
         let public_domain = name(spec.optional("publicDomain"));
         let local_domain = name(spec.optional("localDomain"));
         if external_name.is_none() && (public_domain.is_some() || local_domain.is_some()) {
-            spec.map.problem("domain is set, but not externalName", "add externalName");
+            spec.map
+                .problem("domain is set, but not externalName", "add externalName");
         }
-        let ttl = spec.optional("ttl").and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
+        let ttl = spec
+            .optional("ttl")
+            .and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
         let placements = spec.optional("placements").and_then(|list| list.items());
-        let placements = placements.into_iter().flatten().filter_map(|item| Placement::read(&item)).collect();
+        let placements = placements
+            .into_iter()
+            .flatten()
+            .filter_map(|item| Placement::read(&item))
+            .collect();
         spec.finish();
         let intent = Self {
             metadata: metadata?,
@@ -90,11 +98,21 @@ impl Intent {
     }
 
     pub fn to_json(&self) -> Value {
-        let Self { metadata, app, external_name, public_domain, local_domain, ttl, placements } = self;
+        let Self {
+            metadata,
+            app,
+            external_name,
+            public_domain,
+            local_domain,
+            ttl,
+            placements,
+        } = self;
         let mut spec = json!({ "app": app });
-        for (member, text) in
-            [("externalName", external_name), ("publicDomain", public_domain), ("localDomain", local_domain)]
-        {
+        for (member, text) in [
+            ("externalName", external_name),
+            ("publicDomain", public_domain),
+            ("localDomain", local_domain),
+        ] {
             if let Some(text) = text {
                 spec[member] = text.as_str().into();
             }
@@ -120,27 +138,50 @@ impl Intent {
         let mut outcome = IntentOutcome::default();
         // Keyed by update record and by whether the name is the public one.
         let mut wanted: BTreeMap<(String, bool), BTreeSet<&str>> = BTreeMap::new();
-        let Some(first) = &self.external_name else { return outcome };
-        for Placement { logical_cloud, clusters } in &self.placements {
+        let Some(first) = &self.external_name else {
+            return outcome;
+        };
+        for Placement {
+            logical_cloud,
+            clusters,
+        } in &self.placements
+        {
             if self.public_domain.is_some() {
-                let owner =
-                    ListOwner::LogicalCloud { project: project.to_owned(), name: logical_cloud.clone() };
-                let addresses: BTreeSet<&str> =
-                    clusters.iter().flat_map(|cluster| &cluster.public).map(String::as_str).collect();
+                let owner = ListOwner::LogicalCloud {
+                    project: project.to_owned(),
+                    name: logical_cloud.clone(),
+                };
+                let addresses: BTreeSet<&str> = clusters
+                    .iter()
+                    .flat_map(|cluster| &cluster.public)
+                    .map(String::as_str)
+                    .collect();
                 for record in outcome.records_of(&owner, lists, &is_record) {
                     wanted.entry((record, true)).or_default().extend(&addresses);
                 }
             }
             if self.local_domain.is_some() {
-                for ClusterAddresses { cluster, public: _, local } in clusters {
+                for ClusterAddresses {
+                    cluster,
+                    public: _,
+                    local,
+                } in clusters
+                {
                     for record in outcome.records_of(cluster, lists, &is_record) {
-                        wanted.entry((record, false)).or_default().extend(local.iter().map(String::as_str));
+                        wanted
+                            .entry((record, false))
+                            .or_default()
+                            .extend(local.iter().map(String::as_str));
                     }
                 }
             }
         }
         for ((update_record, is_public), addresses) in wanted {
-            let domain = if is_public { &self.public_domain } else { &self.local_domain };
+            let domain = if is_public {
+                &self.public_domain
+            } else {
+                &self.local_domain
+            };
             // Without a domain there is no binding.
             let Some(domain) = domain else { continue };
             match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
@@ -161,8 +202,10 @@ impl IntentOutcome {
         is_record: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let Some(list) = lists.get(owner) else {
-            self.problems
-                .push(format!("{owner} has no {}; without one nothing is published there", RecordList::NAME));
+            self.problems.push(format!(
+                "{owner} has no {}; without one nothing is published there",
+                RecordList::NAME
+            ));
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -180,32 +223,55 @@ impl IntentOutcome {
     }
 }
 
-fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<Vec<Record>, String> {
+fn records(
+    name: &str,
+    addresses: &BTreeSet<&str>,
+    ttl: Option<u32>,
+) -> Result<Vec<Record>, String> {
     let owner = Name::parse(name).map_err(|error| error.to_string())?;
     if addresses.is_empty() {
-        return Err(format!("{name}: no cluster has an address for it; add addresses to the placements"));
+        return Err(format!(
+            "{name}: no cluster has an address for it; add addresses to the placements"
+        ));
     }
     let sets = host_sets(addresses.iter().copied()).map_err(|error| format!("{name}: {error}"))?;
     let sets = sets.ok_or_else(|| {
-        format!("{name}: a host name cannot be combined with other addresses; use IP addresses only")
+        format!(
+            "{name}: a host name cannot be combined with other addresses; use IP addresses only"
+        )
     })?;
-    let record = |(record_type, targets)| Record { ttl, ..Record::new(owner.clone(), record_type, targets) };
+    let record = |(record_type, targets)| Record {
+        ttl,
+        ..Record::new(owner.clone(), record_type, targets)
+    };
     Ok(sets.into_iter().map(record).collect())
 }
 
 impl Placement {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
-        let logical_cloud = fields.required("logicalCloud").and_then(|name| read_identifier(&name));
+        let logical_cloud = fields
+            .required("logicalCloud")
+            .and_then(|name| read_identifier(&name));
         let clusters = fields.required("clusters").and_then(|list| list.items());
-        let clusters =
-            clusters.into_iter().flatten().filter_map(|item| ClusterAddresses::read(&item)).collect();
+        let clusters = clusters
+            .into_iter()
+            .flatten()
+            .filter_map(|item| ClusterAddresses::read(&item))
+            .collect();
         fields.finish();
-        Some(Self { logical_cloud: logical_cloud?, clusters })
+        Some(Self {
+            logical_cloud: logical_cloud?,
+            clusters,
+        })
     }
 
     fn to_json(&self) -> Value {
-        let cluster = |ClusterAddresses { cluster, public, local }: &ClusterAddresses| {
+        let cluster = |ClusterAddresses {
+                           cluster,
+                           public,
+                           local,
+                       }: &ClusterAddresses| {
             let name = match cluster {
                 ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
                 ListOwner::LogicalCloud { name, .. } => name.clone(),
@@ -220,11 +286,22 @@ impl Placement {
 impl ClusterAddresses {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
-        let cluster = fields.required("cluster").and_then(|cluster| ListOwner::read_cluster(&cluster));
-        let mut addresses = |member| fields.optional(member).map(|list| list.texts()).unwrap_or_default();
+        let cluster = fields
+            .required("cluster")
+            .and_then(|cluster| ListOwner::read_cluster(&cluster));
+        let mut addresses = |member| {
+            fields
+                .optional(member)
+                .map(|list| list.texts())
+                .unwrap_or_default()
+        };
         let (public, local) = (addresses("publicAddresses"), addresses("localAddresses"));
         fields.finish();
-        Some(Self { cluster: cluster?, public, local })
+        Some(Self {
+            cluster: cluster?,
+            public,
+            local,
+        })
     }
 }
 
@@ -260,7 +337,9 @@ impl RecordList {
         let problems = fields.map.problems;
         let before = problems.count();
         let metadata = fields.required("metadata");
-        let name = metadata.as_ref().and_then(|metadata| metadata.fields()?.optional("name"));
+        let name = metadata
+            .as_ref()
+            .and_then(|metadata| metadata.fields()?.optional("name"));
         let metadata = metadata.and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         if let (Some(reader), Some(metadata)) = (name, &metadata)
             && metadata.name != Self::NAME
@@ -271,11 +350,21 @@ impl RecordList {
             );
         }
         let mut spec = fields.required("spec")?.fields()?;
-        let items = spec.required("kv").and_then(|kv| kv.items()).into_iter().flatten();
-        let members = items.filter_map(|item| item.fields()).flat_map(|mut fields| fields.others());
-        let pair = |(key, value): (&str, Reader<'_>)| Some((key.to_owned(), read_identifier(&value)?));
+        let items = spec
+            .required("kv")
+            .and_then(|kv| kv.items())
+            .into_iter()
+            .flatten();
+        let members = items
+            .filter_map(|item| item.fields())
+            .flat_map(|mut fields| fields.others());
+        let pair =
+            |(key, value): (&str, Reader<'_>)| Some((key.to_owned(), read_identifier(&value)?));
         let pairs = members.filter_map(pair).collect();
-        let list = Self { metadata: metadata?, pairs };
+        let list = Self {
+            metadata: metadata?,
+            pairs,
+        };
         (problems.count() == before).then_some((list, spec))
     }
 
@@ -303,10 +392,18 @@ impl ListOwner {
     pub fn read_cluster(reader: &Reader<'_>) -> Option<Self> {
         let text = reader.text()?;
         match text.split_once('/') {
-            Some((provider, name)) if super::is_identifier(provider) && super::is_identifier(name) => {
-                Some(Self::Cluster { provider: provider.to_owned(), name: name.to_owned() })
+            Some((provider, name))
+                if super::is_identifier(provider) && super::is_identifier(name) =>
+            {
+                Some(Self::Cluster {
+                    provider: provider.to_owned(),
+                    name: name.to_owned(),
+                })
             }
-            _ => reader.refuse(format!("{text:?} is not a cluster"), "write it as PROVIDER/NAME"),
+            _ => reader.refuse(
+                format!("{text:?} is not a cluster"),
+                "write it as PROVIDER/NAME",
+            ),
         }
     }
 }
@@ -314,7 +411,9 @@ impl ListOwner {
 impl std::fmt::Display for ListOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::LogicalCloud { project, name } => write!(f, "logical cloud {name} of project {project}"),
+            Self::LogicalCloud { project, name } => {
+                write!(f, "logical cloud {name} of project {project}")
+            }
             Self::Cluster { provider, name } => write!(f, "cluster {provider}/{name}"),
         }
     }

@@ -84,7 +84,10 @@ impl Provider {
 
     pub fn name(self) -> &'static str {
         // Every provider has a row.
-        Self::ALL.iter().find(|(provider, _)| *provider == self).map_or("", |(_, name)| name)
+        Self::ALL
+            .iter()
+            .find(|(provider, _)| *provider == self)
+            .map_or("", |(_, name)| name)
     }
 
     /// Returns the provider of this crate that serves it. external-dns itself serves what this
@@ -108,7 +111,10 @@ impl Provider {
 
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let name = reader.text()?;
-        let found = Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(provider, _)| provider);
+        let found = Self::ALL
+            .into_iter()
+            .find(|(_, known)| *known == name)
+            .map(|(provider, _)| provider);
         let known = Self::ALL.map(|(_, name)| name).join(", ");
         let found = found.ok_or_else(|| format!("{name:?} is not a provider"));
         reader.accept(found, &format!("use one of {known}"))
@@ -120,13 +126,18 @@ impl UpdateRecord {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata =
-            fields.required("metadata").and_then(|metadata| Metadata::read(&mut metadata.fields()?));
+        let metadata = fields
+            .required("metadata")
+            .and_then(|metadata| Metadata::read(&mut metadata.fields()?));
         let mut spec = fields.required("spec")?.fields()?;
-        let provider = spec.required("provider").and_then(|provider| Provider::read(&provider));
+        let provider = spec
+            .required("provider")
+            .and_then(|provider| Provider::read(&provider));
         let parameters = spec.optional("external-dns-parameters");
         let parameters = parameters.map(|parameters| Parameters::read(&parameters, provider));
-        let selector = spec.optional("selector").and_then(|selector| Selector::read(&selector));
+        let selector = spec
+            .optional("selector")
+            .and_then(|selector| Selector::read(&selector));
         spec.finish();
         let record = Self {
             metadata: metadata?,
@@ -138,8 +149,14 @@ impl UpdateRecord {
     }
 
     pub fn to_json(&self) -> Value {
-        let Self { metadata, provider, selector, parameters } = self;
-        let mut spec = json!({ "provider": provider.name(), "external-dns-parameters": parameters });
+        let Self {
+            metadata,
+            provider,
+            selector,
+            parameters,
+        } = self;
+        let mut spec =
+            json!({ "provider": provider.name(), "external-dns-parameters": parameters });
         if let Some(selector) = selector {
             spec["selector"] = selector.to_string().into();
         }
@@ -156,21 +173,35 @@ impl UpdateRecord {
 
     /// Returns the reasons why the publisher cannot use the record although it is valid in the document's schema.
     pub fn obstacles(&self) -> Vec<String> {
-        let Self { metadata: _, provider, selector: _, parameters } = self;
+        let Self {
+            metadata: _,
+            provider,
+            selector: _,
+            parameters,
+        } = self;
         let required: &[&str] = match provider {
-            Provider::Aws | Provider::CoreDns | Provider::AwsServiceDiscovery | Provider::Webhook => &[],
+            Provider::Aws
+            | Provider::CoreDns
+            | Provider::AwsServiceDiscovery
+            | Provider::Webhook => &[],
             Provider::Azure | Provider::AzureDns => &["azure-config-file"],
             Provider::AzurePrivateDns => &["azure-resource-group", "azure-subscription-id"],
             Provider::Rfc2136 => &["rfc2136-host", "rfc2136-zone"],
         };
-        let missing = required.iter().filter(|name| parameters.text(name).is_none());
-        let mut found: Vec<String> = missing.map(|name| format!("{name} is missing; add it")).collect();
+        let missing = required
+            .iter()
+            .filter(|name| parameters.text(name).is_none());
+        let mut found: Vec<String> = missing
+            .map(|name| format!("{name} is missing; add it"))
+            .collect();
         if *provider == Provider::Rfc2136 {
             found.extend(tsig_obstacles(parameters));
         }
         for name in ["domain-filter", "exclude-domains"] {
             if parameters.is_blank(name) {
-                found.push(format!("{name} is empty, which filters nothing; name domains, or remove it"));
+                found.push(format!(
+                    "{name} is empty, which filters nothing; name domains, or remove it"
+                ));
             }
         }
         if parameters.text("registry") == Some("aws-sd") {
@@ -180,9 +211,12 @@ impl UpdateRecord {
                     .to_owned(),
             );
         }
-        if parameters.text("tls-client-cert").is_some() != parameters.text("tls-client-cert-key").is_some() {
+        if parameters.text("tls-client-cert").is_some()
+            != parameters.text("tls-client-cert-key").is_some()
+        {
             found.push(
-                "tls-client-cert and tls-client-cert-key require each other; set both or neither".to_owned(),
+                "tls-client-cert and tls-client-cert-key require each other; set both or neither"
+                    .to_owned(),
             );
         }
         found
@@ -192,7 +226,9 @@ impl UpdateRecord {
     /// defined resolution.
     pub fn remarks(&self) -> Vec<String> {
         let without_effect = |(parameter, _): (&Parameter, &Setting)| {
-            parameter.without_effect.map(|reason| format!("{} {reason}", parameter.name))
+            parameter
+                .without_effect
+                .map(|reason| format!("{} {reason}", parameter.name))
         };
         let mut found: Vec<String> = self.parameters.iter().filter_map(without_effect).collect();
         if self.parameters.is_set("aws-evaluate-target-health")
@@ -208,15 +244,22 @@ impl UpdateRecord {
 }
 
 /// TSIG algorithms supported by external-dns.
-pub(crate) const TSIG_ALGORITHMS: [&str; 5] =
-    ["hmac-sha1", "hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"];
+pub(crate) const TSIG_ALGORITHMS: [&str; 5] = [
+    "hmac-sha1",
+    "hmac-sha224",
+    "hmac-sha256",
+    "hmac-sha384",
+    "hmac-sha512",
+];
 
 fn tsig_obstacles(parameters: &Parameters) -> Vec<String> {
     use base64::{Engine, engine::general_purpose::STANDARD};
 
     let mut found = Vec::new();
 
-    let algorithm = parameters.text("rfc2136-tsig-secret-alg").map(str::to_ascii_lowercase);
+    let algorithm = parameters
+        .text("rfc2136-tsig-secret-alg")
+        .map(str::to_ascii_lowercase);
     let algorithm = algorithm.as_deref().map(|name| name.trim_end_matches('.'));
     if algorithm == Some("gss-tsig") {
         found.push(
@@ -231,12 +274,19 @@ fn tsig_obstacles(parameters: &Parameters) -> Vec<String> {
     }
     for name in ["rfc2136-tsig-keyname", "rfc2136-tsig-secret"] {
         if parameters.text(name).is_none() {
-            found.push(format!("{name} is missing; add it, or set rfc2136-insecure to true"));
+            found.push(format!(
+                "{name} is missing; add it, or set rfc2136-insecure to true"
+            ));
         }
     }
-    if parameters.text("rfc2136-tsig-secret").is_some_and(|secret| STANDARD.decode(secret).is_err()) {
+    if parameters
+        .text("rfc2136-tsig-secret")
+        .is_some_and(|secret| STANDARD.decode(secret).is_err())
+    {
         // The secret itself must not appear in messages.
-        found.push("rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned());
+        found.push(
+            "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned(),
+        );
     }
     if let Some(name) = algorithm.filter(|name| !TSIG_ALGORITHMS.contains(name)) {
         found.push(format!(
@@ -250,26 +300,45 @@ fn tsig_obstacles(parameters: &Parameters) -> Vec<String> {
 impl Metadata {
     /// Parses `metadata`. Unknown members, such as Kubernetes adds, are left to the caller.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
-        let name = fields.required("name").and_then(|name| read_identifier(&name));
+        let name = fields
+            .required("name")
+            .and_then(|name| read_identifier(&name));
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
         let description = text(fields.optional("description"));
         let mut user_data = |lower: &'static str, camel: &'static str| {
             let (one, other) = (fields.optional(lower), fields.optional(camel));
             if let (Some(_), Some(other)) = (&one, &other) {
-                other.problem(format!("{lower} is also set"), format!("keep one of {lower} and {camel}"));
+                other.problem(
+                    format!("{lower} is also set"),
+                    format!("keep one of {lower} and {camel}"),
+                );
             }
             text(one.or(other))
         };
         let user_data1 = user_data("userdata1", "userData1");
         let user_data2 = user_data("userdata2", "userData2");
-        Some(Self { name: name?, description, user_data1, user_data2 })
+        Some(Self {
+            name: name?,
+            description,
+            user_data1,
+            user_data2,
+        })
     }
 
     /// Formats `metadata`. `user_data` begins the names of the free texts, of which the document has two spellings:
     /// `userdata1` in records, `userData1` in lists.
     pub fn to_json(&self, user_data: &str) -> Value {
-        let Self { name, description, user_data1, user_data2 } = self;
-        let names = ["description".to_owned(), format!("{user_data}1"), format!("{user_data}2")];
+        let Self {
+            name,
+            description,
+            user_data1,
+            user_data2,
+        } = self;
+        let names = [
+            "description".to_owned(),
+            format!("{user_data}1"),
+            format!("{user_data}2"),
+        ];
         let mut metadata = json!({ "name": name });
         for (member, text) in names.into_iter().zip([description, user_data1, user_data2]) {
             if let Some(text) = text {
@@ -283,8 +352,7 @@ impl Metadata {
 /// Parses a name that is valid in a URL and in a Kubernetes label.
 pub(crate) fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
-    let remedy =
-        "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends";
+    let remedy = "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends";
     match is_identifier(text) {
         true => Some(text.to_owned()),
         false => reader.refuse(format!("{text:?} is not a valid name"), remedy),
@@ -297,7 +365,9 @@ pub(crate) fn is_identifier(text: &str) -> bool {
     text.len() <= 63
         && ends(text.chars().next())
         && ends(text.chars().next_back())
-        && text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter))
+        && text
+            .chars()
+            .all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter))
 }
 
 /// One parameter of `external-dns-parameters`.
@@ -355,7 +425,10 @@ impl Parameter {
     }
 
     const fn by_default(self, default: &'static str) -> Self {
-        Self { default: Some(default), ..self }
+        Self {
+            default: Some(default),
+            ..self
+        }
     }
 }
 
@@ -418,11 +491,27 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
 ];
 
 const fn used(group: Group, name: &'static str, kind: Kind) -> Parameter {
-    Parameter { name, group, kind, default: None, without_effect: USED }
+    Parameter {
+        name,
+        group,
+        kind,
+        default: None,
+        without_effect: USED,
+    }
 }
 
-const fn general(name: &'static str, kind: Kind, without_effect: Option<&'static str>) -> Parameter {
-    Parameter { name, group: General, kind, default: None, without_effect }
+const fn general(
+    name: &'static str,
+    kind: Kind,
+    without_effect: Option<&'static str>,
+) -> Parameter {
+    Parameter {
+        name,
+        group: General,
+        kind,
+        default: None,
+        without_effect,
+    }
 }
 
 /// Maximum length of a text in octets; lists of domains and zones are the longest.
@@ -447,12 +536,17 @@ impl Parameters {
     /// Parses `external-dns-parameters`; reports members that the table does not allow.
     pub fn read(reader: &Reader<'_>, provider: Option<Provider>) -> Self {
         let mut settings = BTreeMap::new();
-        let Some(mut fields) = reader.fields() else { return Self(settings) };
+        let Some(mut fields) = reader.fields() else {
+            return Self(settings);
+        };
         // The document's schema also requires `provider` among the general parameters.
         if let (Some(again), Some(provider)) = (fields.optional("provider"), provider)
             && again.text().is_some_and(|name| name != provider.name())
         {
-            again.problem("it differs from spec.provider", "remove it: spec.provider decides");
+            again.problem(
+                "it differs from spec.provider",
+                "remove it: spec.provider decides",
+            );
         }
         for (name, value) in fields.others() {
             let Some(parameter) = Parameter::named(name) else {
@@ -463,17 +557,22 @@ impl Parameters {
                 );
                 continue;
             };
-            let has_not = |provider: &Provider| ![General, provider.group()].contains(&parameter.group);
+            let has_not =
+                |provider: &Provider| ![General, provider.group()].contains(&parameter.group);
             if let Some(provider) = provider.filter(has_not) {
                 value.problem(
-                    format!("{name} is not a parameter of the provider {}", provider.name()),
+                    format!(
+                        "{name} is not a parameter of the provider {}",
+                        provider.name()
+                    ),
                     "remove it, or change spec.provider",
                 );
                 continue;
             }
-            if let (false, Some(setting)) =
-                (value.node.value == text::Value::Null, parameter.kind.read(&value))
-            {
+            if let (false, Some(setting)) = (
+                value.node.value == text::Value::Null,
+                parameter.kind.read(&value),
+            ) {
                 settings.insert(parameter.name, setting);
             }
         }
@@ -483,7 +582,9 @@ impl Parameters {
     /// Returns each parameter that is set, with its value.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Parameter, &Setting)> {
         // All names come from the table.
-        self.0.iter().filter_map(|(name, setting)| Some((Parameter::named(name)?, setting)))
+        self.0
+            .iter()
+            .filter_map(|(name, setting)| Some((Parameter::named(name)?, setting)))
     }
 
     /// Returns the text of a parameter, or its default; `None` if empty.
@@ -505,10 +606,17 @@ impl Parameters {
 
     /// Returns every parameter that is set or has a default, as text.
     pub fn texts(&self) -> BTreeMap<String, String> {
-        let defaults = PARAMETERS.iter().filter_map(|parameter| Some((parameter.name, parameter.default?)));
-        let mut texts: BTreeMap<String, String> =
-            defaults.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        texts.extend(self.0.iter().map(|(name, setting)| ((*name).to_owned(), setting.to_string())));
+        let defaults = PARAMETERS
+            .iter()
+            .filter_map(|parameter| Some((parameter.name, parameter.default?)));
+        let mut texts: BTreeMap<String, String> = defaults
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .collect();
+        texts.extend(
+            self.0
+                .iter()
+                .map(|(name, setting)| ((*name).to_owned(), setting.to_string())),
+        );
         texts
     }
 
@@ -545,7 +653,10 @@ impl Kind {
         if let text::Value::Text(text) = &value.node.value
             && text.len() > MAX_TEXT
         {
-            return value.refuse(format!("it has {} octets", text.len()), format!("use at most {MAX_TEXT}"));
+            return value.refuse(
+                format!("it has {} octets", text.len()),
+                format!("use at most {MAX_TEXT}"),
+            );
         }
         let text = match (self, &value.node.value) {
             (Boolean, _) | (TextOrBoolean, text::Value::Bool(_)) => {

@@ -66,9 +66,16 @@ fn document_examples_are_accepted() {
     for (provider, _) in Provider::ALL {
         let mut parameters = general_example();
         let own = provider_example(provider.group());
-        parameters.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        parameters
+            .as_object_mut()
+            .unwrap()
+            .extend(own.as_object().unwrap().clone());
         let record = record(provider.name(), parameters.clone()).unwrap();
-        assert_eq!(record.to_json()["spec"]["external-dns-parameters"], parameters, "{provider:?}");
+        assert_eq!(
+            record.to_json()["spec"]["external-dns-parameters"],
+            parameters,
+            "{provider:?}"
+        );
     }
 }
 
@@ -86,29 +93,88 @@ fn userdata_reads_in_both_spellings() {
         assert_eq!(metadata.user_data1.as_deref(), Some("one"));
         assert_eq!(metadata.user_data2.as_deref(), Some("two"));
         let written = metadata.to_json("userdata");
-        assert_eq!(written, json!({"name": "r", "description": "d", "userdata1": "one", "userdata2": "two"}));
+        assert_eq!(
+            written,
+            json!({"name": "r", "description": "d", "userdata1": "one", "userdata2": "two"})
+        );
     }
-    assert!(both("userdata1", "userData1").unwrap_err()[0].contains("keep one of userdata1 and userData1"));
+    assert!(
+        both("userdata1", "userData1").unwrap_err()[0]
+            .contains("keep one of userdata1 and userData1")
+    );
 }
 
 #[test]
 fn wrong_types_are_refused_with_remedy() {
     for (provider, name, value, reason) in [
-        ("coredns", "coredns-prefix", json!(1), "1 instead of text; put it in quotes: \"1\""),
-        ("coredns", "once", json!("true"), "the text \"true\" instead of true or false"),
-        ("aws", "aws-batch-change-size", json!("1000"), "the text \"1000\" instead of a whole number"),
-        ("aws", "aws-batch-change-size", json!(-1), "-1 is out of range"),
-        ("aws", "aws-zone-type", json!("both"), "use one of public, private"),
-        ("aws", "coredns-prefix", json!("skydns"), "not a parameter of the provider aws"),
-        ("coredns", "policy", json!("Sync"), "use one of sync, upsert-only, create-only"),
-        ("coredns", "interval", json!("30"), "use a number with a unit"),
-        ("coredns", "domain-filters", json!("a"), "did you mean \"domain-filter\"?"),
-        ("coredns", "provider", json!("aws"), "it differs from spec.provider"),
+        (
+            "coredns",
+            "coredns-prefix",
+            json!(1),
+            "1 instead of text; put it in quotes: \"1\"",
+        ),
+        (
+            "coredns",
+            "once",
+            json!("true"),
+            "the text \"true\" instead of true or false",
+        ),
+        (
+            "aws",
+            "aws-batch-change-size",
+            json!("1000"),
+            "the text \"1000\" instead of a whole number",
+        ),
+        (
+            "aws",
+            "aws-batch-change-size",
+            json!(-1),
+            "-1 is out of range",
+        ),
+        (
+            "aws",
+            "aws-zone-type",
+            json!("both"),
+            "use one of public, private",
+        ),
+        (
+            "aws",
+            "coredns-prefix",
+            json!("skydns"),
+            "not a parameter of the provider aws",
+        ),
+        (
+            "coredns",
+            "policy",
+            json!("Sync"),
+            "use one of sync, upsert-only, create-only",
+        ),
+        (
+            "coredns",
+            "interval",
+            json!("30"),
+            "use a number with a unit",
+        ),
+        (
+            "coredns",
+            "domain-filters",
+            json!("a"),
+            "did you mean \"domain-filter\"?",
+        ),
+        (
+            "coredns",
+            "provider",
+            json!("aws"),
+            "it differs from spec.provider",
+        ),
     ] {
         let problems = record(provider, json!({name: value})).unwrap_err();
         assert_eq!(problems.len(), 1, "{problems:?}");
         let path = format!("body:1: spec.external-dns-parameters.{name}: ");
-        assert!(problems[0].starts_with(&path) && problems[0].contains(reason), "{problems:?}");
+        assert!(
+            problems[0].starts_with(&path) && problems[0].contains(reason),
+            "{problems:?}"
+        );
     }
     assert!(record("route53", json!({})).unwrap_err()[0].contains("use one of aws, aws-sd, azure"));
     assert!(record("coredns", json!({"provider": "coredns"})).is_ok());
@@ -118,7 +184,10 @@ fn wrong_types_are_refused_with_remedy() {
 fn bad_names_are_refused() {
     for name in ["", "a/b", "-a", "a b", "ä", &"a".repeat(64)] {
         let body = json!({"metadata": {"name": name}, "spec": {"provider": "coredns"}});
-        assert!(read(&body.to_string(), UpdateRecord::read).is_err(), "{name}");
+        assert!(
+            read(&body.to_string(), UpdateRecord::read).is_err(),
+            "{name}"
+        );
     }
 }
 
@@ -139,42 +208,91 @@ fn defaults_match_document() {
     ] {
         assert_eq!(record.parameters.text(name), default, "{name}");
     }
-    assert_eq!(record.to_json()["spec"]["external-dns-parameters"], json!({}));
+    assert_eq!(
+        record.to_json()["spec"]["external-dns-parameters"],
+        json!({})
+    );
 }
 
 #[test]
 fn obstacles_are_named() {
     for (provider, parameters, wanted) in [
         ("azure", json!({}), "azure-config-file is missing"),
-        ("coredns", json!({"domain-filter": " "}), "domain-filter is empty"),
-        ("azure-private-dns", json!({}), "azure-subscription-id is missing"),
+        (
+            "coredns",
+            json!({"domain-filter": " "}),
+            "domain-filter is empty",
+        ),
+        (
+            "azure-private-dns",
+            json!({}),
+            "azure-subscription-id is missing",
+        ),
         (
             "rfc2136",
             json!({"rfc2136-host": "h", "rfc2136-zone": "z", "rfc2136-tsig-secret-alg": "gss-tsig"}),
             "the provider rfc2136 does not support GSS-TSIG",
         ),
-        ("rfc2136", json!({"rfc2136-host": "h", "rfc2136-zone": "z"}), "rfc2136-tsig-keyname is missing"),
-        ("rfc2136", provider_example(Rfc2136), "rfc2136-zone is missing"),
-        ("rfc2136", provider_example(Rfc2136), "rfc2136-tsig-secret is not base64"),
-        ("rfc2136", provider_example(Rfc2136), "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown"),
-        ("coredns", json!({"registry": "aws-sd"}), "registry aws-sd is not available"),
-        ("coredns", json!({"tls-client-cert": "c"}), "tls-client-cert-key require each other"),
+        (
+            "rfc2136",
+            json!({"rfc2136-host": "h", "rfc2136-zone": "z"}),
+            "rfc2136-tsig-keyname is missing",
+        ),
+        (
+            "rfc2136",
+            provider_example(Rfc2136),
+            "rfc2136-zone is missing",
+        ),
+        (
+            "rfc2136",
+            provider_example(Rfc2136),
+            "rfc2136-tsig-secret is not base64",
+        ),
+        (
+            "rfc2136",
+            provider_example(Rfc2136),
+            "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown",
+        ),
+        (
+            "coredns",
+            json!({"registry": "aws-sd"}),
+            "registry aws-sd is not available",
+        ),
+        (
+            "coredns",
+            json!({"tls-client-cert": "c"}),
+            "tls-client-cert-key require each other",
+        ),
     ] {
         let obstacles = record(provider, parameters).unwrap().obstacles();
-        assert!(obstacles.iter().any(|obstacle| obstacle.contains(wanted)), "{provider}: {obstacles:?}");
-        assert!(!obstacles.iter().any(|obstacle| obstacle.contains("tsig secret\"")), "{obstacles:?}");
+        assert!(
+            obstacles.iter().any(|obstacle| obstacle.contains(wanted)),
+            "{provider}: {obstacles:?}"
+        );
+        assert!(
+            !obstacles
+                .iter()
+                .any(|obstacle| obstacle.contains("tsig secret\"")),
+            "{obstacles:?}"
+        );
     }
     for (provider, parameters) in [
         ("aws", json!({})),
         ("coredns", json!({})),
-        ("rfc2136", json!({"rfc2136-host": "h", "rfc2136-zone": "z", "rfc2136-insecure": true})),
+        (
+            "rfc2136",
+            json!({"rfc2136-host": "h", "rfc2136-zone": "z", "rfc2136-insecure": true}),
+        ),
         (
             "rfc2136",
             json!({"rfc2136-host": "h", "rfc2136-zone": "z", "rfc2136-tsig-keyname": "k",
                            "rfc2136-tsig-secret": "c2VjcmV0", "rfc2136-tsig-secret-alg": "HMAC-SHA512."}),
         ),
     ] {
-        assert_eq!(record(provider, parameters).unwrap().obstacles(), [] as [String; 0]);
+        assert_eq!(
+            record(provider, parameters).unwrap().obstacles(),
+            [] as [String; 0]
+        );
     }
 }
 
@@ -189,7 +307,8 @@ fn parameters_without_effect_are_reported() {
     let remarks = record.remarks();
     assert_eq!(remarks.len(), 3, "{remarks:?}");
     assert!(
-        remarks[0].starts_with("compatibility has no effect here: ") && remarks[0].contains("Kubernetes")
+        remarks[0].starts_with("compatibility has no effect here: ")
+            && remarks[0].contains("Kubernetes")
     );
     assert!(remarks[1].starts_with("log-level has no effect here: "));
     assert!(remarks[2].contains("the latter wins"));
@@ -206,21 +325,40 @@ fn document_list_reads_back() {
         "spec": {"kv": [{"key1": "dns-update-record-1"}, {"key2": "dns-update-record-47"}]},
     });
     let list = read(&body.to_string(), RecordList::read).unwrap();
-    assert_eq!(list.records(), ["dns-update-record-1", "dns-update-record-47"]);
+    assert_eq!(
+        list.records(),
+        ["dns-update-record-1", "dns-update-record-47"]
+    );
     assert_eq!(list.to_json(), body);
-    let other = body.to_string().replace("dns-update-record-list", "other-list");
-    assert!(read(&other, RecordList::read).unwrap_err()[0].contains("name it dns-update-record-list"));
+    let other = body
+        .to_string()
+        .replace("dns-update-record-list", "other-list");
+    assert!(
+        read(&other, RecordList::read).unwrap_err()[0].contains("name it dns-update-record-list")
+    );
 }
 
 fn lists() -> BTreeMap<ListOwner, RecordList> {
     let list = |records: &[&str]| RecordList {
-        metadata: Metadata { name: RecordList::NAME.to_owned(), ..Metadata::default() },
-        pairs: records.iter().map(|record| ("key".to_owned(), (*record).to_owned())).collect(),
+        metadata: Metadata {
+            name: RecordList::NAME.to_owned(),
+            ..Metadata::default()
+        },
+        pairs: records
+            .iter()
+            .map(|record| ("key".to_owned(), (*record).to_owned()))
+            .collect(),
     };
-    let cluster = |name: &str| ListOwner::Cluster { provider: "p".to_owned(), name: name.to_owned() };
+    let cluster = |name: &str| ListOwner::Cluster {
+        provider: "p".to_owned(),
+        name: name.to_owned(),
+    };
     BTreeMap::from([
         (
-            ListOwner::LogicalCloud { project: "shop".to_owned(), name: "lc1".to_owned() },
+            ListOwner::LogicalCloud {
+                project: "shop".to_owned(),
+                name: "lc1".to_owned(),
+            },
             list(&["route53", "gone"]),
         ),
         (cluster("edge1"), list(&["bind", "etcd"])),
@@ -244,10 +382,15 @@ fn domain_selects_the_list() {
             {"cluster": "p/edge3", "localAddresses": ["10.0.0.3"]},
         ]}],
     }));
-    let IntentOutcome { bindings, problems } = intent.bindings("shop", &lists(), |name| name != "gone");
+    let IntentOutcome { bindings, problems } =
+        intent.bindings("shop", &lists(), |name| name != "gone");
     let shown: Vec<_> = bindings
         .iter()
-        .flat_map(|(name, records)| records.iter().map(move |record| format!("{name}: {record}")))
+        .flat_map(|(name, records)| {
+            records
+                .iter()
+                .map(move |record| format!("{name}: {record}"))
+        })
         .collect();
     assert_eq!(
         shown,
@@ -259,9 +402,18 @@ fn domain_selects_the_list() {
         ]
     );
     assert_eq!(problems.len(), 2, "{problems:?}");
-    assert!(problems[0].contains("names DNS Update Record \"gone\""), "{problems:?}");
-    assert!(problems[1].starts_with("cluster p/edge3 has no dns-update-record-list"), "{problems:?}");
-    assert_eq!(read(&intent.to_json().to_string(), Intent::read).unwrap(), intent);
+    assert!(
+        problems[0].contains("names DNS Update Record \"gone\""),
+        "{problems:?}"
+    );
+    assert!(
+        problems[1].starts_with("cluster p/edge3 has no dns-update-record-list"),
+        "{problems:?}"
+    );
+    assert_eq!(
+        read(&intent.to_json().to_string(), Intent::read).unwrap(),
+        intent
+    );
 }
 
 #[test]
@@ -271,9 +423,13 @@ fn intent_needs_a_domain() {
         json!({"app": "a", "externalName": "shop"}),
         json!({"app": "a", "externalName": "shop", "publicDomain": "example.org"}),
     ] {
-        assert_eq!(intent(spec).bindings("shop", &lists(), |_| true), IntentOutcome::default());
+        assert_eq!(
+            intent(spec).bindings("shop", &lists(), |_| true),
+            IntentOutcome::default()
+        );
     }
-    let body = json!({"metadata": {"name": "i"}, "spec": {"app": "a", "publicDomain": "example.org"}});
+    let body =
+        json!({"metadata": {"name": "i"}, "spec": {"app": "a", "publicDomain": "example.org"}});
     assert!(read(&body.to_string(), Intent::read).unwrap_err()[0].contains("add externalName"));
 }
 
@@ -287,11 +443,25 @@ fn host_name_stands_alone_in_an_intent() {
         .bindings("shop", &lists(), |name| name == "route53")
     };
     let alone = with(json!(["lb.example.com"]));
-    assert_eq!(alone.bindings[0].1[0].to_string(), "shop.example.org 0 CNAME lb.example.com");
+    assert_eq!(
+        alone.bindings[0].1[0].to_string(),
+        "shop.example.org 0 CNAME lb.example.com"
+    );
     let beside = with(json!(["lb.example.com", "192.0.2.1"]));
     assert_eq!(beside.bindings, []);
-    assert!(beside.problems.iter().any(|problem| problem.contains("cannot be combined")), "{beside:?}");
-    assert!(with(json!([])).problems.iter().any(|problem| problem.contains("no cluster has an address")));
+    assert!(
+        beside
+            .problems
+            .iter()
+            .any(|problem| problem.contains("cannot be combined")),
+        "{beside:?}"
+    );
+    assert!(
+        with(json!([]))
+            .problems
+            .iter()
+            .any(|problem| problem.contains("no cluster has an address"))
+    );
 }
 
 #[test]
@@ -300,7 +470,13 @@ fn names_are_unique_and_defaults_fit() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), PARAMETERS.len());
-    for Parameter { name, kind, default, .. } in PARAMETERS {
+    for Parameter {
+        name,
+        kind,
+        default,
+        ..
+    } in PARAMETERS
+    {
         if let Some(text) = *default {
             let fits = match kind {
                 Text | TextOrBoolean => true,

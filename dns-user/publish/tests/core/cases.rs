@@ -25,7 +25,8 @@ fn folder() -> PathBuf {
 /// Reads a file of cases.
 pub(crate) fn cases(file: &str) -> Value {
     let path = folder().join(file);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
 
@@ -58,8 +59,11 @@ fn unread_cases_are_named() {
         .filter(|name| name.ends_with(".json") && !FILES.contains(&name.as_str()))
         .collect();
     let registry = cases("registry_cases.json");
-    let groups =
-        registry.as_object().unwrap().keys().filter(|name| !REGISTRY_GROUPS.contains(&name.as_str()));
+    let groups = registry
+        .as_object()
+        .unwrap()
+        .keys()
+        .filter(|name| !REGISTRY_GROUPS.contains(&name.as_str()));
     unread.extend(groups.map(|name| format!("registry_cases.json: {name}")));
     println!("no test reads {unread:?}");
     // The cases of this crate are all read.
@@ -76,7 +80,9 @@ struct Failures(Vec<String>);
 impl Failures {
     fn compare<T: PartialEq + std::fmt::Debug>(&mut self, id: &str, found: &T, expected: &T) {
         if found != expected {
-            self.0.push(format!("{id}:\n   found    {found:?}\n   expected {expected:?}"));
+            self.0.push(format!(
+                "{id}:\n   found    {found:?}\n   expected {expected:?}"
+            ));
         }
     }
 }
@@ -84,7 +90,11 @@ impl Failures {
 /// Fails if there are differences, and lists them.
 impl Drop for Failures {
     fn drop(&mut self) {
-        assert!(self.0.is_empty() || std::thread::panicking(), "{}", self.0.join("\n"));
+        assert!(
+            self.0.is_empty() || std::thread::panicking(),
+            "{}",
+            self.0.join("\n")
+        );
     }
 }
 
@@ -169,12 +179,17 @@ impl PlanCase {
             names.iter().map(|name| name.parse().unwrap()).collect()
         };
         let (include, exclude) = (texts(&self.domains), texts(&self.exclude_domains));
-        let filter =
-            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
-                .unwrap();
+        let filter = DomainFilter::new(
+            include.iter().map(String::as_str),
+            exclude.iter().map(String::as_str),
+        )
+        .unwrap();
         let rules = PlanRules {
             policy: Policy::named(&self.policy).unwrap(),
-            managed: types(&self.types).difference(&types(&self.exclude_types)).copied().collect(),
+            managed: types(&self.types)
+                .difference(&types(&self.exclude_types))
+                .copied()
+                .collect(),
             domains: filter,
             migrate_from: self.migrate_from.clone(),
             ..PlanRules::of(&self.owner)
@@ -182,7 +197,14 @@ impl PlanCase {
         let current: Vec<Record> = self.current.iter().filter_map(RecordCase::record).collect();
         let records: Vec<Record> = self.desired.iter().filter_map(RecordCase::record).collect();
         let wanted = records.len();
-        let plan = plan::plan(&rules, &current, &Desired { records, ..Desired::default() });
+        let plan = plan::plan(
+            &rules,
+            &current,
+            &Desired {
+                records,
+                ..Desired::default()
+            },
+        );
         (plan, current.len(), wanted)
     }
 }
@@ -193,7 +215,9 @@ fn lines(plan: &Plan) -> Expected {
     for action in plan.actions() {
         match action {
             Action::Create(record) => lines.create.push(record.to_string()),
-            Action::Update { before, after } => lines.update.push((before.to_string(), after.to_string())),
+            Action::Update { before, after } => {
+                lines.update.push((before.to_string(), after.to_string()))
+            }
             Action::Delete(record) => lines.delete.push(record.to_string()),
             Action::Release(_) | Action::DropOrphan(_) => panic!("a plan never gives a record up"),
         }
@@ -211,8 +235,16 @@ fn sorted(mut lines: Expected) -> Expected {
 /// Returns a line in the spelling of this crate.
 fn normal(line: &str) -> String {
     let mut words = line.splitn(4, ' ');
-    let (name, ttl, record_type) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
-    let (targets, set) = words.next().unwrap_or("").split_once(" set=").unwrap_or((line_targets(line), ""));
+    let (name, ttl, record_type) = (
+        words.next().unwrap(),
+        words.next().unwrap(),
+        words.next().unwrap(),
+    );
+    let (targets, set) = words
+        .next()
+        .unwrap_or("")
+        .split_once(" set=")
+        .unwrap_or((line_targets(line), ""));
     let targets = targets.split(',').filter(|target| !target.is_empty());
     let mut record = Record::parse(name, record_type.parse().unwrap(), targets).unwrap();
     record.ttl = Some(ttl.parse().unwrap()).filter(|ttl| *ttl > 0);
@@ -227,8 +259,15 @@ fn line_targets(line: &str) -> &str {
 impl Expected {
     fn normal(&self) -> Self {
         let all = |lines: &[String]| lines.iter().map(|line| normal(line)).collect();
-        let pairs = self.update.iter().map(|(old, new)| (normal(old), normal(new)));
-        sorted(Self { create: all(&self.create), update: pairs.collect(), delete: all(&self.delete) })
+        let pairs = self
+            .update
+            .iter()
+            .map(|(old, new)| (normal(old), normal(new)));
+        sorted(Self {
+            create: all(&self.create),
+            update: pairs.collect(),
+            delete: all(&self.delete),
+        })
     }
 }
 
@@ -249,25 +288,51 @@ fn plans_match_cases() {
                     failures.compare(&case.id, &found, &theirs);
                 }
             }
-            Some(Ours::Difference { expect, refused, unreadable, transactions, notes }) => {
+            Some(Ours::Difference {
+                expect,
+                refused,
+                unreadable,
+                transactions,
+                notes,
+            }) => {
                 let expected = expect.as_ref().map_or(theirs, Expected::normal);
                 failures.compare(&case.id, &found, &expected);
-                let zone = ZonePlan { id: String::new(), plan: plan.clone(), owned, recent: 0 };
-                let planned = Planned { zones: vec![zone], notes: Vec::new(), wanted };
+                let zone = ZonePlan {
+                    id: String::new(),
+                    plan: plan.clone(),
+                    owned,
+                    recent: 0,
+                };
+                let planned = Planned {
+                    zones: vec![zone],
+                    notes: Vec::new(),
+                    wanted,
+                };
                 let refusal = planned.check(&planned.zones[0], None);
                 failures.compare(&case.id, &refusal.is_err(), refused);
-                let refused = case.desired.iter().filter(|wish| wish.record().is_none()).count();
+                let refused = case
+                    .desired
+                    .iter()
+                    .filter(|wish| wish.record().is_none())
+                    .count();
                 failures.compare(&case.id, &refused, unreadable);
                 if let Some(transactions) = transactions {
                     failures.compare(&case.id, &plan.changes.len(), transactions);
                     let deletes_first =
                         |change: &NameChange| matches!(change.actions[..], [Action::Delete(_), ..]);
-                    assert!(plan.changes.iter().all(deletes_first), "{}: {plan:?}", case.id);
+                    assert!(
+                        plan.changes.iter().all(deletes_first),
+                        "{}: {plan:?}",
+                        case.id
+                    );
                 }
                 if let Some(notes) = notes {
                     let found: Vec<String> = plan.notes.iter().map(ToString::to_string).collect();
                     let agrees = found.len() == notes.len()
-                        && found.iter().zip(notes).all(|(note, start)| note.starts_with(start.as_str()));
+                        && found
+                            .iter()
+                            .zip(notes)
+                            .all(|(note, start)| note.starts_with(start.as_str()));
                     assert!(agrees, "{}: {found:?}", case.id);
                 }
             }
@@ -280,20 +345,34 @@ fn plans_match_cases() {
 fn filters_match_cases() {
     let mut failures = Failures::default();
     for case in array(&cases("domain_filter_cases.json")) {
-        let entries =
-            |member: &str| array(&case[member]).iter().map(|entry| entry.as_str().unwrap().to_owned());
+        let entries = |member: &str| {
+            array(&case[member])
+                .iter()
+                .map(|entry| entry.as_str().unwrap().to_owned())
+        };
         let (include, exclude): (Vec<_>, Vec<_>) =
             (entries("include").collect(), entries("exclude").collect());
-        let filter =
-            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
-                .unwrap();
+        let filter = DomainFilter::new(
+            include.iter().map(String::as_str),
+            exclude.iter().map(String::as_str),
+        )
+        .unwrap();
         let name = Name::parse(text_of(case, "name")).unwrap();
-        failures.compare(text_of(case, "id"), &filter.matches(&name), &case["expect"].as_bool().unwrap());
+        failures.compare(
+            text_of(case, "id"),
+            &filter.matches(&name),
+            &case["expect"].as_bool().unwrap(),
+        );
     }
 }
 
 fn mapper(case: &Value) -> Option<Mapper> {
-    Mapper::new(text_of(case, "prefix"), text_of(case, "suffix"), text_of(case, "wildcard")).ok()
+    Mapper::new(
+        text_of(case, "prefix"),
+        text_of(case, "suffix"),
+        text_of(case, "wildcard"),
+    )
+    .ok()
 }
 
 #[test]
@@ -313,9 +392,16 @@ fn owner_names_match_cases() {
         let owner = Name::parse(text_of(case, "txt")).unwrap();
         let found = mapper(case).and_then(|mapper| mapper.record_of(&owner));
         let (name, record_type) = found.unwrap_or_default();
-        let found = vec![name, record_type.map(|found| found.to_string()).unwrap_or_default()];
-        let expected: Vec<String> =
-            array(&case["expect"]).iter().map(|text| text.as_str().unwrap().to_owned()).collect();
+        let found = vec![
+            name,
+            record_type
+                .map(|found| found.to_string())
+                .unwrap_or_default(),
+        ];
+        let expected: Vec<String> = array(&case["expect"])
+            .iter()
+            .map(|text| text.as_str().unwrap().to_owned())
+            .collect();
         failures.compare(text_of(case, "id"), &found, &expected);
     }
 }
@@ -325,7 +411,9 @@ fn long_labels_get_owner_records() {
     let apex = Name::parse("example.org").unwrap();
     for case in array(&cases("registry_cases.json")["txt_name"]) {
         let Some(mapper) = mapper(case) else { continue };
-        let Ok(name) = Name::parse(text_of(case, "name")) else { continue };
+        let Ok(name) = Name::parse(text_of(case, "name")) else {
+            continue;
+        };
         if !name.is_within(&apex) {
             continue;
         }
@@ -337,7 +425,11 @@ fn long_labels_get_owner_records() {
 /// Returns the labels of an object; `None` for `null`.
 fn labels(value: &Value) -> Option<Labels> {
     let members = value.as_object()?.iter();
-    Some(Labels(members.map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()))
+    Some(Labels(
+        members
+            .map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned()))
+            .collect(),
+    ))
 }
 
 #[test]
@@ -353,8 +445,16 @@ fn owner_texts_match_cases() {
     }
     for case in array(&file["write"]) {
         let plain = ownership::write_labels(&labels(&case["labels"]).unwrap());
-        let found = if case["quotes"] == true { format!("\"{plain}\"") } else { plain };
-        failures.compare(text_of(case, "id"), &found, &text_of(case, "expect").to_owned());
+        let found = if case["quotes"] == true {
+            format!("\"{plain}\"")
+        } else {
+            plain
+        };
+        failures.compare(
+            text_of(case, "id"),
+            &found,
+            &text_of(case, "expect").to_owned(),
+        );
     }
 }
 
@@ -364,12 +464,20 @@ fn encrypted_texts_match_cases() {
     for case in array(&cases("registry_cases.json")["encrypted"]) {
         let cipher = Cipher::new(text_of(case, "key")).unwrap();
         let expected = Some(text_of(case, "text").to_owned());
-        failures.compare(text_of(case, "id"), &cipher.decrypt(text_of(case, "cipher")), &expected);
+        failures.compare(
+            text_of(case, "id"),
+            &cipher.decrypt(text_of(case, "cipher")),
+            &expected,
+        );
         let again = cipher.encrypt(text_of(case, "text")).unwrap();
         failures.compare(text_of(case, "id"), &cipher.decrypt(&again), &expected);
         let mut damaged = STANDARD.decode(text_of(case, "cipher")).unwrap();
         *damaged.last_mut().unwrap() ^= 1;
-        failures.compare(text_of(case, "id"), &cipher.decrypt(&STANDARD.encode(damaged)), &None);
+        failures.compare(
+            text_of(case, "id"),
+            &cipher.decrypt(&STANDARD.encode(damaged)),
+            &None,
+        );
     }
 }
 
@@ -387,5 +495,10 @@ fn text_values_preserve_octets() {
     let value = Target::parse(RecordType::TXT, r#""a\"b" "c\\d\200""#).unwrap();
     assert_eq!(value.text_octets(), b"a\"bc\\d\xc8");
     assert_eq!(Target::text(&value.text_octets()), value);
-    assert_eq!(Target::parse(RecordType::TXT, r"raw\text").unwrap().text_octets(), br"raw\text");
+    assert_eq!(
+        Target::parse(RecordType::TXT, r"raw\text")
+            .unwrap()
+            .text_octets(),
+        br"raw\text"
+    );
 }

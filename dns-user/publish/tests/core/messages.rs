@@ -15,8 +15,8 @@ use dns_publish::{
     ownership::{self, Mapper, Registry},
     plan::{Desired, PlanRules, Reason},
     provider::{
-        Batch, Parameters, Progress, Provider, ProviderError, Results, Step, TransactionResult, Visibility,
-        Zone,
+        Batch, Parameters, Progress, Provider, ProviderError, Results, Step, TransactionResult,
+        Visibility, Zone,
         rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
     },
     record::{Labels, Name, Record, RecordType, Target},
@@ -78,7 +78,12 @@ impl Provider for InMemory {
         let model = self.zones.get_mut(&batch.zone).unwrap();
         let is_disturbed = match std::mem::take(&mut self.fault) {
             Fault::Addition(record) => {
-                model.0.get_mut(&record.key()).unwrap().targets.extend(record.targets);
+                model
+                    .0
+                    .get_mut(&record.key())
+                    .unwrap()
+                    .targets
+                    .extend(record.targets);
                 true
             }
             fault => {
@@ -96,7 +101,12 @@ impl Provider for InMemory {
             }
             results.push(TransactionResult::Applied);
             let lines = transaction.steps.iter().flat_map(lines_of);
-            self.sent.lock().unwrap().entry(batch.zone.clone()).or_default().extend(lines);
+            self.sent
+                .lock()
+                .unwrap()
+                .entry(batch.zone.clone())
+                .or_default()
+                .extend(lines);
         }
         Box::pin(async { results })
     }
@@ -119,60 +129,109 @@ fn lines_of(step: &Step) -> Vec<String> {
             .map(|target| format!("+ {} {ttl} {} {target}", record.name, record.record_type))
             .collect()
     };
-    let absent = |name: &Name, record_type: RecordType| format!("absent rrset {name} {record_type}");
+    let absent =
+        |name: &Name, record_type: RecordType| format!("absent rrset {name} {record_type}");
     let remove = |record: &Record| format!("- rrset {} {}", record.name, record.record_type);
     match step {
         Step::Require(record) => same(record),
         Step::RequireAbsent(name, record_type) => vec![absent(name, *record_type)],
-        Step::Create(record) => [vec![absent(&record.name, record.record_type)], add(record)].concat(),
+        Step::Create(record) => {
+            [vec![absent(&record.name, record.record_type)], add(record)].concat()
+        }
         Step::Delete(record) => [same(record), vec![remove(record)]].concat(),
-        Step::Replace { before, after } => [same(before), vec![remove(before)], add(after)].concat(),
+        Step::Replace { before, after } => {
+            [same(before), vec![remove(before)], add(after)].concat()
+        }
     }
 }
 
 /// Parses `name ttl type target,target`.
 fn record_of(line: &str) -> Option<Record> {
     let words: Vec<&str> = line.splitn(4, ' ').collect();
-    let [name, ttl, record_type, targets] = words[..] else { return None };
+    let [name, ttl, record_type, targets] = words[..] else {
+        return None;
+    };
     let record_type: RecordType = record_type.parse().ok()?;
     let whole = [targets];
-    let targets: Vec<&str> =
-        if record_type == RecordType::TXT { whole.into() } else { targets.split(',').collect() };
+    let targets: Vec<&str> = if record_type == RecordType::TXT {
+        whole.into()
+    } else {
+        targets.split(',').collect()
+    };
     let ttl = ttl.parse().ok().filter(|ttl| *ttl > 0);
-    Some(Record { ttl, ..Record::parse(name, record_type, targets).ok()? })
+    Some(Record {
+        ttl,
+        ..Record::parse(name, record_type, targets).ok()?
+    })
 }
 
 fn is_owner_record(record: &Record) -> bool {
-    record.targets.first().is_some_and(|target| ownership::parse_labels(target.as_str()).is_some())
+    record
+        .targets
+        .first()
+        .is_some_and(|target| ownership::parse_labels(target.as_str()).is_some())
 }
 
 /// Returns an engine on the zones of a case, its wishes, and the lines that it will send.
 fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
     let lines = |list: &Value| -> Vec<String> {
-        list.as_array().into_iter().flatten().filter_map(|line| line.as_str().map(str::to_owned)).collect()
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|line| line.as_str().map(str::to_owned))
+            .collect()
     };
     let changes = &case["changes"];
-    let updates: Vec<Vec<String>> = changes["update"].as_array().into_iter().flatten().map(lines).collect();
-    let before = updates.iter().map(|pair| pair[0].clone()).chain(lines(&changes["delete"]));
-    let after = updates.iter().map(|pair| pair[1].clone()).chain(lines(&changes["create"]));
+    let updates: Vec<Vec<String>> = changes["update"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(lines)
+        .collect();
+    let before = updates
+        .iter()
+        .map(|pair| pair[0].clone())
+        .chain(lines(&changes["delete"]));
+    let after = updates
+        .iter()
+        .map(|pair| pair[1].clone())
+        .chain(lines(&changes["create"]));
     let before: Vec<Record> = before.filter_map(|line| record_of(&line)).collect();
-    let records =
-        after.filter_map(|line| record_of(&line)).filter(|record| !is_owner_record(record)).collect();
+    let records = after
+        .filter_map(|line| record_of(&line))
+        .filter(|record| !is_owner_record(record))
+        .collect();
 
-    let named = case["zones"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let named = case["zones"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
     let mut zones: Vec<Name> = named.map(|zone| Name::parse(zone).unwrap()).collect();
     if zones.is_empty() {
         zones.push(Name::parse("example.org").unwrap());
     }
-    let mut models: BTreeMap<String, ZoneModel> =
-        zones.iter().map(|zone| (zone.to_string(), ZoneModel::default())).collect();
+    let mut models: BTreeMap<String, ZoneModel> = zones
+        .iter()
+        .map(|zone| (zone.to_string(), ZoneModel::default()))
+        .collect();
     for record in before {
         let zone = zones.iter().filter(|zone| record.name.is_within(zone));
-        let Some(zone) = zone.max_by_key(|zone| zone.labels().count()) else { continue };
-        let owner = Mapper::default().owner_name(&record.name, record.record_type, zone).unwrap();
+        let Some(zone) = zone.max_by_key(|zone| zone.labels().count()) else {
+            continue;
+        };
+        let owner = Mapper::default()
+            .owner_name(&record.name, record.record_type, zone)
+            .unwrap();
         let target = Target::text(ownership::write_labels(&Labels::of("me", "")).as_bytes());
         let model = models.get_mut(zone.as_str()).unwrap();
-        for record in [Record { ttl: record.ttl, ..Record::new(owner, RecordType::TXT, [target]) }, record] {
+        for record in [
+            Record {
+                ttl: record.ttl,
+                ..Record::new(owner, RecordType::TXT, [target])
+            },
+            record,
+        ] {
             model.0.insert(record.key(), record);
         }
     }
@@ -183,10 +242,19 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
         ("rfc2136-insecure", "true".to_owned()),
         ("rfc2136-min-ttl", format!("{min_ttl}s")),
     ];
-    let parameters = Parameters(parameters.map(|(name, value)| (name.to_owned(), value)).into());
+    let parameters = Parameters(
+        parameters
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+    );
     let real = Rfc2136::new(Settings::from_parameters(&parameters).unwrap());
     let sent = Sent::default();
-    let provider = Box::new(InMemory { real, zones: models, sent: sent.clone(), fault });
+    let provider = Box::new(InMemory {
+        real,
+        zones: models,
+        sent: sent.clone(),
+        fault,
+    });
     let mut rules = PlanRules::of("me");
     rules.managed.extend([
         RecordType::SRV,
@@ -197,7 +265,14 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
         RecordType::TXT,
     ]);
     let engine = Engine::new(provider, Registry::default(), rules);
-    (engine, Desired { records, ..Desired::default() }, sent)
+    (
+        engine,
+        Desired {
+            records,
+            ..Desired::default()
+        },
+        sent,
+    )
 }
 
 /// Runs a case; returns the lines that were sent and the reasons of notes.
@@ -207,7 +282,10 @@ async fn run(case: &Value) -> (BTreeMap<String, Vec<String>>, Vec<Reason>) {
     assert!(report.is_complete(), "{report:?}");
     let again = engine.reconcile(&desired, Some(10), &|_| {}).await.unwrap();
     assert_eq!(again.applied(), 0, "{}", text_of(case, "id"));
-    let notes = report.notes.iter().chain(report.zones.iter().flat_map(|zone| &zone.notes));
+    let notes = report
+        .notes
+        .iter()
+        .chain(report.zones.iter().flat_map(|zone| &zone.notes));
     let sent = sent.lock().unwrap().clone();
     (sent, notes.map(|note| note.reason.clone()).collect())
 }
@@ -229,16 +307,26 @@ async fn messages_match_cases() {
                 None => all.iter().map(|line| (*line).clone()).collect(),
             };
             for expected in lists.as_array().into_iter().flatten() {
-                for line in expected.as_array().map_or(vec![expected], |list| list.iter().collect()) {
+                for line in expected
+                    .as_array()
+                    .map_or(vec![expected], |list| list.iter().collect())
+                {
                     let line = normal(line.as_str().unwrap());
-                    assert!(lines.contains(&line), "{id}: {line:?} is not among {lines:#?}");
+                    assert!(
+                        lines.contains(&line),
+                        "{id}: {line:?} is not among {lines:#?}"
+                    );
                 }
             }
         };
         match &case["ours"] {
-            Value::Object(zones) => zones.iter().for_each(|(zone, lists)| check(Some(zone), lists)),
+            Value::Object(zones) => zones
+                .iter()
+                .for_each(|(zone, lists)| check(Some(zone), lists)),
             Value::Array(_) => check(None, &case["ours"]),
-            Value::String(text) if text.starts_with("no change") => assert!(all.is_empty(), "{id}: {all:?}"),
+            Value::String(text) if text.starts_with("no change") => {
+                assert!(all.is_empty(), "{id}: {all:?}")
+            }
             Value::String(text) if text.starts_with("no zone") => {
                 assert!(all.is_empty(), "{id}: {all:?}");
                 assert_eq!(notes, [Reason::NoZone], "{id}");
@@ -247,7 +335,10 @@ async fn messages_match_cases() {
                 let all: Vec<&str> = all.iter().map(|line| line.as_str()).collect();
                 if !is_asserted(id, case, &all).await {
                     println!("{id}: no assertion for {text:?}");
-                    assert!(env::var_os("BOSH_DNS_EXTERNAL_CASES").is_some(), "{id} has no assertion");
+                    assert!(
+                        env::var_os("BOSH_DNS_EXTERNAL_CASES").is_some(),
+                        "{id} has no assertion"
+                    );
                 }
             }
             other => println!("{id}: only planned twice, because `ours` is {other}"),
@@ -270,28 +361,54 @@ async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
         "list-refused" | "list-no-axfr" => {
             let (mut engine, _, sent) = prepare(case, Fault::ListingRefused);
             let records = vec![record_of("api.example.org 60 A 192.0.2.1").unwrap()];
-            let report = engine.reconcile(&Desired { records, ..Desired::default() }, None, &|_| {}).await;
+            let report = engine
+                .reconcile(
+                    &Desired {
+                        records,
+                        ..Desired::default()
+                    },
+                    None,
+                    &|_| {},
+                )
+                .await;
             let report = report.unwrap();
-            assert!(!report.is_complete() && report.zones[0].failure.is_some(), "{report:?}");
+            assert!(
+                !report.is_complete() && report.zones[0].failure.is_some(),
+                "{report:?}"
+            );
             assert!(sent.lock().unwrap().is_empty());
         }
         "batches" => {
             // The message itself: `names_share_a_message`.
             let mut engine = engine();
-            let record = |number: u32| record_of(&format!("n{number}.example.org 60 A 192.0.2.1")).unwrap();
-            let desired = Desired { records: (0..120).map(record).collect(), ..Desired::default() };
+            let record =
+                |number: u32| record_of(&format!("n{number}.example.org 60 A 192.0.2.1")).unwrap();
+            let desired = Desired {
+                records: (0..120).map(record).collect(),
+                ..Desired::default()
+            };
             let listing = engine.list().await.unwrap();
             let planned = engine.plan(&listing, &desired);
             let view = listing[0].content.as_ref().unwrap();
             for change in &planned.zones[0].plan.changes {
                 let transaction = engine.registry.transaction(view, change).unwrap();
-                let created = transaction.steps.iter().filter(|step| matches!(step, Step::Create(_)));
-                assert_eq!(created.count(), 2, "a name and its owner record: {transaction:?}");
+                let created = transaction
+                    .steps
+                    .iter()
+                    .filter(|step| matches!(step, Step::Create(_)));
+                assert_eq!(
+                    created.count(),
+                    2,
+                    "a name and its owner record: {transaction:?}"
+                );
             }
         }
         "one-bad-record" => {
             assert_eq!(record_of("bad.example.org 60 A not-an-address"), None);
-            assert!(sent.contains(&"+ good.example.org 60 A 192.0.2.1"), "{sent:?}");
+            assert!(
+                sent.contains(&"+ good.example.org 60 A 192.0.2.1"),
+                "{sent:?}"
+            );
             assert!(!sent.iter().any(|line| line.contains("bad")), "{sent:?}");
         }
         "txt-of-several-strings" => {
@@ -301,7 +418,10 @@ async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
         "types-unread" => {
             // `run` has listed again and planned nothing.
             let line = "+ _sip._tcp.example.org 60 SRV 10 5 5060 sip.example.org";
-            assert!(sent.iter().any(|sent| sent.trim_end_matches('.') == line), "{sent:?}");
+            assert!(
+                sent.iter().any(|sent| sent.trim_end_matches('.') == line),
+                "{sent:?}"
+            );
         }
         _ => return false,
     }
@@ -310,12 +430,20 @@ async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
 
 /// Returns an engine on an empty zone in memory.
 fn engine() -> Engine {
-    let parameters =
-        [("rfc2136-host", "localhost"), ("rfc2136-zone", "example.org"), ("rfc2136-insecure", "true")];
+    let parameters = [
+        ("rfc2136-host", "localhost"),
+        ("rfc2136-zone", "example.org"),
+        ("rfc2136-insecure", "true"),
+    ];
     let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let real = Rfc2136::new(Settings::from_parameters(&Parameters(parameters.into())).unwrap());
     let zones = [("example.org".to_owned(), ZoneModel::default())].into();
-    let provider = Box::new(InMemory { real, zones, sent: Sent::default(), fault: Fault::Nothing });
+    let provider = Box::new(InMemory {
+        real,
+        zones,
+        sent: Sent::default(),
+        fault: Fault::Nothing,
+    });
     Engine::new(provider, Registry::default(), PlanRules::of("me"))
 }
 
@@ -323,16 +451,35 @@ fn engine() -> Engine {
 async fn owner_record_never_meets_cname() {
     let address = record_of("team.example.org 60 A 192.0.2.1").unwrap();
     let alias = record_of("a-team.example.org 60 CNAME target.example.net").unwrap();
-    let both = Desired { records: vec![address.clone(), alias.clone()], ..Desired::default() };
+    let both = Desired {
+        records: vec![address.clone(), alias.clone()],
+        ..Desired::default()
+    };
     // The first one stays; the zone in memory refuses a CNAME beside other data.
-    for first in [vec![address.clone(), alias.clone()], vec![address], vec![alias]] {
+    for first in [
+        vec![address.clone(), alias.clone()],
+        vec![address],
+        vec![alias],
+    ] {
         let mut engine = engine();
-        let first = Desired { records: first, ..Desired::default() };
+        let first = Desired {
+            records: first,
+            ..Desired::default()
+        };
         engine.reconcile(&first, None, &|_| {}).await.unwrap();
         for _ in 0..2 {
             let report = engine.reconcile(&both, None, &|_| {}).await.unwrap();
-            assert_eq!((report.applied(), report.zones[0].failures.len()), (0, 1), "{report:?}");
-            assert!(report.zones[0].failures[0].1.to_string().contains("a-team.example.org"));
+            assert_eq!(
+                (report.applied(), report.zones[0].failures.len()),
+                (0, 1),
+                "{report:?}"
+            );
+            assert!(
+                report.zones[0].failures[0]
+                    .1
+                    .to_string()
+                    .contains("a-team.example.org")
+            );
         }
     }
 }

@@ -54,10 +54,14 @@ impl ZoneModel {
     }
 
     fn holds(&self, record: &Record) -> bool {
-        self.0.get(&record.key()).is_some_and(|here| here.targets == record.targets)
+        self.0
+            .get(&record.key())
+            .is_some_and(|here| here.targets == record.targets)
     }
 
     fn has(&self, name: &Name, record_type: RecordType) -> bool {
-        self.0.keys().any(|key| key.name == *name && key.record_type == record_type)
+        self.0
+            .keys()
+            .any(|key| key.name == *name && key.record_type == record_type)
     }
 }

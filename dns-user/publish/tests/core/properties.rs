@@ -34,16 +34,35 @@ fn name() -> impl Strategy<Value = Name> {
 
 fn record() -> impl Strategy<Value = Record> {
     let addresses = prop::collection::btree_set(1_u8..6, 1..4);
-    (name(), 0..3, addresses, prop::option::of(1_u32..400)).prop_map(|(name, kind, numbers, ttl)| {
-        let first = numbers.first().copied().unwrap();
-        let (record_type, targets): (_, Vec<String>) = match kind {
-            0 => (RecordType::A, numbers.iter().map(|number| format!("192.0.2.{number}")).collect()),
-            1 => (RecordType::AAAA, numbers.iter().map(|number| format!("2001:db8::{number}")).collect()),
-            _ => (RecordType::CNAME, vec![format!("v{first}.example.net")]),
-        };
-        let targets = targets.iter().map(|target| Target::parse(record_type, target).unwrap());
-        Record { ttl, ..Record::new(name, record_type, targets) }
-    })
+    (name(), 0..3, addresses, prop::option::of(1_u32..400)).prop_map(
+        |(name, kind, numbers, ttl)| {
+            let first = numbers.first().copied().unwrap();
+            let (record_type, targets): (_, Vec<String>) = match kind {
+                0 => (
+                    RecordType::A,
+                    numbers
+                        .iter()
+                        .map(|number| format!("192.0.2.{number}"))
+                        .collect(),
+                ),
+                1 => (
+                    RecordType::AAAA,
+                    numbers
+                        .iter()
+                        .map(|number| format!("2001:db8::{number}"))
+                        .collect(),
+                ),
+                _ => (RecordType::CNAME, vec![format!("v{first}.example.net")]),
+            };
+            let targets = targets
+                .iter()
+                .map(|target| Target::parse(record_type, target).unwrap());
+            Record {
+                ttl,
+                ..Record::new(name, record_type, targets)
+            }
+        },
+    )
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,7 +74,8 @@ enum Holder {
 
 /// Sets that can be in a zone together, each with its holder.
 fn zone() -> impl Strategy<Value = Vec<(Record, Holder)>> {
-    let holder = prop_oneof![3 => Just(Holder::Ours), 1 => Just(Holder::Foreign), 1 => Just(Holder::Nobody)];
+    let holder =
+        prop_oneof![3 => Just(Holder::Ours), 1 => Just(Holder::Foreign), 1 => Just(Holder::Nobody)];
     prop::collection::vec((record(), holder), 0..10).prop_map(|records| {
         let mut kept: Vec<(Record, Holder)> = Vec::new();
         for (mut record, holder) in records {
@@ -76,7 +96,12 @@ fn zone() -> impl Strategy<Value = Vec<(Record, Holder)>> {
 }
 
 fn registries() -> impl Strategy<Value = Registry> {
-    let affixes = vec![("", ""), ("own.", ""), ("", "-own"), ("%{record_type}-own.", "")];
+    let affixes = vec![
+        ("", ""),
+        ("own.", ""),
+        ("", "-own"),
+        ("%{record_type}-own.", ""),
+    ];
     let encrypted = prop::option::of(Just("kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"));
     (prop::sample::select(affixes), encrypted).prop_map(|((prefix, suffix), key)| Registry {
         mapper: Mapper::new(prefix, suffix, "").unwrap(),
@@ -95,12 +120,25 @@ fn build(registry: &Registry, records: &[(Record, Holder)], old_form: bool) -> Z
             Holder::Nobody => continue,
         };
         let is_old = old_form && record.record_type == RecordType::A && record.name != apex();
-        let current = || registry.mapper.owner_name(&record.name, record.record_type, &apex()).unwrap();
+        let current = || {
+            registry
+                .mapper
+                .owner_name(&record.name, record.record_type, &apex())
+                .unwrap()
+        };
         // Without an affix the older form is a TXT record of the same name.
-        let old = registry.mapper.old_owner_name(&record.name).filter(|_| is_old);
-        let name = old.filter(|_| registry.mapper != Mapper::default()).unwrap_or_else(current);
+        let old = registry
+            .mapper
+            .old_owner_name(&record.name)
+            .filter(|_| is_old);
+        let name = old
+            .filter(|_| registry.mapper != Mapper::default())
+            .unwrap_or_else(current);
         let target = Target::text(ownership::write_labels(&Labels::of(owner, "")).as_bytes());
-        let owner_record = Record { ttl: Some(60), ..Record::new(name, RecordType::TXT, [target]) };
+        let owner_record = Record {
+            ttl: Some(60),
+            ..Record::new(name, RecordType::TXT, [target])
+        };
         zone.0.insert(owner_record.key(), owner_record);
     }
     zone
@@ -112,7 +150,8 @@ fn run(registry: &Registry, zone: &mut ZoneModel, desired: &Desired) -> Plan {
     let plan = plan::plan(&PlanRules::of(OWNER), &view.records, desired);
     for change in &plan.changes {
         let transaction = registry.transaction(&view, change).unwrap();
-        zone.apply(&transaction).unwrap_or_else(|step| panic!("{}: {step}", change.name));
+        zone.apply(&transaction)
+            .unwrap_or_else(|step| panic!("{}: {step}", change.name));
     }
     plan
 }
@@ -230,26 +269,46 @@ fn guard_limits_deletions() {
         })
         .collect();
     let keep = |kept: usize| {
-        let desired = Desired { records: records[..kept].to_vec(), ..Desired::default() };
+        let desired = Desired {
+            records: records[..kept].to_vec(),
+            ..Desired::default()
+        };
         plan::plan(&PlanRules::of(OWNER), &records, &desired)
     };
     let check = |kept: usize, confirmed: Option<usize>| -> Result<(), Refusal> {
-        let zone = ZonePlan { id: String::new(), plan: keep(kept), owned: 300, recent: 0 };
-        let planned = Planned { zones: vec![zone], notes: Vec::new(), wanted: kept };
+        let zone = ZonePlan {
+            id: String::new(),
+            plan: keep(kept),
+            owned: 300,
+            recent: 0,
+        };
+        let planned = Planned {
+            zones: vec![zone],
+            notes: Vec::new(),
+            wanted: kept,
+        };
         planned.check(&planned.zones[0], confirmed)
     };
     assert!(check(270, None).is_ok(), "30 of 300 are 10 %");
     assert!(check(269, None).is_err());
     assert!(check(269, Some(31)).is_ok());
     assert!(check(269, Some(30)).is_err());
-    assert!(check(0, None).unwrap_err().to_string().contains("--confirm-deletions 300"));
+    assert!(
+        check(0, None)
+            .unwrap_err()
+            .to_string()
+            .contains("--confirm-deletions 300")
+    );
 }
 
 #[test]
 fn unreadable_document_keeps_records() {
     let mut record = Record::parse("api.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
     record.labels = Labels::of(OWNER, "document/broken");
-    let desired = Desired { held: ["document/broken".to_owned()].into(), ..Desired::default() };
+    let desired = Desired {
+        held: ["document/broken".to_owned()].into(),
+        ..Desired::default()
+    };
     let plan = plan::plan(&PlanRules::of(OWNER), &[record], &desired);
     assert!(plan.is_empty());
     assert_eq!(plan.notes.len(), 1);

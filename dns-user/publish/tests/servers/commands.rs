@@ -12,27 +12,55 @@ fn plan_apply_and_retire_agree() {
     for program in Program::ALL {
         let server = NameServer::start(program);
         let publisher = Publisher::of(&server);
-        publisher.endpoints("web", &[("a.example.org", "192.0.2.1"), ("b.example.org", "192.0.2.2")]);
+        publisher.endpoints(
+            "web",
+            &[
+                ("a.example.org", "192.0.2.1"),
+                ("b.example.org", "192.0.2.2"),
+            ],
+        );
         let plan = publisher.expect(2, "plan --color always");
-        assert!(plan.out.contains("\x1b[32m  + a.example.org 60 A 192.0.2.1\x1b[0m"), "{plan:?}");
+        assert!(
+            plan.out
+                .contains("\x1b[32m  + a.example.org 60 A 192.0.2.1\x1b[0m"),
+            "{plan:?}"
+        );
         publisher.expect(2, "apply --dry-run");
         assert!(!server.transfer("example.org").contains("a.example.org"));
-        assert_eq!(publisher.expect(0, "apply").out, "default/bind: 2 names changed\n");
-        assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+        assert_eq!(
+            publisher.expect(0, "apply").out,
+            "default/bind: 2 names changed\n"
+        );
+        assert_eq!(
+            publisher.expect(0, "plan").out,
+            "default/bind:\n  nothing to do\n"
+        );
         publisher.endpoints("web", &[("a.example.org", "192.0.2.9")]);
         let plan: Value = serde_json::from_str(&publisher.expect(2, "plan --json").out).unwrap();
         assert_eq!(
             plan["default/bind"]["update"],
-            json!([["a.example.org 60 A 192.0.2.1", "a.example.org 60 A 192.0.2.9"]])
+            json!([[
+                "a.example.org 60 A 192.0.2.1",
+                "a.example.org 60 A 192.0.2.9"
+            ]])
         );
-        assert_eq!(plan["default/bind"]["delete"], json!(["b.example.org 60 A 192.0.2.2"]));
+        assert_eq!(
+            plan["default/bind"]["delete"],
+            json!(["b.example.org 60 A 192.0.2.2"])
+        );
         publisher.expect(0, "apply --provider bind");
         let refused = publisher.expect(1, "retire");
-        assert!(refused.errors.contains("--confirm-deletions 1"), "{refused:?}");
+        assert!(
+            refused.errors.contains("--confirm-deletions 1"),
+            "{refused:?}"
+        );
         assert!(server.transfer("example.org").contains("192.0.2.9"));
         publisher.expect(0, "retire --confirm-deletions 1");
         let left = server.transfer("example.org");
-        assert!(!left.contains("192.0.2.9") && !left.contains("heritage"), "{left}");
+        assert!(
+            !left.contains("192.0.2.9") && !left.contains("heritage"),
+            "{left}"
+        );
     }
 }
 
@@ -46,7 +74,10 @@ fn empty_source_needs_confirmation() {
     let plan = publisher.expect(2, "plan");
     assert!(plan.out.contains("--confirm-deletions 1"), "{plan:?}");
     let refused = publisher.expect(1, "apply");
-    assert!(refused.errors.contains("the documents want no records"), "{refused:?}");
+    assert!(
+        refused.errors.contains("the documents want no records"),
+        "{refused:?}"
+    );
     publisher.expect(0, "apply --confirm-deletions 1");
     assert!(!server.transfer("example.org").contains("192.0.2.1"));
 }
@@ -56,17 +87,37 @@ fn damaged_document_keeps_records() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
     publisher.endpoints("one", &[("a.example.org", "192.0.2.1")]);
-    publisher.endpoints("two", &[("b.example.org", "192.0.2.2"), ("c.example.org", "192.0.2.3")]);
+    publisher.endpoints(
+        "two",
+        &[
+            ("b.example.org", "192.0.2.2"),
+            ("c.example.org", "192.0.2.3"),
+        ],
+    );
     publisher.expect(0, "apply");
     publisher.endpoints("one", &[("a.example.org", "192.0.2.11")]);
-    publisher.endpoints("two", &[("b.example.org", "192.0.2.22"), ("c.example.org", "192.0.2.333")]);
+    publisher.endpoints(
+        "two",
+        &[
+            ("b.example.org", "192.0.2.22"),
+            ("c.example.org", "192.0.2.333"),
+        ],
+    );
     let applied = publisher.expect(1, "apply");
-    assert!(applied.errors.contains("documents/two.json:1: spec.endpoints[1].targets[0]: "), "{applied:?}");
+    assert!(
+        applied
+            .errors
+            .contains("documents/two.json:1: spec.endpoints[1].targets[0]: "),
+        "{applied:?}"
+    );
     let zone = server.transfer("example.org");
     for address in ["192.0.2.11", "192.0.2.22", "192.0.2.3\n"] {
         assert!(zone.contains(address), "{address}: {zone}");
     }
-    assert_eq!(publisher.expect(1, "check").out, "default/bind: 2 record sets from 2 documents\n");
+    assert_eq!(
+        publisher.expect(1, "check").out,
+        "default/bind: 2 record sets from 2 documents\n"
+    );
 }
 
 #[test]
@@ -80,13 +131,22 @@ fn illegible_file_keeps_records_of_a_new_process() {
     for text in ["", "{", "kind: ["] {
         publisher.write("documents/two.json", text);
         let applied = publisher.expect(1, "apply");
-        assert!(applied.errors.contains("documents/two.json:1: "), "{applied:?}");
-        assert!(server.transfer("example.org").contains("192.0.2.2\n"), "{text:?}");
+        assert!(
+            applied.errors.contains("documents/two.json:1: "),
+            "{applied:?}"
+        );
+        assert!(
+            server.transfer("example.org").contains("192.0.2.2\n"),
+            "{text:?}"
+        );
     }
     std::fs::remove_file(publisher.path("documents/two.json")).unwrap();
     publisher.expect(0, "apply");
     let zone = server.transfer("example.org");
-    assert!(!zone.contains("192.0.2.2\n") && zone.contains("192.0.2.3\n"), "{zone}");
+    assert!(
+        !zone.contains("192.0.2.2\n") && zone.contains("192.0.2.3\n"),
+        "{zone}"
+    );
 }
 
 #[test]
@@ -95,10 +155,14 @@ fn foreign_owner_record_is_a_remark() {
     let publisher = Publisher::of(&server);
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let text = "heritage=external-dns,external-dns/owner=other";
-    server.nsupdate(&format!("update add a-gone.example.org 60 TXT \"{text}\"\n"));
+    server.nsupdate(&format!(
+        "update add a-gone.example.org 60 TXT \"{text}\"\n"
+    ));
     let applied = publisher.expect(0, "apply");
     assert!(
-        applied.errors.contains("a-gone.example.org TXT: the owner record of owner \"other\" has no record"),
+        applied
+            .errors
+            .contains("a-gone.example.org TXT: the owner record of owner \"other\" has no record"),
         "{applied:?}"
     );
 }
@@ -110,7 +174,8 @@ fn orphans_are_reported_and_deleted() {
         let publisher = Publisher::of(&server);
         publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
         publisher.expect(0, "apply");
-        let text = |owner: &str| format!("TXT \"heritage=external-dns,external-dns/owner={owner}\"\n");
+        let text =
+            |owner: &str| format!("TXT \"heritage=external-dns,external-dns/owner={owner}\"\n");
         server.nsupdate(&format!(
             "update add a-gone.example.org 60 {}update add a-both.example.org 60 {}update add a-both.example.org 60 {}",
             text("me"),
@@ -118,20 +183,38 @@ fn orphans_are_reported_and_deleted() {
             text("other")
         ));
         let plan = publisher.expect(0, "plan");
-        assert!(plan.out.contains("`retire --orphans=me` deletes it"), "{plan:?}");
-        assert!(plan.out.contains("`retire --orphans=other` deletes it"), "{plan:?}");
+        assert!(
+            plan.out.contains("`retire --orphans=me` deletes it"),
+            "{plan:?}"
+        );
+        assert!(
+            plan.out.contains("`retire --orphans=other` deletes it"),
+            "{plan:?}"
+        );
         let shown = publisher.expect(0, "retire --orphans --dry-run");
         let lines = "  - a-both.example.org TXT: owner record of \"me\"\n  - a-gone.example.org TXT: owner record of \"me\"\n";
         assert!(shown.out.contains(lines), "{shown:?}");
-        let orphans = |zone: &str| (zone.matches("owner=me").count(), zone.matches("owner=other").count());
+        let orphans = |zone: &str| {
+            (
+                zone.matches("owner=me").count(),
+                zone.matches("owner=other").count(),
+            )
+        };
         assert_eq!(orphans(&server.transfer("example.org")), (3, 1));
         publisher.expect(0, "retire --orphans sub.example.org");
         publisher.expect(0, "retire --orphans");
         let zone = server.transfer("example.org");
-        assert_eq!(orphans(&zone), (1, 1), "the owner record of a stays: {zone}");
+        assert_eq!(
+            orphans(&zone),
+            (1, 1),
+            "the owner record of a stays: {zone}"
+        );
         publisher.expect(0, "retire --orphans=other");
         assert_eq!(orphans(&server.transfer("example.org")), (1, 0));
-        assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+        assert_eq!(
+            publisher.expect(0, "plan").out,
+            "default/bind:\n  nothing to do\n"
+        );
     }
 }
 
@@ -139,7 +222,13 @@ fn orphans_are_reported_and_deleted() {
 fn named_domains_are_retired() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
-    publisher.endpoints("web", &[("a.old.example.org", "192.0.2.1"), ("b.example.org", "192.0.2.2")]);
+    publisher.endpoints(
+        "web",
+        &[
+            ("a.old.example.org", "192.0.2.1"),
+            ("b.example.org", "192.0.2.2"),
+        ],
+    );
     publisher.expect(0, "apply");
     // A narrower filter leaves the records outside it unchanged; naming their domain deletes them.
     publisher.provider(&server, &json!({"exclude-domains": "old.example.org"}));
@@ -150,37 +239,67 @@ fn named_domains_are_retired() {
     publisher.expect(1, "retire old.example.org");
     publisher.expect(0, "retire old.example.org --confirm-deletions 1");
     let zone = server.transfer("example.org");
-    assert!(!zone.contains("old.example.org") && zone.contains("192.0.2.2"), "{zone}");
+    assert!(
+        !zone.contains("old.example.org") && zone.contains("192.0.2.2"),
+        "{zone}"
+    );
 }
 
 #[test]
 fn long_apply_draws_progress() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
-    let names: Vec<String> = (0..900).map(|number| format!("n{number}.example.org")).collect();
-    let addresses: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    let names: Vec<String> = (0..900)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let addresses: Vec<(&str, &str)> = names
+        .iter()
+        .map(|name| (name.as_str(), "192.0.2.1"))
+        .collect();
     publisher.endpoints("names", &addresses);
     let (said, drawn) = publisher.call_on_terminal("apply");
-    assert_eq!((said.code, said.out.as_str()), (0, "default/bind: 900 names changed\n"), "{drawn}");
-    let counts: Vec<usize> =
-        drawn.split("/900 names").filter_map(|before| before.rsplit(' ').next()?.parse().ok()).collect();
-    assert!(counts.iter().any(|count| (1..=900).contains(count)) && counts.is_sorted(), "{drawn:?}");
-    assert!(drawn.contains("default/bind") && drawn.contains("left"), "{drawn:?}");
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "default/bind: 900 names changed\n"),
+        "{drawn}"
+    );
+    let counts: Vec<usize> = drawn
+        .split("/900 names")
+        .filter_map(|before| before.rsplit(' ').next()?.parse().ok())
+        .collect();
+    assert!(
+        counts.iter().any(|count| (1..=900).contains(count)) && counts.is_sorted(),
+        "{drawn:?}"
+    );
+    assert!(
+        drawn.contains("default/bind") && drawn.contains("left"),
+        "{drawn:?}"
+    );
     // The bar is cleared in the end, and there is none without a terminal.
-    assert!(drawn.trim_end_matches(['\r', '\n']).ends_with("\x1b[2K"), "{drawn:?}");
+    assert!(
+        drawn.trim_end_matches(['\r', '\n']).ends_with("\x1b[2K"),
+        "{drawn:?}"
+    );
     publisher.endpoints("names", &[("n0.example.org", "192.0.2.2")]);
-    assert_eq!(publisher.expect(0, "apply --confirm-deletions 899").errors, "");
+    assert_eq!(
+        publisher.expect(0, "apply --confirm-deletions 899").errors,
+        ""
+    );
 }
 
 #[test]
 fn records_change_hands() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
-    server.nsupdate("update add a.example.org 60 A 192.0.2.1\nupdate add x.example.org 60 A 192.0.2.9\n");
+    server.nsupdate(
+        "update add a.example.org 60 A 192.0.2.1\nupdate add x.example.org 60 A 192.0.2.9\n",
+    );
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let plan = publisher.expect(1, "plan");
     assert!(
-        plan.out.contains("# a.example.org A: the name has a record of no owner; take it over with `adopt`"),
+        plan.out.contains(
+            "# a.example.org A: the name has a record of no owner; take it over with `adopt`"
+        ),
         "{plan:?}"
     );
     assert!(!plan.out.contains("nothing to do"), "{plan:?}");
@@ -188,28 +307,48 @@ fn records_change_hands() {
     assert!(!server.transfer("example.org").contains("heritage"));
     publisher.endpoints("web", &[("a.example.org", "192.0.2.8")]);
     let shown = publisher.expect(0, "adopt --dry-run");
-    let change =
-        "the next `apply` changes a.example.org 60 A 192.0.2.1 to the wanted a.example.org 60 A 192.0.2.8";
+    let change = "the next `apply` changes a.example.org 60 A 192.0.2.1 to the wanted a.example.org 60 A 192.0.2.8";
     assert!(shown.errors.contains(change), "{shown:?}");
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let adopted = publisher.expect(0, "adopt");
-    assert!(adopted.out.contains("~ a.example.org A: owner none -> \"me\""), "{adopted:?}");
-    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    assert!(
+        adopted
+            .out
+            .contains("~ a.example.org A: owner none -> \"me\""),
+        "{adopted:?}"
+    );
+    assert_eq!(
+        publisher.expect(0, "plan").out,
+        "default/bind:\n  nothing to do\n"
+    );
     publisher.expect(0, "transfer-owner --from me --to other");
-    assert!(server.transfer("example.org").contains("external-dns/owner=other"));
+    assert!(
+        server
+            .transfer("example.org")
+            .contains("external-dns/owner=other")
+    );
     assert!(publisher.expect(1, "plan").out.contains("owner \"other\""));
-    for command in ["adopt", "transfer-owner --from nobody --to me", "adopt missing.example.org"] {
+    for command in [
+        "adopt",
+        "transfer-owner --from nobody --to me",
+        "adopt missing.example.org",
+    ] {
         let said = publisher.expect(1, command);
         assert!(said.errors.contains("matches"), "{command}: {said:?}");
     }
     publisher.expect(0, "transfer-owner --from other --to me a.example.org");
     let handed_back = publisher.expect(0, "retire --keep-records");
     assert!(
-        handed_back.out.contains("= a.example.org 60 A 192.0.2.1: remains without an owner"),
+        handed_back
+            .out
+            .contains("= a.example.org 60 A 192.0.2.1: remains without an owner"),
         "{handed_back:?}"
     );
     let zone = server.transfer("example.org");
-    assert!(zone.contains("192.0.2.1") && zone.contains("192.0.2.9") && !zone.contains("heritage"), "{zone}");
+    assert!(
+        zone.contains("192.0.2.1") && zone.contains("192.0.2.9") && !zone.contains("heritage"),
+        "{zone}"
+    );
 }
 
 #[test]
@@ -224,7 +363,11 @@ fn unavailable_provider_is_named() {
     );
     for command in ["check", "apply"] {
         let said = publisher.expect(1, command);
-        assert!(said.errors.contains("default/azure: azure-config-file is missing"), "{said:?}");
+        assert!(
+            said.errors
+                .contains("default/azure: azure-config-file is missing"),
+            "{said:?}"
+        );
     }
     publisher.write(
         "documents/azure.yml",
@@ -232,23 +375,37 @@ fn unavailable_provider_is_named() {
          spec: {provider: azure, selector: dnsprovider=bind, external-dns-parameters: {azure-config-file: /etc/azure.json}}\n",
     );
     let said = publisher.expect(1, "check");
-    let start = "`external-dns --webhook-server --provider=azure --azure-config-file=/etc/azure.json`";
-    assert!(said.errors.contains(start) && said.errors.contains("webhook-provider-url"), "{said:?}");
+    let start =
+        "`external-dns --webhook-server --provider=azure --azure-config-file=/etc/azure.json`";
+    assert!(
+        said.errors.contains(start) && said.errors.contains("webhook-provider-url"),
+        "{said:?}"
+    );
     // The failure leaves the other provider unaffected.
     assert!(server.transfer("example.org").contains("192.0.2.1"));
     let unknown = publisher.expect(1, "plan --provider shop/bind");
-    assert!(unknown.errors.contains("existing ones: default/azure, default/bind"), "{unknown:?}");
+    assert!(
+        unknown
+            .errors
+            .contains("existing ones: default/azure, default/bind"),
+        "{unknown:?}"
+    );
     let rendered = publisher.expect(0, "render --output manifests");
     assert_eq!(rendered.out.lines().count(), 4, "{rendered:?}");
     let said = publisher.expect(1, "status");
-    assert!(said.errors.contains("is `bosh-dns-publish run` running?"), "{said:?}");
+    assert!(
+        said.errors.contains("is `bosh-dns-publish run` running?"),
+        "{said:?}"
+    );
 }
 
 #[test]
 fn alert_rules_hold() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus");
     let mut promtool = std::process::Command::new("promtool");
-    promtool.args(["test", "rules", "publish-rules_test.yml"]).current_dir(folder);
+    promtool
+        .args(["test", "rules", "publish-rules_test.yml"])
+        .current_dir(folder);
     assert!(crate::process::run(&mut promtool, "").contains("SUCCESS"));
 }
 
@@ -279,7 +436,13 @@ fn misspelt_settings_fail_the_check() {
 #[test]
 fn manual_names_exit_codes_and_files() {
     let manual = Publisher::new().expect(0, "man").out;
-    for part in ["Exit codes", "found changes", "publish.env", "publish.d", "control.sock"] {
+    for part in [
+        "Exit codes",
+        "found changes",
+        "publish.env",
+        "publish.d",
+        "control.sock",
+    ] {
         assert!(manual.replace('\\', "").contains(part), "{part}: {manual}");
     }
 }
@@ -296,37 +459,69 @@ fn default_targets_fill_empty_entries() {
          - {dnsName: c.example.org, recordTTL: 60, targets: [192.0.2.300]}\n",
     );
     let without = publisher.expect(1, "check");
-    assert!(without.errors.contains("a.example.org: its entry has no target"), "{without:?}");
+    assert!(
+        without
+            .errors
+            .contains("a.example.org: its entry has no target"),
+        "{without:?}"
+    );
     let plain = std::fs::read_to_string(publisher.path("publish.yml")).unwrap();
     let settings = |more: &str| {
-        let settings = format!("provider_settings: {{default/bind: {{default-targets: '{more}}}}}\n");
+        let settings =
+            format!("provider_settings: {{default/bind: {{default-targets: '{more}}}}}\n");
         publisher.write("publish.yml", &format!("{plain}{settings}"));
     };
     settings("192.0.2.1, 2001:db8::1'");
     let said = publisher.expect(1, "check");
-    assert_eq!(said.errors.lines().count(), 1, "only the invalid target: {said:?}");
+    assert_eq!(
+        said.errors.lines().count(),
+        1,
+        "only the invalid target: {said:?}"
+    );
     publisher.expect(1, "apply");
     let zone = server.transfer("example.org");
     assert!(
-        zone.contains("192.0.2.1\n") && zone.contains("2001:db8::1\n") && zone.contains("192.0.2.9\n"),
+        zone.contains("192.0.2.1\n")
+            && zone.contains("2001:db8::1\n")
+            && zone.contains("192.0.2.9\n"),
         "{zone}"
     );
-    assert!(!zone.contains("c.example.org"), "a damaged entry is no empty one: {zone}");
+    assert!(
+        !zone.contains("c.example.org"),
+        "a damaged entry is no empty one: {zone}"
+    );
     settings("192.0.2.2', force-default-targets: 'true'");
     publisher.expect(1, "apply");
     let zone = server.transfer("example.org");
     assert_eq!(zone.matches("192.0.2.2\n").count(), 2, "{zone}");
-    assert!(!zone.contains("192.0.2.9\n") && !zone.contains("2001:db8::1\n"), "{zone}");
+    assert!(
+        !zone.contains("192.0.2.9\n") && !zone.contains("2001:db8::1\n"),
+        "{zone}"
+    );
     settings("x.example.net, y.example.net'");
-    assert!(publisher.expect(1, "check").errors.contains("default-targets"));
+    assert!(
+        publisher
+            .expect(1, "check")
+            .errors
+            .contains("default-targets")
+    );
 }
 
 #[test]
 fn settings_narrow_publication() {
     let zones = vec!["example.org", "2.0.192.in-addr.arpa"];
-    let server = NameServer::with(Program::Bind, Options { zones, ..Options::default() });
+    let server = NameServer::with(
+        Program::Bind,
+        Options {
+            zones,
+            ..Options::default()
+        },
+    );
     let publisher = Publisher::of(&server);
-    publisher.provider(&server, &json!({"rfc2136-zone": "example.org, 2.0.192.in-addr.arpa"}));
+    publisher.provider(
+        &server,
+        &json!({"rfc2136-zone": "example.org, 2.0.192.in-addr.arpa"}),
+    );
     let settings = json!({
         "managed-record-types": "A, AAAA, MX, DNAME",
         "exclude-record-types": "AAAA",
@@ -359,25 +554,55 @@ fn settings_narrow_publication() {
     publisher.write("documents/all.json", &document.to_string());
     // Exit code 1: wanted records are held back.
     let plan = publisher.expect(1, "plan").out;
-    for held in ["# a.example.org AAAA: ", "# b.example.org A: ", "# x.example.org A: "] {
+    for held in [
+        "# a.example.org AAAA: ",
+        "# b.example.org A: ",
+        "# x.example.org A: ",
+    ] {
         assert!(plan.contains(held), "{held}: {plan}");
     }
-    assert_eq!(publisher.call("apply").out, "default/bind: 4 names changed\n");
-    let (forward, reverse) = (server.transfer("example.org"), server.transfer("2.0.192.in-addr.arpa"));
+    assert_eq!(
+        publisher.call("apply").out,
+        "default/bind: 4 names changed\n"
+    );
+    let (forward, reverse) = (
+        server.transfer("example.org"),
+        server.transfer("2.0.192.in-addr.arpa"),
+    );
     let has = |zone: &str, words: &[&str]| {
-        zone.lines().any(|line| line.split_whitespace().eq(words.iter().copied()))
+        zone.lines()
+            .any(|line| line.split_whitespace().eq(words.iter().copied()))
     };
     for words in [
         ["a.example.org.", "300", "IN", "A", "192.0.2.1"].as_slice(),
-        &["m.example.org.", "300", "IN", "MX", "10", "mail.example.net."],
+        &[
+            "m.example.org.",
+            "300",
+            "IN",
+            "MX",
+            "10",
+            "mail.example.net.",
+        ],
         &["d.example.org.", "300", "IN", "DNAME", "example.net."],
     ] {
         assert!(has(&forward, words), "{words:?}: {forward}");
     }
-    let pointer = ["1.2.0.192.in-addr.arpa.", "300", "IN", "PTR", "a.example.org."];
+    let pointer = [
+        "1.2.0.192.in-addr.arpa.",
+        "300",
+        "IN",
+        "PTR",
+        "a.example.org.",
+    ];
     assert!(has(&reverse, &pointer), "{reverse}");
     for absent in ["2001:db8::1", "192.0.2.2", "192.0.2.3"] {
-        assert!(!forward.contains(absent) && !reverse.contains("x.example.org"), "{absent}: {forward}");
+        assert!(
+            !forward.contains(absent) && !reverse.contains("x.example.org"),
+            "{absent}: {forward}"
+        );
     }
-    assert_eq!(publisher.call("apply").out, "default/bind: 0 names changed\n");
+    assert_eq!(
+        publisher.call("apply").out,
+        "default/bind: 0 names changed\n"
+    );
 }

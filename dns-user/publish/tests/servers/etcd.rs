@@ -38,7 +38,14 @@ impl Etcd {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://localhost:{}", address.port());
         let folder = tempfile::tempdir().unwrap();
-        let mut etcd = Self { url, address, peer, folder, tls, process: None };
+        let mut etcd = Self {
+            url,
+            address,
+            peer,
+            folder,
+            tls,
+            process: None,
+        };
         etcd.restart();
         etcd
     }
@@ -58,12 +65,25 @@ impl Etcd {
             "--advertise-client-urls",
             &client,
         ]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"]);
+        command.args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ]);
+        command.args([
+            "--initial-cluster",
+            &format!("default={peer}"),
+            "--unsafe-no-fsync",
+        ]);
         if let Some((certificate, key)) = &self.tls {
             command.args(["--cert-file", certificate, "--key-file", key]);
         }
-        self.process = Some(Server::start(&mut command, &self.folder.path().join("log"), self.address));
+        self.process = Some(Server::start(
+            &mut command,
+            &self.folder.path().join("log"),
+            self.address,
+        ));
     }
 
     fn parameters(&self) -> Parameters {
@@ -77,14 +97,21 @@ impl Etcd {
     /// Runs etcdctl and returns its output.
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("etcdctl");
-        command.env("ETCDCTL_API", "3").args(PATIENT).args(["--endpoints", &self.address.to_string()]);
+        command
+            .env("ETCDCTL_API", "3")
+            .args(PATIENT)
+            .args(["--endpoints", &self.address.to_string()]);
         command.args(arguments);
         run(&mut command, "")
     }
 
     pub(crate) fn keys(&self) -> Vec<String> {
         let output = self.ctl(&["get", "/", "--prefix", "--keys-only"]);
-        output.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+        output
+            .lines()
+            .filter(|line| !line.is_empty())
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -112,7 +139,10 @@ async fn etcd_takes_ten_thousand_names() {
     let first = begin.elapsed();
     let begin = Instant::now();
     assert_eq!(publish(&mut engine, &desired).await.applied(), 0);
-    println!("etcd: 10000 names {first:.2?}, nothing to do {:.2?}", begin.elapsed());
+    println!(
+        "etcd: 10000 names {first:.2?}, nothing to do {:.2?}",
+        begin.elapsed()
+    );
     assert_eq!(etcd.keys().len(), 20_000);
 }
 
@@ -120,10 +150,15 @@ async fn etcd_takes_ten_thousand_names() {
 async fn keys_and_values_follow_skydns() {
     let etcd = Etcd::start(None);
     let mut engine = etcd.engine();
-    engine.rules.managed.extend([RecordType::PTR, RecordType::TXT]);
+    engine
+        .rules
+        .managed
+        .extend([RecordType::PTR, RecordType::TXT]);
     let mut api = record("api.example.org", RecordType::A, "192.0.2.1");
-    api.targets.extend(record("x.example.org", RecordType::A, "192.0.2.2").targets);
-    api.properties.insert("coredns/group".to_owned(), "g1".to_owned());
+    api.targets
+        .extend(record("x.example.org", RecordType::A, "192.0.2.2").targets);
+    api.properties
+        .insert("coredns/group".to_owned(), "g1".to_owned());
     let both = [
         api,
         record("api.example.org", RecordType::AAAA, "2001:db8::1"),
@@ -135,10 +170,24 @@ async fn keys_and_values_follow_skydns() {
     let below = |directory: &str| keys.iter().filter(|key| key.starts_with(directory)).count();
     assert_eq!(below("/skydns/org/example/api/"), 3);
     assert_eq!(below("/skydns/org/example/a-api/"), 1);
-    assert!(keys.contains(&"/skydns/arpa/in-addr/192/0/2/1".to_owned()), "{keys:?}");
-    let values = etcd.ctl(&["get", "/skydns/org/example/", "--prefix", "--print-value-only"]);
-    assert!(values.contains(r#"{"host":"192.0.2.1","ttl":1,"targetstrip":1,"group":"g1"}"#), "{values}");
-    assert!(values.contains(r#""text":"\"heritage=external-dns,external-dns/owner=me\"""#), "{values}");
+    assert!(
+        keys.contains(&"/skydns/arpa/in-addr/192/0/2/1".to_owned()),
+        "{keys:?}"
+    );
+    let values = etcd.ctl(&[
+        "get",
+        "/skydns/org/example/",
+        "--prefix",
+        "--print-value-only",
+    ]);
+    assert!(
+        values.contains(r#"{"host":"192.0.2.1","ttl":1,"targetstrip":1,"group":"g1"}"#),
+        "{values}"
+    );
+    assert!(
+        values.contains(r#""text":"\"heritage=external-dns,external-dns/owner=me\"""#),
+        "{values}"
+    );
     // A name has separate sets for A and AAAA.
     assert_eq!(publish(&mut engine, &wish(both)).await.applied(), 0);
 }
@@ -150,14 +199,25 @@ async fn slash_in_a_label_is_refused() {
     etcd.ctl(&["put", "/skydns/org/example/a/b", r#"{"host":"192.0.2.77"}"#]);
     let mut engine = etcd.engine();
     let mut desired = names(2);
-    desired.records.push(record("a/b.example.org", RecordType::A, "192.0.2.1"));
+    desired
+        .records
+        .push(record("a/b.example.org", RecordType::A, "192.0.2.1"));
     for applied in [2, 0, 0] {
         let report = engine.reconcile(&desired, None, &quiet).await.unwrap();
         assert_eq!(report.applied(), applied, "{report:?}");
-        let [(name, reason)] = &report.zones[0].failures[..] else { panic!("{report:?}") };
+        let [(name, reason)] = &report.zones[0].failures[..] else {
+            panic!("{report:?}")
+        };
         assert_eq!(name.as_str(), "a/b.example.org");
-        assert!(reason.to_string().contains("a slash within a label"), "{reason}");
-        assert_eq!(etcd.keys().len(), 5, "two names with their owner records, and the foreign key");
+        assert!(
+            reason.to_string().contains("a slash within a label"),
+            "{reason}"
+        );
+        assert_eq!(
+            etcd.keys().len(),
+            5,
+            "two names with their owner records, and the foreign key"
+        );
     }
 }
 
@@ -165,35 +225,66 @@ async fn slash_in_a_label_is_refused() {
 async fn stale_revision_is_refused() {
     let etcd = Etcd::start(None);
     let mut engine = etcd.engine();
-    publish(&mut engine, &wish([record("api.example.org", RecordType::A, "192.0.2.1")])).await;
+    publish(
+        &mut engine,
+        &wish([record("api.example.org", RecordType::A, "192.0.2.1")]),
+    )
+    .await;
     let wanted = wish([record("api.example.org", RecordType::A, "192.0.2.2")]);
     for change in ["added", "changed", "deleted"] {
         let listing = engine.list().await.unwrap();
         let planned = engine.plan(&listing, &wanted);
-        let key = etcd.keys().into_iter().find(|key| key.starts_with("/skydns/org/example/api/")).unwrap();
+        let key = etcd
+            .keys()
+            .into_iter()
+            .find(|key| key.starts_with("/skydns/org/example/api/"))
+            .unwrap();
         match change {
-            "added" => {
-                etcd.ctl(&["put", "/skydns/org/example/api/hand", r#"{"host":"192.0.2.9","targetstrip":1}"#])
-            }
+            "added" => etcd.ctl(&[
+                "put",
+                "/skydns/org/example/api/hand",
+                r#"{"host":"192.0.2.9","targetstrip":1}"#,
+            ]),
             "changed" => etcd.ctl(&["put", &key, r#"{"host":"192.0.2.8","targetstrip":1}"#]),
             _ => etcd.ctl(&["del", &key]),
         };
         let before = etcd.keys();
-        let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
-        assert_eq!((report.applied(), report.zones[0].conflicts), (0, 1), "{change}");
+        let report = engine
+            .apply(&listing, &planned, None, OnConflict::ListAgain, &quiet)
+            .await;
+        assert_eq!(
+            (report.applied(), report.zones[0].conflicts),
+            (0, 1),
+            "{change}"
+        );
         assert_eq!(etcd.keys(), before);
     }
     publish(&mut engine, &wanted).await;
-    let values = etcd.ctl(&["get", "/skydns/org/example/api/", "--prefix", "--print-value-only"]);
-    assert_eq!(values.lines().filter(|line| !line.is_empty()).count(), 1, "{values}");
+    let values = etcd.ctl(&[
+        "get",
+        "/skydns/org/example/api/",
+        "--prefix",
+        "--print-value-only",
+    ]);
+    assert_eq!(
+        values.lines().filter(|line| !line.is_empty()).count(),
+        1,
+        "{values}"
+    );
 }
 
 #[tokio::test]
 async fn siblings_and_foreign_values_stay() {
     let etcd = Etcd::start(None);
     let foreign = [
-        ("/skydns/org/example/api2/11111111", r#"{"host":"192.0.2.7","targetstrip":1}"#),
-        ("/skydns/org/example/api-x/1", r#"{"host":"192.0.2.6","targetstrip":1}"#),
+        (
+            "/skydns/org/example/api2/11111111",
+            r#"{"host":"192.0.2.7","targetstrip":1}"#,
+        ),
+        (
+            "/skydns/org/example/api-x/1",
+            r#"{"host":"192.0.2.6","targetstrip":1}"#,
+        ),
         ("/skydns/org/example/x", "not json"),
         ("/skydns/org/example/number", "17"),
         ("/skydns2/org/example/api/1", r#"{"host":"192.0.2.5"}"#),
@@ -202,11 +293,25 @@ async fn siblings_and_foreign_values_stay() {
         etcd.ctl(&["put", key, value]);
     }
     let mut engine = etcd.engine();
-    let report = publish(&mut engine, &wish([record("api.example.org", RecordType::A, "192.0.2.1")])).await;
-    assert_eq!(report.zones[0].warnings.len(), 2, "{:?}", report.zones[0].warnings);
+    let report = publish(
+        &mut engine,
+        &wish([record("api.example.org", RecordType::A, "192.0.2.1")]),
+    )
+    .await;
+    assert_eq!(
+        report.zones[0].warnings.len(),
+        2,
+        "{:?}",
+        report.zones[0].warnings
+    );
     let other = wish([record("other.example.org", RecordType::A, "192.0.2.1")]);
     publish(&mut engine, &other).await;
-    assert!(!etcd.keys().iter().any(|key| key.starts_with("/skydns/org/example/api/")));
+    assert!(
+        !etcd
+            .keys()
+            .iter()
+            .any(|key| key.starts_with("/skydns/org/example/api/"))
+    );
     for (key, value) in foreign {
         assert_eq!(etcd.ctl(&["get", key, "--print-value-only"]).trim(), value);
     }
@@ -217,13 +322,24 @@ async fn racing_publishers_to_etcd_agree() {
     let etcd = Etcd::start(None);
     let mut desired = names(1_000);
     // Names above others share their keys' ranges.
-    desired.records.push(record("example.org", RecordType::A, "192.0.2.1"));
+    desired
+        .records
+        .push(record("example.org", RecordType::A, "192.0.2.1"));
     let (mut one, mut other) = (etcd.engine(), etcd.engine());
-    let (first, second) =
-        tokio::join!(one.reconcile(&desired, None, &quiet), other.reconcile(&desired, None, &quiet));
+    let (first, second) = tokio::join!(
+        one.reconcile(&desired, None, &quiet),
+        other.reconcile(&desired, None, &quiet)
+    );
     let (first, second) = (first.unwrap(), second.unwrap());
-    assert!(first.is_complete() && second.is_complete(), "{first:?} {second:?}");
-    assert_eq!(etcd.keys().len(), 2_002, "every record and owner record exists once");
+    assert!(
+        first.is_complete() && second.is_complete(),
+        "{first:?} {second:?}"
+    );
+    assert_eq!(
+        etcd.keys().len(),
+        2_002,
+        "every record and owner record exists once"
+    );
     assert_eq!(publish(&mut one, &desired).await.applied(), 0);
     assert_eq!(publish(&mut other, &desired).await.applied(), 0);
 }
@@ -240,7 +356,11 @@ async fn restart_and_compaction_are_survived() {
     etcd.restart();
     assert_eq!(publish(&mut engine, &names(60)).await.applied(), 5);
     etcd.process = None;
-    let error = engine.reconcile(&names(61), None, &quiet).await.unwrap_err().to_string();
+    let error = engine
+        .reconcile(&names(61), None, &quiet)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("localhost"), "{error}");
 }
 
@@ -252,7 +372,14 @@ async fn user_and_tls_are_required() {
     let ca = files.0.as_str();
     let ctl = |arguments: &[&str]| {
         let tls = ["--cacert", ca, "--endpoints", &etcd.url];
-        run(Command::new("etcdctl").env("ETCDCTL_API", "3").args(PATIENT).args(tls).args(arguments), "")
+        run(
+            Command::new("etcdctl")
+                .env("ETCDCTL_API", "3")
+                .args(PATIENT)
+                .args(tls)
+                .args(arguments),
+            "",
+        )
     };
     ctl(&["user", "add", "root:secret"]);
     ctl(&["user", "grant-role", "root", "root"]);
@@ -264,12 +391,21 @@ async fn user_and_tls_are_required() {
     parameters.0.insert("tls-ca".to_owned(), files.0.clone());
     let anonymous = engine(&parameters).list().await.err().unwrap().to_string();
     assert!(anonymous.contains("etcd-username"), "{anonymous}");
-    parameters.0.insert("etcd-username".to_owned(), "root".to_owned());
-    parameters.0.insert("etcd-password".to_owned(), "wrong".to_owned());
+    parameters
+        .0
+        .insert("etcd-username".to_owned(), "root".to_owned());
+    parameters
+        .0
+        .insert("etcd-password".to_owned(), "wrong".to_owned());
     let refused = engine(&parameters).list().await.err().unwrap().to_string();
     assert!(refused.contains("authentication failed"), "{refused}");
-    parameters.0.insert("etcd-password".to_owned(), "secret".to_owned());
-    assert_eq!(publish(&mut engine(&parameters), &names(3)).await.applied(), 3);
+    parameters
+        .0
+        .insert("etcd-password".to_owned(), "secret".to_owned());
+    assert_eq!(
+        publish(&mut engine(&parameters), &names(3)).await.applied(),
+        3
+    );
 }
 
 #[tokio::test]
@@ -281,14 +417,29 @@ async fn strict_owner_hides_foreign_keys() {
         r#"{"host":"192.0.2.7","targetstrip":1,"owner":"you"}"#,
     ]);
     let mut parameters = etcd.parameters();
-    parameters.0.insert("coredns-strictly-owned".to_owned(), "true".to_owned());
-    parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());
+    parameters
+        .0
+        .insert("coredns-strictly-owned".to_owned(), "true".to_owned());
+    parameters
+        .0
+        .insert("txt-owner-id".to_owned(), "me".to_owned());
     let mut engine = engine(&parameters);
     publish(&mut engine, &names(1)).await;
     let listing = engine.list().await.unwrap();
-    let listed: Vec<&Record> = listing[0].content.as_ref().unwrap().records.iter().collect();
+    let listed: Vec<&Record> = listing[0]
+        .content
+        .as_ref()
+        .unwrap()
+        .records
+        .iter()
+        .collect();
     assert_eq!(listed.len(), 1, "{listed:?}");
-    let values = etcd.ctl(&["get", "/skydns/org/example/n0/", "--prefix", "--print-value-only"]);
+    let values = etcd.ctl(&[
+        "get",
+        "/skydns/org/example/n0/",
+        "--prefix",
+        "--print-value-only",
+    ]);
     assert!(values.contains(r#""owner":"me""#), "{values}");
 }
 
@@ -305,19 +456,30 @@ fn certificate(folder: &Path) -> (String, String) {
 fn without_random(key: &str) -> String {
     let (head, last) = key.rsplit_once('/').unwrap();
     let is_random = last.len() == 8 && last.bytes().all(|octet| octet.is_ascii_hexdigit());
-    if is_random { format!("{head}/<8 hex>") } else { key.to_owned() }
+    if is_random {
+        format!("{head}/<8 hex>")
+    } else {
+        key.to_owned()
+    }
 }
 
 /// Parses `name ttl type target,target [coredns/group=...]`.
 fn record_of(line: &str) -> Record {
-    let (line, group) =
-        line.split_once(" coredns/group=").map_or((line, None), |(line, group)| (line, Some(group)));
+    let (line, group) = line
+        .split_once(" coredns/group=")
+        .map_or((line, None), |(line, group)| (line, Some(group)));
     let words: Vec<&str> = line.splitn(4, ' ').collect();
     let record_type: RecordType = words[2].parse().unwrap();
-    let targets = if record_type == RecordType::TXT { vec![words[3]] } else { words[3].split(',').collect() };
+    let targets = if record_type == RecordType::TXT {
+        vec![words[3]]
+    } else {
+        words[3].split(',').collect()
+    };
     let mut record = Record::parse(words[0], record_type, targets).unwrap();
     record.ttl = Some(words[1].parse().unwrap()).filter(|ttl| *ttl > 0);
-    record.properties.extend(group.map(|group| ("coredns/group".to_owned(), group.to_owned())));
+    record
+        .properties
+        .extend(group.map(|group| ("coredns/group".to_owned(), group.to_owned())));
     record
 }
 
@@ -330,24 +492,40 @@ async fn keys_match_cases() {
     let etcd = Etcd::start(None);
     for case in &cases {
         let Some(keys) = case["keys"].as_object() else {
-            println!("{}: skipped, because it describes calls, not keys", case["id"]);
+            println!(
+                "{}: skipped, because it describes calls, not keys",
+                case["id"]
+            );
             continue;
         };
         let lines = |list: &Value| -> Vec<Record> {
-            list.as_array().into_iter().flatten().map(|line| record_of(line.as_str().unwrap())).collect()
+            list.as_array()
+                .into_iter()
+                .flatten()
+                .map(|line| record_of(line.as_str().unwrap()))
+                .collect()
         };
         etcd.ctl(&["del", "/", "--prefix"]);
         let mut parameters = etcd.parameters();
         let prefix = case["prefix"].as_str().unwrap_or("/skydns/");
-        parameters.0.insert("coredns-prefix".to_owned(), prefix.to_owned());
+        parameters
+            .0
+            .insert("coredns-prefix".to_owned(), prefix.to_owned());
         if case["options"]["strictly_owned"] == true {
-            parameters.0.insert("coredns-strictly-owned".to_owned(), "true".to_owned());
-            parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());
+            parameters
+                .0
+                .insert("coredns-strictly-owned".to_owned(), "true".to_owned());
+            parameters
+                .0
+                .insert("txt-owner-id".to_owned(), "me".to_owned());
         }
         let mut engine = engine(&parameters);
         // The cases contain owner records as plain records.
         engine.rules.owner = String::new();
-        engine.rules.managed.extend([RecordType::PTR, RecordType::TXT]);
+        engine
+            .rules
+            .managed
+            .extend([RecordType::PTR, RecordType::TXT]);
         let id = &case["id"];
         if case["records"].is_array() {
             publish(&mut engine, &wish(lines(&case["records"]))).await;
@@ -355,25 +533,38 @@ async fn keys_match_cases() {
             let mut expected: Vec<(String, String)> = keys
                 .iter()
                 .map(|(key, value)| {
-                    (key.replace("<8 hex a>", "<8 hex>").replace("<8 hex b>", "<8 hex>"), pairs(value))
+                    (
+                        key.replace("<8 hex a>", "<8 hex>")
+                            .replace("<8 hex b>", "<8 hex>"),
+                        pairs(value),
+                    )
                 })
                 .collect();
             let mut found: Vec<(String, String)> = Vec::new();
             for key in etcd.keys() {
                 let value = etcd.ctl(&["get", &key, "--print-value-only"]);
-                found.push((without_random(&key), pairs(&serde_json::from_str(&value).unwrap())));
+                found.push((
+                    without_random(&key),
+                    pairs(&serde_json::from_str(&value).unwrap()),
+                ));
             }
             expected.sort();
             found.sort();
             assert_eq!(found, expected, "{id}");
         } else {
             for (key, value) in keys {
-                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let text = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
                 etcd.ctl(&["put", key, &text]);
             }
             let listing = engine.list().await.unwrap();
             let lists = [&case["ours"], &case["reads"], &case["theirs"]];
-            let expected = lists.into_iter().find(|list| list.is_array()).map(lines).unwrap_or_default();
+            let expected = lists
+                .into_iter()
+                .find(|list| list.is_array())
+                .map(lines)
+                .unwrap_or_default();
             let found = listing[0].content.as_ref().unwrap().records.clone();
             assert_eq!(found, expected, "{id}");
         }

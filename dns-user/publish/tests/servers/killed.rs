@@ -33,8 +33,13 @@ fn killed_apply_to_knot_leaves_no_orphan() {
 fn kill_after(program: Program, messages: usize) {
     let server = NameServer::start(program);
     let publisher = Publisher::of(&server);
-    let names: Vec<String> = (0..NAMES).map(|number| format!("n{number}.example.org")).collect();
-    let addresses: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    let names: Vec<String> = (0..NAMES)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let addresses: Vec<(&str, &str)> = names
+        .iter()
+        .map(|name| (name.as_str(), "192.0.2.1"))
+        .collect();
     publisher.endpoints("names", &addresses);
 
     let (proxy, reached) = proxy(server.address, messages);
@@ -51,13 +56,25 @@ fn kill_after(program: Program, messages: usize) {
     apply.wait().unwrap();
 
     let zone = server.transfer("example.org");
-    let (records, owners) = (zone.matches("192.0.2.1").count(), zone.matches("owner=").count());
-    assert_eq!(records, owners, "{program:?}, killed after {messages} messages");
+    let (records, owners) = (
+        zone.matches("192.0.2.1").count(),
+        zone.matches("owner=").count(),
+    );
+    assert_eq!(
+        records, owners,
+        "{program:?}, killed after {messages} messages"
+    );
     publisher.provider(&server, &json!({}));
     publisher.expect(0, "apply");
     assert_eq!(publisher.expect(0, "plan").errors, "");
     let zone = server.transfer("example.org");
-    assert_eq!((zone.matches("192.0.2.1").count(), zone.matches("owner=").count()), (NAMES, NAMES));
+    assert_eq!(
+        (
+            zone.matches("192.0.2.1").count(),
+            zone.matches("owner=").count()
+        ),
+        (NAMES, NAMES)
+    );
 }
 
 /// Forwards connections. Holds back the last of `messages` from the server and everything after it, and
@@ -70,7 +87,9 @@ fn proxy(server: SocketAddr, messages: usize) -> (SocketAddr, Receiver<()>) {
         // One run uses several connections, one after the other.
         let mut left = messages;
         while left > 0 {
-            let Ok((client, _)) = listener.accept() else { return };
+            let Ok((client, _)) = listener.accept() else {
+                return;
+            };
             left = pass(client, server, left, &report);
         }
     });
@@ -80,7 +99,8 @@ fn proxy(server: SocketAddr, messages: usize) -> (SocketAddr, Receiver<()>) {
 /// Forwards one connection; returns the number of messages left.
 fn pass(client: TcpStream, server: SocketAddr, mut left: usize, report: &Sender<()>) -> usize {
     let mut upstream = TcpStream::connect(server).unwrap();
-    let (mut requests, mut to_server) = (client.try_clone().unwrap(), upstream.try_clone().unwrap());
+    let (mut requests, mut to_server) =
+        (client.try_clone().unwrap(), upstream.try_clone().unwrap());
     thread::spawn(move || {
         // Either side may close the connection at any time.
         let _ = std::io::copy(&mut requests, &mut to_server);
@@ -102,7 +122,10 @@ fn pass(client: TcpStream, server: SocketAddr, mut left: usize, report: &Sender<
             let _ = upstream.read(&mut length);
             return 0;
         }
-        if to_client.write_all(&[&length[..], &message].concat()).is_err() {
+        if to_client
+            .write_all(&[&length[..], &message].concat())
+            .is_err()
+        {
             return left;
         }
     }

@@ -1,7 +1,10 @@
 //! Providers against real servers: BIND, Knot and etcd, each on a loopback port and in a
 //! folder that the test made; Route 53 against moto and a strict double.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its server has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot set up its server has failed"
+)]
 
 mod commands;
 mod etcd;

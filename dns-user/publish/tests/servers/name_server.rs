@@ -88,7 +88,11 @@ impl NameServer {
             fs::write(folder.path().join(format!("{zone}.zone")), text).unwrap();
         }
         let (configuration, program_name, arguments): (_, _, &[&str]) = match program {
-            Program::Bind => (bind(folder.path(), address, tls_address, &options), "named", &["-g", "-c"]),
+            Program::Bind => (
+                bind(folder.path(), address, tls_address, &options),
+                "named",
+                &["-g", "-c"],
+            ),
             Program::Knot => (knot(folder.path(), address, &options), "knotd", &["-c"]),
         };
         let path = folder.path().join("server.conf");
@@ -96,12 +100,21 @@ impl NameServer {
         let mut command = Command::new(program_name);
         command.args(arguments).arg(&path);
         let process = Server::start(&mut command, &folder.path().join("log"), address);
-        let server = Self { address, tls_address, options, _process: process, _folder: folder };
+        let server = Self {
+            address,
+            tls_address,
+            options,
+            _process: process,
+            _folder: folder,
+        };
         // Zones are loaded, or transferred from the primary, after the server listens.
         let begin = Instant::now();
         for zone in server.options.zones.iter().chain(&server.options.refused) {
             while server.ask(zone, RecordType::SOA) != (0, 1) {
-                assert!(begin.elapsed() < Duration::from_secs(30), "{program:?} does not serve {zone}");
+                assert!(
+                    begin.elapsed() < Duration::from_secs(30),
+                    "{program:?} does not serve {zone}"
+                );
                 thread::sleep(Duration::from_millis(20));
             }
         }
@@ -111,7 +124,12 @@ impl NameServer {
     pub(crate) fn parameters(&self) -> Parameters {
         let pairs = [
             ("rfc2136-host", self.address.to_string()),
-            ("rfc2136-zone", [&self.options.zones[..], &self.options.refused].concat().join(",")),
+            (
+                "rfc2136-zone",
+                [&self.options.zones[..], &self.options.refused]
+                    .concat()
+                    .join(","),
+            ),
             ("rfc2136-tsig-keyname", "publisher".to_owned()),
             ("rfc2136-tsig-secret", SECRET.to_owned()),
             ("rfc2136-tsig-secret-alg", self.options.algorithm.to_owned()),
@@ -143,7 +161,10 @@ impl NameServer {
 
     /// Queries the same name repeatedly in one dig process; returns its output.
     pub(crate) fn dig(&self, question: &str, count: usize) -> String {
-        let (server, port) = (format!("@{}", self.address.ip()), self.address.port().to_string());
+        let (server, port) = (
+            format!("@{}", self.address.ip()),
+            self.address.port().to_string(),
+        );
         let mut command = Command::new("dig");
         command.args([&server, "-p", &port, "+tries=1", "+time=60", "-f", "-"]);
         crate::process::run(&mut command, &format!("{question}\n").repeat(count))
@@ -154,13 +175,19 @@ impl NameServer {
         let key = format!("{}:publisher:{SECRET}", self.options.algorithm);
         let server = format!("@{}", self.address.ip());
         let port = self.address.port().to_string();
-        let arguments = ["-y", &key, &server, "-p", &port, zone, "AXFR", "+noall", "+answer"];
+        let arguments = [
+            "-y", &key, &server, "-p", &port, zone, "AXFR", "+noall", "+answer",
+        ];
         crate::process::run(Command::new("dig").args(arguments), "")
     }
 }
 
 pub(crate) fn engine(settings: Settings) -> Engine {
-    Engine::new(Box::new(Rfc2136::new(settings)), Registry::default(), PlanRules::of("me"))
+    Engine::new(
+        Box::new(Rfc2136::new(settings)),
+        Registry::default(),
+        PlanRules::of("me"),
+    )
 }
 
 /// Returns `count` wanted names of example.org.
@@ -168,24 +195,38 @@ pub(crate) fn names(count: usize) -> Desired {
     let record = |number: usize| {
         let name = format!("n{number}.example.org");
         let target = format!("198.51.{}.{}", number / 250 % 250, number % 250);
-        Record { ttl: Some(60), ..Record::parse(&name, RecordType::A, [target]).unwrap() }
+        Record {
+            ttl: Some(60),
+            ..Record::parse(&name, RecordType::A, [target]).unwrap()
+        }
     };
-    Desired { records: (0..count).map(record).collect(), ..Desired::default() }
+    Desired {
+        records: (0..count).map(record).collect(),
+        ..Desired::default()
+    }
 }
 
 pub(crate) fn record(name: &str, record_type: RecordType, target: &str) -> Record {
-    Record { ttl: Some(1), ..Record::parse(name, record_type, [target]).unwrap() }
+    Record {
+        ttl: Some(1),
+        ..Record::parse(name, record_type, [target]).unwrap()
+    }
 }
 
 pub(crate) fn wish(records: impl IntoIterator<Item = Record>) -> Desired {
-    Desired { records: records.into_iter().collect(), ..Desired::default() }
+    Desired {
+        records: records.into_iter().collect(),
+        ..Desired::default()
+    }
 }
 
 pub(crate) fn quiet(_: usize) {}
 
 pub(crate) fn ask(server: SocketAddr, name: &str, record_type: RecordType) -> (u8, u16) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     socket.connect(server).unwrap();
     let mut query = vec![0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -204,7 +245,14 @@ pub(crate) fn ask(server: SocketAddr, name: &str, record_type: RecordType) -> (u
 
 fn bind(folder: &Path, address: SocketAddr, tls_address: SocketAddr, options: &Options) -> String {
     let folder = folder.display();
-    let Options { algorithm, zones, refused, certificate, primary, .. } = options;
+    let Options {
+        algorithm,
+        zones,
+        refused,
+        certificate,
+        primary,
+        ..
+    } = options;
     let (ip, port) = (address.ip(), address.port());
     let mut text = format!(
         "key publisher {{ algorithm {algorithm}; secret \"{SECRET}\"; }};\ncontrols {{}};\n\
@@ -217,7 +265,9 @@ fn bind(folder: &Path, address: SocketAddr, tls_address: SocketAddr, options: &O
     }
     text.push_str("};\n");
     if let Some((certificate, key)) = certificate {
-        text.push_str(&format!("tls local {{ cert-file \"{certificate}\"; key-file \"{key}\"; }};\n"));
+        text.push_str(&format!(
+            "tls local {{ cert-file \"{certificate}\"; key-file \"{key}\"; }};\n"
+        ));
     }
     for zone in zones {
         let role = match primary {
@@ -241,7 +291,13 @@ fn bind(folder: &Path, address: SocketAddr, tls_address: SocketAddr, options: &O
 
 fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
     let folder = folder.display();
-    let Options { algorithm, zones, refused, primary, .. } = options;
+    let Options {
+        algorithm,
+        zones,
+        refused,
+        primary,
+        ..
+    } = options;
     let (ip, port) = (address.ip(), address.port());
     // By default, Knot closes the connection of a client that does not read for half a second.
     let mut text = format!(
@@ -251,7 +307,9 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
     );
     if let Some(primary) = primary {
         let (ip, port) = (primary.ip(), primary.port());
-        text.push_str(&format!("remote:\n  - id: primary\n    address: {ip}@{port}\n    key: publisher\n"));
+        text.push_str(&format!(
+            "remote:\n  - id: primary\n    address: {ip}@{port}\n    key: publisher\n"
+        ));
     }
     text.push_str("acl:\n  - id: publisher\n    key: publisher\n    action: [transfer, update]\n");
     text.push_str("  - id: read\n    key: publisher\n    action: transfer\n");
@@ -259,7 +317,11 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
         "template:\n  - id: default\n    storage: {folder}\n    file: \"%s.zone\"\nzone:\n"
     ));
     for zone in zones {
-        let role = if primary.is_some() { "master: primary\n    acl: read" } else { "acl: publisher" };
+        let role = if primary.is_some() {
+            "master: primary\n    acl: read"
+        } else {
+            "acl: publisher"
+        };
         text.push_str(&format!("  - domain: {zone}\n    {role}\n"));
     }
     for zone in refused {
@@ -270,5 +332,8 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
 
 /// Files of a TLS client that trusts one certificate.
 pub(crate) fn trusting(ca: &Path) -> TlsFiles {
-    TlsFiles { ca: Some(ca.to_owned()), identity: None }
+    TlsFiles {
+        ca: Some(ca.to_owned()),
+        identity: None,
+    }
 }

@@ -28,7 +28,9 @@ fn second(publisher: &Publisher, server: &NameServer, more: &serde_json::Value) 
     other["apiVersion"] = "bosh-dns-publish/v1".into();
     other["kind"] = "DNSUpdateRecord".into();
     other["metadata"]["name"] = "other".into();
-    let parameters = other["spec"]["external-dns-parameters"].as_object_mut().unwrap();
+    let parameters = other["spec"]["external-dns-parameters"]
+        .as_object_mut()
+        .unwrap();
     parameters.extend(more.as_object().unwrap().clone());
     publisher.write("documents/other.json", &other.to_string());
     let endpoint = json!({
@@ -49,11 +51,20 @@ fn equal_owner_in_one_zone_is_refused() {
     let running = publisher.start();
     running.wait_until("the first record", || has(&server, "192.0.2.1\n"));
     second(&publisher, &server, &json!({"interval": "1s"}));
-    let problem = "the same txt-owner-id \"me\" in zone example.org as DNS Update Record default/bind";
-    running.wait_until("the refusal", || running.get("/status").1.to_string().contains("default/other"));
+    let problem =
+        "the same txt-owner-id \"me\" in zone example.org as DNS Update Record default/bind";
+    running.wait_until("the refusal", || {
+        running
+            .get("/status")
+            .1
+            .to_string()
+            .contains("default/other")
+    });
     running.wait_until("both problems", || {
         let status = running.get("/status").1;
-        ["bind", "other"].iter().all(|name| status["providers"][format!("default/{name}")]["synced"] == false)
+        ["bind", "other"]
+            .iter()
+            .all(|name| status["providers"][format!("default/{name}")]["synced"] == false)
     });
     let checked = publisher.expect(1, "check");
     assert!(checked.errors.contains(problem), "{checked:?}");
@@ -64,7 +75,10 @@ fn equal_owner_in_one_zone_is_refused() {
         json!({"domain-filter": "b.example.org", "interval": "1s"}),
     ] {
         second(&publisher, &server, &more);
-        publisher.provider(&server, &json!({"exclude-domains": "b.example.org", "interval": "1s"}));
+        publisher.provider(
+            &server,
+            &json!({"exclude-domains": "b.example.org", "interval": "1s"}),
+        );
         running.wait_until("the second record", || has(&server, "192.0.2.2\n"));
         assert!(publisher.expect(0, "check").errors.is_empty());
         assert!(has(&server, "192.0.2.1\n"));
@@ -74,7 +88,13 @@ fn equal_owner_in_one_zone_is_refused() {
 
 /// Returns eight names that begin with a letter.
 fn eight(letter: char) -> Desired {
-    wish((0..8).map(|number| record(&format!("{letter}{number}.example.org"), RecordType::A, "192.0.2.1")))
+    wish((0..8).map(|number| {
+        record(
+            &format!("{letter}{number}.example.org"),
+            RecordType::A,
+            "192.0.2.1",
+        )
+    }))
 }
 
 #[tokio::test]
@@ -90,11 +110,32 @@ async fn publishers_with_equal_owner_keep_all_names() {
         for _ in 0..3 {
             let report = one.reconcile(&ours, None, &quiet).await.unwrap();
             assert!(!report.is_complete() && report.applied() == 0, "{report:?}");
-            assert_eq!(report.zones[0].contested.len(), 8, "the quarrel is reported");
-            let reasons = report.zones[0].notes.iter().filter(|note| note.reason == Reason::Contested);
+            assert_eq!(
+                report.zones[0].contested.len(),
+                8,
+                "the quarrel is reported"
+            );
+            let reasons = report.zones[0]
+                .notes
+                .iter()
+                .filter(|note| note.reason == Reason::Contested);
             assert_eq!(reasons.count(), 8);
-            assert_eq!(other.reconcile(&theirs, None, &quiet).await.unwrap().applied(), 0);
-            assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 16, "{program:?}");
+            assert_eq!(
+                other
+                    .reconcile(&theirs, None, &quiet)
+                    .await
+                    .unwrap()
+                    .applied(),
+                0
+            );
+            assert_eq!(
+                server
+                    .transfer("example.org")
+                    .matches("192.0.2.1\n")
+                    .count(),
+                16,
+                "{program:?}"
+            );
         }
     }
 }
@@ -106,11 +147,19 @@ async fn only_deletions_wait() {
     engine.reconcile(&names(40), None, &quiet).await.unwrap();
     let mut wanted = names(20);
     wanted.records[3] = record("n3.example.org", RecordType::A, "203.0.113.3");
-    wanted.records.push(record("new.example.org", RecordType::A, "203.0.113.4"));
+    wanted
+        .records
+        .push(record("new.example.org", RecordType::A, "203.0.113.4"));
     let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
-    assert!(report.zones[0].refusal.is_some() && report.applied() == 2, "{report:?}");
+    assert!(
+        report.zones[0].refusal.is_some() && report.applied() == 2,
+        "{report:?}"
+    );
     let zone = server.transfer("example.org");
-    assert!(zone.contains("203.0.113.3\n") && zone.contains("203.0.113.4\n"), "{zone}");
+    assert!(
+        zone.contains("203.0.113.3\n") && zone.contains("203.0.113.4\n"),
+        "{zone}"
+    );
     assert_eq!(zone.matches("external-dns/owner=me").count(), 41);
     let report = engine.reconcile(&wanted, Some(20), &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 20, "{report:?}");
@@ -120,47 +169,102 @@ async fn only_deletions_wait() {
 fn deletions_count_over_runs() {
     let server = NameServer::start(Program::Knot);
     let publisher = Publisher::of(&server);
-    let all: Vec<String> = (0..60).map(|number| format!("n{number}.example.org")).collect();
-    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    let all: Vec<String> = (0..60)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let addresses: Vec<(&str, &str)> = all
+        .iter()
+        .map(|name| (name.as_str(), "192.0.2.1"))
+        .collect();
     publisher.endpoints("web", &addresses);
     publisher.expect(0, "apply");
     publisher.endpoints("web", &addresses[..50]);
     publisher.expect(0, "apply");
     publisher.endpoints("web", &addresses[..40]);
     let refused = publisher.expect(1, "apply");
-    assert!(refused.errors.contains("after 10 others in the last hour"), "{refused:?}");
-    assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 50);
+    assert!(
+        refused.errors.contains("after 10 others in the last hour"),
+        "{refused:?}"
+    );
+    assert_eq!(
+        server
+            .transfer("example.org")
+            .matches("192.0.2.1\n")
+            .count(),
+        50
+    );
     publisher.expect(0, "apply --confirm-deletions 10");
-    assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 40);
+    assert_eq!(
+        server
+            .transfer("example.org")
+            .matches("192.0.2.1\n")
+            .count(),
+        40
+    );
 }
 
 #[test]
 fn running_publisher_takes_confirmations() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
-    let all: Vec<String> = (0..12).map(|number| format!("n{number}.example.org")).collect();
-    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    let all: Vec<String> = (0..12)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let addresses: Vec<(&str, &str)> = all
+        .iter()
+        .map(|name| (name.as_str(), "192.0.2.1"))
+        .collect();
     publisher.endpoints("web", &addresses);
     let running = publisher.start();
-    let count = || server.transfer("example.org").matches("192.0.2.1\n").count();
+    let count = || {
+        server
+            .transfer("example.org")
+            .matches("192.0.2.1\n")
+            .count()
+    };
     running.wait_until("the records", || count() == 12);
     publisher.endpoints("web", &addresses[..1]);
     running.wait_until("the refusal", || {
-        running.get("/status").1.to_string().contains("--confirm-deletions 11")
+        running
+            .get("/status")
+            .1
+            .to_string()
+            .contains("--confirm-deletions 11")
     });
     // As in the package, only the running publisher can sign.
     let record = std::fs::read_to_string(publisher.path("documents/bind.json")).unwrap();
-    let (code, answer) = running.ask("POST", "/confirm", Some(&json!({"deletions": 3}))).unwrap();
-    assert_eq!((code, &answer["default/bind"]["changed"]), (200, &json!(0)), "{answer}");
-    assert!(answer["default/bind"]["problems"][0].as_str().unwrap().contains("--confirm-deletions 11"));
+    let (code, answer) = running
+        .ask("POST", "/confirm", Some(&json!({"deletions": 3})))
+        .unwrap();
+    assert_eq!(
+        (code, &answer["default/bind"]["changed"]),
+        (200, &json!(0)),
+        "{answer}"
+    );
+    assert!(
+        answer["default/bind"]["problems"][0]
+            .as_str()
+            .unwrap()
+            .contains("--confirm-deletions 11")
+    );
     let said = publisher.expect(0, "apply --confirm-deletions 11");
-    assert_eq!((said.out.as_str(), said.errors.as_str()), ("default/bind: 11 names changed\n", ""));
+    assert_eq!(
+        (said.out.as_str(), said.errors.as_str()),
+        ("default/bind: 11 names changed\n", "")
+    );
     assert_eq!(count(), 1);
-    assert_eq!(std::fs::read_to_string(publisher.path("documents/bind.json")).unwrap(), record);
-    for (body, expected) in
-        [(json!({"deletion": 3}), 400), (json!({"deletions": 3, "providers": ["default/none"]}), 404)]
-    {
-        assert_eq!(running.ask("POST", "/confirm", Some(&body)).unwrap().0, expected);
+    assert_eq!(
+        std::fs::read_to_string(publisher.path("documents/bind.json")).unwrap(),
+        record
+    );
+    for (body, expected) in [
+        (json!({"deletion": 3}), 400),
+        (json!({"deletions": 3, "providers": ["default/none"]}), 404),
+    ] {
+        assert_eq!(
+            running.ask("POST", "/confirm", Some(&body)).unwrap().0,
+            expected
+        );
     }
     running.stop();
 }
@@ -169,8 +273,10 @@ fn running_publisher_takes_confirmations() {
 async fn texts_of_several_strings_are_changed() {
     for program in Program::ALL {
         let server = NameServer::start(program);
-        let heritage =
-            ["\"heritage=external-dns,external-dns\" \"/owner=me\"", "\"\" \"v=DKIM1\" \"; k=rsa\""];
+        let heritage = [
+            "\"heritage=external-dns,external-dns\" \"/owner=me\"",
+            "\"\" \"v=DKIM1\" \"; k=rsa\"",
+        ];
         server.nsupdate(&format!(
             "zone example.org.\nupdate add d.example.org. 60 TXT {}\nupdate add txt-d.example.org. 60 TXT {}\n\
              update add a.example.org. 60 A 192.0.2.1\nupdate add a-a.example.org. 60 TXT {}\n\
@@ -184,23 +290,49 @@ async fn texts_of_several_strings_are_changed() {
             ..Record::parse("d.example.org", RecordType::TXT, [value]).unwrap()
         };
         let address = record("a.example.org", RecordType::A, "192.0.2.2");
-        let unchanged = wish([text("v=DKIM1; k=rsa"), record("a.example.org", RecordType::A, "192.0.2.1")]);
+        let unchanged = wish([
+            text("v=DKIM1; k=rsa"),
+            record("a.example.org", RecordType::A, "192.0.2.1"),
+        ]);
         let mut unchanged_ttl = unchanged.clone();
         unchanged_ttl.records[1].ttl = Some(60);
-        assert_eq!(engine.reconcile(&unchanged_ttl, None, &quiet).await.unwrap().applied(), 0);
+        assert_eq!(
+            engine
+                .reconcile(&unchanged_ttl, None, &quiet)
+                .await
+                .unwrap()
+                .applied(),
+            0
+        );
         let report = engine
-            .reconcile(&wish([text("v=DKIM1; k=ed25519"), address.clone()]), None, &quiet)
+            .reconcile(
+                &wish([text("v=DKIM1; k=ed25519"), address.clone()]),
+                None,
+                &quiet,
+            )
             .await
             .unwrap();
-        assert!(report.is_complete() && report.applied() == 2, "{program:?}: {report:?}");
+        assert!(
+            report.is_complete() && report.applied() == 2,
+            "{program:?}: {report:?}"
+        );
         let zone = server.transfer("example.org");
-        assert!(zone.contains("\"v=DKIM1; k=ed25519\"") && zone.contains("192.0.2.2\n"), "{zone}");
+        assert!(
+            zone.contains("\"v=DKIM1; k=ed25519\"") && zone.contains("192.0.2.2\n"),
+            "{zone}"
+        );
         let report = engine.reconcile(&wish([]), Some(2), &quiet).await.unwrap();
         assert!(report.is_complete() && report.applied() == 2, "{report:?}");
         let zone = server.transfer("example.org");
         // Foreign values beside the owner record stay as they were.
-        assert!(zone.contains("\"two\" \"parts\"") && zone.contains("\"twoparts\""), "{zone}");
-        assert!(!zone.contains("heritage") && !zone.contains("DKIM"), "{zone}");
+        assert!(
+            zone.contains("\"two\" \"parts\"") && zone.contains("\"twoparts\""),
+            "{zone}"
+        );
+        assert!(
+            !zone.contains("heritage") && !zone.contains("DKIM"),
+            "{zone}"
+        );
     }
 }
 
@@ -211,19 +343,39 @@ async fn foreign_text_at_owner_record_blocks_nothing() {
         server.nsupdate("zone example.org.\nupdate add a-early.example.org. 60 TXT \"foreign\"\n");
         let mut engine = server.engine();
         let at = |address: &str| {
-            wish(["early", "late"].map(|name| record(&format!("{name}.example.org"), RecordType::A, address)))
+            wish(
+                ["early", "late"]
+                    .map(|name| record(&format!("{name}.example.org"), RecordType::A, address)),
+            )
         };
         let publish = async |engine: &mut Engine, desired: &Desired, confirmed| {
             let report = engine.reconcile(desired, confirmed, &quiet).await.unwrap();
-            assert!(report.is_complete() && report.applied() == 2, "{program:?}: {report:?}");
+            assert!(
+                report.is_complete() && report.applied() == 2,
+                "{program:?}: {report:?}"
+            );
         };
         publish(&mut engine, &at("192.0.2.1"), None).await;
         server.nsupdate("zone example.org.\nupdate add a-late.example.org. 60 TXT \"foreign\"\n");
         publish(&mut engine, &at("192.0.2.2"), None).await;
-        assert_eq!(engine.reconcile(&at("192.0.2.2"), None, &quiet).await.unwrap().applied(), 0);
+        assert_eq!(
+            engine
+                .reconcile(&at("192.0.2.2"), None, &quiet)
+                .await
+                .unwrap()
+                .applied(),
+            0
+        );
         publish(&mut engine, &wish([]), Some(2)).await;
         let zone = server.transfer("example.org");
-        assert_eq!((zone.matches("\"foreign\"").count(), zone.matches("heritage").count()), (2, 0), "{zone}");
+        assert_eq!(
+            (
+                zone.matches("\"foreign\"").count(),
+                zone.matches("heritage").count()
+            ),
+            (2, 0),
+            "{zone}"
+        );
     }
 }
 
@@ -247,7 +399,10 @@ async fn hidden_names_are_held_back() {
         ]);
         for applied in [2, 0] {
             let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
-            assert!(report.is_complete() && report.applied() == applied, "{program:?}: {report:?}");
+            assert!(
+                report.is_complete() && report.applied() == applied,
+                "{program:?}: {report:?}"
+            );
             let notes = report.notes.iter().chain(&report.zones[0].notes);
             let mut notes: Vec<String> = notes.map(ToString::to_string).collect();
             notes.sort();
@@ -258,11 +413,19 @@ async fn hidden_names_are_held_back() {
                 "x.sub.example.org A: resolvers do not",
             ];
             assert_eq!(notes.len(), starts.len(), "{notes:?}");
-            assert!(notes.iter().zip(starts).all(|(note, start)| note.starts_with(start)), "{notes:?}");
+            assert!(
+                notes
+                    .iter()
+                    .zip(starts)
+                    .all(|(note, start)| note.starts_with(start)),
+                "{notes:?}"
+            );
         }
         let zone = server.transfer("example.org");
         assert!(
-            zone.contains("192.0.2.2\n") && zone.contains("192.0.2.3\n") && !zone.contains("192.0.2.1\n")
+            zone.contains("192.0.2.2\n")
+                && zone.contains("192.0.2.3\n")
+                && !zone.contains("192.0.2.1\n")
         );
     }
 }
@@ -270,21 +433,42 @@ async fn hidden_names_are_held_back() {
 #[tokio::test]
 async fn minimum_applies_without_a_ttl() {
     let server = NameServer::start(Program::Bind);
-    let bare =
-        |name: &str| Record::parse(&format!("{name}.example.org"), RecordType::A, ["192.0.2.1"]).unwrap();
+    let bare = |name: &str| {
+        Record::parse(&format!("{name}.example.org"), RecordType::A, ["192.0.2.1"]).unwrap()
+    };
     let mut parameters = server.parameters();
-    parameters.0.insert("rfc2136-min-ttl".to_owned(), "300s".to_owned());
+    parameters
+        .0
+        .insert("rfc2136-min-ttl".to_owned(), "300s".to_owned());
     let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
     let mut of_provider = engine(settings);
     let mut of_rules = server.engine();
-    of_rules.rules = PlanRules { min_ttl: 600, ..PlanRules::of("you") };
+    of_rules.rules = PlanRules {
+        min_ttl: 600,
+        ..PlanRules::of("you")
+    };
     for applied in [1, 0] {
-        assert_eq!(of_provider.reconcile(&wish([bare("a")]), None, &quiet).await.unwrap().applied(), applied);
-        assert_eq!(of_rules.reconcile(&wish([bare("b")]), None, &quiet).await.unwrap().applied(), applied);
+        assert_eq!(
+            of_provider
+                .reconcile(&wish([bare("a")]), None, &quiet)
+                .await
+                .unwrap()
+                .applied(),
+            applied
+        );
+        assert_eq!(
+            of_rules
+                .reconcile(&wish([bare("b")]), None, &quiet)
+                .await
+                .unwrap()
+                .applied(),
+            applied
+        );
     }
     let zone = server.transfer("example.org");
     assert!(
-        zone.contains("a.example.org.\t\t300\tIN\tA") && zone.contains("b.example.org.\t\t600\tIN\tA"),
+        zone.contains("a.example.org.\t\t300\tIN\tA")
+            && zone.contains("b.example.org.\t\t600\tIN\tA"),
         "{zone}"
     );
 }
@@ -294,38 +478,64 @@ async fn next_host_replaces_an_absent_one() {
     let server = NameServer::start(Program::Knot);
     let absent = test_support::free_address();
     let mut parameters = server.parameters();
-    parameters.0.insert("rfc2136-host".to_owned(), format!("{absent}, {}", server.address));
+    parameters.0.insert(
+        "rfc2136-host".to_owned(),
+        format!("{absent}, {}", server.address),
+    );
     let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
-    let report = engine(settings).reconcile(&names(3), None, &quiet).await.unwrap();
+    let report = engine(settings)
+        .reconcile(&names(3), None, &quiet)
+        .await
+        .unwrap();
     assert!(report.is_complete() && report.applied() == 3, "{report:?}");
 }
 
 #[tokio::test]
 async fn large_set_is_explained() {
     let server = NameServer::with(Program::Bind, Options::default());
-    let addresses: Vec<String> = (1..=120).map(|number| format!("192.0.2.{number}")).collect();
-    let large =
-        Record { ttl: Some(60), ..Record::parse("many.example.org", RecordType::A, &addresses).unwrap() };
+    let addresses: Vec<String> = (1..=120)
+        .map(|number| format!("192.0.2.{number}"))
+        .collect();
+    let large = Record {
+        ttl: Some(60),
+        ..Record::parse("many.example.org", RecordType::A, &addresses).unwrap()
+    };
     let mut wanted = names(3);
     wanted.records.push(large);
-    let report = server.engine().reconcile(&wanted, None, &quiet).await.unwrap();
+    let report = server
+        .engine()
+        .reconcile(&wanted, None, &quiet)
+        .await
+        .unwrap();
     assert_eq!(report.applied(), 3, "{report:?}");
     let reason = report.zones[0].failures[0].1.to_string();
-    assert!(reason.contains("its set of 120 records") && reason.contains("max-records-per-type"), "{reason}");
+    assert!(
+        reason.contains("its set of 120 records") && reason.contains("max-records-per-type"),
+        "{reason}"
+    );
 }
 
 #[test]
 fn outage_is_one_line() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
-    let all: Vec<String> = (0..300).map(|number| format!("n{number}.example.org")).collect();
-    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    let all: Vec<String> = (0..300)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let addresses: Vec<(&str, &str)> = all
+        .iter()
+        .map(|name| (name.as_str(), "192.0.2.1"))
+        .collect();
     publisher.provider(&server, &json!({"interval": "1s"}));
     publisher.endpoints("web", &addresses);
     let running = publisher.start();
     let owned = |count: usize| {
         let line = format!("external_dns_registry_records{{provider=\"default/bind\"}} {count}\n");
-        running.get("/metrics").1.as_str().is_some_and(|metrics| metrics.contains(&line))
+        running
+            .get("/metrics")
+            .1
+            .as_str()
+            .is_some_and(|metrics| metrics.contains(&line))
     };
     running.wait_until("the records", || owned(300));
     let (_, metrics) = running.get("/metrics");
@@ -335,11 +545,17 @@ fn outage_is_one_line() {
     drop(server);
     running.wait_until("the outage", || {
         let (_, metrics) = running.get("/metrics");
-        metrics.as_str().unwrap().contains("external_dns_registry_errors_total{provider=\"default/bind\"} 2")
+        metrics
+            .as_str()
+            .unwrap()
+            .contains("external_dns_registry_errors_total{provider=\"default/bind\"} 2")
     });
     assert!(owned(300), "the last known numbers stay");
     let said = publisher.expect(1, "status");
-    assert!(said.out.contains("300 names owned") && said.out.lines().count() < 10, "{said:?}");
+    assert!(
+        said.out.contains("300 names owned") && said.out.lines().count() < 10,
+        "{said:?}"
+    );
     let status = std::fs::read_to_string(publisher.path("documents/web.json.status")).unwrap();
     assert!(status.lines().count() < 30, "{status}");
     running.kill();
@@ -350,8 +566,18 @@ fn outage_is_one_line() {
 
 #[tokio::test]
 async fn addresses_get_pointers() {
-    let zones = vec!["example.org", "2.0.192.in-addr.arpa", "8.b.d.0.1.0.0.2.ip6.arpa"];
-    let server = NameServer::with(Program::Knot, Options { zones, ..Options::default() });
+    let zones = vec![
+        "example.org",
+        "2.0.192.in-addr.arpa",
+        "8.b.d.0.1.0.0.2.ip6.arpa",
+    ];
+    let server = NameServer::with(
+        Program::Knot,
+        Options {
+            zones,
+            ..Options::default()
+        },
+    );
     let mut engine = server.engine();
     engine.rules.creates_pointers = true;
     engine.rules.managed.insert(RecordType::PTR);
@@ -362,8 +588,18 @@ async fn addresses_get_pointers() {
     ]);
     let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 4, "{report:?}");
-    assert_eq!(engine.reconcile(&wanted, None, &quiet).await.unwrap().applied(), 0);
-    assert_eq!(server.ask("7.2.0.192.in-addr.arpa", RecordType::PTR), (0, 1));
+    assert_eq!(
+        engine
+            .reconcile(&wanted, None, &quiet)
+            .await
+            .unwrap()
+            .applied(),
+        0
+    );
+    assert_eq!(
+        server.ask("7.2.0.192.in-addr.arpa", RecordType::PTR),
+        (0, 1)
+    );
     let nibbles = format!("1.{}8.b.d.0.1.0.0.2.ip6.arpa", "0.".repeat(23));
     assert_eq!(server.ask(&nibbles, RecordType::PTR), (0, 1));
     engine.reconcile(&wish([]), Some(10), &quiet).await.unwrap();
@@ -372,7 +608,9 @@ async fn addresses_get_pointers() {
 
 /// Length of the soak in seconds; an hour finds more.
 fn soak_time() -> Duration {
-    let seconds = std::env::var("PUBLISH_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let seconds = std::env::var("PUBLISH_SOAK_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
@@ -387,8 +625,16 @@ struct Owner {
 impl Owner {
     fn start(server: &NameServer, letter: char) -> Self {
         let publisher = Publisher::of(server);
-        publisher.provider(server, &json!({"txt-owner-id": letter.to_string(), "interval": "1s"}));
-        let mut owner = Self { letter, publisher, running: None, wanted: BTreeMap::new() };
+        publisher.provider(
+            server,
+            &json!({"txt-owner-id": letter.to_string(), "interval": "1s"}),
+        );
+        let mut owner = Self {
+            letter,
+            publisher,
+            running: None,
+            wanted: BTreeMap::new(),
+        };
         (0..12).for_each(|number| owner.want(number));
         owner.write();
         owner.running = Some(owner.publisher.start());
@@ -397,19 +643,25 @@ impl Owner {
 
     fn want(&mut self, number: u32) {
         let address = format!("198.51.100.{}", fastrand::u8(1..250));
-        self.wanted.insert(format!("{}{number}.example.org", self.letter), address);
+        self.wanted
+            .insert(format!("{}{number}.example.org", self.letter), address);
     }
 
     fn write(&self) {
-        let addresses: Vec<(&str, &str)> =
-            self.wanted.iter().map(|(name, address)| (name.as_str(), address.as_str())).collect();
+        let addresses: Vec<(&str, &str)> = self
+            .wanted
+            .iter()
+            .map(|(name, address)| (name.as_str(), address.as_str()))
+            .collect();
         self.publisher.endpoints("web", &addresses);
     }
 
     /// Changes the document, edits the zone by hand, or kills the process.
     fn disturb(&mut self, server: &NameServer) {
         let index = fastrand::usize(..self.wanted.len());
-        let Some(name) = self.wanted.keys().nth(index).cloned() else { return };
+        let Some(name) = self.wanted.keys().nth(index).cloned() else {
+            return;
+        };
         match fastrand::u32(..6) {
             0 if self.wanted.len() > 5 => drop(self.wanted.remove(&name)),
             0..=2 => self.want(fastrand::u32(..20)),
@@ -437,29 +689,51 @@ impl Owner {
     }
 
     fn settle(&self, server: &NameServer) {
-        self.running.as_ref().unwrap().wait_until("the wanted state", || self.is_settled(server));
+        self.running
+            .as_ref()
+            .unwrap()
+            .wait_until("the wanted state", || self.is_settled(server));
     }
 
     fn is_settled(&self, server: &NameServer) -> bool {
         // Without a confirmation the guard would stop the soak after ten deletions.
         let confirm = json!({"deletions": 100, "providers": ["default/bind"]});
         let running = self.running.as_ref().unwrap();
-        let Some((200, results)) = running.ask("POST", "/confirm", Some(&confirm)) else { return false };
+        let Some((200, results)) = running.ask("POST", "/confirm", Some(&confirm)) else {
+            return false;
+        };
         let zone = server.transfer("example.org");
-        let lines: Vec<Vec<&str>> = zone.lines().map(|line| line.split_whitespace().collect()).collect();
+        let lines: Vec<Vec<&str>> = zone
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
         let of = |record_type: &str| -> Vec<(String, String)> {
-            let records = lines.iter().filter(|words| words.get(3) == Some(&record_type));
-            let pair = |words: &Vec<&str>| (words[0].trim_end_matches('.').to_owned(), words[4..].join(" "));
+            let records = lines
+                .iter()
+                .filter(|words| words.get(3) == Some(&record_type));
+            let pair = |words: &Vec<&str>| {
+                (
+                    words[0].trim_end_matches('.').to_owned(),
+                    words[4..].join(" "),
+                )
+            };
             let mut pairs: Vec<_> = records.map(pair).collect();
             pairs.sort();
             pairs
         };
         let is_ours = |name: &str| name.starts_with(self.letter) && name.ends_with(".example.org");
-        let found: Vec<_> = of("A").into_iter().filter(|(name, _)| is_ours(name)).collect();
+        let found: Vec<_> = of("A")
+            .into_iter()
+            .filter(|(name, _)| is_ours(name))
+            .collect();
         let wanted: Vec<_> = self.wanted.clone().into_iter().collect();
         let texts = of("TXT");
-        let owned = texts.iter().filter(|(_, text)| text.contains(&format!("owner={}", self.letter)));
-        results["default/bind"]["problems"] == json!([]) && found == wanted && owned.count() == wanted.len()
+        let owned = texts
+            .iter()
+            .filter(|(_, text)| text.contains(&format!("owner={}", self.letter)));
+        results["default/bind"]["problems"] == json!([])
+            && found == wanted
+            && owned.count() == wanted.len()
     }
 }
 
@@ -475,10 +749,19 @@ fn owners_share_a_zone_through_faults() {
     for owner in &owners {
         owner.settle(&server);
     }
-    let hands = server.transfer("example.org").matches("\"by hand\"").count();
+    let hands = server
+        .transfer("example.org")
+        .matches("\"by hand\"")
+        .count();
     println!("{hands} records by hand");
     for owner in owners {
         owner.running.unwrap().stop();
     }
-    assert_eq!(server.transfer("example.org").matches("\"by hand\"").count(), hands);
+    assert_eq!(
+        server
+            .transfer("example.org")
+            .matches("\"by hand\"")
+            .count(),
+        hands
+    );
 }

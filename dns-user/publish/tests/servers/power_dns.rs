@@ -30,10 +30,19 @@ impl PowerDns {
             address.port()
         );
         fs::write(folder.path().join("pdns.conf"), configuration).unwrap();
-        let schema = fs::read_to_string("/usr/share/doc/pdns-backend-sqlite3/schema.sqlite3.sql").unwrap();
-        run(Command::new("sqlite3").arg(folder.path().join("zones.db")), &schema);
+        let schema =
+            fs::read_to_string("/usr/share/doc/pdns-backend-sqlite3/schema.sqlite3.sql").unwrap();
+        run(
+            Command::new("sqlite3").arg(folder.path().join("zones.db")),
+            &schema,
+        );
         let util = |arguments: &[&str]| {
-            run(Command::new("pdnsutil").arg(format!("--config-dir={path}")).args(arguments), "")
+            run(
+                Command::new("pdnsutil")
+                    .arg(format!("--config-dir={path}"))
+                    .args(arguments),
+                "",
+            )
         };
         util(&["create-zone", "example.org", "ns.example.org"]);
         util(&["import-tsig-key", "publisher", "hmac-sha256", SECRET]);
@@ -44,11 +53,18 @@ impl PowerDns {
         let mut command = Command::new("pdns_server");
         command.arg(format!("--config-dir={path}"));
         let process = Server::start(&mut command, &folder.path().join("log"), address);
-        Self { address, folder, _process: process }
+        Self {
+            address,
+            folder,
+            _process: process,
+        }
     }
 
     fn sql(&self, statement: &str) -> String {
-        run(Command::new("sqlite3").arg(self.folder.path().join("zones.db")), statement)
+        run(
+            Command::new("sqlite3").arg(self.folder.path().join("zones.db")),
+            statement,
+        )
     }
 }
 
@@ -62,16 +78,27 @@ async fn power_dns_is_published_without_serial_numbers() {
         ("rfc2136-tsig-secret", SECRET.to_owned()),
         ("rfc2136-tsig-secret-alg", "hmac-sha256".to_owned()),
     ];
-    let parameters =
-        dns_publish::provider::Parameters(pairs.map(|(name, value)| (name.to_owned(), value)).into());
-    let mut engine = engine(dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap());
+    let parameters = dns_publish::provider::Parameters(
+        pairs.map(|(name, value)| (name.to_owned(), value)).into(),
+    );
+    let mut engine =
+        engine(dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap());
     let report = engine.reconcile(&names(20), None, &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 20, "{report:?}");
-    assert_eq!(engine.reconcile(&names(20), None, &quiet).await.unwrap().applied(), 0);
+    assert_eq!(
+        engine
+            .reconcile(&names(20), None, &quiet)
+            .await
+            .unwrap()
+            .applied(),
+        0
+    );
     // Drift without another serial number is seen and repaired.
     let soa = "select content from records where type = 'SOA';";
     let serial = server.sql(soa);
-    server.sql("update records set content = '203.0.113.1' where name = 'n3.example.org' and type = 'A';");
+    server.sql(
+        "update records set content = '203.0.113.1' where name = 'n3.example.org' and type = 'A';",
+    );
     assert_eq!(server.sql(soa), serial);
     let report = engine.reconcile(&names(20), None, &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 1, "{report:?}");
@@ -82,5 +109,10 @@ async fn power_dns_is_published_without_serial_numbers() {
     assert!(report.is_complete() && report.applied() == 1, "{report:?}");
     let report = engine.reconcile(&wish([]), Some(20), &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 20, "{report:?}");
-    assert_eq!(server.sql("select count(*) from records where type in ('A', 'CNAME', 'TXT');").trim(), "0");
+    assert_eq!(
+        server
+            .sql("select count(*) from records where type in ('A', 'CNAME', 'TXT');")
+            .trim(),
+        "0"
+    );
 }

@@ -21,7 +21,11 @@ impl Server {
     pub(crate) fn start(command: &mut Command, log: &Path, address: SocketAddr) -> Self {
         let output = File::create(log).unwrap();
         let errors = output.try_clone().unwrap();
-        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .spawn();
         let mut server = Self(child.unwrap_or_else(|error| panic!("{command:?}: {error}")));
         let begin = Instant::now();
         while TcpStream::connect(address).is_err() {
@@ -48,11 +52,24 @@ impl Drop for Server {
 /// Runs a command to its end, feeding it `input`; returns its output.
 pub(crate) fn run(command: &mut Command, input: &str) -> String {
     use std::io::Write as _;
-    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let spawned = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let mut child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     text
 }

@@ -45,7 +45,9 @@ pub(crate) struct Running {
 
 impl Publisher {
     pub(crate) fn new() -> Self {
-        let publisher = Self { folder: tempfile::tempdir().unwrap() };
+        let publisher = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         fs::create_dir(publisher.path("documents")).unwrap();
         publisher.write(
             "publish.yml",
@@ -72,7 +74,9 @@ impl Publisher {
     /// Writes the DNS Update Record `bind`, with further parameters.
     pub(crate) fn provider(&self, server: &NameServer, more: &Value) {
         let mut record = update_record(server);
-        let parameters = record["spec"]["external-dns-parameters"].as_object_mut().unwrap();
+        let parameters = record["spec"]["external-dns-parameters"]
+            .as_object_mut()
+            .unwrap();
         parameters.extend(more.as_object().unwrap().clone());
         record["apiVersion"] = "bosh-dns-publish/v1".into();
         record["kind"] = "DNSUpdateRecord".into();
@@ -96,22 +100,38 @@ impl Publisher {
 
     fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-publish"));
-        command.args(["--config", "publish.yml"]).args(arguments.split(' ')).current_dir(self.folder.path());
+        command
+            .args(["--config", "publish.yml"])
+            .args(arguments.split(' '))
+            .current_dir(self.folder.path());
         command
     }
 
     pub(crate) fn call(&self, arguments: &str) -> Said {
         let output = self.command(arguments).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Said { code: output.status.code().unwrap(), out: text(output.stdout), errors: text(output.stderr) }
+        Said {
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            errors: text(output.stderr),
+        }
     }
 
     /// Runs a command with standard error on a terminal; also returns its output there.
     pub(crate) fn call_on_terminal(&self, arguments: &str) -> (Said, String) {
-        let size = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize {
+            ws_row: 40,
+            ws_col: 120,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
         let mut command = self.command(arguments);
-        command.env("TERM", "xterm").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::from(slave));
+        command
+            .env("TERM", "xterm")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::from(slave));
         let child = command.spawn().unwrap();
         // It holds the other end of the terminal; once that is closed, reading ends with the process.
         drop(command);
@@ -123,14 +143,23 @@ impl Publisher {
         });
         let output = child.wait_with_output().unwrap();
         let out = String::from_utf8(output.stdout).unwrap();
-        let said = Said { code: output.status.code().unwrap(), out, errors: String::new() };
+        let said = Said {
+            code: output.status.code().unwrap(),
+            out,
+            errors: String::new(),
+        };
         (said, screen.join().unwrap())
     }
 
     /// Starts a command that the test stops.
     pub(crate) fn spawn(&self, arguments: &str) -> Child {
         let mut command = self.command(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     /// Runs a command that must exit with this code.
@@ -150,29 +179,57 @@ impl Publisher {
         // The program `faketime` would remain between test and publisher, and fails if a semaphore of an
         // earlier process with the same id was left.
         let mut command = self.command("run");
-        command.env("LD_PRELOAD", FAKETIME).env("FAKETIME", format!("+0 x{factor}"));
+        command
+            .env("LD_PRELOAD", FAKETIME)
+            .env("FAKETIME", format!("+0 x{factor}"));
         self.start_by(command)
     }
 
     fn start_by(&self, mut command: Command) -> Running {
-        let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("log"))
+            .unwrap();
         let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        let running = Running { child, folder: self.folder.path().to_owned() };
-        running.wait_until("the control socket", || running.ask("GET", "/v2/openapi.json", None).is_some());
+        let running = Running {
+            child,
+            folder: self.folder.path().to_owned(),
+        };
+        running.wait_until("the control socket", || {
+            running.ask("GET", "/v2/openapi.json", None).is_some()
+        });
         running
     }
 }
 
 impl Running {
     /// Sends a request to the control socket; `None` if the publisher does not answer.
-    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Option<(u16, Value)> {
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Option<(u16, Value)> {
         let socket = self.folder.join("control.sock");
         let body = body.map(ToString::to_string).unwrap_or_default();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let call = control::call(control::TIMEOUT, &socket, method.parse().unwrap(), path, body.into());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let call = control::call(
+            control::TIMEOUT,
+            &socket,
+            method.parse().unwrap(),
+            path,
+            body.into(),
+        );
         let (status, body) = runtime.block_on(call).ok()?;
         let text = String::from_utf8_lossy(&body).into_owned();
-        Some((status.as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text))))
+        Some((
+            status.as_u16(),
+            serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        ))
     }
 
     pub(crate) fn get(&self, path: &str) -> (u16, Value) {
@@ -182,7 +239,11 @@ impl Running {
     pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         let begin = Instant::now();
         while !is_so() {
-            assert!(begin.elapsed() < TIMEOUT, "{what} does not come: {}", self.log());
+            assert!(
+                begin.elapsed() < TIMEOUT,
+                "{what} does not come: {}",
+                self.log()
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -192,7 +253,11 @@ impl Running {
     }
 
     pub(crate) fn kill_now(&self) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL).unwrap();
+        kill(
+            Pid::from_raw(self.child.id().cast_signed()),
+            Signal::SIGKILL,
+        )
+        .unwrap();
     }
 
     pub(crate) fn kill(mut self) {
@@ -202,7 +267,11 @@ impl Running {
 
     /// Sends SIGTERM; the process must exit successfully.
     pub(crate) fn stop(mut self) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        kill(
+            Pid::from_raw(self.child.id().cast_signed()),
+            Signal::SIGTERM,
+        )
+        .unwrap();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}: {}", self.log());
     }

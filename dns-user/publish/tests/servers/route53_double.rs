@@ -47,10 +47,14 @@ impl Double {
     pub(crate) async fn start(zones: &[(&str, &str, bool)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let zones = zones
-            .iter()
-            .map(|(id, apex, private)| ((*id).to_owned(), (*apex).to_owned(), *private, Sets::new()));
-        let state = Arc::new(Mutex::new(State { zones: zones.collect(), page: 300, ..State::default() }));
+        let zones = zones.iter().map(|(id, apex, private)| {
+            ((*id).to_owned(), (*apex).to_owned(), *private, Sets::new())
+        });
+        let state = Arc::new(Mutex::new(State {
+            zones: zones.collect(),
+            page: 300,
+            ..State::default()
+        }));
         let shared = state.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -84,27 +88,41 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
     if let Some(text) = metadata(&head) {
         return Ok(Response::new(Full::new(Bytes::from(text))));
     }
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     // A web identity proves itself by its token.
     let form = String::from_utf8_lossy(&body).into_owned();
-    if form.contains("Action=AssumeRoleWithWebIdentity") && form.contains("WebIdentityToken=identity-token") {
+    if form.contains("Action=AssumeRoleWithWebIdentity")
+        && form.contains("WebIdentityToken=identity-token")
+    {
         let text = state.answer("POST", "/", "", &form).unwrap_or_default();
         return Ok(Response::new(Full::new(Bytes::from(text))));
     }
     let answered = check_signature(&head, &body).and_then(|key| {
         state.signed_by.insert(key);
         let text = String::from_utf8(body.to_vec()).unwrap();
-        state.answer(head.method.as_str(), head.uri.path(), head.uri.query().unwrap_or(""), &text)
+        state.answer(
+            head.method.as_str(),
+            head.uri.path(),
+            head.uri.query().unwrap_or(""),
+            &text,
+        )
     });
     let (status, text) = match answered {
         Ok(text) => (StatusCode::OK, text),
         Err((code, messages)) => (StatusCode::BAD_REQUEST, failure(&code, &messages)),
     };
-    Ok(Response::builder().status(status).body(Full::new(Bytes::from(text))).unwrap())
+    Ok(Response::builder()
+        .status(status)
+        .body(Full::new(Bytes::from(text)))
+        .unwrap())
 }
 
 /// Answers as a machine's metadata service does (IMDSv2).
@@ -113,13 +131,19 @@ fn metadata(head: &hyper::http::request::Parts) -> Option<String> {
     let has = |name: &str, value: &str| head.headers.get(name).is_some_and(|found| found == value);
     let profile = "meta-data/iam/security-credentials/";
     match (head.method.as_str(), path) {
-        ("PUT", "api/token") if head.headers.contains_key("x-aws-ec2-metadata-token-ttl-seconds") => {
+        ("PUT", "api/token")
+            if head
+                .headers
+                .contains_key("x-aws-ec2-metadata-token-ttl-seconds") =>
+        {
             Some("imds".to_owned())
         }
         ("GET", path) if path == profile && has("x-aws-ec2-metadata-token", "imds") => {
             Some("publisher".to_owned())
         }
-        ("GET", path) if path == format!("{profile}publisher") && has("x-aws-ec2-metadata-token", "imds") => {
+        ("GET", path)
+            if path == format!("{profile}publisher") && has("x-aws-ec2-metadata-token", "imds") =>
+        {
             Some(format!(
                 r#"{{"Code":"Success","AccessKeyId":"ASIAROLE","SecretAccessKey":"{SECRET}","Token":"token","Expiration":"2999-01-01T00:00:00Z"}}"#
             ))
@@ -132,7 +156,10 @@ fn metadata(head: &hyper::http::request::Parts) -> Option<String> {
 type Failure = (String, Vec<String>);
 
 fn failure(code: &str, messages: &[String]) -> String {
-    let list: String = messages.iter().map(|message| format!("<Message>{message}</Message>")).collect();
+    let list: String = messages
+        .iter()
+        .map(|message| format!("<Message>{message}</Message>"))
+        .collect();
     if code == "InvalidChangeBatch" {
         return format!("<InvalidChangeBatch><Messages>{list}</Messages></InvalidChangeBatch>");
     }
@@ -140,7 +167,13 @@ fn failure(code: &str, messages: &[String]) -> String {
 }
 
 impl State {
-    fn answer(&mut self, method: &str, path: &str, query: &str, body: &str) -> Result<String, Failure> {
+    fn answer(
+        &mut self,
+        method: &str,
+        path: &str,
+        query: &str,
+        body: &str,
+    ) -> Result<String, Failure> {
         if self.throttle > 0 {
             self.throttle -= 1;
             return Err(("Throttling".to_owned(), vec!["Rate exceeded".to_owned()]));
@@ -199,15 +232,26 @@ impl State {
     fn list_sets(&mut self, id: &str, query: &str) -> String {
         let page = self.page;
         let parameter = |name: &str| {
-            let pair = query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
+            let pair = query
+                .split('&')
+                .find_map(|pair| pair.strip_prefix(&format!("{name}=")));
             pair.unwrap_or("").to_owned()
         };
-        let start = (parameter("name").replace("%2A", "*"), parameter("type"), parameter("identifier"));
+        let start = (
+            parameter("name").replace("%2A", "*"),
+            parameter("type"),
+            parameter("identifier"),
+        );
         let from = self.sets(id).range(start..);
-        let taken: Vec<(SetKey, String)> =
-            from.take(page + 1).map(|(key, set)| (key.clone(), set.clone())).collect();
-        let sets: String =
-            taken.iter().take(page).map(|(_, set)| set.replace("<Name>*.", "<Name>\\052.")).collect();
+        let taken: Vec<(SetKey, String)> = from
+            .take(page + 1)
+            .map(|(key, set)| (key.clone(), set.clone()))
+            .collect();
+        let sets: String = taken
+            .iter()
+            .take(page)
+            .map(|(_, set)| set.replace("<Name>*.", "<Name>\\052."))
+            .collect();
         let next = taken.get(page).map(|((name, record_type, identifier), _)| {
             format!(
                 "<IsTruncated>true</IsTruncated><NextRecordName>{name}</NextRecordName>\
@@ -225,29 +269,52 @@ impl State {
     fn change(&mut self, id: &str, body: &str) -> Result<String, Failure> {
         self.batches.push(Instant::now());
         let changes = all(body, "Change");
-        let values: usize = changes.iter().map(|change| all(change, "Value").len()).sum();
-        let values_of =
-            |change: &String| all(change, "Value").into_iter().map(|value| value.replace("&quot;", "\""));
-        let characters: usize = changes.iter().flat_map(values_of).map(|value| value.len()).sum();
+        let values: usize = changes
+            .iter()
+            .map(|change| all(change, "Value").len())
+            .sum();
+        let values_of = |change: &String| {
+            all(change, "Value")
+                .into_iter()
+                .map(|value| value.replace("&quot;", "\""))
+        };
+        let characters: usize = changes
+            .iter()
+            .flat_map(values_of)
+            .map(|value| value.len())
+            .sum();
         let invalid = |message: String| ("InvalidChangeBatch".to_owned(), vec![message]);
         if changes.len() > 1_000 || values > 1_000 || characters > 32_000 {
-            return Err(("InvalidInput".to_owned(), vec!["the batch exceeds a limit".to_owned()]));
+            return Err((
+                "InvalidInput".to_owned(),
+                vec!["the batch exceeds a limit".to_owned()],
+            ));
         }
         let mut after = self.sets(id).clone();
         for change in &changes {
             let set = one(change, "ResourceRecordSet").replace("<Name>\\052.", "<Name>*.");
             let set = format!("<ResourceRecordSet>{set}</ResourceRecordSet>");
-            let key = (one(&set, "Name"), one(&set, "Type"), one(&set, "SetIdentifier"));
+            let key = (
+                one(&set, "Name"),
+                one(&set, "Type"),
+                one(&set, "SetIdentifier"),
+            );
             let about = format!("resource record set [name='{}', type='{}']", key.0, key.1);
             match one(change, "Action").as_str() {
                 "CREATE" if after.contains_key(&key) => {
-                    return Err(invalid(format!("Tried to create {about} but it already exists")));
+                    return Err(invalid(format!(
+                        "Tried to create {about} but it already exists"
+                    )));
                 }
                 "CREATE" => {
                     after.insert(key, set);
                 }
                 "DELETE" => match after.get(&key) {
-                    None => return Err(invalid(format!("Tried to delete {about} but it was not found"))),
+                    None => {
+                        return Err(invalid(format!(
+                            "Tried to delete {about} but it was not found"
+                        )));
+                    }
                     Some(here) if *here != set => {
                         return Err(invalid(format!(
                             "Tried to delete {about} but the values provided do not match the current values"
@@ -261,14 +328,21 @@ impl State {
             }
         }
         for (name, record_type, _) in after.keys().filter(|key| key.1 == "CNAME") {
-            if after.keys().any(|other| other.0 == *name && other.1 != *record_type) {
-                return Err(invalid(format!("RRSet of type CNAME with DNS name {name} is not permitted")));
+            if after
+                .keys()
+                .any(|other| other.0 == *name && other.1 != *record_type)
+            {
+                return Err(invalid(format!(
+                    "RRSet of type CNAME with DNS name {name} is not permitted"
+                )));
             }
         }
         *self.sets(id) = after;
-        Ok("<ChangeResourceRecordSetsResponse><ChangeInfo><Status>PENDING</Status></ChangeInfo>\
+        Ok(
+            "<ChangeResourceRecordSetsResponse><ChangeInfo><Status>PENDING</Status></ChangeInfo>\
             </ChangeResourceRecordSetsResponse>"
-            .to_owned())
+                .to_owned(),
+        )
     }
 }
 
@@ -290,36 +364,71 @@ fn one(xml: &str, name: &str) -> String {
 /// id.
 fn check_signature(head: &hyper::http::request::Parts, body: &[u8]) -> Result<String, Failure> {
     let denied = |reason: &str| ("SignatureDoesNotMatch".to_owned(), vec![reason.to_owned()]);
-    let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let header = |name: &str| {
+        head.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or("")
+    };
     let authorization = header("authorization");
     let part = |name: &str| {
-        let rest = authorization.split_once(&format!("{name}=")).map_or("", |(_, rest)| rest);
+        let rest = authorization
+            .split_once(&format!("{name}="))
+            .map_or("", |(_, rest)| rest);
         rest.split(',').next().unwrap_or("").to_owned()
     };
-    let (credential, names, signature) = (part("Credential"), part("SignedHeaders"), part("Signature"));
+    let (credential, names, signature) =
+        (part("Credential"), part("SignedHeaders"), part("Signature"));
     let mut scope = credential.splitn(2, '/');
-    let (key_id, scope) = (scope.next().unwrap_or("").to_owned(), scope.next().unwrap_or("").to_owned());
-    if !["host", "x-amz-date"].iter().all(|needed| names.split(';').any(|name| name == *needed)) {
+    let (key_id, scope) = (
+        scope.next().unwrap_or("").to_owned(),
+        scope.next().unwrap_or("").to_owned(),
+    );
+    if !["host", "x-amz-date"]
+        .iter()
+        .all(|needed| names.split(';').any(|name| name == *needed))
+    {
         return Err(denied("host and x-amz-date must be signed"));
     }
     if key_id == "ASIAROLE" && header("x-amz-security-token") != "token" {
         return Err(denied("temporary keys need their token"));
     }
-    let mut query: Vec<&str> =
-        head.uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).collect();
+    let mut query: Vec<&str> = head
+        .uri
+        .query()
+        .unwrap_or("")
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .collect();
     query.sort_unstable();
-    let hex = |octets: &[u8]| -> String { octets.iter().map(|octet| format!("{octet:02x}")).collect() };
+    let hex =
+        |octets: &[u8]| -> String { octets.iter().map(|octet| format!("{octet:02x}")).collect() };
     let hash = |octets: &[u8]| hex(digest::digest(&digest::SHA256, octets).as_ref());
-    let mut canonical = format!("{}\n{}\n{}\n", head.method, head.uri.path(), query.join("&"));
+    let mut canonical = format!(
+        "{}\n{}\n{}\n",
+        head.method,
+        head.uri.path(),
+        query.join("&")
+    );
     for name in names.split(';') {
         canonical.push_str(&format!("{name}:{}\n", header(name)));
     }
     canonical.push_str(&format!("\n{names}\n{}", hash(body)));
-    let text = format!("AWS4-HMAC-SHA256\n{}\n{scope}\n{}", header("x-amz-date"), hash(canonical.as_bytes()));
+    let text = format!(
+        "AWS4-HMAC-SHA256\n{}\n{scope}\n{}",
+        header("x-amz-date"),
+        hash(canonical.as_bytes())
+    );
     let mut key = format!("AWS4{SECRET}").into_bytes();
     for part in scope.split('/').chain([text.as_str()]) {
-        key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), part.as_bytes()).as_ref().to_vec();
+        key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), part.as_bytes())
+            .as_ref()
+            .to_vec();
     }
     let known = key_id == KEY_ID || key_id == "ASIAROLE";
-    if known && hex(&key) == signature { Ok(key_id) } else { Err(denied("the signature differs")) }
+    if known && hex(&key) == signature {
+        Ok(key_id)
+    } else {
+        Err(denied("the signature differs"))
+    }
 }

@@ -26,11 +26,15 @@ fn changes_are_published_at_once() {
     let running = publisher.start();
     // The provider is created through the API with an interval of a minute, so only the event can be the
     // cause.
-    let (code, _) = running.ask("POST", RECORDS, Some(&update_record(&server))).unwrap();
+    let (code, _) = running
+        .ask("POST", RECORDS, Some(&update_record(&server)))
+        .unwrap();
     assert_eq!(code, 201);
     running.wait_until("the first record", || has(&server, "192.0.2.1\n"));
     publisher.endpoints("web", &[("a.example.org", "192.0.2.2")]);
-    running.wait_until("the change", || has(&server, "192.0.2.2\n") && !has(&server, "192.0.2.1\n"));
+    running.wait_until("the change", || {
+        has(&server, "192.0.2.2\n") && !has(&server, "192.0.2.1\n")
+    });
     let status = publisher.path("documents/web.json.status");
     let synced = |generation: u64| {
         let status: Value = read(&status);
@@ -41,7 +45,9 @@ fn changes_are_published_at_once() {
     running.wait_until("the status", || synced(2));
     publisher.write("documents/web.json", "{\"kind\": \"DNSEndpoint\"");
     running.wait_until("the error", || {
-        read(&status)["problems"][0].as_str().is_some_and(|text| text.contains("web.json:1"))
+        read(&status)["problems"][0]
+            .as_str()
+            .is_some_and(|text| text.contains("web.json:1"))
     });
     assert!(has(&server, "192.0.2.2\n"));
     let (code, body) = running.get("/healthz");
@@ -78,12 +84,15 @@ fn intent_publishes_through_lists() {
         let (code, answer) = running.ask("POST", path, Some(&body)).unwrap();
         assert_eq!(code, 201, "{answer}");
     };
-    let list = json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"key1": "bind"}]}});
+    let list =
+        json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"key1": "bind"}]}});
     created(RECORDS, update_record(&server));
-    created("/v2/projects/default/logical-clouds/lc1/kv-pairs", list.clone());
+    created(
+        "/v2/projects/default/logical-clouds/lc1/kv-pairs",
+        list.clone(),
+    );
     created("/v2/cluster-providers/p/clusters/edge/kv-pairs", list);
-    let cluster =
-        json!({"cluster": "p/edge", "publicAddresses": ["192.0.2.7"], "localAddresses": ["10.0.0.7"]});
+    let cluster = json!({"cluster": "p/edge", "publicAddresses": ["192.0.2.7"], "localAddresses": ["10.0.0.7"]});
     let intent = json!({
         "metadata": {"name": "shop"},
         "spec": {
@@ -93,16 +102,38 @@ fn intent_publishes_through_lists() {
     });
     created("/v2/projects/default/inbound-intents", intent);
     let is_published = |name: &str, address: &str| {
-        server.transfer("example.org").lines().any(|line| line.starts_with(name) && line.ends_with(address))
+        server
+            .transfer("example.org")
+            .lines()
+            .any(|line| line.starts_with(name) && line.ends_with(address))
     };
-    running.wait_until("the public name", || is_published("shop.example.org.", "192.0.2.7"));
-    running.wait_until("the local name", || is_published("shop.edge.example.org.", "10.0.0.7"));
+    running.wait_until("the public name", || {
+        is_published("shop.example.org.", "192.0.2.7")
+    });
+    running.wait_until("the local name", || {
+        is_published("shop.edge.example.org.", "10.0.0.7")
+    });
     assert!(has(&server, "external-dns/resource=intent/default/shop"));
     // The record is in use, so it cannot be deleted; removing the intent removes its names.
-    assert_eq!(running.ask("DELETE", &format!("{RECORDS}bind"), None).unwrap().0, 409);
-    assert_eq!(running.ask("DELETE", "/v2/projects/default/inbound-intents/shop", None).unwrap().0, 204);
+    assert_eq!(
+        running
+            .ask("DELETE", &format!("{RECORDS}bind"), None)
+            .unwrap()
+            .0,
+        409
+    );
+    assert_eq!(
+        running
+            .ask("DELETE", "/v2/projects/default/inbound-intents/shop", None)
+            .unwrap()
+            .0,
+        204
+    );
     let (_, refused) = running.get("/status");
-    assert!(refused["providers"]["default/bind"].is_object(), "{refused}");
+    assert!(
+        refused["providers"]["default/bind"].is_object(),
+        "{refused}"
+    );
     running.wait_until("the refusal", || {
         let (_, status) = running.get("/status");
         status.to_string().contains("--confirm-deletions 2")
@@ -116,18 +147,26 @@ fn intent_publishes_through_lists() {
 fn unreachable_provider_fails_health() {
     let server = NameServer::start(Program::Knot);
     let publisher = Publisher::of(&server);
-    publisher.provider(&server, &json!({"rfc2136-tsig-secret": "d3Jvbmc=", "interval": "1s"}));
+    publisher.provider(
+        &server,
+        &json!({"rfc2136-tsig-secret": "d3Jvbmc=", "interval": "1s"}),
+    );
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let running = publisher.start();
     let errors = || {
         let (_, metrics) = running.get("/metrics");
-        metrics.as_str().unwrap().contains("consecutive_soft_errors{provider=\"default/bind\"} 2")
+        metrics
+            .as_str()
+            .unwrap()
+            .contains("consecutive_soft_errors{provider=\"default/bind\"} 2")
     };
     running.wait_until("two failed rounds", errors);
     let said = publisher.expect(1, "status --json");
     let status: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(status["providers"]["default/bind"]["synced"], false);
-    let problem = status["providers"]["default/bind"]["problems"][0].as_str().unwrap();
+    let problem = status["providers"]["default/bind"]["problems"][0]
+        .as_str()
+        .unwrap();
     assert!(problem.contains("rfc2136-tsig-secret"), "{problem}");
     // With the right key the next round succeeds without a restart.
     publisher.provider(&server, &json!({"interval": "1s"}));
@@ -161,11 +200,18 @@ fn refused_plan_fails_health() {
     running.wait_until("health", || running.get("/healthz") == (200, json!("OK\n")));
     publisher.endpoints("web", &[]);
     running.wait_until("the refusal in the status", || {
-        running.get("/status").1.to_string().contains("--confirm-deletions 1")
+        running
+            .get("/status")
+            .1
+            .to_string()
+            .contains("--confirm-deletions 1")
     });
     running.wait_until("the refusal in the health", || {
         let (code, reason) = running.get("/healthz");
-        code == 503 && reason.as_str().is_some_and(|text| text.contains("--confirm-deletions 1"))
+        code == 503
+            && reason
+                .as_str()
+                .is_some_and(|text| text.contains("--confirm-deletions 1"))
     });
     let (_, metrics) = running.get("/metrics");
     let waiting = "bosh_dns_publish_deletions_awaiting_confirmation{provider=\"default/etcd\"} 1";
@@ -178,7 +224,11 @@ fn refused_plan_fails_health() {
 }
 
 /// Acknowledged resources, and resources whose outcome is unknown.
-fn store_until_killed(running: Running, round: usize, acknowledged: &mut Vec<String>) -> Option<String> {
+fn store_until_killed(
+    running: Running,
+    round: usize,
+    acknowledged: &mut Vec<String>,
+) -> Option<String> {
     let kill_after = fastrand::usize(1..20);
     for index in 0..kill_after {
         let name = format!("r{round}-{index}");
@@ -194,7 +244,9 @@ fn store_until_killed(running: Running, round: usize, acknowledged: &mut Vec<Str
         let open = name.clone();
         let request = scope.spawn(move || {
             let body = json!({"metadata": {"name": open}, "spec": {"provider": "coredns"}});
-            asked.ask("POST", RECORDS, Some(&body)).map(|(code, _)| code)
+            asked
+                .ask("POST", RECORDS, Some(&body))
+                .map(|(code, _)| code)
         });
         std::thread::sleep(std::time::Duration::from_micros(fastrand::u64(0..8_000)));
         asked.kill_now();
@@ -215,17 +267,31 @@ fn acknowledged_resources_survive_kill() {
     let mut acknowledged = Vec::new();
     let mut open = Vec::new();
     for round in 0..8 {
-        open.extend(store_until_killed(publisher.start(), round, &mut acknowledged));
+        open.extend(store_until_killed(
+            publisher.start(),
+            round,
+            &mut acknowledged,
+        ));
     }
     let running = publisher.start();
     let (_, list) = running.get(RECORDS);
-    let names: Vec<&str> =
-        list.as_array().unwrap().iter().map(|record| record["metadata"]["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|record| record["metadata"]["name"].as_str().unwrap())
+        .collect();
     for name in &acknowledged {
-        assert!(names.contains(&name.as_str()), "{name} was acknowledged and is lost");
+        assert!(
+            names.contains(&name.as_str()),
+            "{name} was acknowledged and is lost"
+        );
     }
     for name in names {
-        assert!(acknowledged.iter().chain(&open).any(|known| known == name), "{name} was never sent");
+        assert!(
+            acknowledged.iter().chain(&open).any(|known| known == name),
+            "{name} was never sent"
+        );
     }
     running.kill();
 }
@@ -235,10 +301,18 @@ fn commands_see_resources_of_the_running_publisher() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::new();
     let running = publisher.start();
-    running.ask("POST", RECORDS, Some(&update_record(&server))).unwrap();
+    running
+        .ask("POST", RECORDS, Some(&update_record(&server)))
+        .unwrap();
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     running.wait_until("the record", || has(&server, "192.0.2.1\n"));
-    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    assert_eq!(
+        publisher.expect(0, "plan").out,
+        "default/bind:\n  nothing to do\n"
+    );
     running.stop();
-    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    assert_eq!(
+        publisher.expect(0, "plan").out,
+        "default/bind:\n  nothing to do\n"
+    );
 }

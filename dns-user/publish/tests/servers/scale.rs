@@ -51,19 +51,31 @@ async fn knot_publishes_ten_thousand_names() {
 }
 
 async fn publish(program: Program) {
-    let Figures { first, command, nsupdate, nothing, processor, one } = measure(program, false).await;
+    let Figures {
+        first,
+        command,
+        nsupdate,
+        nothing,
+        processor,
+        one,
+    } = measure(program, false).await;
     println!(
         "{program:?}: {NAMES} names {first:.2?} (whole command {command:.2?}, nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
          ({processor:.2?} of processor time), one change {one:.2?}"
     );
     // Elapsed time depends on other load on the machine; CPU time hardly does.
-    assert!(processor < NOTHING_TO_DO, "nothing to do took {processor:?} of processor time");
+    assert!(
+        processor < NOTHING_TO_DO,
+        "nothing to do took {processor:?} of processor time"
+    );
 }
 
 /// Publishes to two zones of a new server, and with nsupdate to another; either may be first.
 pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
-    let options =
-        Options { zones: vec!["example.org", "command.example", "peer.example"], ..Options::default() };
+    let options = Options {
+        zones: vec!["example.org", "command.example", "peer.example"],
+        ..Options::default()
+    };
     let server = NameServer::with(program, options);
     let lines = lines();
     let peer = || {
@@ -75,8 +87,11 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
     let command = run_command(&server);
 
     let mut parameters = server.parameters();
-    parameters.0.insert("rfc2136-zone".to_owned(), "example.org".to_owned());
-    let mut settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    parameters
+        .0
+        .insert("rfc2136-zone".to_owned(), "example.org".to_owned());
+    let mut settings =
+        dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
     // A busy machine must not end the measurement.
     settings.timeout = Duration::from_mins(5);
     let mut engine = crate::name_server::engine(settings);
@@ -99,21 +114,43 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
 
     let nsupdate = before.unwrap_or_else(peer);
     for zone in ["example.org", "command.example", "peer.example"] {
-        assert_eq!(server.transfer(zone).matches("external-dns/owner=me").count(), NAMES, "{zone}");
+        assert_eq!(
+            server
+                .transfer(zone)
+                .matches("external-dns/owner=me")
+                .count(),
+            NAMES,
+            "{zone}"
+        );
     }
-    Figures { first, command, nsupdate, nothing, processor, one }
+    Figures {
+        first,
+        command,
+        nsupdate,
+        nothing,
+        processor,
+        one,
+    }
 }
 
 /// Publishes the same names of another zone by the command, from a document in a file.
 fn run_command(server: &NameServer) -> Duration {
     const ZONE: &str = "command.example";
     let folder = tempfile::tempdir().unwrap();
-    let write =
-        |name: &str, document: &Value| fs::write(folder.path().join(name), document.to_string()).unwrap();
-    write("publish.yml", &json!({"documents": ["bind.json", "web.json"], "store": "store"}));
+    let write = |name: &str, document: &Value| {
+        fs::write(folder.path().join(name), document.to_string()).unwrap()
+    };
+    write(
+        "publish.yml",
+        &json!({"documents": ["bind.json", "web.json"], "store": "store"}),
+    );
     let mut parameters = server.parameters();
-    parameters.0.insert("rfc2136-zone".to_owned(), ZONE.to_owned());
-    parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());
+    parameters
+        .0
+        .insert("rfc2136-zone".to_owned(), ZONE.to_owned());
+    parameters
+        .0
+        .insert("txt-owner-id".to_owned(), "me".to_owned());
     write(
         "bind.json",
         &json!({
@@ -134,7 +171,9 @@ fn run_command(server: &NameServer) -> Duration {
         }),
     );
     let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-publish"));
-    command.args(["--config", "publish.yml", "apply"]).current_dir(folder.path());
+    command
+        .args(["--config", "publish.yml", "apply"])
+        .current_dir(folder.path());
     let begin = Instant::now();
     let output = command.output().unwrap();
     let elapsed = begin.elapsed();
@@ -153,7 +192,9 @@ fn lines() -> String {
     let mut lines = String::new();
     for number in 0..NAMES {
         let (high, low) = (number / 250 % 250, number % 250);
-        lines.push_str(&format!("update add n{number}.peer.example. 60 A 198.51.{high}.{low}\n"));
+        lines.push_str(&format!(
+            "update add n{number}.peer.example. 60 A 198.51.{high}.{low}\n"
+        ));
         lines.push_str(&format!(
             "update add a-n{number}.peer.example. 60 TXT \"heritage=external-dns,external-dns/owner=me,\
              external-dns/resource=crd/default/web\"\n"

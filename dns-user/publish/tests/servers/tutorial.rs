@@ -27,16 +27,24 @@ fn steps(page: &str) -> Vec<Step> {
     let mut name = None;
     let mut lines = tutorial.lines();
     while let Some(line) = lines.next() {
-        if let Some(file) = line.strip_prefix('`').and_then(|line| line.strip_suffix("`:")) {
+        if let Some(file) = line
+            .strip_prefix('`')
+            .and_then(|line| line.strip_suffix("`:"))
+        {
             name = Some(file.to_owned());
         }
-        let Some(language) = line.strip_prefix("```") else { continue };
+        let Some(language) = line.strip_prefix("```") else {
+            continue;
+        };
         let block: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
         if language == "console" {
             for line in block {
                 match line.strip_prefix("$ ") {
                     Some(command) => {
-                        steps.push(Step::Command { line: command.to_owned(), output: String::new() });
+                        steps.push(Step::Command {
+                            line: command.to_owned(),
+                            output: String::new(),
+                        });
                     }
                     None => match steps.last_mut() {
                         Some(Step::Command { output, .. }) => output.push_str(&format!("{line}\n")),
@@ -45,8 +53,13 @@ fn steps(page: &str) -> Vec<Step> {
                 }
             }
         } else {
-            let name = name.take().unwrap_or_else(|| panic!("a file without a name: {block:?}"));
-            steps.push(Step::File { name, text: block.join("\n") + "\n" });
+            let name = name
+                .take()
+                .unwrap_or_else(|| panic!("a file without a name: {block:?}"));
+            steps.push(Step::File {
+                name,
+                text: block.join("\n") + "\n",
+            });
         }
     }
     steps
@@ -58,7 +71,9 @@ struct Cleanup<'a>(&'a Path);
 impl Drop for Cleanup<'_> {
     fn drop(&mut self) {
         for file in ["publish.pid", "named.pid"] {
-            let id = fs::read_to_string(self.0.join(file)).ok().and_then(|text| text.trim().parse().ok());
+            let id = fs::read_to_string(self.0.join(file))
+                .ok()
+                .and_then(|text| text.trim().parse().ok());
             if let Some(id) = id {
                 // It has exited already if the tutorial has finished.
                 let _ = kill(Pid::from_raw(id), Signal::SIGKILL);
@@ -74,10 +89,19 @@ fn tutorial_works_as_written() {
     assert!(steps.len() > 20, "{steps:?}");
     let folder = tempfile::tempdir().unwrap();
     // The tutorial's ports may be in use on this machine.
-    let (dns, metrics) = (free_address().port().to_string(), free_address().port().to_string());
+    let (dns, metrics) = (
+        free_address().port().to_string(),
+        free_address().port().to_string(),
+    );
     let here = |text: &str| text.replace("5300", &dns).replace("7979", &metrics);
-    let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-publish")).parent().unwrap();
-    let path = format!("{}:/usr/sbin:{}", program.display(), std::env::var("PATH").unwrap());
+    let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-publish"))
+        .parent()
+        .unwrap();
+    let path = format!(
+        "{}:/usr/sbin:{}",
+        program.display(),
+        std::env::var("PATH").unwrap()
+    );
     let _cleanup = Cleanup(folder.path());
     let mut exports = String::new();
     for step in steps {
@@ -105,8 +129,10 @@ fn tutorial_works_as_written() {
                 let said = fs::read_to_string(folder.path().join("said")).unwrap();
                 assert!(status.success(), "{line}: {said}");
                 let lines = |text: &str| {
-                    let mut lines: Vec<String> =
-                        text.lines().map(|line| line.trim_end().to_owned()).collect();
+                    let mut lines: Vec<String> = text
+                        .lines()
+                        .map(|line| line.trim_end().to_owned())
+                        .collect();
                     // Errors and results arrive on two streams.
                     lines.sort();
                     lines

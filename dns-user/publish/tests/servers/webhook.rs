@@ -126,7 +126,11 @@ async fn adjust(headers: HeaderMap, body: String) -> Response {
     reply(&json!(endpoints))
 }
 
-async fn change(State(peer): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+async fn change(
+    State(peer): State<Shared>,
+    headers: HeaderMap,
+    Json(body): Json<Value>,
+) -> Response {
     if headers[header::CONTENT_TYPE] != MEDIA_TYPE {
         return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
     }
@@ -164,7 +168,10 @@ async fn change(State(peer): State<Shared>, headers: HeaderMap, Json(body): Json
 }
 
 async fn publish(engine: &mut Engine, desired: &Desired) -> Report {
-    let report = engine.reconcile(desired, Some(1_000), &quiet).await.unwrap();
+    let report = engine
+        .reconcile(desired, Some(1_000), &quiet)
+        .await
+        .unwrap();
     assert!(report.is_complete(), "{report:?}");
     report
 }
@@ -175,19 +182,31 @@ async fn changes_follow_the_protocol() {
     let mut engine = double.engine();
     let mut desired = names(250);
     // Its TTL is below the provider's minimum; the plan must agree with the adjusted one.
-    desired.records.push(record("low.example.net", RecordType::A, "192.0.2.1"));
+    desired
+        .records
+        .push(record("low.example.net", RecordType::A, "192.0.2.1"));
     assert_eq!(publish(&mut engine, &desired).await.applied(), 251);
     assert_eq!(double.with(|peer| peer.sets.len()), 502);
-    assert!(double.with(|peer| peer.messages.iter().all(|count| *count <= 200)), "messages are small");
+    assert!(
+        double.with(|peer| peer.messages.iter().all(|count| *count <= 200)),
+        "messages are small"
+    );
     assert_eq!(publish(&mut engine, &desired).await.applied(), 0);
     desired.records[3] = record("n3.example.org", RecordType::CNAME, "x.example.net");
     desired.records[4].targets = record("x", RecordType::A, "203.0.113.9").targets;
     desired.records.remove(5);
     assert_eq!(publish(&mut engine, &desired).await.applied(), 3);
     assert_eq!(double.with(|peer| peer.sets.len()), 500);
-    desired.records.push(record("x.example.com", RecordType::A, "192.0.2.1"));
+    desired
+        .records
+        .push(record("x.example.com", RecordType::A, "192.0.2.1"));
     let report = publish(&mut engine, &desired).await;
-    assert_eq!(report.notes.len(), 1, "the peer does not serve the domain: {:?}", report.notes);
+    assert_eq!(
+        report.notes.len(),
+        1,
+        "the peer does not serve the domain: {:?}",
+        report.notes
+    );
     assert_eq!(publish(&mut engine, &wish([])).await.applied(), 250);
     assert_eq!(double.with(|peer| peer.sets.len()), 0);
 }
@@ -199,7 +218,14 @@ async fn failures_are_temporary_or_isolated() {
     double.with(|peer| peer.failures = vec![StatusCode::SERVICE_UNAVAILABLE]);
     let report = engine.reconcile(&names(10), None, &quiet).await.unwrap();
     assert_eq!(
-        (report.applied(), report.zones.iter().map(|zone| zone.failures.len()).sum::<usize>()),
+        (
+            report.applied(),
+            report
+                .zones
+                .iter()
+                .map(|zone| zone.failures.len())
+                .sum::<usize>()
+        ),
         (0, 10)
     );
     double.with(|peer| peer.refused = Some("n7.example.org".to_owned()));
@@ -207,9 +233,16 @@ async fn failures_are_temporary_or_isolated() {
     assert_eq!(report.applied(), 9, "{report:?}");
     double.with(|peer| (peer.refused, peer.forgets) = (None, true));
     let report = engine.reconcile(&names(10), None, &quiet).await.unwrap();
-    let failures: Vec<String> =
-        report.zones.iter().flat_map(|zone| &zone.failures).map(|(_, error)| error.to_string()).collect();
-    assert!(report.applied() == 0 && failures[0].contains("not as requested"), "{failures:?}");
+    let failures: Vec<String> = report
+        .zones
+        .iter()
+        .flat_map(|zone| &zone.failures)
+        .map(|(_, error)| error.to_string())
+        .collect();
+    assert!(
+        report.applied() == 0 && failures[0].contains("not as requested"),
+        "{failures:?}"
+    );
     // A change by somebody else after the listing is a conflict.
     double.with(|peer| peer.forgets = false);
     let listing = engine.list().await.unwrap();
@@ -221,20 +254,44 @@ async fn failures_are_temporary_or_isolated() {
         let key = ("n2.example.org".to_owned(), "A".to_owned());
         peer.sets.get_mut(&key).unwrap()["targets"] = json!(["192.0.2.66"]);
     });
-    let report = engine.apply(&listing, &planned, None, OnConflict::ListAgain, &quiet).await;
-    assert_eq!(report.zones.iter().map(|zone| zone.conflicts).sum::<usize>(), 1, "{report:?}");
+    let report = engine
+        .apply(&listing, &planned, None, OnConflict::ListAgain, &quiet)
+        .await;
+    assert_eq!(
+        report
+            .zones
+            .iter()
+            .map(|zone| zone.conflicts)
+            .sum::<usize>(),
+        1,
+        "{report:?}"
+    );
 }
 
 #[tokio::test]
 async fn peer_filter_limits_names() {
-    let names = ["a.example.org", "b.example.org", "x.b.example.org", "c.example.net"];
+    let names = [
+        "a.example.org",
+        "b.example.org",
+        "x.b.example.org",
+        "c.example.net",
+    ];
     for (filter, served) in [
         (json!({}), &names[..]),
-        (json!({"include": ["example.org"], "exclude": ["b.example.org"]}), &names[..1]),
-        (json!({"include": ["example.org"], "exclude": [".b.example.org"]}), &names[..2]),
+        (
+            json!({"include": ["example.org"], "exclude": ["b.example.org"]}),
+            &names[..1],
+        ),
+        (
+            json!({"include": ["example.org"], "exclude": [".b.example.org"]}),
+            &names[..2],
+        ),
         (json!({"exclude": ["example.org"]}), &names[3..]),
         (json!({"regexInclude": "^[ab][.]example"}), &names[..2]),
-        (json!({"regexInclude": "[.]example[.]org$", "regexExclude": "^(x|b)[.]"}), &names[..1]),
+        (
+            json!({"regexInclude": "[.]example[.]org$", "regexExclude": "^(x|b)[.]"}),
+            &names[..1],
+        ),
         (json!({"regexExclude": "[.]net$"}), &names[..3]),
     ] {
         let double = Double::start().await;
@@ -247,17 +304,35 @@ async fn peer_filter_limits_names() {
             double.with(|peer| peer.sets.keys().filter_map(of_type).collect::<Vec<_>>())
         };
         let sorted = |is_wanted: &dyn Fn(&&str) -> bool| {
-            let chosen = names.iter().filter(|name| is_wanted(name)).map(ToString::to_string);
-            chosen.collect::<BTreeSet<String>>().into_iter().collect::<Vec<_>>()
+            let chosen = names
+                .iter()
+                .filter(|name| is_wanted(name))
+                .map(ToString::to_string);
+            chosen
+                .collect::<BTreeSet<String>>()
+                .into_iter()
+                .collect::<Vec<_>>()
         };
         let expected = sorted(&|name| served.contains(name));
-        assert_eq!((report.applied(), written()), (served.len(), expected), "{filter}");
-        let mut noted: Vec<String> = report.notes.iter().map(|note| note.name.to_string()).collect();
+        assert_eq!(
+            (report.applied(), written()),
+            (served.len(), expected),
+            "{filter}"
+        );
+        let mut noted: Vec<String> = report
+            .notes
+            .iter()
+            .map(|note| note.name.to_string())
+            .collect();
         noted.sort();
         assert_eq!(noted, sorted(&|name| !served.contains(name)), "{filter}");
         // Names that the peer serves no longer are left alone, even if nothing wants them.
         double.with(|peer| peer.filter = Some(json!({"exclude": names})));
-        assert_eq!(publish(&mut engine, &wish([])).await.applied(), 0, "{filter}");
+        assert_eq!(
+            publish(&mut engine, &wish([])).await.applied(),
+            0,
+            "{filter}"
+        );
         assert_eq!(written().len(), served.len(), "{filter}");
     }
     // A filter that cannot be understood allows nothing.
@@ -276,8 +351,16 @@ async fn peer_filter_limits_names() {
 /// Provider values of document 003 that external-dns serves, their parameters, and the part of the
 /// advised command that configures the peer.
 const SERVED_BY_PEER: [(&str, &str, &str); 4] = [
-    ("aws-sd", "{txt-owner-id: me, domain-filter: example.org}", "--domain-filter=example.org"),
-    ("azure", "{azure-config-file: f, txt-owner-id: me}", "--azure-config-file=f"),
+    (
+        "aws-sd",
+        "{txt-owner-id: me, domain-filter: example.org}",
+        "--domain-filter=example.org",
+    ),
+    (
+        "azure",
+        "{azure-config-file: f, txt-owner-id: me}",
+        "--azure-config-file=f",
+    ),
     (
         "azure-dns",
         "{azure-config-file: f, azure-resource-group: g, txt-owner-id: me}",
@@ -316,25 +399,38 @@ async fn external_dns_serves_other_providers() {
         tokio::task::block_in_place(|| {
             let advice = publisher.expect(1, "check").errors;
             let command = format!("external-dns --webhook-server --provider={provider} ");
-            for part in
-                [command.as_str(), arguments, "set webhook-provider-url in provider_settings.default/cloud"]
-            {
+            for part in [
+                command.as_str(),
+                arguments,
+                "set webhook-provider-url in provider_settings.default/cloud",
+            ] {
                 assert!(advice.contains(part), "{part}: {advice}");
             }
-            assert!(!advice.contains("--txt-owner-id"), "the publisher keeps the ownership: {advice}");
+            assert!(
+                !advice.contains("--txt-owner-id"),
+                "the publisher keeps the ownership: {advice}"
+            );
             publisher.expect(1, "apply");
             configure(json!({"webhook-provider-url": double.url}));
             publisher.expect(0, "check");
-            assert!(publisher.expect(2, "plan").out.contains("+ a.example.org 60 A 192.0.2.1"));
+            assert!(
+                publisher
+                    .expect(2, "plan")
+                    .out
+                    .contains("+ a.example.org 60 A 192.0.2.1")
+            );
             let before = double.with(|peer| peer.listings);
-            assert_eq!(publisher.expect(0, "apply").out, "default/cloud: 1 names changed\n");
+            assert_eq!(
+                publisher.expect(0, "apply").out,
+                "default/cloud: 1 names changed\n"
+            );
             let listings = double.with(|peer| peer.listings) - before;
             assert_eq!(listings, 3, "for the plan, before and after the changes");
             assert!(publisher.expect(0, "plan").out.contains("nothing to do"));
             publisher.endpoints("web", &[("a.example.org", "192.0.2.2")]);
             publisher.expect(0, "apply");
-            let targets =
-                double.with(|peer| peer.sets[&("a.example.org".into(), "A".into())]["targets"].clone());
+            let targets = double
+                .with(|peer| peer.sets[&("a.example.org".into(), "A".into())]["targets"].clone());
             assert_eq!(targets, json!(["192.0.2.2"]), "{provider}");
             publisher.expect(0, "retire --confirm-deletions 1");
         });
@@ -377,29 +473,62 @@ async fn fleet_names_are_written_by_the_protocol() {
     let mut writer = engine(&url);
     let mut desired = names(250);
     assert_eq!(publish(&mut writer, &desired).await.applied(), 250);
-    assert_eq!(aliases().as_object().unwrap().len(), 250, "owner records are no aliases");
+    assert_eq!(
+        aliases().as_object().unwrap().len(),
+        250,
+        "owner records are no aliases"
+    );
     tokio::task::block_in_place(|| running.kill());
     let running = tokio::task::block_in_place(|| publisher.start());
-    assert_eq!(publish(&mut writer, &desired).await.applied(), 0, "acknowledged records survive");
+    assert_eq!(
+        publish(&mut writer, &desired).await.applied(),
+        0,
+        "acknowledged records survive"
+    );
     desired.records[3] = record("n3.example.org", RecordType::CNAME, "n4.example.org");
     desired.records[5].targets = record("x", RecordType::A, "203.0.113.9").targets;
     desired.records.remove(7);
     // The domain filter that the writer receives excludes it.
-    desired.records.push(record("a.closed.example.org", RecordType::A, "192.0.2.1"));
-    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last one is left out");
+    desired
+        .records
+        .push(record("a.closed.example.org", RecordType::A, "192.0.2.1"));
     assert_eq!(
-        (&aliases()["n3.example.org"], &aliases()["n5.example.org"], aliases().get("n7.example.org")),
+        publish(&mut writer, &desired).await.applied(),
+        3,
+        "the last one is left out"
+    );
+    assert_eq!(
+        (
+            &aliases()["n3.example.org"],
+            &aliases()["n5.example.org"],
+            aliases().get("n7.example.org")
+        ),
         (&json!(["n4.example.org"]), &json!(["203.0.113.9"]), None)
     );
     assert_eq!(publish(&mut writer, &wish([])).await.applied(), 249);
     assert_eq!(aliases(), json!({}));
     // Only the running server knows other targets.
-    let foreign = wish([record("elsewhere.example.org", RecordType::CNAME, "lb.example.net")]);
+    let foreign = wish([record(
+        "elsewhere.example.org",
+        RecordType::CNAME,
+        "lb.example.net",
+    )]);
     let refused = writer.prepare(&foreign).await.unwrap_err().to_string();
-    assert!(refused.contains("503") && refused.contains("server.sock"), "{refused}");
+    assert!(
+        refused.contains("503") && refused.contains("server.sock"),
+        "{refused}"
+    );
     // An unwritable alias file is an error until it can be repaired.
     std::fs::remove_dir_all(publisher.path("aliases")).unwrap();
-    assert!(writer.list().await.err().unwrap().to_string().contains("500"));
+    assert!(
+        writer
+            .list()
+            .await
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("500")
+    );
     std::fs::create_dir(publisher.path("aliases")).unwrap();
     publish(&mut writer, &names(1)).await;
     assert_eq!(aliases().as_object().unwrap().len(), 1);
@@ -412,7 +541,9 @@ fn webhook_refuses_other_messages() {
     let running = publisher.start();
     let call = |more: &[&str], path: &str| {
         let mut curl = std::process::Command::new("curl");
-        curl.args(["--silent", "--include"]).args(more).arg(format!("{url}{path}"));
+        curl.args(["--silent", "--include"])
+            .args(more)
+            .arg(format!("{url}{path}"));
         crate::process::run(&mut curl, "")
     };
     let typed = format!("Content-Type: {MEDIA_TYPE}");
@@ -429,7 +560,10 @@ fn webhook_refuses_other_messages() {
     };
     let create = |name: &str| format!("{{\"create\": [{}]}}", set(name));
     let closed = create("a.closed.example.org");
-    let (foreign, absent) = (create("a.example.net"), format!("{{\"delete\": [{}]}}", set("a.example.org")));
+    let (foreign, absent) = (
+        create("a.example.net"),
+        format!("{{\"delete\": [{}]}}", set("a.example.org")),
+    );
     for (arguments, path, expected) in [
         (&["--header", "Accept: text/html"][..], "/", "406"),
         (&["--data", "[]"], "/adjustendpoints", "415"),
@@ -437,14 +571,29 @@ fn webhook_refuses_other_messages() {
         (&["--header", &typed, "--data", &foreign], "/records", "400"),
         (&["--header", &typed, "--data", &closed], "/records", "400"),
         (&["--header", &typed, "--data", &absent], "/records", "503"),
-        (&["--header", &typed, "--data", &create("a.example.org")], "/records", "204"),
+        (
+            &["--header", &typed, "--data", &create("a.example.org")],
+            "/records",
+            "204",
+        ),
         (&[], "/healthz", "200"),
         (&["--request", "DELETE"], "/records", "405"),
     ] {
         let said = call(arguments, path);
-        assert!(said.starts_with(&format!("HTTP/1.1 {expected}")), "{arguments:?} {path}: {said}");
+        assert!(
+            said.starts_with(&format!("HTTP/1.1 {expected}")),
+            "{arguments:?} {path}: {said}"
+        );
     }
     running.stop();
-    publisher.write("config.json", "{\"port\": 53, \"alias_files_glob\": \"/other/*.json\"}");
-    assert!(publisher.expect(1, "check").errors.contains("does not match alias_files_glob"));
+    publisher.write(
+        "config.json",
+        "{\"port\": 53, \"alias_files_glob\": \"/other/*.json\"}",
+    );
+    assert!(
+        publisher
+            .expect(1, "check")
+            .errors
+            .contains("does not match alias_files_glob")
+    );
 }

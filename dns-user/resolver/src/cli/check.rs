@@ -32,7 +32,8 @@ impl Check {
             report.add_taken_addresses(&served_addresses(&config));
         }
         let text = if json {
-            let text = serde_json::to_string_pretty(&report).expect("texts and numbers are valid JSON");
+            let text =
+                serde_json::to_string_pretty(&report).expect("texts and numbers are valid JSON");
             terminal::json(&text).into_owned() + "\n"
         } else {
             terminal::lines(&table(&report)).into_owned()
@@ -64,7 +65,13 @@ fn table(report: &CheckReport) -> String {
         row("warning", warning);
     }
     if report.warnings.len() > SHOWN_WARNINGS {
-        row("warning", &format!("and {} more (--json shows all)", report.warnings.len() - SHOWN_WARNINGS));
+        row(
+            "warning",
+            &format!(
+                "and {} more (--json shows all)",
+                report.warnings.len() - SHOWN_WARNINGS
+            ),
+        );
     }
     row("result", if report.ok { "ok" } else { "not ok" });
     text
@@ -72,11 +79,16 @@ fn table(report: &CheckReport) -> String {
 
 fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     let joined = |list: &[String], none: &str| {
-        if list.is_empty() { none.to_owned() } else { list.join(", ") }
+        if list.is_empty() {
+            none.to_owned()
+        } else {
+            list.join(", ")
+        }
     };
     let listen: Vec<String> = serves.listen.iter().map(ToString::to_string).collect();
-    let version =
-        serves.records_version.map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
+    let version = serves
+        .records_version
+        .map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
     let recursors = match (serves.recursion, serves.recursor_addresses.is_empty()) {
         (false, _) => "off".to_owned(),
         (true, true) => "the ones of /etc/resolv.conf".to_owned(),
@@ -84,25 +96,61 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     };
     let mut rows = vec![
         ("listen", format!("{} (UDP and TCP)", listen.join(", "))),
-        ("records", format!("{version}, {} instances", serves.instances)),
+        (
+            "records",
+            format!("{version}, {} instances", serves.instances),
+        ),
         ("domains", joined(&serves.domains, "none")),
         ("aliases", serves.aliases.to_string()),
         ("handlers", joined(&serves.handlers, "none")),
-        ("Consul's names", serves.consul_names.clone().unwrap_or_else(|| "off".to_owned())),
+        (
+            "Consul's names",
+            serves
+                .consul_names
+                .clone()
+                .unwrap_or_else(|| "off".to_owned()),
+        ),
         ("recursors", recursors),
         ("up-checks", joined(&serves.upcheck_domains, "none")),
         (
             "fast path",
-            format!("mode {}, {} names published at startup", serves.fast_path_mode, serves.published_names),
+            format!(
+                "mode {}, {} names published at startup",
+                serves.fast_path_mode, serves.published_names
+            ),
         ),
-        ("health checks", if serves.health_checks { "on" } else { "off" }.to_owned()),
-        ("API", serves.api_port.map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}"))),
-        ("metrics", serves.metrics_address.map_or_else(|| "off".to_owned(), |address| address.to_string())),
+        (
+            "health checks",
+            if serves.health_checks { "on" } else { "off" }.to_owned(),
+        ),
+        (
+            "API",
+            serves
+                .api_port
+                .map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}")),
+        ),
+        (
+            "metrics",
+            serves
+                .metrics_address
+                .map_or_else(|| "off".to_owned(), |address| address.to_string()),
+        ),
     ];
     for (kind, state) in &serves.files {
-        let files: Vec<String> = state.files.iter().map(|path| path.display().to_string()).collect();
-        let verdict = if state.errors.is_empty() { "ok" } else { "not usable" };
-        rows.push(("file", format!("{kind}: {verdict}: {}", joined(&files, "none"))));
+        let files: Vec<String> = state
+            .files
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let verdict = if state.errors.is_empty() {
+            "ok"
+        } else {
+            "not usable"
+        };
+        rows.push((
+            "file",
+            format!("{kind}: {verdict}: {}", joined(&files, "none")),
+        ));
     }
     rows
 }

@@ -18,7 +18,9 @@ pub(super) struct PrintConfig {
 impl PrintConfig {
     pub(super) fn run(self) -> ExitCode {
         // A sorted map would put all explanations first.
-        print_or_fail("bosh-dns-xdp", &(text() + "\n")).err().unwrap_or(ExitCode::SUCCESS)
+        print_or_fail("bosh-dns-xdp", &(text() + "\n"))
+            .err()
+            .unwrap_or(ExitCode::SUCCESS)
     }
 }
 
@@ -26,8 +28,16 @@ impl PrintConfig {
 fn text() -> String {
     let mut lines = Vec::new();
     let mut object: Option<&str> = None;
-    for ConfigKey { path, about, starter, .. } in KEYS.iter().filter(|key| !key.starter.is_empty()) {
-        let (place, key) = path.rsplit_once('.').map_or((None, *path), |(place, key)| (Some(place), key));
+    for ConfigKey {
+        path,
+        about,
+        starter,
+        ..
+    } in KEYS.iter().filter(|key| !key.starter.is_empty())
+    {
+        let (place, key) = path
+            .rsplit_once('.')
+            .map_or((None, *path), |(place, key)| (Some(place), key));
         if place != object {
             if object.is_some() {
                 lines.push("  },".to_owned());
@@ -38,7 +48,11 @@ fn text() -> String {
             object = place;
         }
         let indent = if place.is_some() { "    " } else { "  " };
-        lines.push(format!("{indent}{}: {},", json!(format!("# {key}")), json!(about)));
+        lines.push(format!(
+            "{indent}{}: {},",
+            json!(format!("# {key}")),
+            json!(about)
+        ));
         lines.push(format!("{indent}{}: {starter},", json!(key)));
     }
     if object.is_some() {
@@ -55,10 +69,14 @@ fn text() -> String {
 /// Returns all keys, Consul's too, by the object that contains them; its name is empty for the top level.
 pub(super) fn sections() -> Vec<(String, Vec<&'static ConfigKey>)> {
     let object = |path: &str| match path.strip_prefix("consul.") {
-        Some(path) => {
-            path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
-        }
-        None => path.split_once('.').map_or("", |(object, _)| object).to_owned(),
+        Some(path) => path.rsplit_once('.').map_or_else(
+            || "consul".to_owned(),
+            |(inner, _)| format!("consul.{inner}"),
+        ),
+        None => path
+            .split_once('.')
+            .map_or("", |(object, _)| object)
+            .to_owned(),
     };
     let mut sections: Vec<(String, Vec<&ConfigKey>)> = Vec::new();
     // Keys of the same object are adjacent.
@@ -81,9 +99,15 @@ mod tests {
     #[test]
     fn starter_configuration_equals_defaults() {
         let printed = text();
-        let Loaded { config: printed_config, warnings } =
-            Config::parse("config.json", printed.as_bytes()).unwrap();
-        assert_eq!(warnings, [] as [&str; 0], "without an API there is the control socket");
+        let Loaded {
+            config: printed_config,
+            warnings,
+        } = Config::parse("config.json", printed.as_bytes()).unwrap();
+        assert_eq!(
+            warnings,
+            [] as [&str; 0],
+            "without an API there is the control socket"
+        );
         // A configuration with only those keys that have no default.
         let needed = [
             "address",
@@ -95,11 +119,18 @@ mod tests {
             "upcheck_domains",
         ];
         let all: Map<String, Value> = serde_json::from_str(&printed).unwrap();
-        let mut small: Map<String, Value> =
-            all.into_iter().filter(|(key, _)| needed.contains(&key.as_str())).collect();
-        small.insert("control".to_owned(), json!({"socket": "/run/bosh-dns-xdp/control.sock"}));
+        let mut small: Map<String, Value> = all
+            .into_iter()
+            .filter(|(key, _)| needed.contains(&key.as_str()))
+            .collect();
+        small.insert(
+            "control".to_owned(),
+            json!({"socket": "/run/bosh-dns-xdp/control.sock"}),
+        );
         // Without the key, the old format of bosh-dns applies.
-        let small = Config::parse("config.json", json!(small).to_string().as_bytes()).unwrap().config;
+        let small = Config::parse("config.json", json!(small).to_string().as_bytes())
+            .unwrap()
+            .config;
         assert_eq!(printed_config, small);
     }
 }

@@ -37,11 +37,21 @@ impl ExitCodes {
         match self {
             Self::Process => &[
                 ("0", "stopped by SIGTERM or SIGINT"),
-                ("1", "an error that the operator can fix, reported on standard error or in the log"),
+                (
+                    "1",
+                    "an error that the operator can fix, reported on standard error or in the log",
+                ),
                 ("2", "wrong usage"),
-                ("70", "an internal failure; a supervisor should restart the process"),
+                (
+                    "70",
+                    "an internal failure; a supervisor should restart the process",
+                ),
             ],
-            Self::Verdict => &[("0", "success"), ("1", "negative result"), ("2", "wrong usage")],
+            Self::Verdict => &[
+                ("0", "success"),
+                ("1", "negative result"),
+                ("2", "wrong usage"),
+            ],
             Self::Client => &[
                 ("0", "success, and a positive result"),
                 ("1", "the server answered with a negative result"),
@@ -68,7 +78,11 @@ impl Entry {
 }
 
 const fn entry(exits: ExitCodes, example: &'static str, purpose: &'static str) -> Entry {
-    Entry { exits, example, purpose }
+    Entry {
+        exits,
+        example,
+        purpose,
+    }
 }
 
 /// The commands by purpose, in the order of `--help`.
@@ -76,7 +90,11 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "Serve",
         &[
-            entry(Process, "run --config /etc/bosh-dns-xdp/config.json", "Serve DNS until SIGTERM."),
+            entry(
+                Process,
+                "run --config /etc/bosh-dns-xdp/config.json",
+                "Serve DNS until SIGTERM.",
+            ),
             entry(
                 Process,
                 "health --config health_server_config.json",
@@ -102,7 +120,11 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "Try and configure",
         &[
-            entry(Process, "try", "Serve a small foundation on a free port of 127.0.0.1."),
+            entry(
+                Process,
+                "try",
+                "Serve a small foundation on a free port of 127.0.0.1.",
+            ),
             entry(
                 Verdict,
                 "config --default > config.json",
@@ -118,18 +140,46 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "Watch a running server",
         &[
-            entry(Client, "status", "Show the checks, the fast path, the recursors and recent problems."),
-            entry(Client, "top --once --seconds 10", "Measure for ten seconds and print the busiest names."),
-            entry(Client, "tap --name web --misses", "Show live queries for names that contain \"web\"."),
-            entry(Client, "resolve q-s0.q-g1.bosh", "Explain how a name resolves."),
-            entry(Client, "instances --address q-s0.q-g1.bosh", "List the instances of a name."),
-            entry(Client, "local-groups --json", "List the links of this VM's jobs."),
+            entry(
+                Client,
+                "status",
+                "Show the checks, the fast path, the recursors and recent problems.",
+            ),
+            entry(
+                Client,
+                "top --once --seconds 10",
+                "Measure for ten seconds and print the busiest names.",
+            ),
+            entry(
+                Client,
+                "tap --name web --misses",
+                "Show live queries for names that contain \"web\".",
+            ),
+            entry(
+                Client,
+                "resolve q-s0.q-g1.bosh",
+                "Explain how a name resolves.",
+            ),
+            entry(
+                Client,
+                "instances --address q-s0.q-g1.bosh",
+                "List the instances of a name.",
+            ),
+            entry(
+                Client,
+                "local-groups --json",
+                "List the links of this VM's jobs.",
+            ),
         ],
     ),
     (
         "Change a running server",
         &[
-            entry(Client, "reload", "Reload all files; exit code 1 if one cannot be used."),
+            entry(
+                Client,
+                "reload",
+                "Reload all files; exit code 1 if one cannot be used.",
+            ),
             entry(
                 Client,
                 "cache lookup www.example.org",
@@ -151,9 +201,21 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "For scripts and shells",
         &[
-            entry(Verdict, "wait --address 169.254.0.2 --timeout 30s", "Wait until the server answers."),
-            entry(Verdict, "address --group 1 --status healthy", "Print the name of a group."),
-            entry(Verdict, "completions bash", "Print the completions for bash."),
+            entry(
+                Verdict,
+                "wait --address 169.254.0.2 --timeout 30s",
+                "Wait until the server answers.",
+            ),
+            entry(
+                Verdict,
+                "address --group 1 --status healthy",
+                "Print the name of a group.",
+            ),
+            entry(
+                Verdict,
+                "completions bash",
+                "Print the completions for bash.",
+            ),
             entry(Verdict, "man | man -l -", "Show the manual page."),
         ],
     ),
@@ -161,23 +223,38 @@ const GROUPS: &[(&str, &[Entry])] = &[
 
 /// Files that the commands use.
 const FILES: &[(&str, &str)] = &[
-    ("/etc/bosh-dns-xdp/config.json", "configuration of the Debian package"),
-    ("/var/vcap/jobs/bosh-dns/config/config.json", "configuration of the BOSH job"),
-    ("/run/bosh-dns-xdp/control.sock", "default control socket, through which the commands reach the server"),
-    ("/run/bosh-dns-xdp-pins", "default folder of pins, which let programs survive a restart of the server"),
+    (
+        "/etc/bosh-dns-xdp/config.json",
+        "configuration of the Debian package",
+    ),
+    (
+        "/var/vcap/jobs/bosh-dns/config/config.json",
+        "configuration of the BOSH job",
+    ),
+    (
+        "/run/bosh-dns-xdp/control.sock",
+        "default control socket, through which the commands reach the server",
+    ),
+    (
+        "/run/bosh-dns-xdp-pins",
+        "default folder of pins, which let programs survive a restart of the server",
+    ),
 ];
 
 /// Adds the grouped list of commands to the help of the whole command line.
 pub(super) fn grouped(command: clap::Command) -> clap::Command {
     let about = |name: &str| {
-        let found = command.find_subcommand(name).and_then(clap::Command::get_about);
+        let found = command
+            .find_subcommand(name)
+            .and_then(clap::Command::get_about);
         found.map(ToString::to_string).unwrap_or_default()
     };
     let mut groups = String::new();
     for (title, entries) in GROUPS {
         groups.push_str(&format!("{title}:\n"));
         for entry in *entries {
-            let about = wrapped(&about(entry.command()), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
+            let about =
+                wrapped(&about(entry.command()), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
             groups.push_str(&format!("  {:<13} {about}\n", entry.command()));
         }
         groups.push('\n');
@@ -213,12 +290,21 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Result<Vec<u8>> {
     command = command.disable_help_subcommand(true);
     command.build();
-    let Some(folder) = folder else { return page(&command, None) };
+    let Some(folder) = folder else {
+        return page(&command, None);
+    };
     write_page(&command, None, folder)?;
-    fs::write(folder.join(format!("{CONFIGURATION}.5")), configuration_page())?;
+    fs::write(
+        folder.join(format!("{CONFIGURATION}.5")),
+        configuration_page(),
+    )?;
     for subcommand in command.get_subcommands() {
         let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
-        write_pages(subcommand, entries.find(|entry| entry.command() == subcommand.get_name()), folder)?;
+        write_pages(
+            subcommand,
+            entries.find(|entry| entry.command() == subcommand.get_name()),
+            folder,
+        )?;
     }
     Ok(Vec::new())
 }
@@ -228,17 +314,24 @@ fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) ->
         return Ok(());
     }
     write_page(command, entry, folder)?;
-    command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, entry, folder))
+    command
+        .get_subcommands()
+        .try_for_each(|subcommand| write_pages(subcommand, entry, folder))
 }
 
 fn write_page(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
     let name = Man::new(command.clone()).section(SECTION).get_filename();
-    io::Write::write_all(&mut File::create(folder.join(name))?, &page(command, entry)?)
+    io::Write::write_all(
+        &mut File::create(folder.join(name))?,
+        &page(command, entry)?,
+    )
 }
 
 /// Returns the page of one command, or of the whole command line.
 fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
-    let man = Man::new(command.clone()).section(SECTION).manual("System Administration");
+    let man = Man::new(command.clone())
+        .section(SECTION)
+        .manual("System Administration");
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
@@ -266,7 +359,10 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
         item(&mut roff, file, purpose);
     }
     roff.control("SH", ["EXAMPLES"]);
-    for Entry { example, purpose, .. } in examples {
+    for Entry {
+        example, purpose, ..
+    } in examples
+    {
         item(&mut roff, &format!("bosh-dns-xdp {example}"), purpose);
     }
     roff.control("SH", ["SEE ALSO"]);
@@ -279,7 +375,9 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
 }
 
 fn item(roff: &mut Roff, term: &str, text: &str) {
-    roff.control("TP", []).text([bold(term)]).text([roman(text)]);
+    roff.control("TP", [])
+        .text([bold(term)])
+        .text([roman(text)]);
 }
 
 /// Returns the page of `config.json`, from the same declarations as its reference in the documentation.
@@ -287,7 +385,9 @@ fn configuration_page() -> String {
     let mut roff = Roff::default();
     roff.control("TH", [CONFIGURATION, "5", "", "", "File Formats"]);
     roff.control("SH", ["NAME"]);
-    roff.text([roman(format!("{CONFIGURATION} - configuration of the DNS server bosh-dns-xdp"))]);
+    roff.text([roman(format!(
+        "{CONFIGURATION} - configuration of the DNS server bosh-dns-xdp"
+    ))]);
     roff.control("SH", ["DESCRIPTION"]);
     roff.text([roman(
         "config.json is one JSON object. Keys may have any letter case, the last of several equal keys wins, and \
@@ -295,7 +395,11 @@ fn configuration_page() -> String {
          unknown key is reported and ignored; a member whose name begins with # is a comment.",
     )]);
     for (object, keys) in sections() {
-        let title = if object.is_empty() { "TOP LEVEL".to_owned() } else { format!("OBJECT {object}") };
+        let title = if object.is_empty() {
+            "TOP LEVEL".to_owned()
+        } else {
+            format!("OBJECT {object}")
+        };
         roff.control("SH", [title.as_str()]);
         for key in keys {
             roff.control("TP", []);
@@ -310,13 +414,19 @@ fn configuration_page() -> String {
         }
     }
     roff.control("SH", ["FILES"]);
-    for (file, purpose) in FILES.iter().filter(|(file, _)| file.ends_with("/config.json")) {
+    for (file, purpose) in FILES
+        .iter()
+        .filter(|(file, _)| file.ends_with("/config.json"))
+    {
         item(&mut roff, file, purpose);
     }
     roff.control("SH", ["EXAMPLES"]);
     for (line, purpose) in [
         ("config --default", "Print a configuration to start from."),
-        ("check --config FILE", "Validate a file, and the files that it names."),
+        (
+            "check --config FILE",
+            "Validate a file, and the files that it names.",
+        ),
     ] {
         item(&mut roff, &format!("bosh-dns-xdp {line}"), purpose);
     }
@@ -334,8 +444,11 @@ mod tests {
 
     #[test]
     fn every_command_has_one_group() {
-        let mut listed: Vec<&str> =
-            GROUPS.iter().flat_map(|(_, entries)| *entries).map(|entry| entry.command()).collect();
+        let mut listed: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, entries)| *entries)
+            .map(|entry| entry.command())
+            .collect();
         listed.sort_unstable();
         let command = Cli::command();
         let mut known: Vec<&str> = command
@@ -354,16 +467,26 @@ mod tests {
     #[test]
     fn help_fits_usual_terminal() {
         let help = grouped(Cli::command()).render_help().to_string();
-        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > WIDTH).collect();
+        let long: Vec<&str> = help
+            .lines()
+            .filter(|line| line.chars().count() > WIDTH)
+            .collect();
         assert_eq!(long, Vec::<&str>::new());
     }
 
     #[test]
     fn examples_are_valid_commands() {
         for entry in GROUPS.iter().flat_map(|(_, entries)| *entries) {
-            let line = entry.example.split([' ', '|', '>']).take_while(|word| !word.is_empty());
+            let line = entry
+                .example
+                .split([' ', '|', '>'])
+                .take_while(|word| !word.is_empty());
             let words = std::iter::once("bosh-dns-xdp").chain(line);
-            assert!(Cli::command().try_get_matches_from(words).is_ok(), "{}", entry.example);
+            assert!(
+                Cli::command().try_get_matches_from(words).is_ok(),
+                "{}",
+                entry.example
+            );
         }
     }
 
@@ -377,17 +500,27 @@ mod tests {
             let term = key.path.replace('-', "\\-");
             assert!(page.contains(&term), "{} is missing", key.path);
         }
-        let shown = std::process::Command::new("man").args(["--warnings", "-l"]).arg(&file).output();
+        let shown = std::process::Command::new("man")
+            .args(["--warnings", "-l"])
+            .arg(&file)
+            .output();
         // `man` is optional, but what it prints must be clean.
         let Ok(shown) = shown else { return };
-        assert!(shown.status.success() && shown.stderr.is_empty(), "{shown:?}");
+        assert!(
+            shown.status.success() && shown.stderr.is_empty(),
+            "{shown:?}"
+        );
     }
 
     #[test]
     fn pages_have_all_sections() {
         let folder = tempfile::tempdir().unwrap();
         write(Cli::command(), Some(folder.path())).unwrap();
-        for name in ["bosh-dns-xdp.8", "bosh-dns-xdp-run.8", "bosh-dns-xdp-status.8"] {
+        for name in [
+            "bosh-dns-xdp.8",
+            "bosh-dns-xdp-run.8",
+            "bosh-dns-xdp-status.8",
+        ] {
             let page = fs::read_to_string(folder.path().join(name)).unwrap();
             for section in ["EXIT STATUS", "FILES", "EXAMPLES", "OPTIONS"] {
                 assert!(page.contains(section), "{section}: {page}");

@@ -116,24 +116,41 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             dns_kit::command_line::print_parse_error(&error, arguments);
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     if !ignored.is_empty() {
         complain(&format_args!("ignored: {}", ignored.join(" ")));
     }
     match cli.command {
-        Command::Run { config, log_format } => {
-            daemon::run(&config, RunOptions { log_format, ..RunOptions::default() })
-        }
+        Command::Run { config, log_format } => daemon::run(
+            &config,
+            RunOptions {
+                log_format,
+                ..RunOptions::default()
+            },
+        ),
         Command::Check(check) => check.run(),
         Command::Health { config, log_format } => server::run(&config, log_format),
         Command::Try(try_out) => try_out.run(),
         Command::Config(config) => config.run(),
         Command::Wait(wait) => wait.run(),
-        Command::Attach { config, log_format, parent } => {
-            daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
-        }
+        Command::Attach {
+            config,
+            log_format,
+            parent,
+        } => daemon::attach(
+            &config,
+            RunOptions {
+                log_format,
+                ..RunOptions::default()
+            },
+            parent,
+        ),
         Command::PreparePins { config, user } => daemon::prepare_pins(&config, &user),
         Command::Resolver(resolver) => resolver.run(),
         Command::Operate(operate) => operate.run(Cli::command()),
@@ -159,7 +176,12 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
     while let Some(word) = given.next() {
         if !word.to_string_lossy().starts_with('-') {
             let ignored = std::iter::once(word).chain(given);
-            return (ours, ignored.map(|word| word.to_string_lossy().into_owned()).collect());
+            return (
+                ours,
+                ignored
+                    .map(|word| word.to_string_lossy().into_owned())
+                    .collect(),
+            );
         }
         if !is_config(&word) {
             ours.push(word);
@@ -190,19 +212,30 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
 /// | `bosh-dns-systemd-resolved-updater --config FILE` | `resolver --systemd-resolved --once --keep ...` |
 /// | anything else | the command in its arguments |
 fn own_form(given: Vec<OsString>) -> Vec<OsString> {
-    let name = given.first().and_then(|path| Path::new(path).file_name()?.to_str()).unwrap_or_default();
+    let name = given
+        .first()
+        .and_then(|path| Path::new(path).file_name()?.to_str())
+        .unwrap_or_default();
     let (command, options): (&[&str], _) = match name {
         "bosh-dns-health" | "bosh-dns-xdp-health" => {
             // Only a single word that is not an option; clap reports anything else.
             let is_file = given.len() == 2 && !given[1].to_string_lossy().starts_with('-');
-            (if is_file { &["health", "--config"] } else { &["health"] }, false)
+            (
+                if is_file {
+                    &["health", "--config"]
+                } else {
+                    &["health"]
+                },
+                false,
+            )
         }
         "bosh-dns-wait" => (&["wait"], true),
         // As in bosh-dns, nothing is restored when the process ends.
         "bosh-dns-nameserverconfig" => (&["resolver", "--keep"], true),
-        "bosh-dns-systemd-resolved-updater" => {
-            (&["resolver", "--keep", "--systemd-resolved", "--once"], true)
-        }
+        "bosh-dns-systemd-resolved-updater" => (
+            &["resolver", "--keep", "--systemd-resolved", "--once"],
+            true,
+        ),
         _ => return given,
     };
     let mut given = given.into_iter();
@@ -228,9 +261,15 @@ mod tests {
 
     /// Calls [`arguments`] with words.
     fn brought(words: &str) -> (String, String) {
-        let given = std::iter::once("bosh-dns-xdp").chain(words.split_whitespace()).map(OsString::from);
+        let given = std::iter::once("bosh-dns-xdp")
+            .chain(words.split_whitespace())
+            .map(OsString::from);
         let (ours, ignored) = arguments(given.collect());
-        let ours: Vec<String> = ours.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+        let ours: Vec<String> = ours
+            .iter()
+            .skip(1)
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
         (ours.join(" "), ignored.join(" "))
     }
 
@@ -241,12 +280,20 @@ mod tests {
             ("-config f", "run --config f", ""),
             ("--config=f", "run --config f", ""),
             ("-config=f", "run --config f", ""),
-            ("--config f extra --bogus", "run --config f", "extra --bogus"),
+            (
+                "--config f extra --bogus",
+                "run --config f",
+                "extra --bogus",
+            ),
             ("--config f --bogus", "run --config f --bogus", ""),
             ("check --config f", "check --config f", ""),
             ("--help", "--help", ""),
         ] {
-            assert_eq!(brought(words), (ours.to_owned(), ignored.to_owned()), "{words}");
+            assert_eq!(
+                brought(words),
+                (ours.to_owned(), ignored.to_owned()),
+                "{words}"
+            );
         }
     }
 
@@ -262,8 +309,14 @@ mod tests {
             ("bosh-dns-xdp status", "status"),
             ("/x/bosh-dns-health f.json", "health --config f.json"),
             ("bosh-dns-xdp-health --help", "health --help"),
-            ("bosh-dns-wait -port 5 --checkDomain a.", "wait --port 5 --checkDomain a."),
-            ("bosh-dns-nameserverconfig --bindAddress 1.1.1.1", "resolver --keep --bindAddress 1.1.1.1"),
+            (
+                "bosh-dns-wait -port 5 --checkDomain a.",
+                "wait --port 5 --checkDomain a.",
+            ),
+            (
+                "bosh-dns-nameserverconfig --bindAddress 1.1.1.1",
+                "resolver --keep --bindAddress 1.1.1.1",
+            ),
             (
                 "bosh-dns-systemd-resolved-updater --config f",
                 "resolver --keep --systemd-resolved --once --config f",
@@ -271,8 +324,11 @@ mod tests {
             ("cli instances", "instances"),
         ] {
             let words = own_form(given.split_whitespace().map(OsString::from).collect());
-            let words: Vec<String> =
-                words.into_iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            let words: Vec<String> = words
+                .into_iter()
+                .skip(1)
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
             assert_eq!(words.join(" "), expected, "{given}");
         }
     }

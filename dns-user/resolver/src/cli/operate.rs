@@ -37,7 +37,9 @@ use self::{
     tap::query_type,
 };
 use super::manual;
-use crate::ops::api::{CacheFlush, DEFAULT_LEVEL, Group, InstanceLine, LEVELS, LogChange, Reloaded};
+use crate::ops::api::{
+    CacheFlush, DEFAULT_LEVEL, Group, InstanceLine, LEVELS, LogChange, Reloaded,
+};
 use dns_core::terminal;
 use dns_fastpath::{Detached, FolderState, detach_all};
 use dns_kit::{
@@ -128,7 +130,10 @@ impl Operate {
 /// leads to; empty without one.
 pub(super) fn served_addresses(config: &Path) -> Vec<SocketAddr> {
     let status = wait_for(client::status_of(config));
-    status.map_or_else(|_| Vec::new(), |status| status.listen.iter().flat_map(|text| text.parse()).collect())
+    status.map_or_else(
+        |_| Vec::new(),
+        |status| status.listen.iter().flat_map(|text| text.parse()).collect(),
+    )
 }
 
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
@@ -149,7 +154,11 @@ fn print(text: &str) -> Result<(), Problem> {
 /// Writes text like [`print()`], with the colours of its lines if the terminal has colours.
 fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> Result<(), Problem> {
     let text = terminal::lines(text);
-    if colours_wanted() { write(&coloured(&text, colour)) } else { write(&text) }
+    if colours_wanted() {
+        write(&coloured(&text, colour))
+    } else {
+        write(&text)
+    }
 }
 
 /// Writes JSON to standard output; JSON escapes control characters itself.
@@ -159,10 +168,13 @@ fn print_json(text: &str) -> Result<(), Problem> {
 
 fn write(text: &str) -> Result<(), Problem> {
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Problem::OutputClosed,
-        _ => Problem::Output(error),
-    })
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Problem::OutputClosed,
+            _ => Problem::Output(error),
+        })
 }
 
 /// Prints the main page of the manual, or writes all pages.
@@ -193,7 +205,9 @@ fn colours_wanted() -> bool {
 fn coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> String {
     let line = |line: &str| match colour(line) {
         Some(colour) => {
-            let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
+            let (text, end) = line
+                .strip_suffix('\n')
+                .map_or((line, ""), |text| (text, "\n"));
             format!("\x1b[{colour}m{text}\x1b[0m{end}")
         }
         None => line.to_owned(),
@@ -218,7 +232,11 @@ pub(super) struct Instances {
 impl Instances {
     /// Lists the instances; an unknown name is a negative result.
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, address, json } = self;
+        let Self {
+            connection,
+            address,
+            json,
+        } = self;
         let path = match address {
             Some(name) => format!("/instances?address={}", escaped(&name)),
             None => "/instances".to_owned(),
@@ -227,11 +245,40 @@ impl Instances {
         if json {
             return print_json(&answer.text());
         }
-        let mut table =
-            Table::new(&["ID", "GROUP", "NETWORK", "DEPLOYMENT", "IP", "DOMAIN", "AZ", "INDEX", "HEALTH"]);
+        let mut table = Table::new(&[
+            "ID",
+            "GROUP",
+            "NETWORK",
+            "DEPLOYMENT",
+            "IP",
+            "DOMAIN",
+            "AZ",
+            "INDEX",
+            "HEALTH",
+        ]);
         for line in answer.json_lines::<InstanceLine<'static>>()? {
-            let InstanceLine { id, group, network, deployment, ip, domain, az, index, health_state } = line;
-            let texts = [id, group, network, deployment, ip.into(), domain, az, index.into(), health_state];
+            let InstanceLine {
+                id,
+                group,
+                network,
+                deployment,
+                ip,
+                domain,
+                az,
+                index,
+                health_state,
+            } = line;
+            let texts = [
+                id,
+                group,
+                network,
+                deployment,
+                ip.into(),
+                domain,
+                az,
+                index.into(),
+                health_state,
+            ];
             table.line(texts.map(Cow::into_owned));
         }
         print(&table.text(0))
@@ -255,10 +302,19 @@ impl LocalGroups {
             return print_json(&answer.text());
         }
         let mut table = Table::new(&["JOB", "LINK", "TYPE", "GROUP", "HEALTH"]);
-        for Group { job_name, link_name, link_type, group_id, health_state } in
-            answer.json_lines::<Group>()?
+        for Group {
+            job_name,
+            link_name,
+            link_type,
+            group_id,
+            health_state,
+        } in answer.json_lines::<Group>()?
         {
-            let job_name = if job_name.is_empty() { "(this VM)".to_owned() } else { job_name };
+            let job_name = if job_name.is_empty() {
+                "(this VM)".to_owned()
+            } else {
+                job_name
+            };
             table.line([job_name, link_name, link_type, group_id, health_state]);
         }
         print(&table.text(0))
@@ -284,8 +340,15 @@ pub(super) struct Resolve {
 impl Resolve {
     /// Prints the explanation; a nonexistent or malformed name is a negative result.
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, name, query_type, json } = self;
-        let query_type = query_type.map(|text| format!("&type={}", escaped(&text))).unwrap_or_default();
+        let Self {
+            connection,
+            name,
+            query_type,
+            json,
+        } = self;
+        let query_type = query_type
+            .map(|text| format!("&type={}", escaped(&text)))
+            .unwrap_or_default();
         let path = format!("/resolve?name={}{query_type}", escaped(&name));
         let explanation: Value = get(&connection, &path)?.json()?;
         if json {
@@ -293,10 +356,15 @@ impl Resolve {
         } else {
             let [text, answered_by] =
                 ["text", "answered_by"].map(|key| explanation[key].as_str().unwrap_or_default());
-            print(&format!("{}\nanswered by: {answered_by}\n", text.trim_end()))?;
+            print(&format!(
+                "{}\nanswered by: {answered_by}\n",
+                text.trim_end()
+            ))?;
         }
         match explanation.get("rcode").and_then(Value::as_str) {
-            Some(rcode) if rcode != "NOERROR" => Err(Problem::BadAnswer(format!("{name}: {rcode}"))),
+            Some(rcode) if rcode != "NOERROR" => {
+                Err(Problem::BadAnswer(format!("{name}: {rcode}")))
+            }
             _ => Ok(()),
         }
     }
@@ -325,8 +393,18 @@ pub(super) struct Log {
 
 impl Log {
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, level, tag, requests_per_second, json } = self;
-        let change = LogChange { level, tag, requests_per_second };
+        let Self {
+            connection,
+            level,
+            tag,
+            requests_per_second,
+            json,
+        } = self;
+        let change = LogChange {
+            level,
+            tag,
+            requests_per_second,
+        };
         let shown = wait_for(async {
             let client = Client::new(&connection).await?;
             if change != LogChange::default() {
@@ -340,7 +418,10 @@ impl Log {
         }
         let levels = &shown["levels"];
         let mut text = format!("level: {}\n", table::plain(&levels["level"]));
-        text.push_str(&format!("request lines a second: {}\n", table::plain(&levels["requests_per_second"])));
+        text.push_str(&format!(
+            "request lines a second: {}\n",
+            table::plain(&levels["requests_per_second"])
+        ));
         let mut tags = Table::new(&["TAG", "LEVEL", "ABOUT"]);
         for tag in shown["known_tags"].as_array().into_iter().flatten() {
             let name = table::plain(&tag["name"]);
@@ -349,7 +430,11 @@ impl Log {
                     .find(|(key, _)| key.eq_ignore_ascii_case(&name))
                     .map(|(_, level)| table::plain(level))
             });
-            tags.line([name, own.unwrap_or_else(|| "-".to_owned()), table::plain(&tag["about"])]);
+            tags.line([
+                name,
+                own.unwrap_or_else(|| "-".to_owned()),
+                table::plain(&tag["about"]),
+            ]);
         }
         text.push_str(&tags.text(0));
         print(&text)
@@ -358,12 +443,21 @@ impl Log {
 
 fn level(text: &str) -> Result<String, &'static str> {
     let is_known = text.eq_ignore_ascii_case(DEFAULT_LEVEL) || parse_level(text).is_some();
-    if is_known { Ok(text.to_owned()) } else { Err(LEVELS) }
+    if is_known {
+        Ok(text.to_owned())
+    } else {
+        Err(LEVELS)
+    }
 }
 
 /// Accepts the name of a tag in any letter case.
 fn tag(text: &str) -> Result<String, String> {
-    let known = || format!("the tags are {}", tags::names().collect::<Vec<_>>().join(", "));
+    let known = || {
+        format!(
+            "the tags are {}",
+            tags::names().collect::<Vec<_>>().join(", ")
+        )
+    };
     tags::spelt(text).map(str::to_owned).ok_or_else(known)
 }
 
@@ -380,15 +474,30 @@ impl Reload {
     /// Reloads every file; an unusable file is a negative result.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        let answer = wait_for(async { Client::new(&connection).await?.post("/reload", Bytes::new()).await })?;
+        let answer = wait_for(async {
+            Client::new(&connection)
+                .await?
+                .post("/reload", Bytes::new())
+                .await
+        })?;
         let Ok(Reloaded { done, failed }) = answer.json::<Reloaded>() else {
             return answer.good().map(drop);
         };
         if json {
             print_json(&(answer.text() + "\n"))?;
         } else {
-            print(&done.iter().map(|part| format!("ok      {part}\n")).collect::<String>())?;
-            print(&failed.iter().map(|part| format!("failed  {part}\n")).collect::<String>())?;
+            print(
+                &done
+                    .iter()
+                    .map(|part| format!("ok      {part}\n"))
+                    .collect::<String>(),
+            )?;
+            print(
+                &failed
+                    .iter()
+                    .map(|part| format!("failed  {part}\n"))
+                    .collect::<String>(),
+            )?;
         }
         match failed.len() {
             0 => Ok(()),
@@ -411,7 +520,14 @@ pub(super) struct Flush {
 impl Flush {
     fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        cache::flush(&connection, &CacheFlush { all: true, ..CacheFlush::default() }, json)
+        cache::flush(
+            &connection,
+            &CacheFlush {
+                all: true,
+                ..CacheFlush::default()
+            },
+            json,
+        )
     }
 }
 
@@ -436,7 +552,10 @@ impl Detach {
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
         let is_alive = |socket: &Path| UnixStream::connect(socket).is_ok();
-        let is_served = config.control.as_ref().is_some_and(|control| is_alive(&control.socket));
+        let is_served = config
+            .control
+            .as_ref()
+            .is_some_and(|control| is_alive(&control.socket));
         if detached.links + detached.filters == 0 && is_served {
             return Err(Problem::BadAnswer(
                 "nothing was detached: the server is running and holds its programs without pins; they stay \
@@ -459,7 +578,12 @@ impl Detach {
 }
 
 fn sentence(detached: &Detached) -> String {
-    let Detached { links, filters, folder, folder_state } = detached;
+    let Detached {
+        links,
+        filters,
+        folder,
+        folder_state,
+    } = detached;
     let folder = folder.display();
     let programs = match (links, filters) {
         (0, 0) => "nothing was attached".to_owned(),
@@ -481,16 +605,30 @@ mod tests {
     #[test]
     fn only_chosen_lines_are_coloured() {
         let red = |line: &str| line.starts_with("FAIL").then_some(RED);
-        assert_eq!(coloured("ok\nFAIL x\nend", red), "ok\n\x1b[31mFAIL x\x1b[0m\nend");
+        assert_eq!(
+            coloured("ok\nFAIL x\nend", red),
+            "ok\n\x1b[31mFAIL x\x1b[0m\nend"
+        );
     }
 
     #[test]
     fn sentence_states_each_outcome() {
         let say = |links, folder_state| {
-            sentence(&Detached { links, filters: 0, folder: PathBuf::from("/pins"), folder_state })
+            sentence(&Detached {
+                links,
+                filters: 0,
+                folder: PathBuf::from("/pins"),
+                folder_state,
+            })
         };
-        assert_eq!(say(0, FolderState::Absent), "nothing was attached; there are no pins (/pins)\n");
-        assert_eq!(say(2, FolderState::Removed), "detached 2 links and 0 filters; removed /pins\n");
+        assert_eq!(
+            say(0, FolderState::Absent),
+            "nothing was attached; there are no pins (/pins)\n"
+        );
+        assert_eq!(
+            say(2, FolderState::Removed),
+            "detached 2 links and 0 filters; removed /pins\n"
+        );
         assert_eq!(
             say(0, FolderState::Kept),
             "nothing was attached; /pins stays: it holds entries that this version does not pin\n"

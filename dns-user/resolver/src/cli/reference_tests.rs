@@ -23,13 +23,23 @@ fn configuration() -> String {
         ([Consul's names](../consul.md)).\n"
         .to_owned();
     for (object, keys) in sections() {
-        let title = if object.is_empty() { "Top level".to_owned() } else { format!("`{object}`") };
+        let title = if object.is_empty() {
+            "Top level".to_owned()
+        } else {
+            format!("`{object}`")
+        };
         let _ = write!(
             page,
             "\n## {title}\n\n| Key | Type, unit | Default | Example | Meaning |\n|---|---|---|---|---|\n"
         );
         for key in keys {
-            let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
+            let code = |text: &str| {
+                if text.is_empty() {
+                    String::new()
+                } else {
+                    format!("`{}`", cell(text))
+                }
+            };
             let ours = match (key.origin, object.starts_with("consul")) {
                 (Origin::Ours, false) => " *(not in bosh-dns)*",
                 (Origin::Ours, true) => " *(not in Consul)*",
@@ -54,10 +64,17 @@ fn metrics() -> String {
     let introduction = "# Metrics reference\n\n\
         Families that `/metrics` exposes. Units are part of the names; counters end in `_total`. Names with `boshdns_`\n\
         and `coredns_` have the meaning they have in bosh-dns.";
-    let meanings: Vec<String> =
-        DECLARED.iter().map(|family| format!("{}{}", family.help, without_links(family.note))).collect();
+    let meanings: Vec<String> = DECLARED
+        .iter()
+        .map(|family| format!("{}{}", family.help, without_links(family.note)))
+        .collect();
     let families = DECLARED.iter().zip(&meanings).map(|(family, meaning)| {
-        (family.name, family.kind.to_owned(), family.labels.to_vec(), meaning.as_str())
+        (
+            family.name,
+            family.kind.to_owned(),
+            family.labels.to_vec(),
+            meaning.as_str(),
+        )
     });
     let mut page = command_page::metrics(introduction, families);
     page.push_str(
@@ -76,7 +93,9 @@ fn metrics() -> String {
 fn without_links(text: &str) -> String {
     let mut parts = text.split(" ([`");
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |text, part| text + part.split_once("`])").map_or(part, |(_, rest)| rest))
+    parts.fold(first, |text, part| {
+        text + part.split_once("`])").map_or(part, |(_, rest)| rest)
+    })
 }
 
 #[test]

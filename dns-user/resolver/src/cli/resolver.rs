@@ -28,7 +28,12 @@ const INTERVAL: Duration = Duration::from_secs(3);
 #[derive(Debug, Args)]
 pub(super) struct Resolver {
     /// The server's address [default: from --config]
-    #[arg(long, alias = "bindAddress", value_name = "IP", required_unless_present = "config")]
+    #[arg(
+        long,
+        alias = "bindAddress",
+        value_name = "IP",
+        required_unless_present = "config"
+    )]
     address: Option<IpAddr>,
     /// The server's config.json
     #[arg(long, value_name = "FILE", required_if_eq("systemd_resolved", "true"))]
@@ -60,20 +65,30 @@ impl Resolver {
     }
 
     fn keep_up(self) -> anyhow::Result<()> {
-        let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
+        let Self {
+            address,
+            config,
+            systemd_resolved,
+            once,
+            keep,
+            log_format: _,
+        } = self;
         let address = match (address, &config) {
             (Some(address), _) => address,
             (None, Some(file)) => dns_kit::files::load_config(file)?.config.listen.ip(),
             // clap requires one of them.
             (None, None) => IpAddr::from([169, 254, 0, 2]),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         // The watch of the files needs the runtime's clock.
         let inside = runtime.enter();
         let mut setup = match (systemd_resolved, config) {
-            (true, Some(config)) => {
-                ResolverSetup::Resolved(Resolved::new(address), Box::new(RoutedDomains::of(&config)?))
-            }
+            (true, Some(config)) => ResolverSetup::Resolved(
+                Resolved::new(address),
+                Box::new(RoutedDomains::of(&config)?),
+            ),
             _ => ResolverSetup::ResolvConf(ResolvConf::new(address)),
         };
         if once {
@@ -156,7 +171,12 @@ pub(super) struct Wait {
     #[arg(long, default_value_t = 53)]
     port: u16,
     /// Name that must resolve
-    #[arg(long, alias = "checkDomain", value_name = "NAME", default_value = "upcheck.bosh-dns.")]
+    #[arg(
+        long,
+        alias = "checkDomain",
+        value_name = "NAME",
+        default_value = "upcheck.bosh-dns."
+    )]
     check_domain: Name,
     /// How long to wait, such as 30s or 5m
     #[arg(long, value_parser = parse_duration, default_value = "1m")]
@@ -169,7 +189,13 @@ pub(super) struct Wait {
 impl Wait {
     /// Waits until the name resolves; exits with 1 after the time limit.
     pub(super) fn run(self) -> ExitCode {
-        let Self { address, port, check_domain, timeout, log_format: _ } = self;
+        let Self {
+            address,
+            port,
+            check_domain,
+            timeout,
+            log_format: _,
+        } = self;
         let whom = match address {
             Some(address) => format!("the server at {}", SocketAddr::new(address, port)),
             None => "this machine's resolver".to_owned(),
@@ -194,7 +220,9 @@ pub(super) fn until_resolved(
     timeout: Duration,
     interval: Duration,
 ) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let result = runtime.block_on(async {
         let end = Instant::now() + timeout;
         loop {
@@ -205,7 +233,9 @@ pub(super) fn until_resolved(
             match tried {
                 Ok(()) => return Ok(()),
                 Err(problem) if Instant::now() >= end => return Err(problem),
-                Err(_) => time::sleep(interval.min(end.saturating_duration_since(Instant::now()))).await,
+                Err(_) => {
+                    time::sleep(interval.min(end.saturating_duration_since(Instant::now()))).await
+                }
             }
         }
     });
@@ -217,5 +247,9 @@ pub(super) fn until_resolved(
 /// Resolves the name through the C library, as other programs on this machine do.
 async fn by_system_resolver(name: &Name) -> anyhow::Result<()> {
     let looked_up = tokio::net::lookup_host((name.to_string(), 0));
-    upcheck::within(SYSTEM_TIMEOUT, looked_up).await?.next().map(drop).context(NO_ADDRESS)
+    upcheck::within(SYSTEM_TIMEOUT, looked_up)
+        .await?
+        .next()
+        .map(drop)
+        .context(NO_ADDRESS)
 }

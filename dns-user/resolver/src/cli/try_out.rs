@@ -45,10 +45,15 @@ impl Try {
         match self.prepare() {
             Ok((folder, config, welcome)) => {
                 welcome.print_once_up();
-                let options = RunOptions { log_format: LogFormat::default(), on_hangup: OnHangup::End };
+                let options = RunOptions {
+                    log_format: LogFormat::default(),
+                    on_hangup: OnHangup::End,
+                };
                 let code = daemon::run(&config, options);
                 if let Err(problem) = folder.close() {
-                    complain(&format_args!("cannot remove the files of this trial: {problem}"));
+                    complain(&format_args!(
+                        "cannot remove the files of this trial: {problem}"
+                    ));
                 }
                 code
             }
@@ -62,8 +67,14 @@ impl Try {
     /// Writes the files; returns their folder, the configuration in it, and the text to print once
     /// the server answers.
     fn prepare(self) -> io::Result<(tempfile::TempDir, PathBuf, Welcome)> {
-        let Self { records, aliases, port } = self;
-        let folder = tempfile::Builder::new().prefix("bosh-dns-xdp-try-").tempdir()?;
+        let Self {
+            records,
+            aliases,
+            port,
+        } = self;
+        let folder = tempfile::Builder::new()
+            .prefix("bosh-dns-xdp-try-")
+            .tempdir()?;
         let file = |name: &str| folder.path().join(name);
         let own = records.is_some();
         let records = match records {
@@ -98,8 +109,16 @@ impl Try {
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
         let address = SocketAddr::from((address, port));
-        let text =
-            explanation(address, &config, if own { UPCHECK.trim_end_matches('.') } else { NAME }, root);
+        let text = explanation(
+            address,
+            &config,
+            if own {
+                UPCHECK.trim_end_matches('.')
+            } else {
+                NAME
+            },
+            root,
+        );
         Ok((folder, config, Welcome { address, text }))
     }
 }
@@ -125,14 +144,26 @@ impl Welcome {
 /// Returns 127.0.0.1, or ::1 on a machine without IPv4.
 fn loopback() -> IpAddr {
     let address = IpAddr::from(Ipv4Addr::LOCALHOST);
-    if UdpSocket::bind((address, 0)).is_ok() { address } else { Ipv6Addr::LOCALHOST.into() }
+    if UdpSocket::bind((address, 0)).is_ok() {
+        address
+    } else {
+        Ipv6Addr::LOCALHOST.into()
+    }
 }
 
 /// Returns whether a DNS server answers the up-check name within `timeout`.
 fn answers(server: SocketAddr, timeout: Duration) -> bool {
-    let Ok(name) = Name::from_text(UPCHECK) else { return false };
-    resolver::until_resolved(Some(server.ip()), server.port(), &name, timeout, Duration::from_millis(20))
-        .is_ok()
+    let Ok(name) = Name::from_text(UPCHECK) else {
+        return false;
+    };
+    resolver::until_resolved(
+        Some(server.ip()),
+        server.port(),
+        &name,
+        timeout,
+        Duration::from_millis(20),
+    )
+    .is_ok()
 }
 
 /// Checks that an address is free for UDP and TCP; the error names the process that uses it.
@@ -140,13 +171,17 @@ fn is_free(address: SocketAddr) -> io::Result<()> {
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
         Ok(_) => Ok(()),
         Err(problem) if problem.kind() == io::ErrorKind::AddrInUse => {
-            let holder = port_holder(address.port()).unwrap_or_else(|| "another process".to_owned());
+            let holder =
+                port_holder(address.port()).unwrap_or_else(|| "another process".to_owned());
             Err(io::Error::new(
                 problem.kind(),
                 format!("{address} is in use by {holder}; choose another --port, or omit it"),
             ))
         }
-        Err(problem) => Err(io::Error::new(problem.kind(), format!("{address}: {problem}"))),
+        Err(problem) => Err(io::Error::new(
+            problem.kind(),
+            format!("{address}: {problem}"),
+        )),
     }
 }
 
@@ -166,13 +201,25 @@ fn port_holder(port: u16) -> Option<String> {
         }
     }
     // Numeric names only, because `/proc/self` is listed as well.
-    let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
-    let is_number =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
+    let processes = fs::read_dir("/proc")
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path());
+    let is_number = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit())
+    };
     for process in processes.filter(is_number) {
-        let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let descriptors = fs::read_dir(process.join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
         let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
-        if targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str())) {
+        if targets.any(|target| {
+            sockets
+                .iter()
+                .any(|socket| target.as_os_str() == socket.as_str())
+        }) {
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
             let pid = process.file_name()?.to_string_lossy().into_owned();
             return Some(format!("{} (pid {pid})", name.trim()));
@@ -183,7 +230,12 @@ fn port_holder(port: u16) -> Option<String> {
 
 fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
-    let (program, config, address, port) = (program.display(), config.display(), server.ip(), server.port());
+    let (program, config, address, port) = (
+        program.display(),
+        config.display(),
+        server.ip(),
+        server.port(),
+    );
     let path = match root {
         true => "Hot names are answered at the interface lo; the FAST column of `top` counts them.",
         false => "All answers come from userspace; run as root for the fast path.",
@@ -246,7 +298,12 @@ fn foundation() -> Value {
     // For reverse names.
     let names: Vec<Value> = rows
         .iter()
-        .map(|row| json!([row[9], format!("{}.{}.default.demo.bosh", text(&row[0]), text(&row[2]))]))
+        .map(|row| {
+            json!([
+                row[9],
+                format!("{}.{}.default.demo.bosh", text(&row[0]), text(&row[2]))
+            ])
+        })
         .collect();
     json!({
         "record_keys": RECORD_KEYS,
@@ -264,23 +321,40 @@ mod tests {
 
     #[test]
     fn example_foundation_is_valid() {
-        let (folder, config, _) = Try { records: None, aliases: None, port: Some(5353) }.prepare().unwrap();
+        let (folder, config, _) = Try {
+            records: None,
+            aliases: None,
+            port: Some(5353),
+        }
+        .prepare()
+        .unwrap();
         let report = check(&config);
         assert!(report.ok, "{:?}", report.errors);
         let written: Value =
             serde_json::from_slice(&fs::read(folder.path().join("records.json")).unwrap()).unwrap();
-        let index = RECORD_KEYS.iter().position(|key| *key == "instance_index").unwrap();
+        let index = RECORD_KEYS
+            .iter()
+            .position(|key| *key == "instance_index")
+            .unwrap();
         assert!(written["record_infos"][0][index].is_number(), "{written}");
         let serves = report.serves.unwrap();
-        assert_eq!((serves.instances, serves.aliases), (usize::from(2 * INSTANCES), 1));
+        assert_eq!(
+            (serves.instances, serves.aliases),
+            (usize::from(2 * INSTANCES), 1)
+        );
         folder.close().unwrap();
     }
 
     #[test]
     fn port_conflict_names_holder() {
         let taken = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let problem = is_free(taken.local_addr().unwrap()).unwrap_err().to_string();
-        assert!(problem.contains(&format!("(pid {})", std::process::id())), "{problem}");
+        let problem = is_free(taken.local_addr().unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            problem.contains(&format!("(pid {})", std::process::id())),
+            "{problem}"
+        );
     }
 
     #[test]
@@ -307,16 +381,39 @@ mod tests {
     #[test]
     fn own_records_need_no_known_name() {
         let records = tempfile::NamedTempFile::new().unwrap();
-        let given = Try { records: Some(records.path().into()), aliases: None, port: None };
+        let given = Try {
+            records: Some(records.path().into()),
+            aliases: None,
+            port: None,
+        };
         let (_folder, _, welcome) = given.prepare().unwrap();
-        let resolve = welcome.text.lines().find(|line| line.contains(" resolve ")).unwrap();
+        let resolve = welcome
+            .text
+            .lines()
+            .find(|line| line.contains(" resolve "))
+            .unwrap();
         // A name that every server answers.
-        assert!(resolve.contains(" resolve upcheck.bosh-dns --config "), "{}", welcome.text);
+        assert!(
+            resolve.contains(" resolve upcheck.bosh-dns --config "),
+            "{}",
+            welcome.text
+        );
     }
 
     #[test]
     fn missing_records_are_named() {
-        let given = Try { records: Some("/nowhere/records.json".into()), aliases: None, port: None };
-        assert!(given.prepare().err().unwrap().to_string().contains("/nowhere/records.json"));
+        let given = Try {
+            records: Some("/nowhere/records.json".into()),
+            aliases: None,
+            port: None,
+        };
+        assert!(
+            given
+                .prepare()
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("/nowhere/records.json")
+        );
     }
 }

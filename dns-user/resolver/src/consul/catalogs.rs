@@ -68,8 +68,17 @@ impl Catalogs {
     pub(crate) fn new(config: Config) -> Self {
         let settings = watch::channel(LiveSettings::of(&config)).0;
         let live = unknown_if_live(&config);
-        let parts = Parts { config: Arc::new(config), files: Arc::default(), live, version: 0 };
-        Self { parts: Mutex::new(parts), built: Mutex::new(None), settings }
+        let parts = Parts {
+            config: Arc::new(config),
+            files: Arc::default(),
+            live,
+            version: 0,
+        };
+        Self {
+            parts: Mutex::new(parts),
+            built: Mutex::new(None),
+            settings,
+        }
     }
 
     pub(crate) fn config(&self) -> Arc<Config> {
@@ -116,12 +125,21 @@ impl Catalogs {
     pub(crate) fn zone(&self) -> NewZone {
         let mut built = self.built.lock();
         let (version, source, files, live) = {
-            let Parts { config, files, live, version } = &*self.lock();
+            let Parts {
+                config,
+                files,
+                live,
+                version,
+            } = &*self.lock();
             (*version, config.clone(), files.clone(), live.clone())
         };
         let mut config = (*source).clone();
         if let Some(live) = &live {
-            let CatalogView { live: _, datacenter, node_name } = &**live;
+            let CatalogView {
+                live: _,
+                datacenter,
+                node_name,
+            } = &**live;
             if let (Some(datacenter), true) = (datacenter, config.datacenter_is_default) {
                 config.datacenter.clone_from(datacenter);
             }
@@ -139,9 +157,16 @@ impl Catalogs {
             None => Catalog::build((*files).clone(), &config, config.visibility.clone()),
         };
         catalog.update(live.as_ref().map(|live| live.live.clone()));
-        *built =
-            Some(Built { source, files, datacenter: config.datacenter.clone(), catalog: catalog.clone() });
-        NewZone { version, zone: Zone { config, catalog } }
+        *built = Some(Built {
+            source,
+            files,
+            datacenter: config.datacenter.clone(),
+            catalog: catalog.clone(),
+        });
+        NewZone {
+            version,
+            zone: Zone { config, catalog },
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Parts)) {
@@ -158,7 +183,10 @@ impl Catalogs {
 
 /// Returns the view of a live Consul that has not answered yet; `None` if none is configured.
 fn unknown_if_live(config: &Config) -> Option<Arc<CatalogView>> {
-    config.http.is_some().then(|| Arc::new(CatalogView::unknown(config)))
+    config
+        .http
+        .is_some()
+        .then(|| Arc::new(CatalogView::unknown(config)))
 }
 
 /// A configuration with the warnings about it; `None` if the file has no object `"consul"`.
@@ -172,14 +200,20 @@ pub(crate) fn load_config(path: &Path) -> Loaded {
         Ok(bytes) => without_live(&file, Config::of_document(&file, &bytes)),
         Err(error) => {
             let error = ConfigError::of_file(file, format!("cannot be read: {error}"));
-            ParsedFiles { valid: None, errors: vec![error] }
+            ParsedFiles {
+                valid: None,
+                errors: vec![error],
+            }
         }
     }
 }
 
 /// Rejects a live Consul in a build without the feature `live-consul`.
 fn without_live(file: &str, mut loaded: Loaded) -> Loaded {
-    let live = loaded.valid.as_ref().is_some_and(|(config, _)| config.http.is_some());
+    let live = loaded
+        .valid
+        .as_ref()
+        .is_some_and(|(config, _)| config.http.is_some());
     if live && !cfg!(feature = "live-consul") {
         loaded.errors.push(ConfigError {
             file: file.to_owned(),
@@ -208,15 +242,29 @@ pub(crate) struct Published {
 impl Published {
     /// Returns whether both have the same names with the same answers.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let Self { zone, recursion, seed } = self;
+        let Self {
+            zone,
+            recursion,
+            seed,
+        } = self;
         Arc::ptr_eq(zone, &other.zone) && *recursion == other.recursion && *seed == other.seed
     }
 
     /// Returns the addresses of a name and the policy for sending them; `None` if interfaces must
     /// not answer it.
-    pub(crate) fn look_up(&self, name: &Name) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, AnswerPolicy)> {
-        let Publishable { mut v4, mut v6, ttl, most, plain_v4, plain_v6, truncates } =
-            self.zone.publishable(name)?;
+    pub(crate) fn look_up(
+        &self,
+        name: &Name,
+    ) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, AnswerPolicy)> {
+        let Publishable {
+            mut v4,
+            mut v6,
+            ttl,
+            most,
+            plain_v4,
+            plain_v6,
+            truncates,
+        } = self.zone.publishable(name)?;
         let policy = AnswerPolicy::new(ttl, most, [plain_v4, plain_v6], truncates, self.recursion);
         self.sample(&mut v4, MAX_V4);
         self.sample(&mut v6, MAX_V6);
@@ -226,12 +274,20 @@ impl Published {
     /// Returns the reply to a query unless interfaces answer it from its addresses, or it depends on more
     /// than the query: on the client, on host names outside the catalog, or on data not read yet.
     pub(crate) fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
-        let Self { zone, recursion, seed: _ } = self;
+        let Self {
+            zone,
+            recursion,
+            seed: _,
+        } = self;
         if zone.config.dns.disable_compression || zone.lacks(query).is_some() {
             return None;
         }
         let client = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let asker = Asker { client, recursion: *recursion, serial };
+        let asker = Asker {
+            client,
+            recursion: *recursion,
+            serial,
+        };
         let answer = zone.answer(query, &asker, &mut fastrand::Rng::with_seed(seed))?;
         let is_address_list =
             matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses();
@@ -280,7 +336,10 @@ impl Used {
 
     /// Returns the services of names that an interface answered recently. `age` returns the time
     /// since the last answer for a name and type; names without one are dropped when room is scarce.
-    pub(super) fn recent(&self, age: impl Fn(&Name, u16) -> Option<Duration>) -> Vec<(Place, String)> {
+    pub(super) fn recent(
+        &self,
+        age: impl Fn(&Name, u16) -> Option<Duration>,
+    ) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
         let crowded = names.len() >= MOST / 2;
         let mut services = Vec::new();
@@ -305,10 +364,18 @@ mod tests {
     fn recently_answered_services_are_reported() {
         let used = Used::default();
         let key = |service: &str| (Place::Datacenter("dc1".into()), service.to_owned());
-        for name in ["web.service.consul", "v1.web.service.consul", "db.service.consul", "old.service.consul"]
-        {
+        for name in [
+            "web.service.consul",
+            "v1.web.service.consul",
+            "db.service.consul",
+            "old.service.consul",
+        ] {
             let name = Name::from_text(name).expect("a name");
-            let service = if name.to_string().contains("web") { "web" } else { "other" };
+            let service = if name.to_string().contains("web") {
+                "web"
+            } else {
+                "other"
+            };
             used.note(&name, ADDRESSES, key(service));
         }
         let age = |name: &Name, _qtype: u16| match name.to_string() {

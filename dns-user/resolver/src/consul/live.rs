@@ -32,7 +32,10 @@ pub(crate) async fn follow(
             let before = predecessor.take();
             let wanted = wanted?;
             let until = before.and_then(|before| good_until(&before, &wanted));
-            let source = Arc::new(LiveConsul::start(wanted, upstreams.upstream.load().host_names()));
+            let source = Arc::new(LiveConsul::start(
+                wanted,
+                upstreams.upstream.load().host_names(),
+            ));
             names.source.store(Some(source.clone()));
             install_catalogs(&source, until, &names, &catalogs, &installed).await;
             Some(())
@@ -77,10 +80,18 @@ async fn install_catalogs(
         let built = tokio::task::spawn_blocking(move || {
             catalogs.set_live(view);
             let zone = catalogs.zone();
-            let (nodes, instances) = (zone.zone.catalog.node_count(), zone.zone.catalog.instance_count());
+            let (nodes, instances) = (
+                zone.zone.catalog.node_count(),
+                zone.zone.catalog.instance_count(),
+            );
             let datacenter = zone.zone.config.datacenter.clone();
-            let incomplete = zone.zone.catalog.is_incomplete(&Place::Datacenter(datacenter.as_str().into()));
-            names.install(zone).then_some((datacenter, nodes, instances, incomplete))
+            let incomplete = zone
+                .zone
+                .catalog
+                .is_incomplete(&Place::Datacenter(datacenter.as_str().into()));
+            names
+                .install(zone)
+                .then_some((datacenter, nodes, instances, incomplete))
         });
         match built.await {
             Ok(Some((datacenter, nodes, instances, incomplete))) => {

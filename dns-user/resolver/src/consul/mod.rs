@@ -24,7 +24,8 @@ use tokio::sync::watch;
 
 pub(crate) use catalogs::{Catalogs, NewZone, Published, load_config};
 use dns_consul::{
-    Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record, source::LiveStatus,
+    Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record,
+    source::LiveStatus,
 };
 #[cfg(feature = "live-consul")]
 use dns_consul_source::LiveConsul;
@@ -83,7 +84,11 @@ impl ConsulNames {
     /// Returns the names that interfaces may answer now.
     pub(crate) fn published(&self) -> Published {
         let recursion = self.recursors.load().is_some();
-        Published { zone: self.zone.load_full(), recursion, seed: self.seed }
+        Published {
+            zone: self.zone.load_full(),
+            recursion,
+            seed: self.seed,
+        }
     }
 
     /// Installs a new catalog; returns whether it was newer than the current one.
@@ -121,7 +126,9 @@ impl ConsulNames {
     /// reach userspace.
     pub(crate) fn report_use(&self) {
         let source = self.source.load();
-        let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else { return };
+        let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else {
+            return;
+        };
         let now = kernel_monotonic_ns();
         let services = self.used.recent(|name, qtype| {
             let last_used = match qtype {
@@ -138,25 +145,46 @@ impl ConsulNames {
     /// Returns when an interface last gave a reply of this type, whatever the flags of the query.
     fn reply_last_used_ns(&self, name: &Name, qtype: u16) -> Option<u64> {
         let flags = [(false, false), (false, true), (true, false), (true, true)];
-        let last_used = flags.into_iter().filter_map(|(dnssec_ok, checking_disabled)| {
-            let question = AnswerKey { name: name.into(), qtype, dnssec_ok, checking_disabled };
-            self.fast_path.answer_last_used_ns(&question)
-        });
+        let last_used = flags
+            .into_iter()
+            .filter_map(|(dnssec_ok, checking_disabled)| {
+                let question = AnswerKey {
+                    name: name.into(),
+                    qtype,
+                    dnssec_ok,
+                    checking_disabled,
+                };
+                self.fast_path.answer_last_used_ns(&question)
+            });
         last_used.max()
     }
 
     /// Returns why the catalog may be wrong, if a live Consul fails to confirm it.
     pub(crate) fn problem(&self) -> Option<String> {
         match self.source_status()? {
-            LiveStatus { expired: true, problem, .. } => {
-                Some(format!("expired, names get SERVFAIL: {}", problem.unwrap_or_default()))
-            }
-            LiveStatus { stale, stale_problem: Some(problem), .. } => {
-                Some(format!("{stale} requests fail, their last results are served: {problem}"))
-            }
-            LiveStatus { last_contact_seconds: None, problem, .. } => {
-                Some(format!("not read yet: {}", problem.unwrap_or_else(|| "no answer".to_owned())))
-            }
+            LiveStatus {
+                expired: true,
+                problem,
+                ..
+            } => Some(format!(
+                "expired, names get SERVFAIL: {}",
+                problem.unwrap_or_default()
+            )),
+            LiveStatus {
+                stale,
+                stale_problem: Some(problem),
+                ..
+            } => Some(format!(
+                "{stale} requests fail, their last results are served: {problem}"
+            )),
+            LiveStatus {
+                last_contact_seconds: None,
+                problem,
+                ..
+            } => Some(format!(
+                "not read yet: {}",
+                problem.unwrap_or_else(|| "no answer".to_owned())
+            )),
             _ => None,
         }
     }
@@ -168,12 +196,16 @@ impl ConsulNames {
     /// Requests the data for the query from a live Consul and, if it is missing, waits for it up to
     /// [`TIMEOUT`].
     async fn wait_for_catalog(&self, query: &Query<'_>) {
-        let Some(source) = self.source.load_full() else { return };
+        let Some(source) = self.source.load_full() else {
+            return;
+        };
         let mut version = self.version.subscribe();
         let arrived = async {
             loop {
                 version.mark_unchanged();
-                let Some(lack) = self.zone.load().lacks(query) else { return };
+                let Some(lack) = self.zone.load().lacks(query) else {
+                    return;
+                };
                 source.demand(lack);
                 // The sender lives as long as `self`.
                 let _ = version.changed().await;
@@ -203,7 +235,11 @@ impl ConsulNames {
     pub(crate) fn domains(&self) -> Vec<Name> {
         let zone = self.zone.load();
         let config = &zone.config;
-        [Some(&config.domain), config.alt_domain.as_ref()].into_iter().flatten().cloned().collect()
+        [Some(&config.domain), config.alt_domain.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     pub(crate) fn ask(&self, recursors: Option<Arc<dyn Answer>>) {
@@ -212,7 +248,9 @@ impl ConsulNames {
 
     /// Returns the inputs of an answer other than the question.
     fn asker(&self, query: &Query<'_>) -> Asker {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Asker {
             // Falls back to the unspecified address, which no node has.
             client: query.client.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -232,11 +270,15 @@ impl ConsulNames {
     /// Resolves a host name through the recursors; empty if that fails.
     async fn chain(&self, host: &Name) -> Vec<Record> {
         let recursors = self.recursors.load_full();
-        let Some(recursors) = &*recursors else { return Vec::new() };
+        let Some(recursors) = &*recursors else {
+            return Vec::new();
+        };
         let message = query_message(fastrand::u16(..), FLAG_RD, host.as_wire(), TYPE_A);
         let mut reply = Vec::new();
         for transport in [Transport::Udp, Transport::Tcp] {
-            let Parsed::Query(query) = parse_by(transport, &message) else { return Vec::new() };
+            let Parsed::Query(query) = parse_by(transport, &message) else {
+                return Vec::new();
+            };
             reply = recursors.answer(&query).await;
             let is_truncated = reply.get(2).is_some_and(|flags| flags & 2 != 0);
             if !is_truncated {
@@ -254,7 +296,8 @@ impl Answer for ConsulNames {
             let Some((zone, answer)) = self.pending(query) else {
                 // The domains have changed in the meantime; SERVFAIL makes the client try again.
                 let mut reply = dns_core::wire::error_reply(query, ResponseCode::ServFail);
-                let error = ExtendedError::new(InfoCode::NotReady, "Consul's domains have just changed");
+                let error =
+                    ExtendedError::new(InfoCode::NotReady, "Consul's domains have just changed");
                 error.push(query, &mut reply);
                 return reply;
             };
@@ -269,7 +312,9 @@ impl Answer for ConsulNames {
         if self.waits(query) {
             return false;
         }
-        let Some((zone, answer)) = self.pending(query) else { return false };
+        let Some((zone, answer)) = self.pending(query) else {
+            return false;
+        };
         if self.recursors.load().is_some() && !answer.hosts().is_empty() {
             return false;
         }
@@ -281,7 +326,15 @@ impl Answer for ConsulNames {
             && answer.rcode == ResponseCode::NoError
             && let Some(service) = zone.service_of(query)
         {
-            self.used.note(&name, if is_address_list { catalogs::ADDRESSES } else { qtype }, service);
+            self.used.note(
+                &name,
+                if is_address_list {
+                    catalogs::ADDRESSES
+                } else {
+                    qtype
+                },
+                service,
+            );
         }
         if is_address_list {
             self.fast_path.learn(&name);
@@ -361,12 +414,22 @@ pub(crate) fn recursors_of(
             timeout: consul.dns.recursor_timeout,
             ..config.recursion.clone()
         };
-        let cache = CacheConfig { enabled: false, ..config.cache };
-        let config = Config { recursion, cache, ..config.clone() };
+        let cache = CacheConfig {
+            enabled: false,
+            ..config.cache
+        };
+        let config = Config {
+            recursion,
+            cache,
+            ..config.clone()
+        };
         Upstream::new(&config, own, &NoInterfaces::shared()).recursors()
     };
     let each: Vec<CachedSource> = consul.recursors.iter().filter_map(only).collect();
-    let recursors = Recursors { each, random: consul.dns.random_recursors };
+    let recursors = Recursors {
+        each,
+        random: consul.dns.random_recursors,
+    };
     (!recursors.each.is_empty()).then(|| Arc::new(recursors) as Arc<dyn Answer>)
 }
 
@@ -394,7 +457,10 @@ impl Answer for Recursors {
 
 //----------- Metrics --------------------------------------------------------
 
-pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) -> prometheus::Result<()> {
+pub(crate) fn register_metrics(
+    registry: &Registry,
+    consul: Arc<ConsulNames>,
+) -> prometheus::Result<()> {
     families::CONSUL_INSTANCES.scrape(registry, move || {
         let zone = consul.zone();
         let catalog = &zone.catalog;
@@ -409,10 +475,12 @@ pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) ->
 
 fn of_source(status: &LiveStatus) -> Vec<MetricFamily> {
     vec![
-        families::CONSUL_UP
-            .is(f64::from(!status.away && !status.unconfirmed && status.last_contact_seconds.is_some())),
-        families::CONSUL_CATALOG_AGE_SECONDS
-            .of(status.last_contact_seconds.map(|seconds| ([] as [&str; 0], seconds))),
+        families::CONSUL_UP.is(f64::from(
+            !status.away && !status.unconfirmed && status.last_contact_seconds.is_some(),
+        )),
+        families::CONSUL_CATALOG_AGE_SECONDS.of(status
+            .last_contact_seconds
+            .map(|seconds| ([] as [&str; 0], seconds))),
         families::CONSUL_SERVICES.of([
             (["known"], status.services as f64),
             (["told"], status.services_told as f64),

@@ -44,12 +44,20 @@ use dns_kit::{
 /// Must be called before the server gives up its privileges.
 pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
     let (ours, attachers) = UnixStream::pair()?;
-    let log_format = log_format.to_possible_value().ok_or(io::ErrorKind::InvalidInput)?;
+    let log_format = log_format
+        .to_possible_value()
+        .ok_or(io::ErrorKind::InvalidInput)?;
     // Use the path of the program, so that the process has its name.
     let program = env::current_exe().ok().filter(|path| path.exists());
     Command::new(program.as_deref().unwrap_or(Path::new("/proc/self/exe")))
         .arg0("bosh-dns-xdp")
-        .args(["attach", "--parent", "--log-format", log_format.get_name(), "--config"])
+        .args([
+            "attach",
+            "--parent",
+            "--log-format",
+            log_format.get_name(),
+            "--config",
+        ])
         .arg(path)
         .stdin(OwnedFd::from(attachers))
         // Only the server notifies the service manager.
@@ -107,11 +115,20 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<O
     let xdp = &config.xdp;
     if !xdp.enabled || xdp.mode == HookMode::Off {
         detach_earlier_programs(&config);
-        return Ok(Outcome::NothingToDo("xdp: disabled (xdp.enabled, xdp.mode)"));
+        return Ok(Outcome::NothingToDo(
+            "xdp: disabled (xdp.enabled, xdp.mode)",
+        ));
     }
-    let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    let own = (
+        nix::unistd::geteuid().as_raw(),
+        nix::unistd::getegid().as_raw(),
+    );
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
-    let known = |key, name: &Option<String>| name.as_ref().map(|name| system::user(key, name)).transpose();
+    let known = |key, name: &Option<String>| {
+        name.as_ref()
+            .map(|name| system::user(key, name))
+            .transpose()
+    };
     let server = known("xdp.user", &xdp.user)?.as_ref().map_or(own, ids);
     let attach_user = known("xdp.attach_user", &xdp.attach_user)?;
     let broken = |error| anyhow!("the connection to the server: {error}");
@@ -121,13 +138,16 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<O
     let pins = dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)));
     let servers = match (for_parent, &xdp.attach_socket) {
         (true, _) => Servers::Parent(parent().map_err(broken)?),
-        (false, Some(socket)) => Servers::Any(Attacher::bind(socket, server.0, server.1).map_err(no_socket)?),
+        (false, Some(socket)) => {
+            Servers::Any(Attacher::bind(socket, server.0, server.1).map_err(no_socket)?)
+        }
         (false, None) => return Ok(Outcome::NothingToDo(OWN_ATTACHER)),
     };
     let first = authority(&config)?;
     dns_fastpath::use_rule_lists(service_manager::handed_files(dns_fastpath::RULE_LISTS));
     privileges::keep_for_attaching(attach_user.as_ref())?;
-    sandbox::enter(Work::Attach).map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
+    sandbox::enter(Work::Attach)
+        .map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
     // Forks, so it must precede the first thread.
     let servers = match servers {
         Servers::Parent(server) => match fork_standby(server).map_err(broken)? {
@@ -139,8 +159,8 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<O
     // Every served interface takes a descriptor.
     dns_kit::limits::raise_file_limit();
     end_at_panics();
-    let logs =
-        Logs::init(&config.logging, options.log_format).map_err(|error| anyhow!("logging: {error}"))?;
+    let logs = Logs::init(&config.logging, options.log_format)
+        .map_err(|error| anyhow!("logging: {error}"))?;
     if let Err(problem) = pins
         && nix::unistd::geteuid().is_root()
     {
@@ -186,7 +206,10 @@ fn authority_reader(path: PathBuf, first: Authority) -> ReadAuthority {
     Box::new(move || match dns_kit::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
         // Only root may read the file, so the authority loaded at start stays in use.
-        Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
+        Err(_)
+            if File::open(&path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) =>
+        {
             Ok(first.clone())
         }
         Err(problem) => Err(problem),
@@ -216,7 +239,10 @@ fn end_at_panics() {
 
 /// Reads the addresses files; the result has the errors of invalid ones.
 fn addresses(config: &Config) -> ParsedFiles<Vec<SocketAddr>> {
-    Sources::of(config).addresses.read().parse(|files| parse_addresses(files.iter().copied()))
+    Sources::of(config)
+        .addresses
+        .read()
+        .parse(|files| parse_addresses(files.iter().copied()))
 }
 
 /// Returns the addresses permitted by the configuration and its addresses files.
@@ -226,7 +252,11 @@ fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
         warn!("{error}; the other addresses files are used");
     }
     let listen = Some(all_addresses(config.listen, &valid));
-    Ok(Authority { xdp: config.fast_path(), main: config.listen, listen })
+    Ok(Authority {
+        xdp: config.fast_path(),
+        main: config.listen,
+        listen,
+    })
 }
 
 /// Creates the pin folder on a BPF file system and gives it to `user`, for a service that does not
@@ -235,10 +265,12 @@ pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
     let prepare = || -> anyhow::Result<()> {
         let xdp = dns_kit::files::load_config(path)?.config.xdp;
         let found = User::from_name(user).ok().flatten();
-        let user = found
-            .with_context(|| format!("user {user:?} does not exist; expected a name from /etc/passwd"))?;
+        let user = found.with_context(|| {
+            format!("user {user:?} does not exist; expected a name from /etc/passwd")
+        })?;
         let owner = (user.uid.as_raw(), user.gid.as_raw());
-        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(|error| anyhow!("xdp.bpffs: {error}"))?;
+        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner))
+            .map_err(|error| anyhow!("xdp.bpffs: {error}"))?;
         // The service that follows may not open these.
         service_manager::keep_files(dns_fastpath::RULE_LISTS, dns_fastpath::open_rule_lists());
         Ok(())
@@ -317,7 +349,13 @@ fn fork_standby(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
 fn offer(server: &UnixStream) -> io::Result<(AttacherProcess, UnixStream)> {
     let connection = dns_fastpath::offer_connection(server)?;
     let (end, watched) = UnixStream::pair()?;
-    Ok((AttacherProcess { server: connection, end }, watched))
+    Ok((
+        AttacherProcess {
+            server: connection,
+            end,
+        },
+        watched,
+    ))
 }
 
 /// Returns whether the attacher at the other end has declared its end.
@@ -335,13 +373,19 @@ enum Ended {
 }
 
 /// Waits for the end of the server or of the attacher; the server sends nothing on its stream.
-fn wait_for_end(server: &UnixStream, attacher: &UnixStream, limit: Option<Duration>) -> io::Result<Ended> {
+fn wait_for_end(
+    server: &UnixStream,
+    attacher: &UnixStream,
+    limit: Option<Duration>,
+) -> io::Result<Ended> {
     let end = limit.map(|limit| Instant::now() + limit);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let timeout =
-            left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
-        let mut fds = [server, attacher].map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
+        let timeout = left.map_or(PollTimeout::NONE, |left| {
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds =
+            [server, attacher].map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
         match poll(&mut fds, timeout) {
             Ok(0) => return Ok(Ended::Nothing),
             Ok(_) => {}
@@ -364,7 +408,8 @@ mod tests {
     #[test]
     fn invalid_addresses_file_is_skipped() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("a.json", r#"[{"address": "127.0.0.2", "port": 53}]"#);
         write("b.json", "{");
         std::os::unix::fs::symlink("missing", folder.path().join("c.json")).unwrap();
@@ -372,7 +417,10 @@ mod tests {
             r#"{{"address": "127.0.0.1", "port": 53, "addresses_files_glob": "{}/*.json"}}"#,
             folder.path().display()
         );
-        let config = Config::check("config.json", text.as_bytes()).1.unwrap().config;
+        let config = Config::check("config.json", text.as_bytes())
+            .1
+            .unwrap()
+            .config;
         let ParsedFiles { valid, errors } = addresses(&config);
         assert_eq!(valid, [SocketAddr::from(([127, 0, 0, 2], 53))]);
         assert_eq!(errors.len(), 2, "{errors:?}");

@@ -79,12 +79,22 @@ pub fn check(path: &Path) -> CheckReport {
     let (errors, whole) = settings::check_config(path);
     let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let Some(whole) = whole else {
-        return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
+        return CheckReport {
+            ok: false,
+            errors,
+            warnings: Vec::new(),
+            serves: None,
+        };
     };
     let surroundings = surroundings(&whole.0.config);
     let mut report = examine(path, whole);
     if let Some(serves) = &mut report.serves {
-        serves.files.entry(Kind::Config.label()).or_default().errors.clone_from(&errors);
+        serves
+            .files
+            .entry(Kind::Config.label())
+            .or_default()
+            .errors
+            .clone_from(&errors);
     }
     errors.extend(surroundings);
     report.errors.splice(0..0, errors);
@@ -97,7 +107,10 @@ impl CheckReport {
     /// which a running server gives up.
     pub fn add_taken_addresses(&mut self, own: &[SocketAddr]) {
         let Some(serves) = &self.serves else { return };
-        let others = serves.listen.iter().filter(|address| !own.contains(address));
+        let others = serves
+            .listen
+            .iter()
+            .filter(|address| !own.contains(address));
         let taken = others.filter_map(|&address| Some(ServerError::of_taken(address)?.to_string()));
         self.errors.extend(taken);
         self.ok = self.errors.is_empty();
@@ -112,13 +125,23 @@ fn surroundings(config: &Config) -> Vec<String> {
     let user = |key, name: Option<&String>| system::user(key, name?).err();
     let accounts = [
         user("xdp.user", config.xdp.user.as_ref()),
-        user("xdp.attach_user", config.xdp.attach_user.as_ref().filter(|_| has_fast_path)),
-        user("control.user", control.and_then(|control| control.user.as_ref())),
+        user(
+            "xdp.attach_user",
+            config.xdp.attach_user.as_ref().filter(|_| has_fast_path),
+        ),
+        user(
+            "control.user",
+            control.and_then(|control| control.user.as_ref()),
+        ),
         control
             .and_then(|control| control.group.as_ref())
             .and_then(|name| system::group("control.group", name).err()),
     ];
-    let mut errors: Vec<String> = accounts.into_iter().flatten().map(|error| error.to_string()).collect();
+    let mut errors: Vec<String> = accounts
+        .into_iter()
+        .flatten()
+        .map(|error| error.to_string())
+        .collect();
     if has_fast_path {
         let literal = |name: &&String| !name.contains(['*', '?', '[']);
         for name in config.xdp.interfaces.iter().flatten().filter(literal) {
@@ -135,44 +158,91 @@ fn surroundings(config: &Config) -> Vec<String> {
 
 /// Returns the error of start-up for each listen address that does not belong to this machine.
 fn foreign_addresses(listen: &[SocketAddr]) -> impl Iterator<Item = String> {
-    listen.iter().filter_map(|&address| Some(ServerError::of_foreign(address)?.to_string()))
+    listen
+        .iter()
+        .filter_map(|&address| Some(ServerError::of_foreign(address)?.to_string()))
 }
 
-fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeConfig) -> CheckReport {
+fn examine(
+    path: &Path,
+    (
+        Loaded {
+            config,
+            mut warnings,
+        },
+        consul_config,
+    ): WholeConfig,
+) -> CheckReport {
     let service_status = ServiceStatus::default();
     let begun = Instant::now();
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
     let started = Files::start(Sources::of(&config), consul_config, &service_status);
-    service_status.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
+    service_status.loaded(
+        Kind::Config,
+        vec![path.to_owned()],
+        Vec::new(),
+        begun.elapsed(),
+        "read",
+    );
 
     let mut errors: Vec<String> = Vec::new();
     let state = service_status.state();
     for (kind, file_state) in &state.files {
         // Missing records may still appear; an invalid file stays invalid.
-        let starts_without =
-            *kind == Kind::Records.label() && config.records_file.as_ref().is_some_and(|path| !path.exists());
-        let target = if starts_without { &mut warnings } else { &mut errors };
+        let starts_without = *kind == Kind::Records.label()
+            && config
+                .records_file
+                .as_ref()
+                .is_some_and(|path| !path.exists());
+        let target = if starts_without {
+            &mut warnings
+        } else {
+            &mut errors
+        };
         target.extend(file_state.errors.iter().cloned());
         warnings.extend(file_state.warnings.iter().cloned());
     }
     if let Some(api) = &config.api {
-        warnings
-            .extend(unreadable(&api.tls).into_iter().map(|problem| format!("the API stays off: {problem}")));
+        warnings.extend(
+            unreadable(&api.tls)
+                .into_iter()
+                .map(|problem| format!("the API stays off: {problem}")),
+        );
     }
     if let (true, Some(tls)) = (config.health.enabled, &config.health.tls) {
-        warnings
-            .extend(unreadable(tls).into_iter().map(|problem| format!("health checks stay off: {problem}")));
+        warnings.extend(
+            unreadable(tls)
+                .into_iter()
+                .map(|problem| format!("health checks stay off: {problem}")),
+        );
     }
     match &config.jobs_dir {
         Some(folder) if !folder.is_dir() => {
-            warnings.push(format!("{}: no such folder: /local-groups stays off", folder.display()));
+            warnings.push(format!(
+                "{}: no such folder: /local-groups stays off",
+                folder.display()
+            ));
         }
         _ => {}
     }
     // The status has the errors that would end the start.
-    let Ok((_files, InitialFiles { snapshot, handlers, addresses, consul })) = started else {
+    let Ok((
+        _files,
+        InitialFiles {
+            snapshot,
+            handlers,
+            addresses,
+            consul,
+        },
+    )) = started
+    else {
         errors.extend(foreign_addresses(&[config.listen]));
-        return CheckReport { ok: false, errors, warnings, serves: None };
+        return CheckReport {
+            ok: false,
+            errors,
+            warnings,
+            serves: None,
+        };
     };
     let xdp = &config.xdp;
     let listen = all_addresses(config.listen, &addresses);
@@ -190,13 +260,22 @@ fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeC
         consul_names: consul.as_ref().map(|consul| consul_line(&consul.zone)),
         recursor_addresses: config.recursion.recursors.clone(),
         recursion: !config.recursion.disabled,
-        upcheck_domains: config.upcheck_domains.iter().map(ToString::to_string).collect(),
+        upcheck_domains: config
+            .upcheck_domains
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         fast_path_mode: if xdp.enabled { xdp.mode.word() } else { "off" }.to_owned(),
         api_port: config.api.as_ref().map(|api| api.port),
         health_checks: config.health.enabled,
         metrics_address: config.metrics.enabled.then_some(config.metrics.listen),
     };
-    CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) }
+    CheckReport {
+        ok: errors.is_empty(),
+        errors,
+        warnings,
+        serves: Some(serves),
+    }
 }
 
 fn handler_line(handler: &HandlerConfig) -> String {
@@ -216,7 +295,10 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
     let live = match &config.http {
         Some(api) => {
             let addresses: Vec<String> = api.addresses.iter().map(ToString::to_string).collect();
-            format!(" from files, and the services of Consul at {}", addresses.join(", "))
+            format!(
+                " from files, and the services of Consul at {}",
+                addresses.join(", ")
+            )
         }
         None => String::new(),
     };
@@ -224,28 +306,45 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
         true => "that of the agent",
         false => config.datacenter.as_str(),
     };
-    format!("{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}", config.domain)
+    format!(
+        "{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}",
+        config.domain
+    )
 }
 
 /// Returns the unreadable files of the Consul client. Without them Consul is queried without
 /// authentication or not at all.
 fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
-    let Some(api) = &config.http else { return Vec::new() };
-    let (certificate, key) = api.identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
+    let Some(api) = &config.http else {
+        return Vec::new();
+    };
+    let (certificate, key) = api
+        .identity
+        .as_ref()
+        .map(|(certificate, key)| (certificate, key))
+        .unzip();
     let files = [
         ("consul.token_file", config.token_file.as_ref()),
         ("consul.sources.http.ca_file", api.ca_file.as_ref()),
         ("consul.sources.http.cert_file", certificate),
         ("consul.sources.http.key_file", key),
     ];
-    let problem =
-        |(member, path): (&str, Option<&PathBuf>)| Some(format!("{member}: {}", unreadable_file(path?)?));
+    let problem = |(member, path): (&str, Option<&PathBuf>)| {
+        Some(format!("{member}: {}", unreadable_file(path?)?))
+    };
     files.into_iter().filter_map(problem).collect()
 }
 
 fn unreadable(tls: &TlsFiles) -> Vec<String> {
-    let TlsFiles { certificate, private_key, ca } = tls;
-    [certificate, private_key, ca].into_iter().filter_map(|path| unreadable_file(path)).collect()
+    let TlsFiles {
+        certificate,
+        private_key,
+        ca,
+    } = tls;
+    [certificate, private_key, ca]
+        .into_iter()
+        .filter_map(|path| unreadable_file(path))
+        .collect()
 }
 
 fn unreadable_file(path: &Path) -> Option<String> {
@@ -265,7 +364,10 @@ mod tests {
         let page = fs::read_to_string(page).unwrap();
         let (_, section) = page.split_once(&format!("\n## {heading}")).unwrap();
         let lines = section.lines().skip_while(|line| !line.starts_with("    "));
-        lines.take_while(|line| line.starts_with("    ")).collect::<Vec<_>>().join("\n")
+        lines
+            .take_while(|line| line.starts_with("    "))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[test]
@@ -276,19 +378,41 @@ mod tests {
             fs::write(path(heading), documented(heading)).unwrap();
         }
         // The address in the documentation is not one of this machine.
-        fs::write(path("Addresses files"), documented("Addresses files").replace("10.0.16.5", "127.0.0.2"))
-            .unwrap();
+        fs::write(
+            path("Addresses files"),
+            documented("Addresses files").replace("10.0.16.5", "127.0.0.2"),
+        )
+        .unwrap();
         let config = serde_json::json!({
             "address": "127.0.0.1", "port": 53, "records_file": path("records.json"),
             "alias_files_glob": path("Alias files"), "handlers_files_glob": path("Handler files"),
             "addresses_files_glob": path("Addresses files"), "xdp": {"mode": "off"},
         });
         fs::write(path("config.json"), config.to_string()).unwrap();
-        let CheckReport { errors, warnings, serves, .. } = check(&path("config.json"));
+        let CheckReport {
+            errors,
+            warnings,
+            serves,
+            ..
+        } = check(&path("config.json"));
         assert_eq!(errors, Vec::<String>::new());
         // Only about the configuration, which has no certificates.
-        assert!(warnings.iter().all(|warning| warning.contains("config.json: ")), "{warnings:?}");
-        let Serves { listen, instances, aliases, handlers, .. } = serves.unwrap();
-        assert_eq!((listen.len(), instances, aliases, handlers.len()), (2, 1, 4, 3));
+        assert!(
+            warnings
+                .iter()
+                .all(|warning| warning.contains("config.json: ")),
+            "{warnings:?}"
+        );
+        let Serves {
+            listen,
+            instances,
+            aliases,
+            handlers,
+            ..
+        } = serves.unwrap();
+        assert_eq!(
+            (listen.len(), instances, aliases, handlers.len()),
+            (2, 1, 4, 3)
+        );
     }
 }

@@ -24,12 +24,19 @@ impl ConsulFiles {
     /// served.
     pub(super) fn start(config: Config, service_status: &ServiceStatus) -> (Self, NewZone) {
         let followed = Followed::new(FileSource::Patterns(config.files.clone()));
-        let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
+        let mut files = Self {
+            catalogs: Arc::new(Catalogs::new(config)),
+            followed,
+        };
         // A forced read returns the contents even if they have not changed.
-        let (valid, wrong) =
-            files.read(Reading::Always, service_status).map(ParsedFiles::split).unwrap_or_default();
+        let (valid, wrong) = files
+            .read(Reading::Always, service_status)
+            .map(ParsedFiles::split)
+            .unwrap_or_default();
         let others = "only the other files are in use until it is valid";
-        error_lines("definition files", &wrong, others).iter().for_each(|line| error!("{line}"));
+        error_lines("definition files", &wrong, others)
+            .iter()
+            .for_each(|line| error!("{line}"));
         files.catalogs.set_files(valid);
         let zone = files.catalogs.zone();
         (files, zone)
@@ -45,10 +52,16 @@ impl ConsulFiles {
         self.catalogs.zone()
     }
 
-    pub(super) fn refresh(&mut self, reading: Reading, service_status: &ServiceStatus) -> Option<NewZone> {
+    pub(super) fn refresh(
+        &mut self,
+        reading: Reading,
+        service_status: &ServiceStatus,
+    ) -> Option<NewZone> {
         let read = self.read(reading, service_status)?;
         let stays = "the current catalog stays in use";
-        error_lines("definition files", &read.errors, stays).iter().for_each(|line| error!("{line}"));
+        error_lines("definition files", &read.errors, stays)
+            .iter()
+            .for_each(|line| error!("{line}"));
         self.catalogs.set_files(read.whole().ok()?);
         Some(self.catalogs.zone())
     }
@@ -60,9 +73,19 @@ impl ConsulFiles {
     ) -> Option<ParsedFiles<Registrations>> {
         let begun = Instant::now();
         let config = self.catalogs.config();
-        let (contents, parsed) =
-            self.followed.parsed(reading, |files| Definitions::read(files.iter().copied(), &config))?;
-        let ParsedFiles { valid: Definitions { registrations, warnings, ignored, .. }, errors } = parsed;
+        let (contents, parsed) = self.followed.parsed(reading, |files| {
+            Definitions::read(files.iter().copied(), &config)
+        })?;
+        let ParsedFiles {
+            valid:
+                Definitions {
+                    registrations,
+                    warnings,
+                    ignored,
+                    ..
+                },
+            errors,
+        } = parsed;
         for line in &ignored {
             debug!("{line}");
         }
@@ -72,10 +95,19 @@ impl ConsulFiles {
             }
             let (nodes, instances) = (registrations.nodes.len(), registrations.instances.len());
             let detail = format!("{nodes} nodes, {instances} instances");
-            service_status.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
+            service_status.loaded(
+                Kind::Consul,
+                contents.paths(),
+                warnings,
+                begun.elapsed(),
+                &detail,
+            );
         } else {
             service_status.refused(Kind::Consul, contents.paths(), &errors);
         }
-        Some(ParsedFiles { valid: registrations, errors })
+        Some(ParsedFiles {
+            valid: registrations,
+            errors,
+        })
     }
 }

@@ -27,8 +27,12 @@ impl RoutedDomains {
     /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
         let config = dns_kit::files::load_config(path)?.config;
-        let (files, InitialFiles { snapshot, handlers, .. }) =
-            Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
+        let (
+            files,
+            InitialFiles {
+                snapshot, handlers, ..
+            },
+        ) = Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();
         watch.set(files.folders());
         Ok(Self {
@@ -46,16 +50,28 @@ impl RoutedDomains {
             "" => ".".to_owned(),
             name => name.to_owned(),
         };
-        let Self { files: _, watch: _, of_records, of_handlers, of_upchecks } = self;
-        let all: BTreeSet<String> =
-            of_records.iter().chain(of_handlers).chain(of_upchecks).map(bare).collect();
+        let Self {
+            files: _,
+            watch: _,
+            of_records,
+            of_handlers,
+            of_upchecks,
+        } = self;
+        let all: BTreeSet<String> = of_records
+            .iter()
+            .chain(of_handlers)
+            .chain(of_upchecks)
+            .map(bare)
+            .collect();
         all.into_iter().collect()
     }
 
     /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
-        let FileChanges { snapshot, handlers, .. } = self.files.reload(Reading::IfChanged).await;
+        let FileChanges {
+            snapshot, handlers, ..
+        } = self.files.reload(Reading::IfChanged).await;
         if let Some(snapshot) = snapshot {
             self.of_records = domains_of_records(&snapshot);
         }
@@ -71,7 +87,10 @@ fn domains_of_records(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn domains_of_handlers(handlers: &[HandlerConfig]) -> Vec<String> {
-    handlers.iter().map(|handler| handler.domain.to_string()).collect()
+    handlers
+        .iter()
+        .map(|handler| handler.domain.to_string())
+        .collect()
 }
 
 /// Returns the name without its first label.
@@ -119,6 +138,8 @@ mod tests {
                 domains.follow().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), followed).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(30), followed)
+            .await
+            .unwrap();
     }
 }

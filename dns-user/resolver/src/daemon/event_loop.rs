@@ -89,8 +89,13 @@ pub(super) struct Daemon<'a> {
 
 impl Daemon<'_> {
     /// Serves until SIGTERM or SIGINT, or until a component fails.
-    pub(super) async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> anyhow::Result<()> {
-        let mut upchecks = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
+    pub(super) async fn run(
+        &mut self,
+        signals: &mut Signals,
+        failures: &mut Failures,
+    ) -> anyhow::Result<()> {
+        let mut upchecks =
+            time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         upchecks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
         // Heartbeats come from this loop rather than a separate task, because interfaces may answer
@@ -140,13 +145,18 @@ impl Daemon<'_> {
     /// which neither a self-check nor a client got an answer. If only some of several addresses are
     /// silent, that is only reported, because a restart would interrupt the working ones.
     async fn run_upchecks(&self, unanswered: &mut Unanswered) -> anyhow::Result<()> {
-        let Findings { answered, mut problems } = self.upcheck.once().await;
+        let Findings {
+            answered,
+            mut problems,
+        } = self.upcheck.once().await;
         let replies = self.replies();
         // `replies` includes the answers to self-checks.
         let others_answered = replies.saturating_sub(unanswered.replies) > answered as u64;
         unanswered.replies = replies;
         let listen_problems = self.listeners.problems().map(str::to_owned);
-        let silent: Vec<String> = listen_problems.chain(problems.iter().map(ToString::to_string)).collect();
+        let silent: Vec<String> = listen_problems
+            .chain(problems.iter().map(ToString::to_string))
+            .collect();
         let hung = answered == 0 && !problems.is_empty() && !others_answered;
         if silent != unanswered.silent {
             match silent.is_empty() {
@@ -188,13 +198,19 @@ impl Daemon<'_> {
     }
 
     async fn reload_files(&mut self, reading: Reading) {
-        let FileChanges { snapshot, handlers, addresses, consul } = self.files.reload(reading).await;
+        let FileChanges {
+            snapshot,
+            handlers,
+            addresses,
+            consul,
+        } = self.files.reload(reading).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
             self.server_state.consul_changed();
         }
         let has_handlers = handlers.is_some();
-        self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
+        self.upstreams
+            .follow(snapshot.map(Arc::new), handlers, &self.config);
         if has_handlers || reading == Reading::Always {
             // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_TIMEOUT).await {
@@ -208,7 +224,8 @@ impl Daemon<'_> {
     }
 
     async fn listen(&mut self, further: &[SocketAddr]) {
-        self.listen_on(all_addresses(self.config.listen, further)).await;
+        self.listen_on(all_addresses(self.config.listen, further))
+            .await;
     }
 
     /// Listens on all of these addresses that are available.
@@ -216,7 +233,10 @@ impl Daemon<'_> {
         self.upstreams.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
         self.wanted = wanted;
-        let (upchecks, internal) = (&self.config.upcheck_domains, self.config.internal_upcheck.as_ref());
+        let (upchecks, internal) = (
+            &self.config.upcheck_domains,
+            self.config.internal_upcheck.as_ref(),
+        );
         self.upcheck = Upcheck::new(&served, upchecks, internal, self.own.clone());
         if served == self.service_status.state().listen {
             return;
@@ -236,11 +256,13 @@ impl Daemon<'_> {
                 let stays = needs_restart_of_consul(self.consul_config.as_ref(), consul.as_ref());
                 loaded.warnings.extend(stays.map(str::to_owned));
                 self.reconfigure(loaded);
-                self.reconfigure_consul(consul.filter(|_| stays.is_none())).await;
+                self.reconfigure_consul(consul.filter(|_| stays.is_none()))
+                    .await;
             }
             Err(problems) => {
                 error!("{problems}; the current configuration stays in use");
-                self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problems.0);
+                self.service_status
+                    .refused(Kind::Config, vec![self.path.to_owned()], &problems.0);
             }
         }
         self.reload_files(Reading::Always).await;
@@ -258,27 +280,36 @@ impl Daemon<'_> {
 
     /// Applies another object `"consul"` and the changes it makes to the files and upstreams.
     async fn reconfigure_consul(&mut self, wanted: Option<ConsulConfig>) {
-        let (Some(names), Some(wanted)) = (&self.consul, wanted) else { return };
+        let (Some(names), Some(wanted)) = (&self.consul, wanted) else {
+            return;
+        };
         if self.consul_config.as_ref() != Some(&wanted)
             && let Some(zone) = self.files.reconfigure_consul(wanted.clone()).await
         {
             names.install(zone);
         }
         let listen = self.service_status.state().listen;
-        self.upstreams.reconfigure_consul(&wanted, &self.config, &listen);
+        self.upstreams
+            .reconfigure_consul(&wanted, &self.config, &listen);
         self.consul_config = Some(wanted);
     }
 
     /// Applies the settings that can change at runtime.
     fn reconfigure(&mut self, loaded: Loaded) {
         let begun = Instant::now();
-        let Loaded { config, mut warnings } = loaded;
+        let Loaded {
+            config,
+            mut warnings,
+        } = loaded;
         let (config, mut kept) = settings::merge(&self.config, config);
         if self.fast_path.lacks_cache(&config) {
             kept.push("cache.enabled for interfaces");
         }
         if !kept.is_empty() {
-            warnings.push(format!("changed, but takes effect only after a restart: {}", kept.join(", ")));
+            warnings.push(format!(
+                "changed, but takes effect only after a restart: {}",
+                kept.join(", ")
+            ));
         }
         for warning in &warnings {
             warn!("{warning}");
@@ -298,7 +329,12 @@ impl Daemon<'_> {
     }
 
     pub(super) async fn stop(self) {
-        let Self { listeners, health, fast_path, .. } = self;
+        let Self {
+            listeners,
+            health,
+            fast_path,
+            ..
+        } = self;
         // Detach first, so that queries no longer answered by interfaces find the sockets open.
         fast_path.stop().await;
         listeners.stop().await;
@@ -332,26 +368,33 @@ async fn read_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
         Ok(Ok(result)) => result,
         // The panic has been logged with its location.
         Ok(Err(panic)) => Err(failed(panic.to_string())),
-        Err(_) => {
-            Err(failed(format!("the file system did not respond within {} s", CONFIG_TIMEOUT.as_secs())))
-        }
+        Err(_) => Err(failed(format!(
+            "the file system did not respond within {} s",
+            CONFIG_TIMEOUT.as_secs()
+        ))),
     }
 }
 
 /// Describes a change of the object `"consul"` that needs a restart.
-fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig>) -> Option<&'static str> {
+fn needs_restart_of_consul(
+    old: Option<&ConsulConfig>,
+    new: Option<&ConsulConfig>,
+) -> Option<&'static str> {
     match (old, new) {
         (None, None) => None,
         (Some(old), Some(new)) => {
-            let datacenter =
-                |config: &ConsulConfig| (!config.datacenter_is_default).then(|| config.datacenter.clone());
+            let datacenter = |config: &ConsulConfig| {
+                (!config.datacenter_is_default).then(|| config.datacenter.clone())
+            };
             let is_live = old.http.is_some() && new.http.is_some();
             (is_live && datacenter(old) != datacenter(new)).then_some(
                 "consul.datacenter changed, which takes effect only after a restart because the live source \
                  is in use: the current object \"consul\" stays in use",
             )
         }
-        (None, Some(_)) => Some("the object \"consul\" was added: it takes effect only after a restart"),
+        (None, Some(_)) => {
+            Some("the object \"consul\" was added: it takes effect only after a restart")
+        }
         (Some(_), None) => Some(
             "the object \"consul\" was removed, which takes effect only after a restart: the current one \
              stays in use",

@@ -55,7 +55,10 @@ impl Failures {
         panic::set_hook(Box::new(move |panic| {
             let current = thread::current();
             let name = current.name().unwrap_or("a thread");
-            let place = panic.location().map(ToString::to_string).unwrap_or_default();
+            let place = panic
+                .location()
+                .map(ToString::to_string)
+                .unwrap_or_default();
             let problem = format!("{} at {place}", text(panic.payload()));
             error!("panic in {name}: {problem}");
             counted.inc();
@@ -65,10 +68,17 @@ impl Failures {
             };
             if is_over {
                 // The receiver is dropped when the server ends.
-                let _ = from_hook.send(Failure { part: name.to_owned(), problem });
+                let _ = from_hook.send(Failure {
+                    part: name.to_owned(),
+                    problem,
+                });
             }
         }));
-        Ok(Self { receiver, sender, panics })
+        Ok(Self {
+            receiver,
+            sender,
+            panics,
+        })
     }
 
     pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
@@ -76,7 +86,11 @@ impl Failures {
     }
 
     /// Spawns a component that must not end before the server does.
-    pub(super) fn spawn(&self, part: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(
+        &self,
+        part: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         let sender = self.sender.clone();
         let task = tokio::spawn(work);
         tokio::spawn(async move {
@@ -86,7 +100,10 @@ impl Failures {
                 Err(error) => error.to_string(),
             };
             // The receiver is dropped when the server ends.
-            let _ = sender.send(Failure { part: part.to_owned(), problem });
+            let _ = sender.send(Failure {
+                part: part.to_owned(),
+                problem,
+            });
         });
     }
 
@@ -108,7 +125,10 @@ impl Recent {
     fn add(&mut self, now: Instant) -> bool {
         let Self(panics) = self;
         panics.push_back(now);
-        while panics.front().is_some_and(|&first| now.duration_since(first) > PANIC_WINDOW) {
+        while panics
+            .front()
+            .is_some_and(|&first| now.duration_since(first) > PANIC_WINDOW)
+        {
             panics.pop_front();
         }
         panics.len() > MOST_PANICS
@@ -117,7 +137,8 @@ impl Recent {
 
 fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("panic")
 }
 
 #[cfg(test)]
@@ -131,8 +152,8 @@ mod tests {
         // One panic every ten seconds is tolerated indefinitely.
         assert!((0..100).all(|number| !recent.add(start + Duration::from_secs(10 * number))));
         let later = start + Duration::from_secs(10_000);
-        let ended =
-            (0..MOST_PANICS as u32 + 1).filter(|&number| recent.add(later + Duration::from_secs(1) * number));
+        let ended = (0..MOST_PANICS as u32 + 1)
+            .filter(|&number| recent.add(later + Duration::from_secs(1) * number));
         assert_eq!(ended.count(), 1, "the one past the bound");
     }
 }

@@ -123,7 +123,8 @@ impl Lifecycle {
         Self {
             config: config.fast_path(),
             max_reply: config.max_reply,
-            edns: u32::from(config.compat.echo_opt) * ECHO_OPT + u32::from(config.cookies.enabled) * COOKIES,
+            edns: u32::from(config.compat.echo_opt) * ECHO_OPT
+                + u32::from(config.cookies.enabled) * COOKIES,
             server_state,
             health,
             service_status,
@@ -157,8 +158,12 @@ impl Lifecycle {
             self.off(FastPathOff::Intended(reason.to_owned()));
             return;
         }
-        self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
-        self.server_state.fast_path.expect_previous_programs(self.config.lease);
+        self.off(FastPathOff::Intended(
+            "its programs are being loaded".to_owned(),
+        ));
+        self.server_state
+            .fast_path
+            .expect_previous_programs(self.config.lease);
         self.load_after(Duration::ZERO);
     }
 
@@ -219,7 +224,9 @@ impl Lifecycle {
     }
 
     fn is_attached(&self) -> bool {
-        self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready())
+        self.current
+            .as_ref()
+            .is_some_and(|fast_path| fast_path.is_ready())
     }
 
     /// Handles a failed attempt to load: tries again if that may help.
@@ -248,7 +255,8 @@ impl Lifecycle {
     /// Makes `fast_path` the current one, which receives all changes from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         (self.problem, self.lost_at) = (None, None);
-        self.service_status.change(|state| state.fast_path_off = None);
+        self.service_status
+            .change(|state| state.fast_path_off = None);
         fast_path.set_edns(self.edns);
         if let Some(bytes) = self.max_reply {
             fast_path.set_max_reply(bytes);
@@ -272,7 +280,9 @@ impl Lifecycle {
             true if is_new => {
                 warn!("cannot load new programs: {problem}; attached programs keep answering");
             }
-            false if is_new => warn!("fast path off: {problem}; every query is answered from userspace"),
+            false if is_new => {
+                warn!("fast path off: {problem}; every query is answered from userspace")
+            }
             _ => {}
         }
         if !self.is_attached() {
@@ -296,19 +306,25 @@ impl Lifecycle {
         if let Some(feeder) = self.feeder.take() {
             feeder.abort();
         }
-        for fast_path in [self.current.take(), self.retiring.take()].into_iter().flatten() {
+        for fast_path in [self.current.take(), self.retiring.take()]
+            .into_iter()
+            .flatten()
+        {
             // Joins threads, so it must not run on a runtime thread.
             drop(tokio::task::spawn_blocking(move || fast_path.withdraw()));
         }
     }
 
     fn off(&self, why: FastPathOff) {
-        self.service_status.change(|state| state.fast_path_off = Some(why));
+        self.service_status
+            .change(|state| state.fast_path_off = Some(why));
     }
 
     /// Logs each new reason why no interface is served, and the end of that state.
     fn log_unserved(&mut self) {
-        let Some(fast_path) = &self.current else { return };
+        let Some(fast_path) = &self.current else {
+            return;
+        };
         let interfaces = fast_path.status().interfaces;
         match interfaces.unserved {
             Some(why) if self.unserved.as_ref() != Some(&why) => {
@@ -320,7 +336,9 @@ impl Lifecycle {
             }
             // Requires a served interface: while the gate waits for queries, the reason may return
             // with the next one.
-            None if self.unserved.is_some() && interfaces.interfaces.iter().any(|one| one.hook.is_some()) => {
+            None if self.unserved.is_some()
+                && interfaces.interfaces.iter().any(|one| one.hook.is_some()) =>
+            {
                 info!("an interface is served again");
                 self.unserved = None;
             }
@@ -337,14 +355,23 @@ impl Lifecycle {
     /// Sends a heartbeat with the time since the last sign of life of the health checks, so that
     /// interfaces stop answering while the checks hang.
     pub(super) fn heartbeat(&mut self) {
-        let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
+        let silent_for = self
+            .health
+            .as_ref()
+            .map_or(Duration::ZERO, |health| health.silent_for());
         let hangs = silent_for >= self.config.lease / 2;
-        let now = if hangs { self.missed_heartbeats.saturating_add(1) } else { 0 };
+        let now = if hangs {
+            self.missed_heartbeats.saturating_add(1)
+        } else {
+            0
+        };
         match (std::mem::replace(&mut self.missed_heartbeats, now), now) {
             // After one missed heartbeat the whole process may have been suspended; only a second
             // one shows that the checks hang.
             (1, 2) => {
-                error!("health checks stalled: every query is answered from userspace until they resume")
+                error!(
+                    "health checks stalled: every query is answered from userspace until they resume"
+                )
             }
             (2.., 0) => info!("health checks resumed: interfaces answer again"),
             _ => {}
@@ -353,7 +380,12 @@ impl Lifecycle {
             fast_path.heartbeat(silent_for);
         }
         self.log_unserved();
-        if self.retiring.is_some() && self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
+        if self.retiring.is_some()
+            && self
+                .current
+                .as_ref()
+                .is_some_and(|fast_path| fast_path.is_ready())
+        {
             self.server_state.fast_path.retire();
             stop_in_background(self.retiring.take());
         }
@@ -388,20 +420,26 @@ impl Lifecycle {
     }
 
     pub(super) fn replies(&self) -> u64 {
-        self.current.as_ref().map_or(0, |fast_path| fast_path.counters().hits())
+        self.current
+            .as_ref()
+            .map_or(0, |fast_path| fast_path.counters().hits())
     }
 
     /// Waits until the interfaces answer from the last published state; returns false if that takes
     /// longer than `limit`.
     pub(super) async fn flushed(&self, limit: Duration) -> bool {
-        timeout(limit, self.server_state.fast_path.flushed()).await.is_ok()
+        timeout(limit, self.server_state.fast_path.flushed())
+            .await
+            .is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor, and waits for completion.
     pub(super) async fn stop(mut self) {
         match self.loading.take() {
             // The attacher detects the closed connection.
-            Some(loading) if self.config.attach_socket.is_some() || self.lost_at.is_some() => loading.abort(),
+            Some(loading) if self.config.attach_socket.is_some() || self.lost_at.is_some() => {
+                loading.abort()
+            }
             // Programs that finish loading must be detached again.
             Some(loading) => self.current = loading.await.ok().and_then(Result::ok),
             None => {}
@@ -420,7 +458,9 @@ impl Lifecycle {
 /// A server that has no service does this itself, before it gives up its privileges.
 pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAddr]) {
     let is_on = config.enabled && config.mode != HookMode::Off;
-    let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else { return };
+    let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else {
+        return;
+    };
     let (user, listen) = (config.attach_user.clone(), listen.to_vec());
     let detaching = tokio::task::spawn_blocking(move || {
         AttacherConnection::open(&socket, user.as_deref())
@@ -442,16 +482,19 @@ pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAdd
     }
 }
 
-fn connect(config: &XdpConfig, source: &AttacherSource) -> Result<AttacherConnection, FastPathError> {
+fn connect(
+    config: &XdpConfig,
+    source: &AttacherSource,
+) -> Result<AttacherConnection, FastPathError> {
     match (source, &config.attach_socket) {
         (AttacherSource::Own(standby), _) => AttacherConnection::receive(standby, OFFER_TIMEOUT),
         (AttacherSource::Service, Some(socket)) => {
             AttacherConnection::open(socket, config.attach_user.as_deref())
         }
         (AttacherSource::Service, None) => Err(FastPathError::ended()),
-        (AttacherSource::Gone(why), _) => {
-            Err(FastPathError::Failed(format!("the attacher refused to load programs: {why}")))
-        }
+        (AttacherSource::Gone(why), _) => Err(FastPathError::Failed(format!(
+            "the attacher refused to load programs: {why}"
+        ))),
     }
 }
 
@@ -500,10 +543,15 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Renews forwarded answers that interfaces use shortly before they expire, so that no query waits for the renewal;
 /// ends with the fast path.
-pub(super) async fn follow_renewals(server_state: Arc<ServerState>, mut requested: Receiver<AnswerQuestion>) {
+pub(super) async fn follow_renewals(
+    server_state: Arc<ServerState>,
+    mut requested: Receiver<AnswerQuestion>,
+) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(renewal) = requested.recv().await {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
         let server_state = server_state.clone();
         tokio::spawn(async move {
             // The old answer stays until it expires.
@@ -517,8 +565,11 @@ pub(super) async fn follow_renewals(server_state: Arc<ServerState>, mut requeste
 async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
     let state = server_state.state_full();
     let message = query(renewal);
-    let Parsed::Query(query) = parse(&message) else { return };
-    if let Route::Handler(answer) | Route::Recursors(answer) = Route::of(&state, &renewal.name, renewal.qtype)
+    let Parsed::Query(query) = parse(&message) else {
+        return;
+    };
+    if let Route::Handler(answer) | Route::Recursors(answer) =
+        Route::of(&state, &renewal.name, renewal.qtype)
     {
         answer.refresh(&query).await;
     }
@@ -526,8 +577,17 @@ async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
 
 /// Returns the query that a client with these flags and RD would send.
 fn query(renewal: &AnswerQuestion) -> Vec<u8> {
-    let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = renewal;
-    let flags = if *checking_disabled { FLAG_RD | FLAG_CD } else { FLAG_RD };
+    let AnswerQuestion {
+        name,
+        qtype,
+        dnssec_ok,
+        checking_disabled,
+    } = renewal;
+    let flags = if *checking_disabled {
+        FLAG_RD | FLAG_CD
+    } else {
+        FLAG_RD
+    };
     let mut message = query_message(0, flags, name.as_wire(), *qtype);
     if *dnssec_ok {
         message[11] = 1;
@@ -542,7 +602,9 @@ mod tests {
 
     #[test]
     fn renewal_asks_the_same_question() {
-        for (dnssec_ok, checking_disabled) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (dnssec_ok, checking_disabled) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
             let renewal = AnswerQuestion {
                 name: "www.example".parse().unwrap(),
                 qtype: 257,
@@ -550,9 +612,17 @@ mod tests {
                 checking_disabled,
             };
             let message = query(&renewal);
-            let Parsed::Query(query) = parse(&message) else { panic!("a query: {message:02x?}") };
-            assert_eq!((query.question.name(), query.question.qtype), (renewal.name, 257));
-            assert_eq!((query.dnssec_ok(), query.checking_disabled()), (dnssec_ok, checking_disabled));
+            let Parsed::Query(query) = parse(&message) else {
+                panic!("a query: {message:02x?}")
+            };
+            assert_eq!(
+                (query.question.name(), query.question.qtype),
+                (renewal.name, 257)
+            );
+            assert_eq!(
+                (query.dnssec_ok(), query.checking_disabled()),
+                (dnssec_ok, checking_disabled)
+            );
             assert!(query.recursion_desired());
         }
     }

@@ -78,23 +78,38 @@ impl Files {
             sources,
             service_status: service_status.clone(),
         };
-        let (handlers, wrong) =
-            inner.read_handlers(Reading::Always).map(ParsedFiles::split).unwrap_or_default();
+        let (handlers, wrong) = inner
+            .read_handlers(Reading::Always)
+            .map(ParsedFiles::split)
+            .unwrap_or_default();
         fatal.extend(wrong);
-        let (addresses, wrong) =
-            inner.read_addresses(Reading::Always).map(ParsedFiles::split).unwrap_or_default();
+        let (addresses, wrong) = inner
+            .read_addresses(Reading::Always)
+            .map(ParsedFiles::split)
+            .unwrap_or_default();
         let others = "only the addresses of the other files are listened on until it is valid";
-        error_lines("addresses files", &wrong, others).iter().for_each(|line| error!("{line}"));
+        error_lines("addresses files", &wrong, others)
+            .iter()
+            .for_each(|line| error!("{line}"));
         if !fatal.is_empty() {
             return Err(ConfigErrors(fatal));
         }
-        Ok((Self(Arc::new(Mutex::new(inner))), InitialFiles { snapshot, handlers, addresses, consul }))
+        Ok((
+            Self(Arc::new(Mutex::new(inner))),
+            InitialFiles {
+                snapshot,
+                handlers,
+                addresses,
+                consul,
+            },
+        ))
     }
 
     /// Reads the files on a blocking thread.
     pub(super) async fn reload(&self, reading: Reading) -> FileChanges {
         let this = self.clone();
-        let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(reading))).await;
+        let changes =
+            tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(reading))).await;
         // A panic has been logged with its location; the data in use stays.
         changes.unwrap_or_default()
     }
@@ -144,19 +159,46 @@ impl Inner {
         self.addresses.look_ahead(reading);
         let snapshot = self.catalog.refresh(reading);
         let handlers = self.read_handlers(reading);
-        let handlers = whole("handler files", handlers, "the current handlers stay in use");
+        let handlers = whole(
+            "handler files",
+            handlers,
+            "the current handlers stay in use",
+        );
         let addresses = self.read_addresses(reading);
-        let addresses = whole("addresses files", addresses, "the current listen addresses stay in use");
-        let consul = self.consul.as_mut().and_then(|files| files.refresh(reading, &self.service_status));
-        FileChanges { snapshot, handlers, addresses, consul }
+        let addresses = whole(
+            "addresses files",
+            addresses,
+            "the current listen addresses stay in use",
+        );
+        let consul = self
+            .consul
+            .as_mut()
+            .and_then(|files| files.refresh(reading, &self.service_status));
+        FileChanges {
+            snapshot,
+            handlers,
+            addresses,
+            consul,
+        }
     }
 
     /// Returns the folders to watch, without duplicates.
     fn folders(&self) -> Vec<PathBuf> {
-        let Self { catalog, handlers, addresses, consul, .. } = self;
+        let Self {
+            catalog,
+            handlers,
+            addresses,
+            consul,
+            ..
+        } = self;
         let consul = consul.as_ref().map(|files| &files.followed);
         let mut all = Vec::new();
-        for followed in catalog.followed().into_iter().chain([handlers, addresses]).chain(consul) {
+        for followed in catalog
+            .followed()
+            .into_iter()
+            .chain([handlers, addresses])
+            .chain(consul)
+        {
             for folder in &followed.folders {
                 if !all.contains(folder) {
                     all.push(folder.clone());
@@ -168,7 +210,9 @@ impl Inner {
 
     fn read_handlers(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
         let begun = Instant::now();
-        let read = self.handlers.parsed(reading, |files| Handlers::parse(files.iter().copied()))?;
+        let read = self
+            .handlers
+            .parsed(reading, |files| Handlers::parse(files.iter().copied()))?;
         let detail = format!("{} handlers", read.1.valid.len());
         self.report(Kind::Handlers, &read, begun, &detail);
         Some(read.1)
@@ -176,7 +220,9 @@ impl Inner {
 
     fn read_addresses(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<SocketAddr>>> {
         let begun = Instant::now();
-        let read = self.addresses.parsed(reading, |files| parse_addresses(files.iter().copied()))?;
+        let read = self
+            .addresses
+            .parsed(reading, |files| parse_addresses(files.iter().copied()))?;
         let detail = format!("{} further addresses", read.1.valid.len());
         self.report(Kind::Addresses, &read, begun, &detail);
         Some(read.1)
@@ -191,7 +237,13 @@ impl Inner {
     ) {
         match parsed.errors.as_slice() {
             [] => {
-                self.service_status.loaded(kind, contents.paths(), Vec::new(), begun.elapsed(), detail);
+                self.service_status.loaded(
+                    kind,
+                    contents.paths(),
+                    Vec::new(),
+                    begun.elapsed(),
+                    detail,
+                );
             }
             errors => self.service_status.refused(kind, contents.paths(), errors),
         }
@@ -201,6 +253,8 @@ impl Inner {
 /// Returns the contents of changed files if all are valid; otherwise logs every error.
 fn whole<T>(what: &str, read: Option<ParsedFiles<T>>, consequence: &str) -> Option<T> {
     let read = read?;
-    error_lines(what, &read.errors, consequence).iter().for_each(|line| error!("{line}"));
+    error_lines(what, &read.errors, consequence)
+        .iter()
+        .for_each(|line| error!("{line}"));
     read.whole().ok()
 }

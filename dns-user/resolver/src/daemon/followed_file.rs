@@ -100,11 +100,19 @@ impl FileSource {
     fn walk(&self) -> (Stamps, Vec<PathBuf>) {
         let (special, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
-            Self::Patterns(patterns) => {
-                matches(patterns).into_iter().partition(|path| bounded::is_special(path))
-            }
+            Self::Patterns(patterns) => matches(patterns)
+                .into_iter()
+                .partition(|path| bounded::is_special(path)),
         };
-        (Stamps(paths.into_iter().map(|path| (FileStamp::of(&path), path)).collect()), special)
+        (
+            Stamps(
+                paths
+                    .into_iter()
+                    .map(|path| (FileStamp::of(&path), path))
+                    .collect(),
+            ),
+            special,
+        )
     }
 
     /// Reads the files once.
@@ -123,7 +131,11 @@ impl FileSource {
             timeout.as_secs()
         );
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
-        Contents { stamps: Stamps::default(), files: vec![(path, Err(error))], settled: true }
+        Contents {
+            stamps: Stamps::default(),
+            files: vec![(path, Err(error))],
+            settled: true,
+        }
     }
 
     /// Folders in which a change may affect this source.
@@ -137,9 +149,10 @@ impl FileSource {
                 }
                 folders
             }
-            Self::Patterns(patterns) => {
-                patterns.iter().flat_map(|pattern| folders(pattern).unwrap_or_default()).collect()
-            }
+            Self::Patterns(patterns) => patterns
+                .iter()
+                .flat_map(|pattern| folders(pattern).unwrap_or_default())
+                .collect(),
         }
     }
 }
@@ -148,7 +161,10 @@ impl FileSource {
 fn matches(patterns: &[String]) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     // Patterns are validated when the configuration is read.
-    for path in patterns.iter().flat_map(|pattern| glob(pattern).unwrap_or_default()) {
+    for path in patterns
+        .iter()
+        .flat_map(|pattern| glob(pattern).unwrap_or_default())
+    {
         if !paths.contains(&path) {
             paths.push(path);
         }
@@ -165,10 +181,21 @@ impl Stamps {
     ///
     /// Stamps are taken before the contents, so a change in between is noticed at the next check.
     fn read(self) -> Contents {
-        let files = self.0.iter().map(|(_, path)| (path.clone(), bounded::read(path))).collect();
+        let files = self
+            .0
+            .iter()
+            .map(|(_, path)| (path.clone(), bounded::read(path)))
+            .collect();
         let now = SystemTime::now();
-        let settled = self.0.iter().all(|(stamp, _)| stamp.is_none_or(|stamp| is_older(stamp, now)));
-        Contents { stamps: self, files, settled }
+        let settled = self
+            .0
+            .iter()
+            .all(|(stamp, _)| stamp.is_none_or(|stamp| is_older(stamp, now)));
+        Contents {
+            stamps: self,
+            files,
+            settled,
+        }
     }
 }
 
@@ -202,16 +229,29 @@ impl Contents {
     }
 
     /// Parses the files, given by name and content; adds an error for each unreadable one.
-    pub(super) fn parse<T>(&self, parse: impl FnOnce(&[(&str, &[u8])]) -> ParsedFiles<T>) -> ParsedFiles<T> {
-        let names: Vec<String> = self.files.iter().map(|(path, _)| path.display().to_string()).collect();
+    pub(super) fn parse<T>(
+        &self,
+        parse: impl FnOnce(&[(&str, &[u8])]) -> ParsedFiles<T>,
+    ) -> ParsedFiles<T> {
+        let names: Vec<String> = self
+            .files
+            .iter()
+            .map(|(path, _)| path.display().to_string())
+            .collect();
         let (mut files, mut errors) = (Vec::new(), Vec::new());
         for (name, (_, bytes)) in names.iter().zip(&self.files) {
             match bytes {
                 Ok(bytes) => files.push((name.as_str(), bytes.as_slice())),
-                Err(error) => errors.push(ConfigError::of_file(name, format!("cannot be read: {error}"))),
+                Err(error) => errors.push(ConfigError::of_file(
+                    name,
+                    format!("cannot be read: {error}"),
+                )),
             }
         }
-        let ParsedFiles { valid, errors: invalid } = parse(&files);
+        let ParsedFiles {
+            valid,
+            errors: invalid,
+        } = parse(&files);
         errors.extend(invalid);
         ParsedFiles { valid, errors }
     }
@@ -223,7 +263,10 @@ pub(super) fn error_lines(what: &str, errors: &[ConfigError], consequence: &str)
     let line = |problem: &ConfigError| format!("{what}: {problem}; {consequence}");
     let mut lines: Vec<String> = errors.iter().take(LOGGED_ERRORS).map(line).collect();
     if let Some(more) = errors.len().checked_sub(LOGGED_ERRORS + 1) {
-        lines.push(format!("{what}: and {} more errors, which bosh-dns-xdp check lists", more + 1));
+        lines.push(format!(
+            "{what}: and {} more errors, which bosh-dns-xdp check lists",
+            more + 1
+        ));
     }
     lines
 }
@@ -292,7 +335,9 @@ impl Followed {
                 break;
             }
             thread::sleep(SETTLED);
-            let Some(again) = self.read_now(None) else { break };
+            let Some(again) = self.read_now(None) else {
+                break;
+            };
             contents = again;
             self.digest = Some(contents.digest());
             parsed = contents.parse(&parse);
@@ -307,9 +352,18 @@ impl Followed {
 
     /// Reads the source and remembers its state; `None` if it matches `known`.
     fn read_now(&mut self, known: Option<Stamps>) -> Option<Contents> {
-        let timeout = if self.digest.is_none() { FIRST_TIMEOUT } else { TIMEOUT };
+        let timeout = if self.digest.is_none() {
+            FIRST_TIMEOUT
+        } else {
+            TIMEOUT
+        };
         self.reader.request(known);
-        let Some(ReadResult { folders, special, contents }) = self.reader.result(timeout) else {
+        let Some(ReadResult {
+            folders,
+            special,
+            contents,
+        }) = self.reader.result(timeout)
+        else {
             // Once it answers, read it again regardless of its stamps.
             self.settled = false;
             return Some(self.source.unresponsive(timeout));
@@ -334,12 +388,16 @@ fn is_older(stamp: FileStamp, now: SystemTime) -> bool {
     let changed = u64::try_from(seconds)
         .ok()
         .and_then(|seconds| {
-            Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
+            Duration::from_secs(seconds)
+                .checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
         })
         .and_then(|since_epoch| SystemTime::UNIX_EPOCH.checked_add(since_epoch));
     // A time in the future proves nothing. It counts as old; otherwise the file would be read at
     // every check.
-    changed.is_none_or(|changed| now.duration_since(changed).map_or(true, |age| age >= SETTLED))
+    changed.is_none_or(|changed| {
+        now.duration_since(changed)
+            .map_or(true, |age| age >= SETTLED)
+    })
 }
 
 fn parent(path: &Path) -> PathBuf {
@@ -392,7 +450,12 @@ impl FileReader {
         if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
             tracing::error!("cannot start a thread to read files: {error}");
         }
-        Self { requests, results, overdue: 0, requested_at: None }
+        Self {
+            requests,
+            results,
+            overdue: 0,
+            requested_at: None,
+        }
     }
 
     /// Requests the contents, which [`Self::result`] returns. Does nothing while an earlier request
@@ -412,7 +475,10 @@ impl FileReader {
 
     /// Returns the contents if they arrive within `timeout` of the request.
     fn result(&mut self, timeout: Duration) -> Option<ReadResult> {
-        let result = self.results.recv_deadline(self.requested_at.take()? + timeout).ok();
+        let result = self
+            .results
+            .recv_deadline(self.requested_at.take()? + timeout)
+            .ok();
         if result.is_none() {
             self.overdue += 1;
         }
@@ -423,7 +489,11 @@ impl FileReader {
 fn read(source: &FileSource, known: Option<&Stamps>) -> ReadResult {
     let (stamps, special) = source.walk();
     let is_known = known == Some(&stamps);
-    ReadResult { folders: source.folders(), special, contents: (!is_known).then(|| stamps.read()) }
+    ReadResult {
+        folders: source.folders(),
+        special,
+        contents: (!is_known).then(|| stamps.read()),
+    }
 }
 
 #[cfg(test)]
@@ -436,7 +506,8 @@ mod tests {
         let stamp = FileStamp::of(file.path()).unwrap();
         let (seconds, nanoseconds) = stamp.changed;
         let since_1970 = Duration::from_secs(seconds.cast_unsigned());
-        let changed = SystemTime::UNIX_EPOCH + since_1970 + Duration::from_nanos(nanoseconds.cast_unsigned());
+        let changed =
+            SystemTime::UNIX_EPOCH + since_1970 + Duration::from_nanos(nanoseconds.cast_unsigned());
         assert!(!is_older(stamp, changed + SETTLED / 2));
         assert!(is_older(stamp, changed + 2 * SETTLED));
         // After the clock is set back, the file would be read at every check.
@@ -470,8 +541,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         nix::unistd::mkfifo(&folder.path().join("a.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut followed =
-            Followed::new(FileSource::Patterns(vec![format!("{}/*.json", folder.path().display())]));
+        let mut followed = Followed::new(FileSource::Patterns(vec![format!(
+            "{}/*.json",
+            folder.path().display()
+        )]));
         let contents = followed.changed(Reading::Always).unwrap();
         assert_eq!(contents.paths(), [folder.path().join("b.json")]);
         assert_eq!(followed.special, [folder.path().join("a.json")]);
@@ -483,7 +556,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         let mut followed = Followed::new(FileSource::File(path.clone()));
-        assert!(followed.changed(Reading::IfChanged).unwrap().files[0].1.is_err());
+        assert!(
+            followed.changed(Reading::IfChanged).unwrap().files[0]
+                .1
+                .is_err()
+        );
         assert!(followed.changed(Reading::IfChanged).is_none());
         fs::write(&path, "{}").unwrap();
         assert!(followed.changed(Reading::IfChanged).is_some());
@@ -503,9 +580,23 @@ mod tests {
         let mut followed = Followed::new(FileSource::File(path.clone()));
         followed.look_ahead(Reading::Always);
         followed.look_ahead(Reading::Always);
-        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"{}");
+        assert_eq!(
+            followed
+                .changed(Reading::Always)
+                .unwrap()
+                .into_first()
+                .unwrap(),
+            b"{}"
+        );
         fs::write(&path, "[]").unwrap();
-        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"[]");
+        assert_eq!(
+            followed
+                .changed(Reading::Always)
+                .unwrap()
+                .into_first()
+                .unwrap(),
+            b"[]"
+        );
     }
 
     #[test]
@@ -519,12 +610,29 @@ mod tests {
             thread::sleep(TIMEOUT * 3 / 2);
             read(&slow, known)
         });
-        let mut followed = Followed { reader, ..Followed::new(source) };
-        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"{}");
-        let all = |files: &[(&str, &[u8])]| ParsedFiles { valid: files.len(), errors: Vec::new() };
+        let mut followed = Followed {
+            reader,
+            ..Followed::new(source)
+        };
+        assert_eq!(
+            followed
+                .changed(Reading::Always)
+                .unwrap()
+                .into_first()
+                .unwrap(),
+            b"{}"
+        );
+        let all = |files: &[(&str, &[u8])]| ParsedFiles {
+            valid: files.len(),
+            errors: Vec::new(),
+        };
         let ParsedFiles { valid, errors } = followed.changed(Reading::Always).unwrap().parse(all);
         assert_eq!((valid, errors.len()), (0, 1));
-        assert!(errors[0].problem.contains("did not respond within 1 s"), "{}", errors[0]);
+        assert!(
+            errors[0].problem.contains("did not respond within 1 s"),
+            "{}",
+            errors[0]
+        );
     }
 
     #[test]

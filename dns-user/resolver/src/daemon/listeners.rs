@@ -20,7 +20,8 @@ use crate::{
         tap::Tap,
     },
     server::{
-        Arrivals, Cookies, Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics,
+        Arrivals, Cookies, Identity, Options, Overload, OwnConnections, Server, ServerError,
+        ServerMetrics,
     },
     state::ServerState,
 };
@@ -53,12 +54,22 @@ impl Listeners {
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        Self { server_state, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
+        Self {
+            server_state,
+            identity,
+            metrics,
+            options,
+            running: HashMap::new(),
+            problems: HashMap::new(),
+        }
     }
 
     /// Listens on every available address and returns the addresses served; fails if there are
     /// none.
-    pub(super) async fn start(&mut self, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, ServerError> {
+    pub(super) async fn start(
+        &mut self,
+        addresses: &[SocketAddr],
+    ) -> Result<Vec<SocketAddr>, ServerError> {
         let mut problems = Vec::new();
         for &address in addresses {
             if let Err(problem) = self.listen(address, addresses).await {
@@ -77,8 +88,12 @@ impl Listeners {
     /// Replaces the set of listen addresses and returns the addresses served. An unavailable
     /// address is logged once and does not affect the others.
     pub(super) async fn set(&mut self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-        let gone: Vec<SocketAddr> =
-            self.running.keys().filter(|address| !addresses.contains(address)).copied().collect();
+        let gone: Vec<SocketAddr> = self
+            .running
+            .keys()
+            .filter(|address| !addresses.contains(address))
+            .copied()
+            .collect();
         for address in gone {
             info!("no longer listening on {address}");
             if let Some(Running { stop, task }) = self.running.remove(&address) {
@@ -87,7 +102,8 @@ impl Listeners {
                 tokio::spawn(task);
             }
         }
-        self.problems.retain(|address, _| addresses.contains(address));
+        self.problems
+            .retain(|address, _| addresses.contains(address));
         for &address in addresses {
             if let Err(problem) = self.listen(address, addresses).await {
                 self.report(address, &problem);
@@ -123,7 +139,10 @@ impl Listeners {
     }
 
     pub(super) fn ended(&self) -> Option<SocketAddr> {
-        self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
+        self.running
+            .iter()
+            .find(|(_, running)| running.task.is_finished())
+            .map(|(&address, _)| address)
     }
 
     /// Records that an address is not served, and logs each new reason. The next [`Self::set`]
@@ -140,10 +159,23 @@ impl Listeners {
         if self.running.contains_key(&address) {
             return Ok(());
         }
-        let ipv4_apart = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
-        let options = Options { ipv4_apart, listen: Some(address), ..self.options.clone() };
+        let ipv4_apart = all
+            .iter()
+            .any(|other| other.is_ipv4() && other.port() == address.port());
+        let options = Options {
+            ipv4_apart,
+            listen: Some(address),
+            ..self.options.clone()
+        };
         let (server_state, identity) = (self.server_state.clone(), self.identity.clone());
-        let bound = Server::bind(&[address], server_state, identity, self.metrics.clone(), options).await;
+        let bound = Server::bind(
+            &[address],
+            server_state,
+            identity,
+            self.metrics.clone(),
+            options,
+        )
+        .await;
         let server = bound?;
         self.problems.remove(&address);
         info!("listening on {address}, UDP and TCP");
@@ -170,10 +202,18 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, ta
         own,
         tap,
         max_reply: config.max_reply,
-        arrivals: if serves_interfaces { Arrivals::on() } else { Arrivals::default() },
+        arrivals: if serves_interfaces {
+            Arrivals::on()
+        } else {
+            Arrivals::default()
+        },
         compat: config.compat,
         cookies: Cookies::new(&config.cookies),
-        overload: if config.xdp.shed { Overload::on() } else { Overload::default() },
+        overload: if config.xdp.shed {
+            Overload::on()
+        } else {
+            Overload::default()
+        },
         ..Options::default()
     }
 }
@@ -198,7 +238,10 @@ const API_NAME: &str = "api.bosh-dns";
 pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
 
 /// Loads the certificates of the API. Without usable ones the API stays off; DNS is unaffected.
-pub(super) fn api_certificates(api: &ApiConfig, service_status: &ServiceStatus) -> Option<Arc<RotatingTls>> {
+pub(super) fn api_certificates(
+    api: &ApiConfig,
+    service_status: &ServiceStatus,
+) -> Option<Arc<RotatingTls>> {
     RotatingTls::load("api", API_NAME, &api.tls)
         .map_err(|problem| service_status.stays_off(format!("api: {problem}; the API stays off")))
         .ok()
@@ -216,8 +259,9 @@ pub(super) async fn open_api(
     let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
         Ok(server) => server,
         Err(problem) => {
-            return service_status
-                .stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
+            return service_status.stays_off(format!(
+                "api: cannot listen on {address}: {problem}; the API stays off"
+            ));
         }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
@@ -236,7 +280,8 @@ pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failu
             }
         }),
         Err(problem) => {
-            let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
+            let problem =
+                format!("control: {path} cannot be bound: {problem}; the control socket stays off");
             backend.readiness.service_status.stays_off(problem);
         }
     }

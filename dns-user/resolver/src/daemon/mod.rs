@@ -75,7 +75,11 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     if !is_logged {
         print_error("bosh-dns-xdp", &problem.to_string());
     }
-    if problem.is::<failures::Failure>() { ExitCode::from(INTERNAL_FAILURE) } else { ExitCode::FAILURE }
+    if problem.is::<failures::Failure>() {
+        ExitCode::from(INTERNAL_FAILURE)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged`
@@ -85,22 +89,28 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Resu
     let settings = &config.0.config;
     let xdp = &settings.xdp;
     // Must happen while the process may still change the socket's owner.
-    let bind = |control: &ControlConfig| (control.socket.clone(), bind_control(control, xdp.user.as_deref()));
+    let bind = |control: &ControlConfig| {
+        (
+            control.socket.clone(),
+            bind_control(control, xdp.user.as_deref()),
+        )
+    };
     let control = settings.control.as_ref().map(bind);
     let is_on = xdp.enabled && xdp.mode != HookMode::Off;
     let needs_attacher = is_on && xdp.attach_socket.is_none();
     // An earlier server's programs would answer from its records until its lease expires. With a service the
     // server may not detach them itself, see [`fast_path::end_earlier_programs`].
-    let earlier =
-        (!is_on && xdp.attach_socket.is_none()).then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
+    let earlier = (!is_on && xdp.attach_socket.is_none())
+        .then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
     // Must happen while the process has its capabilities and may execute programs.
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;
     // Limits a compromised server to operations on files, sockets and threads.
-    sandbox::enter(Work::Serve).map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
+    sandbox::enter(Work::Serve)
+        .map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
     dns_kit::limits::raise_file_limit();
-    let logs =
-        Logs::init(&settings.logging, options.log_format).map_err(|error| anyhow!("logging: {error}"))?;
+    let logs = Logs::init(&settings.logging, options.log_format)
+        .map_err(|error| anyhow!("logging: {error}"))?;
     match earlier {
         Some(Ok(detached)) if detached.links + detached.filters > 0 => {
             info!("programs of an earlier server detached: the fast path is off");
@@ -117,8 +127,14 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Resu
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
         .build()
         .map_err(cannot_start)?;
-    let result =
-        runtime.block_on(serve(path, config, (control, attacher), &logs, failures, options.on_hangup));
+    let result = runtime.block_on(serve(
+        path,
+        config,
+        (control, attacher),
+        &logs,
+        failures,
+        options.on_hangup,
+    ));
     // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
     if let Err(problem) = &result {

@@ -14,7 +14,11 @@ use crate::system;
 const SERVING: [Capability; 1] = [Capability::CAP_NET_BIND_SERVICE];
 
 /// Capabilities of the attacher (Linux 5.8).
-const ATTACHING: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
+const ATTACHING: [Capability; 3] = [
+    Capability::CAP_BPF,
+    Capability::CAP_NET_ADMIN,
+    Capability::CAP_PERFMON,
+];
 
 /// Drops all privileges that the server does not need: switches to `user`, if given, keeping only
 /// [`SERVING`]; otherwise drops the capabilities of the attacher, unless running as root.
@@ -27,7 +31,11 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> anyhow::Result<()> {
         return keep_only(&held.difference(&ATTACHING.into()).copied().collect());
     };
     let user = system::user("xdp.user", name)?;
-    if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
+    if user.uid == Uid::effective() {
+        Ok(())
+    } else {
+        become_user(&user, &SERVING.into())
+    }
 }
 
 /// Returns a remark if this process is still root.
@@ -50,16 +58,21 @@ pub(super) fn keep_for_attaching(user: Option<&User>) -> anyhow::Result<()> {
 
 fn become_user(user: &User, needed: &CapsHashSet) -> anyhow::Result<()> {
     if !Uid::effective().is_root() {
-        bail!("xdp.user: only root can switch to {:?}; start as root or remove xdp.user", user.name);
+        bail!(
+            "xdp.user: only root can switch to {:?}; start as root or remove xdp.user",
+            user.name
+        );
     }
     let failed = |what| move |reason: nix::Error| anyhow!("xdp.user: {what}: {reason}");
     // Dropping from the bounding set requires root.
     shrink_bounding_set(needed)?;
     // Permitted capabilities survive the switch, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
-    let group_list =
-        unistd::getgrouplist(&std::ffi::CString::new(user.name.as_str()).unwrap_or_default(), user.gid)
-            .map_err(failed("reading its groups"))?;
+    let group_list = unistd::getgrouplist(
+        &std::ffi::CString::new(user.name.as_str()).unwrap_or_default(),
+        user.gid,
+    )
+    .map_err(failed("reading its groups"))?;
     unistd::setgroups(&group_list).map_err(failed("setting its groups"))?;
     unistd::setresgid(user.gid, user.gid, user.gid).map_err(failed("setting its group"))?;
     unistd::setresuid(user.uid, user.uid, user.uid).map_err(failed("setting the user"))?;

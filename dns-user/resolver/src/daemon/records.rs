@@ -44,17 +44,24 @@ impl CatalogFiles {
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
-        let (mut aliases, wrong) = files.read_aliases(Reading::Always).map(ParsedFiles::split).unzip();
+        let (mut aliases, wrong) = files
+            .read_aliases(Reading::Always)
+            .map(ParsedFiles::split)
+            .unzip();
         let mut fatal = wrong.unwrap_or_default();
         if !fatal.is_empty()
-            && let Some(Read { valid, warnings, .. }) = aliases.take()
+            && let Some(Read {
+                valid, warnings, ..
+            }) = aliases.take()
         {
             log_warnings("alias files", &warnings);
             files.good_aliases = valid;
         }
         if !sources.require_alias_files {
             let others = "the others are served, and this one once it is valid";
-            error_lines("alias files", &fatal, others).iter().for_each(|line| error!("{line}"));
+            error_lines("alias files", &fatal, others)
+                .iter()
+                .for_each(|line| error!("{line}"));
             fatal.clear();
         }
         let records = files.read_records(Reading::Always);
@@ -66,7 +73,9 @@ impl CatalogFiles {
         let begun = Instant::now();
         let aliases = self.read_aliases(reading).and_then(|read| {
             let stay = "the current aliases stay in use";
-            error_lines("alias files", &read.errors, stay).iter().for_each(|line| error!("{line}"));
+            error_lines("alias files", &read.errors, stay)
+                .iter()
+                .for_each(|line| error!("{line}"));
             read.whole().ok()
         });
         let records = self.read_records(reading);
@@ -91,26 +100,51 @@ impl CatalogFiles {
 
     fn read_aliases(&mut self, reading: Reading) -> Option<ParsedFiles<Read<AliasFiles>>> {
         let (contents, parsed) = self.aliases.parsed(reading, parse_aliases)?;
-        let ParsedFiles { valid: (valid, warnings), errors } = parsed;
+        let ParsedFiles {
+            valid: (valid, warnings),
+            errors,
+        } = parsed;
         let files = contents.paths();
         if !errors.is_empty() {
-            self.service_status.refused(Kind::Aliases, files.clone(), &errors);
+            self.service_status
+                .refused(Kind::Aliases, files.clone(), &errors);
         }
-        Some(ParsedFiles { valid: Read { files, valid, warnings }, errors })
+        Some(ParsedFiles {
+            valid: Read {
+                files,
+                valid,
+                warnings,
+            },
+            errors,
+        })
     }
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
     fn read_records(&mut self, reading: Reading) -> Option<Read<IndexedRecords>> {
-        let Self { records, good_records, .. } = self;
-        let (contents, parsed) = records.parsed(reading, |files| parse_records(good_records, files))?;
+        let Self {
+            records,
+            good_records,
+            ..
+        } = self;
+        let (contents, parsed) =
+            records.parsed(reading, |files| parse_records(good_records, files))?;
         let files = contents.paths();
         match parsed.whole() {
-            Ok((valid, warnings)) => Some(Read { files, valid, warnings }),
+            Ok((valid, warnings)) => Some(Read {
+                files,
+                valid,
+                warnings,
+            }),
             Err(problems) => {
                 let in_use = self.service_status.is_in_use(Kind::Records);
-                let stays = if in_use { "the current records stay in use" } else { "no records are served" };
+                let stays = if in_use {
+                    "the current records stay in use"
+                } else {
+                    "no records are served"
+                };
                 error!("records: {problems}; {stays}");
-                self.service_status.refused(Kind::Records, files, &problems.0);
+                self.service_status
+                    .refused(Kind::Records, files, &problems.0);
                 None
             }
         }
@@ -122,19 +156,34 @@ impl CatalogFiles {
         records: Option<Read<IndexedRecords>>,
         begun: Instant,
     ) -> Snapshot {
-        let new_aliases = aliases.map(|Read { files, valid, warnings }| {
-            self.good_aliases = valid;
-            (files, warnings)
-        });
-        let new_records = records.map(|Read { files, valid, warnings }| {
-            self.good_records = valid;
-            (files, warnings)
-        });
-        let (snapshot, mut skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
+        let new_aliases = aliases.map(
+            |Read {
+                 files,
+                 valid,
+                 warnings,
+             }| {
+                self.good_aliases = valid;
+                (files, warnings)
+            },
+        );
+        let new_records = records.map(
+            |Read {
+                 files,
+                 valid,
+                 warnings,
+             }| {
+                self.good_records = valid;
+                (files, warnings)
+            },
+        );
+        let (snapshot, mut skipped) =
+            Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);
 
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
-        let version = snapshot.version().map_or_else(|| "none".to_owned(), |version| version.to_string());
+        let version = snapshot
+            .version()
+            .map_or_else(|| "none".to_owned(), |version| version.to_string());
         info!("serving records version {version}: {instances} instances, {aliases} aliases");
         self.service_status.change(|state| {
             state.records_version = snapshot.version();
@@ -145,13 +194,15 @@ impl CatalogFiles {
             warnings.append(&mut skipped);
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
-            self.service_status.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
+            self.service_status
+                .loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
         }
         if let Some((files, mut warnings)) = new_aliases {
             warnings.append(&mut skipped);
             log_warnings("alias files", &warnings);
             let detail = format!("{aliases} aliases");
-            self.service_status.loaded(Kind::Aliases, files, warnings, begun.elapsed(), &detail);
+            self.service_status
+                .loaded(Kind::Aliases, files, warnings, begun.elapsed(), &detail);
         }
         snapshot
     }
@@ -172,11 +223,20 @@ fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<
     let empty = || (Records::default().into(), Vec::new());
     let parsed = files.first().map_or_else(
         || Ok(empty()),
-        |(file, bytes)| good.next(bytes).map_err(|error| ConfigError::of_file(*file, error.to_string())),
+        |(file, bytes)| {
+            good.next(bytes)
+                .map_err(|error| ConfigError::of_file(*file, error.to_string()))
+        },
     );
     match parsed {
-        Ok(valid) => ParsedFiles { valid, errors: Vec::new() },
-        Err(error) => ParsedFiles { valid: empty(), errors: vec![error] },
+        Ok(valid) => ParsedFiles {
+            valid,
+            errors: Vec::new(),
+        },
+        Err(error) => ParsedFiles {
+            valid: empty(),
+            errors: vec![error],
+        },
     }
 }
 
@@ -184,7 +244,10 @@ fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<
 fn parse_aliases(files: &[(&str, &[u8])]) -> ParsedFiles<(AliasFiles, Vec<String>)> {
     let (aliases, warnings, errors) = AliasFiles::parse_valid(files.iter().copied());
     let refused = |AliasError { files, problem }| ConfigError::of_file(files.join(", "), problem);
-    ParsedFiles { valid: (aliases, warnings), errors: errors.into_iter().map(refused).collect() }
+    ParsedFiles {
+        valid: (aliases, warnings),
+        errors: errors.into_iter().map(refused).collect(),
+    }
 }
 
 /// Logs up to [`LOGGED_WARNINGS`] warnings and the number of the others.

@@ -23,10 +23,14 @@ pub(super) fn notify(state: NotifyState<'_>, phase: &str) {
 pub(super) fn keep_files<const N: usize>(names: [&str; N], files: [Option<File>; N]) {
     for (name, file) in names.into_iter().zip(files) {
         // Those of an earlier start would otherwise fill the store.
-        let mut result = sd_notify::notify(false, &[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+        let mut result = sd_notify::notify(
+            false,
+            &[NotifyState::FdStoreRemove, NotifyState::FdName(name)],
+        );
         if let Some(file) = &file {
             let state = [NotifyState::FdStore, NotifyState::FdName(name)];
-            result = result.and_then(|()| sd_notify::notify_with_fds(false, &state, &[file.as_fd()]));
+            result =
+                result.and_then(|()| sd_notify::notify_with_fds(false, &state, &[file.as_fd()]));
         }
         if let Err(error) = result {
             eprintln!("bosh-dns-xdp: cannot hand {name} to systemd (sd_notify): {error}");
@@ -36,7 +40,10 @@ pub(super) fn keep_files<const N: usize>(names: [&str; N], files: [Option<File>;
 
 /// Returns the files that the service manager kept under these names. Must be called once.
 pub(super) fn handed_files<const N: usize>(names: [&str; N]) -> [Option<File>; N] {
-    let handed: Vec<_> = sd_notify::listen_fds_with_names(false).into_iter().flatten().collect();
+    let handed: Vec<_> = sd_notify::listen_fds_with_names(false)
+        .into_iter()
+        .flatten()
+        .collect();
     names.map(|wanted| {
         let (number, _) = handed.iter().find(|(_, name)| name == wanted)?;
         // SAFETY: the service manager opened this descriptor for this process, and nothing else uses it.

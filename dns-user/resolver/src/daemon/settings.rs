@@ -58,8 +58,14 @@ settings! {
 pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
     // A VM with BOSH jobs always configures the API.
     let no_jobs = config.api.is_some() && config.jobs_dir.is_none();
-    let no_jobs = no_jobs.then(|| "jobs_dir is not configured: /local-groups lists no jobs".to_owned());
-    config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).chain(no_jobs).collect()
+    let no_jobs =
+        no_jobs.then(|| "jobs_dir is not configured: /local-groups lists no jobs".to_owned());
+    config
+        .unbounded_replies(listen)
+        .into_iter()
+        .chain(privileges::remaining_root())
+        .chain(no_jobs)
+        .collect()
 }
 
 //----------- Reading -----------------------------------------------------------
@@ -78,8 +84,13 @@ pub(super) fn load_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
 /// if nothing usable remains.
 pub(super) fn check_config(path: &Path) -> (Vec<ConfigError>, Option<WholeConfig>) {
     let (mut errors, loaded) = dns_kit::files::check_config(path);
-    let Some(mut loaded) = loaded else { return (errors, None) };
-    let ParsedFiles { valid, errors: of_consul } = crate::consul::load_config(path);
+    let Some(mut loaded) = loaded else {
+        return (errors, None);
+    };
+    let ParsedFiles {
+        valid,
+        errors: of_consul,
+    } = crate::consul::load_config(path);
     errors.extend(of_consul);
     let (consul, warnings) = valid.unzip();
     loaded.warnings.extend(warnings.into_iter().flatten());
@@ -93,7 +104,9 @@ mod tests {
     /// Parses a configuration with one additional key.
     fn config(key: &str) -> Config {
         let text = format!(r#"{{"port": 53, "address": "127.0.0.1"{key}}}"#);
-        Config::parse("config.json", text.as_bytes()).unwrap().config
+        Config::parse("config.json", text.as_bytes())
+            .unwrap()
+            .config
     }
 
     #[test]
@@ -115,8 +128,9 @@ mod tests {
 
     #[test]
     fn other_settings_change_at_once() {
-        let read =
-            config(r#", "log_level": "DEBUG", "recursors": ["10.0.0.1:53"], "cache": {"enabled": true}"#);
+        let read = config(
+            r#", "log_level": "DEBUG", "recursors": ["10.0.0.1:53"], "cache": {"enabled": true}"#,
+        );
         assert_eq!(merge(&config(""), read.clone()), (read, Vec::new()));
     }
 }

@@ -66,16 +66,32 @@ pub(super) async fn start<'a>(
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
     let service_status = ServiceStatus::default();
-    failures.spawn("the detection of standstills", dns_kit::clock::watch_standstills());
+    failures.spawn(
+        "the detection of standstills",
+        dns_kit::clock::watch_standstills(),
+    );
     for warning in &warnings {
         warn!("{warning}");
     }
-    service_status.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+    service_status.loaded(
+        Kind::Config,
+        vec![path.to_owned()],
+        warnings,
+        begun.elapsed(),
+        "read",
+    );
 
     start_dnstap(&config, &tap, &metrics, &service_status)?;
     tap.expose_top_names(config.metrics.top_names, metrics.registry())?;
-    let (files, InitialFiles { snapshot, handlers, addresses, consul }) =
-        Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
+    let (
+        files,
+        InitialFiles {
+            snapshot,
+            handlers,
+            addresses,
+            consul,
+        },
+    ) = Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
     watch.set(files.folders());
     let listen = all_addresses(config.listen, &addresses);
@@ -87,14 +103,33 @@ pub(super) async fn start<'a>(
     };
     let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone, handle.clone())));
     let tracker = health.as_ref().map(|health| health.tracker());
-    let server_state = Arc::new(ServerState::new(snapshot, states, handle.clone(), tracker, consul.clone()));
+    let server_state = Arc::new(ServerState::new(
+        snapshot,
+        states,
+        handle.clone(),
+        tracker,
+        consul.clone(),
+    ));
     let consul_and_config = consul.clone().zip(consul_config.clone());
-    let upstreams =
-        Upstreams::new(server_state.clone(), &config, &listen, handlers, consul_and_config, &metrics)?;
+    let upstreams = Upstreams::new(
+        server_state.clone(),
+        &config,
+        &listen,
+        handlers,
+        consul_and_config,
+        &metrics,
+    )?;
     if let Some(health) = &health {
         health.start()?;
     }
-    follow_consul(consul.clone(), &files, &server_state, &upstreams.in_force, &metrics, failures)?;
+    follow_consul(
+        consul.clone(),
+        &files,
+        &server_state,
+        &upstreams.in_force,
+        &metrics,
+        failures,
+    )?;
 
     let server_metrics = ServerMetrics::new(metrics.server().to_owned());
     server_metrics.register(metrics.registry())?;
@@ -107,7 +142,12 @@ pub(super) async fn start<'a>(
         fast_path: handle.clone(),
     };
     overload.clone().register(metrics.registry())?;
-    let mut listeners = Listeners::new(server_state.clone(), identity, server_metrics.clone(), options);
+    let mut listeners = Listeners::new(
+        server_state.clone(),
+        identity,
+        server_metrics.clone(),
+        options,
+    );
     let wanted = listen;
     fast_path::end_earlier_programs(&config.xdp, &wanted).await;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
@@ -136,7 +176,10 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let api_tls = config.api.as_ref().and_then(|config| listeners::api_certificates(config, &service_status));
+    let api_tls = config
+        .api
+        .as_ref()
+        .and_then(|config| listeners::api_certificates(config, &service_status));
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
     metrics::register_certificates(metrics.registry(), certificates.clone())?;
@@ -229,9 +272,13 @@ fn start_dnstap(
     metrics: &Metrics,
     service_status: &ServiceStatus,
 ) -> prometheus::Result<()> {
-    let Some(config) = &config.dnstap else { return Ok(()) };
+    let Some(config) = &config.dnstap else {
+        return Ok(());
+    };
     if let Err(problem) = dns_dnstap::start(config, &format!("bosh-dns-xdp {VERSION}")) {
-        service_status.stays_off(format!("dnstap: cannot start its thread: {problem}; dnstap stays off"));
+        service_status.stays_off(format!(
+            "dnstap: cannot start its thread: {problem}; dnstap stays off"
+        ));
     }
     if let Some(dnstap) = dns_dnstap::get() {
         dnstap.register(metrics.registry())?;
@@ -275,11 +322,17 @@ async fn come_up(
     let begun = Instant::now();
     let served = time::timeout(config.timeout, listeners.start(wanted))
         .await
-        .with_context(|| format!("the sockets were not bound within `timeout` ({:?})", config.timeout))??;
+        .with_context(|| {
+            format!(
+                "the sockets were not bound within `timeout` ({:?})",
+                config.timeout
+            )
+        })??;
     let left = config.timeout.saturating_sub(begun.elapsed());
     let internal = config.internal_upcheck.as_ref();
     let upcheck = Upcheck::new(&served, &config.upcheck_domains, internal, own.clone());
-    let silent = |error| anyhow!("the server does not answer its own up-checks within `timeout`: {error}");
+    let silent =
+        |error| anyhow!("the server does not answer its own up-checks within `timeout`: {error}");
     upcheck.until_up(left).await.map_err(silent)?;
     Ok((served, upcheck))
 }
@@ -293,9 +346,9 @@ async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failu
         Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
         Err(problem) => {
             let listen = config.metrics.listen;
-            readiness
-                .service_status
-                .stays_off(format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
+            readiness.service_status.stays_off(format!(
+                "metrics: cannot listen on {listen}: {problem}; metrics stay off"
+            ));
         }
     }
 }
@@ -305,8 +358,9 @@ fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> 
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
         Some(folder) => {
             let folder = folder.display();
-            service_status
-                .stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
+            service_status.stays_off(format!(
+                "jobs_dir: {folder}: no such folder; /local-groups stays empty"
+            ));
         }
         // Intended, see `notes`.
         None => {}

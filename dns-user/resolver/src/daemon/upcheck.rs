@@ -102,8 +102,12 @@ impl Upcheck {
         let end = time::Instant::now() + timeout;
         loop {
             let mut findings = self.once().await;
-            let all_fail =
-                |target| findings.problems.iter().any(|UpcheckError { target: at, .. }| at == target);
+            let all_fail = |target| {
+                findings
+                    .problems
+                    .iter()
+                    .any(|UpcheckError { target: at, .. }| at == target)
+            };
             if !self.targets.iter().all(all_fail) {
                 return Ok(());
             }
@@ -132,12 +136,21 @@ impl Upcheck {
         within(TIMEOUT, exchange)
             .await
             .and_then(|reply| check_reply(id, &reply, expected))
-            .map_err(|problem| UpcheckError { name: name.clone(), target, transport, problem })
+            .map_err(|problem| UpcheckError {
+                name: name.clone(),
+                target,
+                transport,
+                problem,
+            })
     }
 
     /// Queries over TCP from a connection exempt from client limits.
     async fn by_tcp(&self, target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
-        let socket = if target.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let socket = if target.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
         let mut local = target;
         local.set_port(0);
         // The target is one of our addresses, so it also serves as the source address.
@@ -171,7 +184,11 @@ pub(super) struct Findings {
 pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> anyhow::Result<()> {
     let id = fastrand::u16(..);
     let question = query_message(id, 0, name.as_wire(), TYPE_A);
-    check_reply(id, &within(TIMEOUT, by_udp(target, &question)).await?, Expected::Any)
+    check_reply(
+        id,
+        &within(TIMEOUT, by_udp(target, &question)).await?,
+        Expected::Any,
+    )
 }
 
 /// Waits for a reply for at most `limit`.
@@ -179,7 +196,9 @@ pub(crate) async fn within<T>(
     limit: Duration,
     exchange: impl Future<Output = io::Result<T>>,
 ) -> anyhow::Result<T> {
-    Ok(time::timeout(limit, exchange).await.with_context(|| format!("no reply within {limit:?}"))??)
+    Ok(time::timeout(limit, exchange)
+        .await
+        .with_context(|| format!("no reply within {limit:?}"))??)
 }
 
 /// The reply lacks the expected address.
@@ -198,13 +217,24 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 /// Checks the id and RCODE of a reply and that it contains the address.
 fn check_reply(id: u16, reply: &[u8], expected: Expected) -> anyhow::Result<()> {
     let reply = Message::from_vec(reply).map_err(|error| anyhow!("malformed reply: {error}"))?;
-    let Metadata { id: of, message_type, response_code, .. } = reply.metadata;
-    ensure!(of == id && message_type == MessageType::Response, "a reply to another query");
+    let Metadata {
+        id: of,
+        message_type,
+        response_code,
+        ..
+    } = reply.metadata;
+    ensure!(
+        of == id && message_type == MessageType::Response,
+        "a reply to another query"
+    );
     ensure!(response_code == ResponseCode::NoError, "{response_code}");
-    let mut addresses = reply.answers.iter().filter_map(|record| match &record.data {
-        RData::A(address) => Some(address.0),
-        _ => None,
-    });
+    let mut addresses = reply
+        .answers
+        .iter()
+        .filter_map(|record| match &record.data {
+            RData::A(address) => Some(address.0),
+            _ => None,
+        });
     let found = match expected {
         Expected::Loopback => addresses.any(|address| address == Ipv4Addr::LOCALHOST),
         Expected::Any => addresses.next().is_some(),
@@ -214,8 +244,11 @@ fn check_reply(id: u16, reply: &[u8], expected: Expected) -> anyhow::Result<()> 
 }
 
 async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
-    let any: IpAddr =
-        if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if target.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(target).await?;
     socket.send(question).await?;

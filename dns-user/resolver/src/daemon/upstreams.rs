@@ -22,8 +22,8 @@ use dns_core::{
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_upstream::{
-    Answer, CachedQuestion, CachedSource, CurrentUpstreams, HandlerConfig, Handlers, InterfaceAnswers,
-    SpecialNames, Upstream, metrics::UpstreamMetrics,
+    Answer, CachedQuestion, CachedSource, CurrentUpstreams, HandlerConfig, Handlers,
+    InterfaceAnswers, SpecialNames, Upstream, metrics::UpstreamMetrics,
 };
 
 /// The recursors, handlers and reverse names in use.
@@ -63,18 +63,34 @@ impl Upstreams {
         consul: Option<(Arc<ConsulNames>, ConsulConfig)>,
         metrics: &Metrics,
     ) -> prometheus::Result<Self> {
-        let interfaces: Arc<dyn InterfaceAnswers> = Arc::new(MirroredAnswers(server_state.fast_path.clone()));
+        let interfaces: Arc<dyn InterfaceAnswers> =
+            Arc::new(MirroredAnswers(server_state.fast_path.clone()));
         let upstream = Upstream::new(config, own, &interfaces);
-        let handlers =
-            Handlers::new(handlers, config, &Handlers::default(), upstream.host_names(), &interfaces);
+        let handlers = Handlers::new(
+            handlers,
+            config,
+            &Handlers::default(),
+            upstream.host_names(),
+            &interfaces,
+        );
         let in_force = CurrentUpstreams::new(upstream, handlers);
         let server = metrics.server().to_owned();
-        UpstreamMetrics { in_force: in_force.clone(), server }.register(metrics.registry())?;
+        UpstreamMetrics {
+            in_force: in_force.clone(),
+            server,
+        }
+        .register(metrics.registry())?;
         let consul = consul.map(|(names, object)| {
             let recursors = recursors_of(&object, config, own);
             Consul { names, recursors }
         });
-        let mut upstreams = Self { server_state, in_force, interfaces, consul, retired: HashMap::new() };
+        let mut upstreams = Self {
+            server_state,
+            in_force,
+            interfaces,
+            consul,
+            retired: HashMap::new(),
+        };
         upstreams.retire(&upstreams.server_state.snapshot());
         upstreams.install(config);
         Ok(upstreams)
@@ -93,12 +109,21 @@ impl Upstreams {
         if let Some(handlers) = handlers {
             let previous = self.in_force.handlers.load_full();
             let upstream = self.in_force.upstream.load();
-            let handlers =
-                Handlers::new(handlers, config, &previous, upstream.host_names(), &self.interfaces);
+            let handlers = Handlers::new(
+                handlers,
+                config,
+                &previous,
+                upstream.host_names(),
+                &self.interfaces,
+            );
             self.in_force.handlers.store(Arc::new(handlers));
             self.retired.clear();
         }
-        let is_retiring = self.retire(&snapshot.clone().unwrap_or_else(|| self.server_state.snapshot()));
+        let is_retiring = self.retire(
+            &snapshot
+                .clone()
+                .unwrap_or_else(|| self.server_state.snapshot()),
+        );
         let routes = (has_handlers || is_retiring).then(|| self.routes(config));
         self.server_state.change(snapshot, routes);
     }
@@ -107,8 +132,9 @@ impl Upstreams {
     fn retire(&mut self, snapshot: &Snapshot) -> bool {
         let handlers = self.in_force.handlers.load();
         let mut changed = false;
-        for domain in
-            snapshot.domains().filter(|domain| handlers.sources().any(|(handler, _)| handler == *domain))
+        for domain in snapshot
+            .domains()
+            .filter(|domain| handlers.sources().any(|(handler, _)| handler == *domain))
         {
             changed |= self.retired.insert(domain.clone(), None).is_none();
         }
@@ -126,13 +152,20 @@ impl Upstreams {
     /// unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config, own: &[SocketAddr]) {
         if old.recursion != new.recursion || old.cache != new.cache {
-            self.in_force.upstream.store(Arc::new(Upstream::new(new, own, &self.interfaces)));
+            self.in_force
+                .upstream
+                .store(Arc::new(Upstream::new(new, own, &self.interfaces)));
         }
         self.install(new);
     }
 
     /// Applies another object `"consul"` whose zone is already installed.
-    pub(super) fn reconfigure_consul(&mut self, object: &ConsulConfig, config: &Config, own: &[SocketAddr]) {
+    pub(super) fn reconfigure_consul(
+        &mut self,
+        object: &ConsulConfig,
+        config: &Config,
+        own: &[SocketAddr],
+    ) {
         if let Some(consul) = &mut self.consul {
             consul.recursors = recursors_of(object, config, own);
         }
@@ -165,22 +198,35 @@ impl Upstreams {
             false => next,
         };
         let recursors = upstream.recursors().map(answer).map(before);
-        let mut fallback =
-            Routes::reverse_fallback(upstream.uncached().map(answer).map(before).as_ref(), &handlers);
+        let mut fallback = Routes::reverse_fallback(
+            upstream.uncached().map(answer).map(before).as_ref(),
+            &handlers,
+        );
         let mut root = recursors.clone();
         let mut consul = ByDomain::default();
-        if let Some(Consul { names, recursors: own }) = &self.consul {
+        if let Some(Consul {
+            names,
+            recursors: own,
+        }) = &self.consul
+        {
             // A configuration migrated from Consul sets its recursors there.
             root = recursors.clone().or_else(|| own.clone());
             names.ask(own.clone().or(recursors));
-            consul
-                .extend(names.domains().into_iter().map(|domain| (domain, names.clone() as Arc<dyn Answer>)));
+            consul.extend(
+                names
+                    .domains()
+                    .into_iter()
+                    .map(|domain| (domain, names.clone() as Arc<dyn Answer>)),
+            );
             let next = match root {
                 Some(_) if upstream.recursors().is_none() => root.clone(),
                 Some(_) => Some(fallback),
                 None => Routes::has_reverse_fallback(&handlers).then_some(fallback),
             };
-            fallback = Arc::new(ReverseConsulNames { names: names.clone(), fallback: next });
+            fallback = Arc::new(ReverseConsulNames {
+                names: names.clone(),
+                fallback: next,
+            });
         }
         Routes {
             upchecks: config.upcheck_domains.iter().cloned().collect(),
@@ -203,8 +249,18 @@ impl std::fmt::Debug for MirroredAnswers {
 }
 
 fn key<'a>(question: &CachedQuestion<'a>) -> AnswerKey<'a> {
-    let CachedQuestion { name, qtype, dnssec_ok, checking_disabled } = *question;
-    AnswerKey { name, qtype, dnssec_ok, checking_disabled }
+    let CachedQuestion {
+        name,
+        qtype,
+        dnssec_ok,
+        checking_disabled,
+    } = *question;
+    AnswerKey {
+        name,
+        qtype,
+        dnssec_ok,
+        checking_disabled,
+    }
 }
 
 impl InterfaceAnswers for MirroredAnswers {

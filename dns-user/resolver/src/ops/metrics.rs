@@ -67,7 +67,13 @@ impl Metrics {
         let registry = Registry::new();
         register_own_process(&registry)?;
         register_fast_path(&registry, fast_path.clone())?;
-        Ok(Self { shared: Arc::new(Shared { registry, fast_path, server }) })
+        Ok(Self {
+            shared: Arc::new(Shared {
+                registry,
+                fast_path,
+                server,
+            }),
+        })
     }
 
     /// Returns the registry for further collectors.
@@ -86,7 +92,10 @@ impl Metrics {
         if !self.shared.fast_path.is_empty() {
             let counters = self.shared.fast_path.counters();
             let forwarded = counters.outcome(Outcome::HitForwarded);
-            let replies = FastReplies { replies: counters.replies(), forwarded };
+            let replies = FastReplies {
+                replies: counters.replies(),
+                forwarded,
+            };
             replies.add_to(&mut families, &self.shared.server);
         }
         families
@@ -116,10 +125,17 @@ struct Served {
 
 impl MetricsServer {
     /// Binds the metrics port to `address`.
-    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Readiness>) -> io::Result<Self> {
+    pub async fn bind(
+        address: SocketAddr,
+        metrics: Metrics,
+        probe: Arc<Readiness>,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let server = Server::new("the metrics port", Listener::Plain(listener));
-        Ok(Self { server, served: Served { metrics, probe } })
+        Ok(Self {
+            server,
+            served: Served { metrics, probe },
+        })
     }
 
     /// Returns the bound address, including a port chosen by the kernel.
@@ -140,9 +156,14 @@ impl MetricsServer {
 
 async fn exposition(State(served): State<Served>) -> Response {
     match served.metrics.text() {
-        Ok(text) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-        }
+        Ok(text) => (
+            [(
+                header::CONTENT_TYPE,
+                "text/plain; version=0.0.4; charset=utf-8",
+            )],
+            text,
+        )
+            .into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot encode the metrics");
             (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
@@ -152,7 +173,13 @@ async fn exposition(State(served): State<Served>) -> Response {
 
 /// Handles `/healthz`: 503 if a restart would help.
 async fn alive(State(served): State<Served>) -> Response {
-    verdict(served.probe.checks().into_iter().filter(|check| check.name == SOCKETS))
+    verdict(
+        served
+            .probe
+            .checks()
+            .into_iter()
+            .filter(|check| check.name == SOCKETS),
+    )
 }
 
 /// Handles `/readyz`: 200 if the server also has all data needed for correct answers. A degraded
@@ -165,7 +192,13 @@ async fn ready(State(served): State<Served>) -> Response {
 fn verdict(checks: impl Iterator<Item = Check>) -> Response {
     let mut status = StatusCode::OK;
     let mut text = String::new();
-    for Check { name, ok, result, detail } in checks {
+    for Check {
+        name,
+        ok,
+        result,
+        detail,
+    } in checks
+    {
         if !ok {
             status = StatusCode::SERVICE_UNAVAILABLE;
         }
@@ -177,17 +210,35 @@ fn verdict(checks: impl Iterator<Item = Check>) -> Response {
 //----------- Server ------------------------------------------------------------
 
 /// Registers the families that belong to no single module.
-pub fn register_server(registry: &Registry, logs: Logs, readiness: Readiness) -> prometheus::Result<()> {
+pub fn register_server(
+    registry: &Registry,
+    logs: Logs,
+    readiness: Readiness,
+) -> prometheus::Result<()> {
     families::UPTIME_SECONDS.scrape(registry, move || {
         let status = &readiness.service_status;
-        let service_status::ServiceReport { records_version, instances, aliases, .. } = status.state();
+        let service_status::ServiceReport {
+            records_version,
+            instances,
+            aliases,
+            ..
+        } = status.state();
         let records_age = status.records_age().unwrap_or_default();
         let kinds = status.reloads();
         let reloads = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.count));
-        let failures = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.failures));
-        let durations = kinds.iter().filter(|(_, reloads)| reloads.count > 0).map(|(kind, reloads)| {
-            ([*kind], histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()))
-        });
+        let failures = kinds
+            .iter()
+            .map(|(kind, reloads)| ([*kind], reloads.failures));
+        let durations =
+            kinds
+                .iter()
+                .filter(|(_, reloads)| reloads.count > 0)
+                .map(|(kind, reloads)| {
+                    (
+                        [*kind],
+                        histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()),
+                    )
+                });
         vec![
             families::UPTIME_SECONDS.is(status.uptime().as_secs_f64()),
             families::RECORDS_VERSION.is(records_version.unwrap_or(0) as f64),
@@ -210,23 +261,36 @@ pub fn register_certificates(
     registry: &Registry,
     certificates: Vec<Arc<RotatingTls>>,
 ) -> prometheus::Result<()> {
-    families::CERTIFICATE_EXPIRY_SECONDS.scrape(registry, move || certificate_families(&certificates))
+    families::CERTIFICATE_EXPIRY_SECONDS
+        .scrape(registry, move || certificate_families(&certificates))
 }
 
 fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> {
     let ends = certificates.iter().flat_map(|tls| {
         let (purpose, material) = (tls.purpose, tls.current());
-        let own = ([purpose, "certificate"], seconds(material.certificate.not_after));
-        let authority = material.authorities_not_after().map(|end| ([purpose, "authority"], seconds(end)));
+        let own = (
+            [purpose, "certificate"],
+            seconds(material.certificate.not_after),
+        );
+        let authority = material
+            .authorities_not_after()
+            .map(|end| ([purpose, "authority"], seconds(end)));
         [Some(own), authority].into_iter().flatten()
     });
     let warnings = certificates.iter().flat_map(|tls| {
         let (purpose, material) = (tls.purpose, tls.current());
-        let own = ([purpose, "certificate"], seconds(material.certificate.warns_from()));
-        let authority = material.authorities_warn_from().map(|from| ([purpose, "authority"], seconds(from)));
+        let own = (
+            [purpose, "certificate"],
+            seconds(material.certificate.warns_from()),
+        );
+        let authority = material
+            .authorities_warn_from()
+            .map(|from| ([purpose, "authority"], seconds(from)));
         [Some(own), authority].into_iter().flatten()
     });
-    let failures = certificates.iter().map(|tls| ([tls.purpose], tls.failures()));
+    let failures = certificates
+        .iter()
+        .map(|tls| ([tls.purpose], tls.failures()));
     [
         families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
         families::CERTIFICATE_WARNING_SECONDS.of(warnings),
@@ -238,7 +302,10 @@ fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> 
 }
 
 fn seconds(moment: SystemTime) -> f64 {
-    moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
+    moment
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs() as f64
 }
 
 //----------- Replies of the fast path ------------------------------------------
@@ -263,16 +330,31 @@ impl FastReplies {
     fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
         let total = self.total();
         // The counters are read one after the other while the programs run.
-        add(all, families::REQUESTS_INTERNAL_TOTAL.is(total.saturating_sub(self.forwarded)));
+        add(
+            all,
+            families::REQUESTS_INTERNAL_TOTAL.is(total.saturating_sub(self.forwarded)),
+        );
         add(all, families::REQUESTS_EXTERNAL_TOTAL.is(self.forwarded));
         add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
         let replies = || self.replies.iter().filter(|(_, _, count)| *count > 0);
         let requests = replies().map(|&(query_type, _, count)| {
-            ([server, labels::ZONE, labels::VIEW, "udp", "", query_type], count)
+            (
+                [server, labels::ZONE, labels::VIEW, "udp", "", query_type],
+                count,
+            )
         });
         let responses = replies().map(|&(_, rcode, count)| {
             let rcode = rcode_label(rcode);
-            ([server.into(), labels::ZONE.into(), labels::VIEW.into(), rcode, "xdp".into()], count)
+            (
+                [
+                    server.into(),
+                    labels::ZONE.into(),
+                    labels::VIEW.into(),
+                    rcode,
+                    "xdp".into(),
+                ],
+                count,
+            )
         });
         add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
         add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
@@ -293,7 +375,10 @@ fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
     };
     let known = all[place].mut_metric();
     for metric in family.take_metric() {
-        match known.iter_mut().find(|known| known.get_label() == metric.get_label()) {
+        match known
+            .iter_mut()
+            .find(|known| known.get_label() == metric.get_label())
+        {
             Some(known) => {
                 let mut sum = Counter::default();
                 sum.set_value(known.get_counter().get_value() + metric.get_counter().get_value());
@@ -316,49 +401,92 @@ fn register_fast_path(registry: &Registry, fast_path: FastPathHandle) -> prometh
 }
 
 fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFamily> {
-    let FastPathStatus { interfaces, programs, names: table, answers, lease, pinned_at: _ } =
-        fast_path.status();
+    let FastPathStatus {
+        interfaces,
+        programs,
+        names: table,
+        answers,
+        lease,
+        pinned_at: _,
+    } = fast_path.status();
     let interfaces = &interfaces.interfaces;
     // Other programs assign the slots otherwise.
     let by_slot = fast_path.counters();
     let (bytes_in, bytes_out) = counters.bytes();
-    let attached = interfaces.iter().filter(|interface| interface.hook.is_some()).count();
-    let ratio = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+    let attached = interfaces
+        .iter()
+        .filter(|interface| interface.hook.is_some())
+        .count();
+    let ratio = |part: usize, whole: usize| {
+        if whole == 0 {
+            0.0
+        } else {
+            part as f64 / whole as f64
+        }
+    };
     let up = attached > 0 && lease.remaining_ms > 0;
     vec![
         families::FAST_PATH_UP.is(f64::from(up)),
-        families::FAST_PATH_PACKETS_TOTAL
-            .of(counters.outcomes().map(|(outcome, count)| ([Outcome::label(outcome)], count))),
+        families::FAST_PATH_PACKETS_TOTAL.of(counters
+            .outcomes()
+            .map(|(outcome, count)| ([Outcome::label(outcome)], count))),
         families::FAST_PATH_REPLIES_TOTAL.of(counters
             .replies()
             .into_iter()
             .map(|(query_type, rcode, count)| ([query_type.into(), rcode_label(rcode)], count))),
         families::FAST_PATH_BYTES_TOTAL.of([(["in"], bytes_in), (["out"], bytes_out)]),
         families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces.iter().map(|interface| {
-            ([interface.name.as_str()], interface.slot.map_or(0, |slot| by_slot.interface(slot)))
+            (
+                [interface.name.as_str()],
+                interface.slot.map_or(0, |slot| by_slot.interface(slot)),
+            )
         })),
-        families::FAST_PATH_INTERFACE_INFO.of(interfaces
-            .iter()
-            .map(|interface| ([interface.name.as_str(), interface.hook.map_or("none", Hook::label)], 1.0))),
+        families::FAST_PATH_INTERFACE_INFO.of(interfaces.iter().map(|interface| {
+            (
+                [
+                    interface.name.as_str(),
+                    interface.hook.map_or("none", Hook::label),
+                ],
+                1.0,
+            )
+        })),
         families::FAST_PATH_PROGRAM_INFO.of(programs.iter().map(|program| {
-            let reason = [program.why.as_slice(), &program.verifier].concat().join("\n");
-            ([program.name.to_string(), program.state.label().to_owned(), reason], 1.0)
+            let reason = [program.why.as_slice(), &program.verifier]
+                .concat()
+                .join("\n");
+            (
+                [
+                    program.name.to_string(),
+                    program.state.label().to_owned(),
+                    reason,
+                ],
+                1.0,
+            )
         })),
-        families::FAST_PATH_PROGRAM_LOAD_SECONDS.of(programs
-            .iter()
-            .filter_map(|program| program.load_ms.map(|took| ([program.name.as_ref()], took / 1000.0)))),
-        families::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS.of(programs.iter().filter_map(|program| {
-            program.instructions.map(|count| ([program.name.as_ref()], f64::from(count)))
+        families::FAST_PATH_PROGRAM_LOAD_SECONDS.of(programs.iter().filter_map(|program| {
+            program
+                .load_ms
+                .map(|took| ([program.name.as_ref()], took / 1000.0))
         })),
+        families::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS.of(programs.iter().filter_map(
+            |program| {
+                program
+                    .instructions
+                    .map(|count| ([program.name.as_ref()], f64::from(count)))
+            },
+        )),
         families::FAST_PATH_ENTRIES.of([
             (["learned"], table.learned as f64),
             (["negative"], table.negative as f64),
             (["published"], table.published as f64),
         ]),
         families::FAST_PATH_UNFITTING_NAMES.is(table.unfitting.total() as f64),
-        families::FAST_PATH_MAP_FILL_RATIO.is(ratio(table.published + table.learned, table.max_names)),
-        families::FAST_PATH_ARENA_FILL_RATIO
-            .is(ratio(table.store.used + table.store.quarantined, table.store.total)),
+        families::FAST_PATH_MAP_FILL_RATIO
+            .is(ratio(table.published + table.learned, table.max_names)),
+        families::FAST_PATH_ARENA_FILL_RATIO.is(ratio(
+            table.store.used + table.store.quarantined,
+            table.store.total,
+        )),
         families::FAST_PATH_LEASE_SECONDS.is(lease.remaining_ms as f64 / 1000.0),
         families::FAST_PATH_EVICTIONS_TOTAL.is(table.evicted),
         families::FAST_PATH_WRITES_TOTAL.is(table.written),
@@ -376,7 +504,9 @@ fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFa
 fn register_own_process(registry: &Registry) -> prometheus::Result<()> {
     register_process(registry)?;
     let build = families::BUILD_INFO.gauges()?;
-    build.with_label_values(&[version::VERSION, version::COMMIT]).set(1);
+    build
+        .with_label_values(&[version::VERSION, version::COMMIT])
+        .set(1);
     registry.register(Box::new(build))
 }
 
@@ -414,11 +544,20 @@ mod tests {
         internal.inc_by(2);
         metrics.registry().register(Box::new(internal)).unwrap();
         let mut families = metrics.gather();
-        let replies = FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)], forwarded: 5 };
+        let replies = FastReplies {
+            replies: vec![("A", 0, 40), ("AAAA", 0, 1)],
+            forwarded: 5,
+        };
         replies.add_to(&mut families, metrics.server());
         let text = TextEncoder::new().encode_to_string(&families).unwrap();
-        assert!(text.contains("\nboshdns_requests_internal_total 38\n"), "{text}");
-        assert!(text.contains("\nboshdns_requests_external_total 5\n"), "{text}");
+        assert!(
+            text.contains("\nboshdns_requests_internal_total 38\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nboshdns_requests_external_total 5\n"),
+            "{text}"
+        );
         assert!(
             text.contains(
                 "coredns_dns_responses_total{plugin=\"xdp\",rcode=\"NOERROR\",server=\"dns://127.0.0.1:53\",\
@@ -426,15 +565,25 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"), "{text}");
+        assert!(
+            text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"),
+            "{text}"
+        );
         // Repeated gathering does not accumulate the fast path's counts in the registry.
-        assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 2\n"));
+        assert!(
+            metrics
+                .text()
+                .unwrap()
+                .contains("\nboshdns_requests_internal_total 2\n")
+        );
     }
 
     /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
         let service_status = ServiceStatus::default();
-        let config = Config::parse("config.json", br#"{"port": 53}"#).unwrap().config;
+        let config = Config::parse("config.json", br#"{"port": 53}"#)
+            .unwrap()
+            .config;
         service_status.refused(
             Kind::Records,
             Vec::new(),
@@ -466,7 +615,9 @@ mod tests {
     #[tokio::test]
     async fn metrics_port_serves_probes() {
         let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
-        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half()).await.unwrap();
+        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half())
+            .await
+            .unwrap();
         let address = server.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(server.run(async move { drop(stopped.await) }));
@@ -476,7 +627,10 @@ mod tests {
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         let text = get(address, "/readyz").await;
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");
-        assert!(text.contains("fail records: records.json: none read yet"), "{text}");
+        assert!(
+            text.contains("fail records: records.json: none read yet"),
+            "{text}"
+        );
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
         drop(stop);
         running.await.unwrap();

@@ -24,6 +24,10 @@ pub mod version {
     pub const COMMIT: &str = env!("BOSH_DNS_XDP_COMMIT");
 
     /// Version and commit, as shown by `--version`.
-    pub const VERSION_AND_COMMIT: &str =
-        concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BOSH_DNS_XDP_COMMIT"), ")");
+    pub const VERSION_AND_COMMIT: &str = concat!(
+        env!("CARGO_PKG_VERSION"),
+        " (commit ",
+        env!("BOSH_DNS_XDP_COMMIT"),
+        ")"
+    );
 }

@@ -62,7 +62,12 @@ impl CheckResult {
 
 impl Check {
     fn new(name: &'static str, result: CheckResult, detail: String) -> Self {
-        Self { name: name.into(), ok: result <= CheckResult::Degraded, result, detail }
+        Self {
+            name: name.into(),
+            ok: result <= CheckResult::Degraded,
+            result,
+            detail,
+        }
     }
 
     /// Returns a check that passes if there is no problem and otherwise has the result `bad`.
@@ -72,7 +77,11 @@ impl Check {
         problem: Option<String>,
         fine: impl FnOnce() -> String,
     ) -> Self {
-        let result = if problem.is_some() { bad } else { CheckResult::Ok };
+        let result = if problem.is_some() {
+            bad
+        } else {
+            CheckResult::Ok
+        };
         Self::new(name, result, problem.unwrap_or_else(fine))
     }
 }
@@ -103,7 +112,14 @@ impl Readiness {
 
     /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
-        let Self { service_status, fast_path, health, consul, upstreams, certificates } = self;
+        let Self {
+            service_status,
+            fast_path,
+            health,
+            consul,
+            upstreams,
+            certificates,
+        } = self;
         let ServiceReport {
             listen,
             fast_path_off,
@@ -117,9 +133,12 @@ impl Readiness {
             notes: _,
         } = service_status.state();
         let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
-        let mut checks = vec![Check::of(SOCKETS, CheckResult::NotAlive, upcheck_error, || {
-            format!("answering on {}", listen.join(", "))
-        })];
+        let mut checks = vec![Check::of(
+            SOCKETS,
+            CheckResult::NotAlive,
+            upcheck_error,
+            || format!("answering on {}", listen.join(", ")),
+        )];
         if !silent_addresses.is_empty() {
             // The other addresses answer, and a restart would not repair this one.
             let detail = silent_addresses.join("; ");
@@ -133,22 +152,34 @@ impl Readiness {
                 None => (CheckResult::Degraded, health.why_none_answers()),
                 problem => (CheckResult::NotReady, problem),
             };
-            checks.push(Check::of("health checks", result, problem, || health_in_words(health)));
+            checks.push(Check::of("health checks", result, problem, || {
+                health_in_words(health)
+            }));
         }
         if let Some(consul) = consul {
             // The last known data is served until then; a restart would not help.
-            checks.push(Check::of("Consul", CheckResult::NotReady, consul.problem(), || {
-                format!("{} instances", consul.zone().catalog.instance_count())
-            }));
+            checks.push(Check::of(
+                "Consul",
+                CheckResult::NotReady,
+                consul.problem(),
+                || format!("{} instances", consul.zone().catalog.instance_count()),
+            ));
         }
         if let Some(outage) = upstreams.outage() {
             // Names of the fleet are answered, and a restart would not help.
             checks.push(Check::new("recursors", CheckResult::Degraded, outage));
         }
         let now = SystemTime::now();
-        let problems: Vec<String> = certificates.iter().filter_map(|tls| tls.problem(now)).collect();
+        let problems: Vec<String> = certificates
+            .iter()
+            .filter_map(|tls| tls.problem(now))
+            .collect();
         if !problems.is_empty() {
-            checks.push(Check::new("certificates", CheckResult::Degraded, problems.join("; ")));
+            checks.push(Check::new(
+                "certificates",
+                CheckResult::Degraded,
+                problems.join("; "),
+            ));
         }
         if !parts_off.is_empty() {
             // DNS works without them.
@@ -172,17 +203,26 @@ fn file_checks(files: &BTreeMap<&'static str, FileState>, instances: usize) -> V
     let check = |(name, kind): (&'static str, Kind)| {
         let state = files.get(kind.label())?;
         if kind == Kind::Records && instances == 0 && state.errors.is_empty() {
-            let file = state.files.first().map(|file| file.display().to_string()).unwrap_or_default();
+            let file = state
+                .files
+                .first()
+                .map(|file| file.display().to_string())
+                .unwrap_or_default();
             let detail = format!(
                 "{file} has no instance: names of the fleet are refused until the agent writes others; \
                  compare records_file with the agent's settings"
             );
             return Some(Check::new(name, CheckResult::Degraded, detail));
         }
-        Some(Check::of(name, CheckResult::NotReady, state.problem(), || match kind {
-            Kind::Records => format!("{instances} instances"),
-            _ => format!("{} files", state.files.len()),
-        }))
+        Some(Check::of(
+            name,
+            CheckResult::NotReady,
+            state.problem(),
+            || match kind {
+                Kind::Records => format!("{instances} instances"),
+                _ => format!("{} files", state.files.len()),
+            },
+        ))
     };
     kinds.into_iter().filter_map(check).collect()
 }
@@ -190,13 +230,19 @@ fn file_checks(files: &BTreeMap<&'static str, FileState>, instances: usize) -> V
 /// Returns the check of the fast path, without which answers are slower, not wrong.
 fn fast_path_check(off: Option<FastPathOff>, fast_path: &FastPathHandle) -> Check {
     match off {
-        Some(FastPathOff::Intended(why)) => Check::new("fast path", CheckResult::Ok, format!("off: {why}")),
+        Some(FastPathOff::Intended(why)) => {
+            Check::new("fast path", CheckResult::Ok, format!("off: {why}"))
+        }
         Some(FastPathOff::Failed(why)) => {
             Check::new("fast path", CheckResult::Degraded, format!("off: {why}"))
         }
         None => {
-            let problem = fast_path.unserved().map(|why| format!("on no interface: {why}"));
-            Check::of("fast path", CheckResult::Degraded, problem, || fast_path.in_words())
+            let problem = fast_path
+                .unserved()
+                .map(|why| format!("on no interface: {why}"));
+            Check::of("fast path", CheckResult::Degraded, problem, || {
+                fast_path.in_words()
+            })
         }
     }
 }
@@ -224,8 +270,11 @@ struct CheckLine {
 impl CheckLog {
     pub(crate) fn log(&mut self, checks: &[Check], now: Instant) {
         for name in LOGGED_HERE {
-            let check = checks.iter().find(|check| check.name == name && check.result != CheckResult::Ok);
-            if name == "records" && check.is_some_and(|check| check.result == CheckResult::NotReady) {
+            let check = checks
+                .iter()
+                .find(|check| check.name == name && check.result != CheckResult::Ok);
+            if name == "records" && check.is_some_and(|check| check.result == CheckResult::NotReady)
+            {
                 continue;
             }
             let cause = check.map(|check| check.detail.replace(|c: char| c.is_ascii_digit(), ""));
@@ -239,8 +288,13 @@ impl CheckLog {
                 Some(Check { detail, .. }) => warn!("{name}: {detail}"),
                 None => info!("{name}: ok again"),
             }
-            self.0.retain(|line| line.check != name || now.duration_since(line.at) < QUIET);
-            self.0.push(CheckLine { check: name, cause, at: now });
+            self.0
+                .retain(|line| line.check != name || now.duration_since(line.at) < QUIET);
+            self.0.push(CheckLine {
+                check: name,
+                cause,
+                at: now,
+            });
         }
     }
 }
@@ -258,16 +312,29 @@ mod tests {
     fn alternating_check_is_logged_rarely() {
         let mut log = CheckLog::default();
         let begun = Instant::now();
-        let out = |detail: &str| [Check::new("recursors", CheckResult::Degraded, detail.to_owned())];
+        let out = |detail: &str| {
+            [Check::new(
+                "recursors",
+                CheckResult::Degraded,
+                detail.to_owned(),
+            )]
+        };
         let mut lines = |checks: &[Check], after: u64| {
             log.log(checks, begun + Duration::from_secs(after));
-            log.0.iter().map(|line| (line.cause.clone(), line.at)).max_by_key(|(_, at)| *at)
+            log.0
+                .iter()
+                .map(|line| (line.cause.clone(), line.at))
+                .max_by_key(|(_, at)| *at)
         };
         let at = |after: u64| begun + Duration::from_secs(after);
         let line = |cause: Option<&str>, after| Some((cause.map(str::to_owned), at(after)));
         assert_eq!(lines(&[], 0), None, "nothing to say");
         assert_eq!(lines(&out("none of 3"), 1), line(Some("none of "), 1));
-        assert_eq!(lines(&out("none of 2"), 2), line(Some("none of "), 1), "the same cause");
+        assert_eq!(
+            lines(&out("none of 2"), 2),
+            line(Some("none of "), 1),
+            "the same cause"
+        );
         assert_eq!(lines(&out("another"), 3), line(Some("another"), 3));
         assert_eq!(lines(&[], 4), line(None, 4));
         assert_eq!(lines(&out("another"), 5), line(None, 4), "too soon");

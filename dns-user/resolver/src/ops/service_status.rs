@@ -110,10 +110,22 @@ impl FileState {
 impl Default for ServiceStatus {
     /// Creates an empty status with the current time as the start of the server.
     fn default() -> Self {
-        let reloads = Kind::ALL.iter().map(|kind| (kind.label(), Reloads::default())).collect();
-        let changing = Mutex::new(Changing { reloads, ..Changing::default() });
+        let reloads = Kind::ALL
+            .iter()
+            .map(|kind| (kind.label(), Reloads::default()))
+            .collect();
+        let changing = Mutex::new(Changing {
+            reloads,
+            ..Changing::default()
+        });
         let (started, started_at) = (Instant::now(), seconds_since_1970());
-        Self { shared: Arc::new(Shared { started, started_at, changing }) }
+        Self {
+            shared: Arc::new(Shared {
+                started,
+                started_at,
+                changing,
+            }),
+        }
     }
 }
 
@@ -154,7 +166,11 @@ impl ServiceStatus {
 
     /// Returns whether contents of this kind are in use.
     pub fn is_in_use(&self, kind: Kind) -> bool {
-        self.lock().state.files.get(kind.label()).is_some_and(|state| state.in_use)
+        self.lock()
+            .state
+            .files
+            .get(kind.label())
+            .is_some_and(|state| state.in_use)
     }
 
     /// Returns the result of a reload: what is in use and what failed, for each kind of file.
@@ -167,7 +183,9 @@ impl ServiceStatus {
                 None => {
                     let detail = reloads.get(kind).and_then(|reloads| reloads.last.as_ref());
                     let detail = detail.map_or("", |event| event.detail.as_str());
-                    reloaded.done.push(format!("{kind}: {} file(s), {detail}", state.files.len()));
+                    reloaded
+                        .done
+                        .push(format!("{kind}: {} file(s), {detail}", state.files.len()));
                 }
             }
         }
@@ -193,10 +211,22 @@ impl ServiceStatus {
         if more > 0 {
             warnings.push(format!("and {more} more"));
         }
-        let file_state = FileState { files, in_use: true, errors: Vec::new(), warnings };
-        let Changing { state, reloads, records_read } = &mut *self.lock();
+        let file_state = FileState {
+            files,
+            in_use: true,
+            errors: Vec::new(),
+            warnings,
+        };
+        let Changing {
+            state,
+            reloads,
+            records_read,
+        } = &mut *self.lock();
         state.files.insert(kind.label(), file_state);
-        reloads.entry(kind.label()).or_default().reloaded(took, detail);
+        reloads
+            .entry(kind.label())
+            .or_default()
+            .reloaded(took, detail);
         if kind == Kind::Records {
             *records_read = Some(Instant::now());
         }
@@ -207,9 +237,15 @@ impl ServiceStatus {
         let Changing { state, reloads, .. } = &mut *self.lock();
         let file_state = state.files.entry(kind.label()).or_default();
         file_state.files = files;
-        file_state.errors = errors.iter().take(MOST_ERRORS).map(ToString::to_string).collect();
+        file_state.errors = errors
+            .iter()
+            .take(MOST_ERRORS)
+            .map(ToString::to_string)
+            .collect();
         if errors.len() > MOST_ERRORS {
-            file_state.errors.push(format!("and {} more", errors.len() - MOST_ERRORS));
+            file_state
+                .errors
+                .push(format!("and {} more", errors.len() - MOST_ERRORS));
         }
         let problem = file_state.problem().unwrap_or_default();
         reloads.entry(kind.label()).or_default().failed(problem);
@@ -236,8 +272,9 @@ pub struct Event {
 }
 
 /// Bounds of the buckets of [`Reloads::durations`], in seconds: 1 ms to 10 s.
-pub(super) const DURATIONS: [f64; 13] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+pub(super) const DURATIONS: [f64; 13] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
 
 /// The reloads of one kind of file.
 #[derive(Clone, Debug, Default)]
@@ -259,15 +296,26 @@ impl Reloads {
     fn reloaded(&mut self, took: Duration, detail: &str) {
         let seconds = took.as_secs_f64();
         self.count += 1;
-        self.durations[DURATIONS.iter().position(|bound| seconds <= *bound).unwrap_or(DURATIONS.len())] += 1;
+        self.durations[DURATIONS
+            .iter()
+            .position(|bound| seconds <= *bound)
+            .unwrap_or(DURATIONS.len())] += 1;
         self.took += took;
         let took_ms = Some(seconds * 1000.0);
-        self.last = Some(Event { time: seconds_since_1970(), detail: detail.to_owned(), took_ms });
+        self.last = Some(Event {
+            time: seconds_since_1970(),
+            detail: detail.to_owned(),
+            took_ms,
+        });
     }
 
     fn failed(&mut self, detail: String) {
         self.failures += 1;
-        self.last_failure = Some(Event { time: seconds_since_1970(), detail, took_ms: None });
+        self.last_failure = Some(Event {
+            time: seconds_since_1970(),
+            detail,
+            took_ms: None,
+        });
     }
 }
 
@@ -328,14 +376,28 @@ mod tests {
             let took = Duration::from_millis(took);
             status.loaded(Kind::Records, Vec::new(), Vec::new(), took, detail);
         }
-        status.refused(Kind::Handlers, Vec::new(), &[ConfigError::of_file("h.json", "no domain")]);
+        status.refused(
+            Kind::Handlers,
+            Vec::new(),
+            &[ConfigError::of_file("h.json", "no domain")],
+        );
         let detail = |event: &Option<Event>| event.as_ref().unwrap().detail.clone();
         let reloads = status.reloads();
         let (records, handlers) = (&reloads["records"], &reloads["handlers"]);
         assert_eq!(detail(&records.last), "version 3");
         assert_eq!(detail(&handlers.last_failure), "h.json: no domain");
-        assert_eq!((records.count, records.failures, handlers.failures), (3, 0, 1));
-        assert_eq!((records.durations[2], records.durations[3], records.durations[13]), (1, 1, 1));
+        assert_eq!(
+            (records.count, records.failures, handlers.failures),
+            (3, 0, 1)
+        );
+        assert_eq!(
+            (
+                records.durations[2],
+                records.durations[3],
+                records.durations[13]
+            ),
+            (1, 1, 1)
+        );
         assert!(status.records_age().is_some());
     }
 }

@@ -147,16 +147,37 @@ impl FastPathView {
     pub fn of(fast_path: &FastPath) -> Self {
         let (status, counters) = (fast_path.status(), fast_path.counters());
         let internals = serde_json::to_value(&status).unwrap_or_default();
-        let FastPathStatus { interfaces, programs, names, answers, lease, pinned_at: _ } = status;
-        let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
-        let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
-            hook: interface.hook.map_or("none", |hook| hook.label()).to_owned(),
-            replies: interface.slot.map_or(0, |slot| counters.interface(slot)),
-            state: interface.state.label().to_owned(),
-            name: interface.name,
-            why: interface.why,
-        });
-        let outcomes = counters.outcomes().map(|(outcome, count)| (outcome.label().to_owned(), count));
+        let FastPathStatus {
+            interfaces,
+            programs,
+            names,
+            answers,
+            lease,
+            pinned_at: _,
+        } = status;
+        let share = |part: usize, whole: usize| {
+            if whole == 0 {
+                0.0
+            } else {
+                part as f64 / whole as f64
+            }
+        };
+        let interfaces = interfaces
+            .interfaces
+            .into_iter()
+            .map(|interface| InterfaceView {
+                hook: interface
+                    .hook
+                    .map_or("none", |hook| hook.label())
+                    .to_owned(),
+                replies: interface.slot.map_or(0, |slot| counters.interface(slot)),
+                state: interface.state.label().to_owned(),
+                name: interface.name,
+                why: interface.why,
+            });
+        let outcomes = counters
+            .outcomes()
+            .map(|(outcome, count)| (outcome.label().to_owned(), count));
         Self {
             interfaces: interfaces.collect(),
             programs,
@@ -255,7 +276,9 @@ impl OverloadStatus {
         let mut all: Vec<_> = self
             .budgets
             .iter()
-            .flat_map(|Budget { name, status }| status.limited.iter().map(|client| (name.as_str(), client)))
+            .flat_map(|Budget { name, status }| {
+                status.limited.iter().map(|client| (name.as_str(), client))
+            })
             .collect();
         all.sort_by_key(|(_, client)| std::cmp::Reverse(client.refused));
         all
@@ -266,12 +289,18 @@ impl OverloadSource {
     /// Returns the current state.
     pub fn status(&self) -> OverloadStatus {
         let shed = self.fast_path.counters().outcome(Outcome::Shed);
-        let server = Budget { name: SERVER.to_owned(), status: self.waiting.status() };
+        let server = Budget {
+            name: SERVER.to_owned(),
+            status: self.waiting.status(),
+        };
         let sources = self
             .upstreams
             .admissions()
             .into_iter()
-            .map(|(domain, status)| Budget { name: domain.unwrap_or_else(|| RECURSORS.to_owned()), status });
+            .map(|(domain, status)| Budget {
+                name: domain.unwrap_or_else(|| RECURSORS.to_owned()),
+                status,
+            });
         let budgets = std::iter::once(server).chain(sources).collect();
         OverloadStatus { shed, budgets }
     }
@@ -291,20 +320,30 @@ impl OverloadSource {
             (["shed"], shed),
             ([SERVER], refused(&|name| name == SERVER)),
             ([RECURSORS], refused(&|name| name == RECURSORS)),
-            (["handler"], refused(&|name| name != SERVER && name != RECURSORS)),
+            (
+                ["handler"],
+                refused(&|name| name != SERVER && name != RECURSORS),
+            ),
         ];
-        let limited =
-            budgets.iter().map(|budget| ([budget.name.as_str()], budget.status.limited.len() as f64));
+        let limited = budgets
+            .iter()
+            .map(|budget| ([budget.name.as_str()], budget.status.limited.len() as f64));
         let clients = budgets.iter().flat_map(|budget| {
             let most = budget.status.limited.iter().take(MAX_CLIENTS);
-            most.map(|client| ([budget.name.clone(), client.client.to_string()], client.refused as f64))
+            most.map(|client| {
+                (
+                    [budget.name.clone(), client.client.to_string()],
+                    client.refused as f64,
+                )
+            })
         });
         let server = budgets.iter().find(|budget| budget.name == SERVER);
         vec![
             families::OVERLOAD_QUERIES_TOTAL.of(by_reason),
             families::LIMITED_CLIENTS.of(limited),
             families::LIMITED_CLIENT_REFUSALS.of(clients),
-            families::LIMIT.of(server.map(|budget| (["waiting_queries"], budget.status.limit as f64))),
+            families::LIMIT
+                .of(server.map(|budget| (["waiting_queries"], budget.status.limit as f64))),
         ]
     }
 }

@@ -99,7 +99,9 @@ impl TapLine {
     pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
         let address = Ipv6Addr::from(event.client).to_canonical();
         let name = Name::from_wire(name_of(event));
-        let outcome = Outcome::ALL.iter().find(|outcome| **outcome as u8 == event.outcome);
+        let outcome = Outcome::ALL
+            .iter()
+            .find(|outcome| **outcome as u8 == event.outcome);
         let answered = outcome.is_some_and(|outcome| outcome.is_hit());
         let outcome = outcome.map_or("unknown", |outcome| outcome.label());
         Self {
@@ -146,9 +148,15 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     let query = query_message(0, FLAG_RD, name_of(event), event.query_type);
     let mut reply = query.clone();
     (reply[2], reply[3]) = (0x81, event.rcode & 15);
-    let from = SocketAddr::new(Ipv6Addr::from(event.client).to_canonical(), event.client_port);
+    let from = SocketAddr::new(
+        Ipv6Addr::from(event.client).to_canonical(),
+        event.client_port,
+    );
     let interface = interface_name(event.ifindex).unwrap_or_default();
-    let details = format!("interface={interface} answers={} messages=question_only", event.answers);
+    let details = format!(
+        "interface={interface} answers={} messages=question_only",
+        event.answers
+    );
     let exchange = Exchange {
         protocol: Protocol::Udp,
         from: Some(from),
@@ -162,7 +170,9 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
 }
 
 fn is_answered(event: &TapEvent) -> bool {
-    Outcome::ALL.iter().any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit())
+    Outcome::ALL
+        .iter()
+        .any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit())
 }
 
 fn name_of(event: &TapEvent) -> &[u8] {
@@ -170,7 +180,10 @@ fn name_of(event: &TapEvent) -> &[u8] {
 }
 
 fn interface_name(ifindex: u32) -> Option<String> {
-    nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()
+    nix::net::if_::if_indextoname(ifindex)
+        .ok()?
+        .into_string()
+        .ok()
 }
 
 /// Parses the mnemonic of a query type, or `TYPE123` (RFC 3597, section 5), in any letter case.
@@ -184,7 +197,10 @@ pub fn parse_type(text: &str) -> Option<u16> {
 
 /// Returns the current time in seconds since 1970.
 pub fn seconds_since_1970() -> f64 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO).as_secs_f64()
+    SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or(Duration::ZERO)
+        .as_secs_f64()
 }
 
 //----------- Tap ------------------------------------------------------------
@@ -210,7 +226,9 @@ struct Shared {
 
 impl fmt::Debug for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tap").field("every", &self.shared.every).finish_non_exhaustive()
+        f.debug_struct("Tap")
+            .field("every", &self.shared.every)
+            .finish_non_exhaustive()
     }
 }
 
@@ -257,7 +275,10 @@ impl Tap {
     pub fn publish(&self, line: TapLine, age: Duration) {
         let now = Instant::now();
         // Fails only if the last viewer has just disconnected.
-        let _ = self.shared.lines.send(Arc::new((now.checked_sub(age).unwrap_or(now), line)));
+        let _ = self
+            .shared
+            .lines
+            .send(Arc::new((now.checked_sub(age).unwrap_or(now), line)));
     }
 
     /// Returns the sampling rate, followed by the fast path's feeder: one query in this many; 0
@@ -277,7 +298,13 @@ impl Tap {
 
     /// Exposes the names that interfaces answer most, as long as the process runs; `most` is their number, 0: none.
     pub fn expose_top_names(&self, most: usize, registry: &Registry) -> prometheus::Result<()> {
-        if most == 0 || self.shared.top_names.set(Mutex::new(TopNames::new(most))).is_err() {
+        if most == 0
+            || self
+                .shared
+                .top_names
+                .set(Mutex::new(TopNames::new(most)))
+                .is_err()
+        {
             return Ok(());
         }
         self.change_sampling(|sampling| {
@@ -285,14 +312,23 @@ impl Tap {
         });
         let shared = Arc::clone(&self.shared);
         families::TOP_NAME_QUERIES_TOTAL.scrape(registry, move || {
-            let names = shared.top_names.get().map(|names| names.lock().most()).unwrap_or_default();
-            vec![families::TOP_NAME_QUERIES_TOTAL.of(names.into_iter().map(|(name, count)| ([name], count)))]
+            let names = shared
+                .top_names
+                .get()
+                .map(|names| names.lock().most())
+                .unwrap_or_default();
+            vec![
+                families::TOP_NAME_QUERIES_TOTAL
+                    .of(names.into_iter().map(|(name, count)| ([name], count))),
+            ]
         })
     }
 
     /// Counts a sampled query that represents `weight` ones, if an interface has answered it.
     pub fn count_name(&self, event: &TapEvent, weight: u32) {
-        let Some(names) = self.shared.top_names.get().filter(|_| is_answered(event)) else { return };
+        let Some(names) = self.shared.top_names.get().filter(|_| is_answered(event)) else {
+            return;
+        };
         if let Ok((name, _)) = Name::from_wire(name_of(event)) {
             names.lock().add(name, u64::from(weight));
         }
@@ -308,7 +344,13 @@ impl Tap {
         self.change_sampling(|sampling| {
             sampling.insert(number, every);
         });
-        TapView { tap: self.clone(), number, every, since, lines }
+        TapView {
+            tap: self.clone(),
+            number,
+            every,
+            since,
+            lines,
+        }
     }
 
     /// Updates the viewers and the resulting sampling rate.
@@ -316,9 +358,16 @@ impl Tap {
         let mut sampling = self.shared.sampling.lock();
         change(&mut sampling);
         let every = sampling.values().copied().min().unwrap_or(0);
-        let viewers = sampling.iter().filter(|(number, _)| **number < TOP_NAMES).map(|(_, every)| *every);
-        self.shared.every.store(viewers.min().unwrap_or(0), Ordering::Relaxed);
-        self.shared.wanted.send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
+        let viewers = sampling
+            .iter()
+            .filter(|(number, _)| **number < TOP_NAMES)
+            .map(|(_, every)| *every);
+        self.shared
+            .every
+            .store(viewers.min().unwrap_or(0), Ordering::Relaxed);
+        self.shared
+            .wanted
+            .send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
 }
 
@@ -355,7 +404,10 @@ impl TapView {
                     // Another viewer may sample more densely: thin its lines at random.
                     let weight = line.weight.max(self.every);
                     if fastrand::u32(..weight) < line.weight {
-                        return Some(TapItem::Line(TapLine { weight, ..line.clone() }));
+                        return Some(TapItem::Line(TapLine {
+                            weight,
+                            ..line.clone()
+                        }));
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(lost)) => return Some(TapItem::Lost(lost)),
@@ -393,7 +445,10 @@ struct TopNames {
 
 impl TopNames {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, counts: HashMap::new() }
+        Self {
+            most,
+            counts: HashMap::new(),
+        }
     }
 
     pub(super) fn add(&mut self, name: Name, queries: u64) {
@@ -413,10 +468,16 @@ impl TopNames {
     }
 
     pub(super) fn most(&self) -> Vec<(String, u64)> {
-        let mut all: Vec<_> = self.counts.iter().map(|(name, count)| (Reverse(*count), name)).collect();
+        let mut all: Vec<_> = self
+            .counts
+            .iter()
+            .map(|(name, count)| (Reverse(*count), name))
+            .collect();
         all.sort_unstable();
         all.truncate(self.most);
-        all.into_iter().map(|(Reverse(count), name)| (name.to_string(), count)).collect()
+        all.into_iter()
+            .map(|(Reverse(count), name)| (name.to_string(), count))
+            .collect()
     }
 }
 
@@ -446,8 +507,13 @@ mod tests {
         let mut view = tap.subscribe(1);
         assert!(futures_util::FutureExt::now_or_never(view.next()).is_none());
         tap.observe(&request(&name));
-        let Some(TapItem::Line(line)) = view.next().await else { panic!("no line") };
-        assert_eq!((line.name.as_str(), line.query_type.as_str()), ("a.bosh.", "AAAA"));
+        let Some(TapItem::Line(line)) = view.next().await else {
+            panic!("no line")
+        };
+        assert_eq!(
+            (line.name.as_str(), line.query_type.as_str()),
+            ("a.bosh.", "AAAA")
+        );
         assert_eq!(line.rcode.as_deref(), Some("NXDOMAIN"));
         drop(view);
         assert_eq!(*tap.wanted().borrow(), 0);
@@ -479,7 +545,9 @@ mod tests {
             let mut sum = 0;
             // All lines are already queued; the timeout only ends the wait for another.
             let patience = Duration::from_millis(200);
-            while let Ok(Some(TapItem::Line(line))) = tokio::time::timeout(patience, view.next()).await {
+            while let Ok(Some(TapItem::Line(line))) =
+                tokio::time::timeout(patience, view.next()).await
+            {
                 sum += u64::from(line.weight);
             }
             sum
@@ -506,7 +574,14 @@ mod tests {
         let name = |text: &str| Name::from_text(text).unwrap();
         for number in 0..20_000 {
             top.add(name(&format!("rare{number}.bosh")), 1);
-            top.add(name(if number % 3 == 0 { "second.bosh" } else { "first.bosh" }), 1);
+            top.add(
+                name(if number % 3 == 0 {
+                    "second.bosh"
+                } else {
+                    "first.bosh"
+                }),
+                1,
+            );
         }
         assert!(top.counts.len() <= 2 * COUNTERS_PER_NAME);
         let shown = top.most();
@@ -522,7 +597,10 @@ mod tests {
         let mut top = TopNames::new(1);
         let mut highest = 0;
         for number in 0..500_u32 {
-            top.add(Name::from_text(&format!("n{}.bosh", number % 37)).unwrap(), u64::from(number % 5));
+            top.add(
+                Name::from_text(&format!("n{}.bosh", number % 37)).unwrap(),
+                u64::from(number % 5),
+            );
             let now = top.most()[0].1;
             assert!(now >= highest);
             highest = now;

@@ -74,7 +74,10 @@ pub(super) struct LowerName {
 
 impl Default for LowerName {
     fn default() -> Self {
-        Self { bytes: [0; MAX_NAME_LEN], len: 0 }
+        Self {
+            bytes: [0; MAX_NAME_LEN],
+            len: 0,
+        }
     }
 }
 
@@ -136,9 +139,10 @@ impl AnswerCache {
     ) -> Option<Remembered<'_>> {
         let hash = self.hasher.hash_one(name.as_wire());
         match self.young.find(hash, name.as_wire()) {
-            Some(at) => {
-                self.young.validate(at, self.generation, has_changed).then(|| self.young.remembered(at))
-            }
+            Some(at) => self
+                .young
+                .validate(at, self.generation, has_changed)
+                .then(|| self.young.remembered(at)),
             None => self.get_old(hash, name, has_changed),
         }
     }
@@ -165,9 +169,18 @@ impl AnswerCache {
 
     /// Inserts an answer that was resolved in the current generation. It replaces one whose instances' health
     /// has changed.
-    pub(super) fn insert(&mut self, name: &LowerName, answer: LocalAnswer<'_>, dependence: &Dependence) {
+    pub(super) fn insert(
+        &mut self,
+        name: &LowerName,
+        answer: LocalAnswer<'_>,
+        dependence: &Dependence,
+    ) {
         let hash = self.hasher.hash_one(name.as_wire());
-        let new = Remembered { name: NameRef::of_wire(name.as_wire()), answer, dependence };
+        let new = Remembered {
+            name: NameRef::of_wire(name.as_wire()),
+            answer,
+            dependence,
+        };
         if self.young.weight() + weight(&new) > self.room {
             mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
@@ -177,7 +190,13 @@ impl AnswerCache {
 }
 
 /// Returns the size of an entry in bytes.
-fn weight(Remembered { name, answer, dependence: _ }: &Remembered<'_>) -> usize {
+fn weight(
+    Remembered {
+        name,
+        answer,
+        dependence: _,
+    }: &Remembered<'_>,
+) -> usize {
     ENTRY_WEIGHT + name.as_wire().len() + size_of_val(answer.v4) + size_of_val(answer.v6)
 }
 
@@ -255,7 +274,11 @@ impl Half {
 
     /// Adds an entry in place of the name's previous one, if there is one, and returns its index.
     fn push(&mut self, hash: u64, new: &Remembered<'_>, health: u64) -> usize {
-        let Remembered { name, answer: LocalAnswer { existence, v4, v6 }, dependence } = *new;
+        let Remembered {
+            name,
+            answer: LocalAnswer { existence, v4, v6 },
+            dependence,
+        } = *new;
         let at = self.entries.len();
         self.entries.push(Entry {
             hash,
@@ -274,7 +297,10 @@ impl Half {
         let entries = &self.entries;
         let same = Entry::is_for(entries, &self.names, hash, name.as_wire());
         // The bytes of a replaced entry stay until the half is dropped.
-        match self.positions.entry(hash, same, |at| entries[*at as usize].hash) {
+        match self
+            .positions
+            .entry(hash, same, |at| entries[*at as usize].hash)
+        {
             hash_table::Entry::Occupied(mut position) => *position.get_mut() = at as u32,
             hash_table::Entry::Vacant(position) => {
                 position.insert(at as u32);
@@ -284,13 +310,25 @@ impl Half {
     }
 
     fn weight(&self) -> usize {
-        let Self { positions: _, entries, names, v4, v6 } = self;
+        let Self {
+            positions: _,
+            entries,
+            names,
+            v4,
+            v6,
+        } = self;
         entries.len() * ENTRY_WEIGHT + names.len() + size_of_val(&v4[..]) + size_of_val(&v6[..])
     }
 
     /// Drops all entries but keeps the allocations.
     fn clear(&mut self) {
-        let Self { positions, entries, names, v4, v6 } = self;
+        let Self {
+            positions,
+            entries,
+            names,
+            v4,
+            v6,
+        } = self;
         positions.clear();
         entries.clear();
         names.clear();
@@ -326,13 +364,22 @@ mod tests {
 
     /// Returns an answer with these addresses.
     fn found<'a>(v4: &'a [Ipv4Addr], v6: &'a [Ipv6Addr]) -> LocalAnswer<'a> {
-        LocalAnswer { existence: Existence::Found, v4, v6 }
+        LocalAnswer {
+            existence: Existence::Found,
+            v4,
+            v6,
+        }
     }
 
     /// Returns the name `text` as a client may send it.
     fn name(text: &str) -> LowerName {
         let mut name = LowerName::default();
-        name.set(&Name::from_text(text).unwrap().as_wire().to_ascii_uppercase());
+        name.set(
+            &Name::from_text(text)
+                .unwrap()
+                .as_wire()
+                .to_ascii_uppercase(),
+        );
         name
     }
 
@@ -351,17 +398,41 @@ mod tests {
         let web = Name::from_text("q-s0.web.bosh").unwrap();
         let (v4, v6) = (addresses(3), [Ipv6Addr::LOCALHOST]);
         cache.enter(generation(1, 0), || 0);
-        cache.insert(&name("q-s0.db.bosh"), found(&v4[..1], &[]), &Dependence::default());
-        cache.insert(&name("q-s0.web.bosh"), found(&v4, &v6), &Dependence::default());
+        cache.insert(
+            &name("q-s0.db.bosh"),
+            found(&v4[..1], &[]),
+            &Dependence::default(),
+        );
+        cache.insert(
+            &name("q-s0.web.bosh"),
+            found(&v4, &v6),
+            &Dependence::default(),
+        );
         cache.insert(
             &name("none.bosh"),
-            LocalAnswer { existence: Existence::NoSuchName, v4: &[], v6: &[] },
+            LocalAnswer {
+                existence: Existence::NoSuchName,
+                v4: &[],
+                v6: &[],
+            },
             &Dependence::default(),
         );
         let remembered = get(&mut cache, &name("q-s0.web.bosh")).unwrap();
-        assert_eq!((remembered.name, remembered.answer), ((&web).into(), found(&v4, &v6)));
-        assert_eq!(get(&mut cache, &name("q-s0.db.bosh")).unwrap().answer, found(&v4[..1], &[]));
-        assert_eq!(get(&mut cache, &name("none.bosh")).unwrap().answer.existence, Existence::NoSuchName);
+        assert_eq!(
+            (remembered.name, remembered.answer),
+            ((&web).into(), found(&v4, &v6))
+        );
+        assert_eq!(
+            get(&mut cache, &name("q-s0.db.bosh")).unwrap().answer,
+            found(&v4[..1], &[])
+        );
+        assert_eq!(
+            get(&mut cache, &name("none.bosh"))
+                .unwrap()
+                .answer
+                .existence,
+            Existence::NoSuchName
+        );
         assert!(get(&mut cache, &name("other.bosh")).is_none());
         cache.enter(generation(1, 0), || 0);
         assert!(get(&mut cache, &name("q-s0.web.bosh")).is_some());
@@ -374,9 +445,16 @@ mod tests {
         let mut cache = AnswerCache::new(1);
         let v4 = addresses(2);
         cache.insert(&name("web.bosh"), found(&v4, &[]), &Dependence::default());
-        cache.insert(&name("web.bosh"), found(&v4[..1], &[]), &Dependence::default());
+        cache.insert(
+            &name("web.bosh"),
+            found(&v4[..1], &[]),
+            &Dependence::default(),
+        );
         assert_eq!(cache.young.positions.len(), 1);
-        assert_eq!(get(&mut cache, &name("web.bosh")).unwrap().answer, found(&v4[..1], &[]));
+        assert_eq!(
+            get(&mut cache, &name("web.bosh")).unwrap().answer,
+            found(&v4[..1], &[])
+        );
     }
 
     #[test]
@@ -386,13 +464,24 @@ mod tests {
         use std::net::IpAddr;
 
         let states = HealthStates::default();
-        let set = |ip: IpAddr, state| states.set(ip, InstanceHealth { state, groups: Box::default() });
+        let set = |ip: IpAddr, state| {
+            states.set(
+                ip,
+                InstanceHealth {
+                    state,
+                    groups: Box::default(),
+                },
+            )
+        };
         let instances: Vec<IpAddr> = (0..64).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         let mut cache = AnswerCache::new(1);
         let v4 = addresses(1);
         let label = |number: usize| name(&format!("q-m{number}.bosh"));
         for (number, ip) in instances.iter().enumerate() {
-            let dependence = Dependence { instances: states.set_of(&[*ip]), tracked: None };
+            let dependence = Dependence {
+                instances: states.set_of(&[*ip]),
+                tracked: None,
+            };
             cache.insert(&label(number), found(&v4, &[]), &dependence);
         }
         // In the older half the rules are the same.
@@ -402,14 +491,28 @@ mod tests {
             cache.enter(generation(0, states.changes()), || 0);
             let kept = (0..instances.len())
                 .filter(|&number| {
-                    cache.get(&label(number), |set, since| states.has_changed(set, since)).is_some()
+                    cache
+                        .get(&label(number), |set, since| states.has_changed(set, since))
+                        .is_some()
                 })
                 .collect::<Vec<_>>();
             assert!(!kept.contains(&7));
-            assert!(kept.len() > instances.len() / 2, "{} of {} answers stay", kept.len(), instances.len());
-            let dependence = Dependence { instances: states.set_of(&instances[7..8]), tracked: None };
+            assert!(
+                kept.len() > instances.len() / 2,
+                "{} of {} answers stay",
+                kept.len(),
+                instances.len()
+            );
+            let dependence = Dependence {
+                instances: states.set_of(&instances[7..8]),
+                tracked: None,
+            };
             cache.insert(&label(7), found(&v4, &[]), &dependence);
-            assert!(cache.get(&label(7), |set, since| states.has_changed(set, since)).is_some());
+            assert!(
+                cache
+                    .get(&label(7), |set, since| states.has_changed(set, since))
+                    .is_some()
+            );
             mem::swap(&mut cache.young, &mut cache.old);
         }
     }
@@ -422,8 +525,15 @@ mod tests {
         cache.insert(&name("cold.bosh"), found(&v4, &[]), &Dependence::default());
         let large = addresses(1 << 16);
         for number in 0..200 {
-            cache.insert(&name(&format!("x{number}.bosh")), found(&large, &[]), &Dependence::default());
-            assert_eq!(get(&mut cache, &name("hot.bosh")).unwrap().answer, found(&v4, &[]));
+            cache.insert(
+                &name(&format!("x{number}.bosh")),
+                found(&large, &[]),
+                &Dependence::default(),
+            );
+            assert_eq!(
+                get(&mut cache, &name("hot.bosh")).unwrap().answer,
+                found(&v4, &[])
+            );
         }
         assert!(get(&mut cache, &name("cold.bosh")).is_none());
         assert!(cache.young.weight() <= HALF && cache.old.weight() <= HALF);
@@ -435,7 +545,11 @@ mod tests {
         let v4 = addresses(250);
         let mut most = 0;
         for number in 0..20_000 {
-            cache.insert(&name(&format!("q-s0n{number}.q-g1.bosh")), found(&v4, &[]), &Dependence::default());
+            cache.insert(
+                &name(&format!("q-s0n{number}.q-g1.bosh")),
+                found(&v4, &[]),
+                &Dependence::default(),
+            );
             if number % 500 == 0 {
                 most = most.max(cache.young.weight() + cache.old.weight());
             }

@@ -192,7 +192,9 @@ impl ServerMetrics {
     }
 
     pub(super) fn tcp_called_off(&self, count: usize) {
-        self.shared.tcp_called_off.fetch_add(count as u64, Ordering::Relaxed);
+        self.shared
+            .tcp_called_off
+            .fetch_add(count as u64, Ordering::Relaxed);
     }
 
     pub(super) fn tcp_not_accepted(&self) {
@@ -204,7 +206,9 @@ impl ServerMetrics {
     }
 
     pub(super) fn tcp_limit(&self, connections: usize) {
-        self.shared.tcp_limit.store(connections as u64, Ordering::Relaxed);
+        self.shared
+            .tcp_limit
+            .store(connections as u64, Ordering::Relaxed);
     }
 
     pub(super) fn tcp_unread(&self) {
@@ -224,7 +228,11 @@ impl ServerMetrics {
     fn sum(&self) -> Stripe {
         let sum = Stripe::new(true);
         sum.add_all(&self.shared.tasks);
-        self.shared.stripes.lock().iter().for_each(|stripe| sum.add_all(stripe));
+        self.shared
+            .stripes
+            .lock()
+            .iter()
+            .for_each(|stripe| sum.add_all(stripe));
         sum
     }
 }
@@ -252,7 +260,9 @@ impl Drop for Counted {
 //----------- Stripe ---------------------------------------------------------
 
 /// Types with a separate counter; one more counter is for all others.
-const TYPES: [u16; 19] = [1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255];
+const TYPES: [u16; 19] = [
+    1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255,
+];
 /// A type without a separate label.
 const OTHER_TYPE: u16 = u16::MAX;
 
@@ -261,13 +271,13 @@ const REQUESTS: usize = 2 * 2 * (TYPES.len() + 1);
 
 /// Bucket bounds of durations in seconds: CoreDNS's bounds, with finer ones below.
 const DURATIONS: [f64; 20] = [
-    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032,
-    0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016,
+    0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
 ];
 /// Bucket bounds of sizes in bytes, as in CoreDNS.
 const SIZES: [f64; 14] = [
-    0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16_000.0, 32_000.0, 48_000.0,
-    64_000.0,
+    0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16_000.0, 32_000.0,
+    48_000.0, 64_000.0,
 ];
 /// The same bounds in nanoseconds and bytes, to find a bucket without floating point.
 const DURATIONS_NS: [u64; DURATIONS.len()] = scaled(DURATIONS, 1e9);
@@ -337,17 +347,35 @@ impl Stripe {
     }
 
     pub(super) fn observe(&self, observed: &Observed) {
-        let Observed { transport, from_v6, qtype, dnssec_ok, rcode, responder, query_len, reply_len, took } =
-            *observed;
+        let Observed {
+            transport,
+            from_v6,
+            qtype,
+            dnssec_ok,
+            rcode,
+            responder,
+            query_len,
+            reply_len,
+            took,
+        } = *observed;
         let transport = transport_number(transport);
         let kind = match qtype {
             Some(1) => 0,
             Some(28) => 1,
-            Some(other) => TYPES.iter().position(|known| *known == other).unwrap_or(TYPES.len()),
+            Some(other) => TYPES
+                .iter()
+                .position(|known| *known == other)
+                .unwrap_or(TYPES.len()),
             None => TYPES.len(),
         };
-        self.add(&self.requests[(transport * 2 + usize::from(from_v6)) * (TYPES.len() + 1) + kind], 1);
-        self.add(&self.responses[responder as usize * 16 + usize::from(rcode & 15)], 1);
+        self.add(
+            &self.requests[(transport * 2 + usize::from(from_v6)) * (TYPES.len() + 1) + kind],
+            1,
+        );
+        self.add(
+            &self.responses[responder as usize * 16 + usize::from(rcode & 15)],
+            1,
+        );
         if dnssec_ok {
             self.add(&self.dnssec_ok, 1);
         }
@@ -360,9 +388,17 @@ impl Stripe {
         self.add(&self.dropped[reason as usize], count);
     }
 
-    fn put<const BOUNDS: usize>(&self, buckets: &Buckets<BOUNDS>, bounds: &[u64; BOUNDS], value: u64) {
+    fn put<const BOUNDS: usize>(
+        &self,
+        buckets: &Buckets<BOUNDS>,
+        bounds: &[u64; BOUNDS],
+        value: u64,
+    ) {
         let bucket = bounds.iter().position(|bound| value <= *bound);
-        self.add(bucket.map_or(&buckets.over, |bucket| &buckets.counts[bucket]), 1);
+        self.add(
+            bucket.map_or(&buckets.over, |bucket| &buckets.counts[bucket]),
+            1,
+        );
         self.add(&buckets.sum, value);
     }
 
@@ -403,14 +439,21 @@ impl Stripe {
         let pairs = pairs.chain([(&self.dnssec_ok, dnssec_ok)]);
         let pairs = pairs.chain(self.dropped.iter().zip(dropped));
         let pairs = pairs.chain(self.durations.pairs(durations));
-        let sizes = self.query_sizes.iter().zip(query_sizes).chain(self.reply_sizes.iter().zip(reply_sizes));
+        let sizes = self
+            .query_sizes
+            .iter()
+            .zip(query_sizes)
+            .chain(self.reply_sizes.iter().zip(reply_sizes));
         let pairs = pairs.chain(sizes.flat_map(|(sum, other)| sum.pairs(other)));
         pairs.for_each(|(sum, other)| self.add(sum, value(other)));
     }
 
     /// Returns the number of replies by a responder, with any RCODE.
     fn replies_by(&self, responder: Responder) -> u64 {
-        self.responses[responder as usize * 16..][..16].iter().map(value).sum()
+        self.responses[responder as usize * 16..][..16]
+            .iter()
+            .map(value)
+            .sum()
     }
 
     fn replies(&self) -> u64 {
@@ -419,7 +462,10 @@ impl Stripe {
 }
 
 impl<const BOUNDS: usize> Buckets<BOUNDS> {
-    fn pairs<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a AtomicU64, &'a AtomicU64)> {
+    fn pairs<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> impl Iterator<Item = (&'a AtomicU64, &'a AtomicU64)> {
         let ends = [(&self.over, &other.over), (&self.sum, &other.sum)];
         self.counts.iter().zip(&other.counts).chain(ends)
     }
@@ -478,14 +524,32 @@ fn by_question<'a>(
     [server, zone, view]: [&'a str; 3],
 ) -> impl Iterator<Item = ([&'a str; 6], u64)> {
     let kinds = PROTOCOLS.into_iter().flat_map(|proto| {
-        [IpAddr::from([0; 4]), IpAddr::from([1; 16])].into_iter().flat_map(move |address| {
-            TYPES.into_iter().chain([OTHER_TYPE]).map(move |kind| (proto, address, kind))
-        })
+        [IpAddr::from([0; 4]), IpAddr::from([1; 16])]
+            .into_iter()
+            .flat_map(move |address| {
+                TYPES
+                    .into_iter()
+                    .chain([OTHER_TYPE])
+                    .map(move |kind| (proto, address, kind))
+            })
     });
     let counts = requests.iter().map(value);
-    counts.zip(kinds).filter(|(count, _)| *count > 0).map(move |(count, (proto, address, kind))| {
-        ([server, zone, view, proto, labels::family_label(address), labels::type_label(kind)], count)
-    })
+    counts
+        .zip(kinds)
+        .filter(|(count, _)| *count > 0)
+        .map(move |(count, (proto, address, kind))| {
+            (
+                [
+                    server,
+                    zone,
+                    view,
+                    proto,
+                    labels::family_label(address),
+                    labels::type_label(kind),
+                ],
+                count,
+            )
+        })
 }
 
 /// Returns the responses by RCODE and responder, without zeros except SERVFAIL's: the increase of a counter whose
@@ -494,14 +558,19 @@ fn by_responder<'a>(
     responses: &'a [AtomicU64],
     common: [&'a str; 3],
 ) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
-    let kinds = Responder::ALL.into_iter().flat_map(|(_, label)| (0..16).map(move |rcode| (label, rcode)));
+    let kinds = Responder::ALL
+        .into_iter()
+        .flat_map(|(_, label)| (0..16).map(move |rcode| (label, rcode)));
     let counts = responses.iter().map(value).zip(kinds);
-    counts.filter(|(count, (_, rcode))| *count > 0 || *rcode == SERVFAIL).map(
-        move |(count, (label, rcode))| {
+    counts
+        .filter(|(count, (_, rcode))| *count > 0 || *rcode == SERVFAIL)
+        .map(move |(count, (label, rcode))| {
             let [server, zone, view] = common.map(Cow::Borrowed);
-            ([server, zone, view, labels::rcode_label(rcode), label.into()], count)
-        },
-    )
+            (
+                [server, zone, view, labels::rcode_label(rcode), label.into()],
+                count,
+            )
+        })
 }
 
 /// RCODE 2 (RFC 1035, section 4.1.1).
@@ -546,7 +615,11 @@ mod tests {
 
     #[test]
     fn stripes_sum_to_coredns_families() {
-        let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::FastPathHandle::default()).unwrap();
+        let all = Metrics::new(
+            "dns://127.0.0.1:53".into(),
+            dns_fastpath::FastPathHandle::default(),
+        )
+        .unwrap();
         let metrics = ServerMetrics::new(all.server().to_owned());
         metrics.register(all.registry()).unwrap();
         let (first, second) = (metrics.stripe(), metrics.stripe());
@@ -578,9 +651,16 @@ mod tests {
             "bosh_dns_xdp_dropped_total{reason=\"no_query\"} 3",
             "bosh_dns_xdp_tcp_sessions 1",
         ] {
-            assert!(text.contains(&format!("\n{line}\n")), "{line} is not in {text}");
+            assert!(
+                text.contains(&format!("\n{line}\n")),
+                "{line} is not in {text}"
+            );
         }
         drop(session);
-        assert!(all.text().unwrap().contains("\nbosh_dns_xdp_tcp_sessions 0\n"));
+        assert!(
+            all.text()
+                .unwrap()
+                .contains("\nbosh_dns_xdp_tcp_sessions 0\n")
+        );
     }
 }

@@ -154,12 +154,18 @@ impl Server {
             .iter()
             .map(|&address| Endpoint::bind(address, &options, workers))
             .collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(server_state, identity, metrics, options)) })
+        Ok(Self {
+            endpoints,
+            handler: Arc::new(QueryHandler::new(server_state, identity, metrics, options)),
+        })
     }
 
     /// Returns the listen addresses, with the ports selected for port 0.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.endpoints.iter().map(|endpoint| endpoint.address).collect()
+        self.endpoints
+            .iter()
+            .map(|endpoint| endpoint.address)
+            .collect()
     }
 
     /// Serves until `shutdown` completes. Then takes no new queries, answers the pending ones

@@ -38,13 +38,18 @@ impl NearClients {
 
     fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
         let Self { kinds, known } = self;
-        if let Some((is, _)) = known.get(&ifindex).filter(|(_, checked)| checked.elapsed() < BELIEVED) {
+        if let Some((is, _)) = known
+            .get(&ifindex)
+            .filter(|(_, checked)| checked.elapsed() < BELIEVED)
+        {
             return *is;
         }
         if kinds.is_none() {
             *kinds = InterfaceKinds::new().ok();
         }
-        let is = kinds.as_mut().is_some_and(|kinds| kinds.is_of_this_machine(ifindex));
+        let is = kinds
+            .as_mut()
+            .is_some_and(|kinds| kinds.is_of_this_machine(ifindex));
         if known.len() >= MOST_INTERFACES {
             known.clear();
         }
@@ -60,7 +65,13 @@ mod tests {
     #[test]
     fn loopback_and_link_local_are_near() {
         let mut near = NearClients::default();
-        for client in ["127.0.0.1", "169.254.3.4", "::1", "fe80::1", "::ffff:127.0.0.1"] {
+        for client in [
+            "127.0.0.1",
+            "169.254.3.4",
+            "::1",
+            "fe80::1",
+            "::ffff:127.0.0.1",
+        ] {
             assert!(near.holds(client.parse().unwrap(), None), "{client}");
         }
         let far = IpAddr::from([10, 0, 0, 7]);

@@ -95,7 +95,9 @@ impl Shared {
     pub(super) fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
         let went_up = || server_state.fast_path.passed_to_userspace();
-        let Some(decision) = self.limiter.lock().report(report, went_up, now) else { return };
+        let Some(decision) = self.limiter.lock().report(report, went_up, now) else {
+            return;
+        };
         match decision {
             Decision::Nothing => {}
             Decision::Shed(shares) => {
@@ -171,12 +173,18 @@ impl Limiter {
         went_up: impl FnOnce() -> Option<u64>,
         now: Instant,
     ) -> Option<Decision> {
-        let Report { taken, seconds, fill } = report;
+        let Report {
+            taken,
+            seconds,
+            fill,
+        } = report;
         for (sum, &more) in self.taken.iter_mut().zip(taken) {
             *sum += f64::from(more) / seconds;
         }
         self.fill = self.fill.max(fill);
-        let elapsed = self.decided.map_or(Duration::MAX, |decided| now.saturating_duration_since(decided));
+        let elapsed = self.decided.map_or(Duration::MAX, |decided| {
+            now.saturating_duration_since(decided)
+        });
         if elapsed < WINDOW {
             return Some(Decision::Nothing);
         }
@@ -195,8 +203,15 @@ impl Limiter {
 
     fn forget(&mut self) -> Decision {
         let was_shedding = self.capacity.is_some();
-        *self = Self { logged: self.logged, ..Self::default() };
-        if was_shedding { Decision::End } else { Decision::Nothing }
+        *self = Self {
+            logged: self.logged,
+            ..Self::default()
+        };
+        if was_shedding {
+            Decision::End
+        } else {
+            Decision::Nothing
+        }
     }
 
     /// Makes a decision based on the reports. `came` is the rate of queries passed, including those
@@ -205,7 +220,8 @@ impl Limiter {
         let taken: f64 = self.taken.iter().sum();
         // A queue drops and delays the queries of all groups equally.
         let came_for_each = if taken > 0.0 { came / taken } else { 1.0 };
-        for ((offered, &taken), share) in self.offered.iter_mut().zip(&self.taken).zip(self.shares) {
+        for ((offered, &taken), share) in self.offered.iter_mut().zip(&self.taken).zip(self.shares)
+        {
             *offered = (*offered + taken * came_for_each / share) / 2.0;
         }
         let is_empty = self.fill <= EMPTY;
@@ -214,7 +230,11 @@ impl Limiter {
             Some(capacity) if !is_empty => (capacity + taken) / 2.0,
             Some(capacity) => GROWTH * capacity,
             None => {
-                self.full_windows = if self.fill >= FULL { self.full_windows + 1 } else { 0 };
+                self.full_windows = if self.fill >= FULL {
+                    self.full_windows + 1
+                } else {
+                    0
+                };
                 if self.full_windows < FULL_WINDOWS {
                     return Decision::Nothing;
                 }
@@ -233,7 +253,10 @@ impl Limiter {
     }
 
     fn log(&mut self, now: Instant) {
-        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {
+        if self
+            .logged
+            .is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL)
+        {
             return;
         }
         self.logged = Some(now);
@@ -257,7 +280,13 @@ fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCK
         }
         left -= rate;
     }
-    offered.map(|rate| if rate <= part { 1.0 } else { (part / rate).clamp(LEAST_SHARE, 1.0) })
+    offered.map(|rate| {
+        if rate <= part {
+            1.0
+        } else {
+            (part / rate).clamp(LEAST_SHARE, 1.0)
+        }
+    })
 }
 
 #[cfg(test)]
@@ -295,18 +324,23 @@ mod tests {
 
         /// Simulates one window; `offered` is in queries per second by group. Returns the answered
         /// queries per second.
-        fn window(&mut self, start: Instant, offered: &[f64; CLIENT_BUCKETS]) -> [f64; CLIENT_BUCKETS] {
+        fn window(
+            &mut self,
+            start: Instant,
+            offered: &[f64; CLIENT_BUCKETS],
+        ) -> [f64; CLIENT_BUCKETS] {
             let seconds = WINDOW.as_secs_f64();
             for (bucket, (queued, rate)) in self.queue.iter_mut().zip(offered).enumerate() {
-                let share = self
-                    .shares
-                    .as_ref()
-                    .map_or(1.0, |shares| f64::from(shares[bucket]) / f64::from(u32::MAX));
+                let share = self.shares.as_ref().map_or(1.0, |shares| {
+                    f64::from(shares[bucket]) / f64::from(u32::MAX)
+                });
                 *queued += rate * seconds * share;
                 self.went_up += rate * seconds * share;
             }
             let came: f64 = self.queue.iter().sum();
-            let answered = self.queue.map(|queued| queued * (CAPACITY * seconds / came).min(1.0));
+            let answered = self
+                .queue
+                .map(|queued| queued * (CAPACITY * seconds / came).min(1.0));
             let left = came - answered.iter().sum::<f64>();
             let kept = (QUEUE / left.max(1.0)).min(1.0);
             for (queued, answered) in self.queue.iter_mut().zip(answered) {
@@ -315,9 +349,17 @@ mod tests {
             self.windows += 1;
             let counts = answered.map(|answered| answered.round() as u32);
             let left = left.min(QUEUE);
-            let report = Report { taken: &counts, seconds, fill: left / QUEUE };
+            let report = Report {
+                taken: &counts,
+                seconds,
+                fill: left / QUEUE,
+            };
             let now = start + self.windows * WINDOW;
-            match self.limiter.report(report, || Some(self.went_up as u64), now).unwrap() {
+            match self
+                .limiter
+                .report(report, || Some(self.went_up as u64), now)
+                .unwrap()
+            {
                 Decision::Nothing => {}
                 Decision::Shed(shares) => self.shares = Some(shares),
                 Decision::End => self.shares = None,
@@ -327,7 +369,11 @@ mod tests {
 
         /// Simulates this many windows; returns the queries answered per second in their second
         /// half, by group.
-        fn windows(&mut self, count: u32, offered: &[f64; CLIENT_BUCKETS]) -> [f64; CLIENT_BUCKETS] {
+        fn windows(
+            &mut self,
+            count: u32,
+            offered: &[f64; CLIENT_BUCKETS],
+        ) -> [f64; CLIENT_BUCKETS] {
             let start = Instant::now();
             let mut sums = [0.0; CLIENT_BUCKETS];
             for window in 0..count {
@@ -348,10 +394,20 @@ mod tests {
         let mut offered = [0.0; CLIENT_BUCKETS];
         (offered[3], offered[5]) = (1_000_000.0, 2_000.0);
         let answered = server.windows(400, &offered);
-        assert!(answered.iter().sum::<f64>() > 0.95 * CAPACITY, "{answered:?}");
-        assert!(answered[5] > 0.98 * offered[5], "a modest client loses nothing: {}", answered[5]);
+        assert!(
+            answered.iter().sum::<f64>() > 0.95 * CAPACITY,
+            "{answered:?}"
+        );
+        assert!(
+            answered[5] > 0.98 * offered[5],
+            "a modest client loses nothing: {}",
+            answered[5]
+        );
         let queued: f64 = server.queue.iter().sum();
-        assert!(queued < 0.75 * QUEUE, "{queued} wait: the queue drops nothing");
+        assert!(
+            queued < 0.75 * QUEUE,
+            "{queued} wait: the queue drops nothing"
+        );
         // Shedding ends with the flood.
         offered[3] = 1_000.0;
         server.windows(100, &offered);
@@ -368,7 +424,10 @@ mod tests {
             assert_eq!(server.shares, None);
         }
         // A burst that fills the queue only briefly is not overload either.
-        server.window(start, &[20.0 * CAPACITY / CLIENT_BUCKETS as f64; CLIENT_BUCKETS]);
+        server.window(
+            start,
+            &[20.0 * CAPACITY / CLIENT_BUCKETS as f64; CLIENT_BUCKETS],
+        );
         assert_eq!(server.shares, None);
     }
 
@@ -376,10 +435,20 @@ mod tests {
     fn pause_ends_shedding() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
-        let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
+        let report = Report {
+            taken: &[100; CLIENT_BUCKETS],
+            seconds: 0.01,
+            fill: 1.0,
+        };
         let decisions: Vec<Decision> = (0..5)
             .map(|window| {
-                limiter.report(report, || Some(10_000 * u64::from(window)), start + window * WINDOW).unwrap()
+                limiter
+                    .report(
+                        report,
+                        || Some(10_000 * u64::from(window)),
+                        start + window * WINDOW,
+                    )
+                    .unwrap()
             })
             .collect();
         assert!(matches!(decisions[4], Decision::Shed(_)), "{decisions:?}");
@@ -393,9 +462,17 @@ mod tests {
         let start = Instant::now();
         // A thread that has found its queue empty restarts its count, regardless of the time of the
         // last decision.
-        let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
+        let report = Report {
+            taken: &[100; CLIENT_BUCKETS],
+            seconds: 0.01,
+            fill: 1.0,
+        };
         for at in [0, 50, 100, 150] {
-            limiter.report(report, || Some(at * 1_000), start + Duration::from_millis(at));
+            limiter.report(
+                report,
+                || Some(at * 1_000),
+                start + Duration::from_millis(at),
+            );
         }
         assert_eq!(limiter.capacity.map(f64::round), Some(640_000.0));
     }
@@ -404,7 +481,11 @@ mod tests {
     fn counters_are_read_once_per_window() {
         let (mut limiter, mut reads) = (Limiter::default(), 0);
         let start = Instant::now();
-        let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
+        let report = Report {
+            taken: &[100; CLIENT_BUCKETS],
+            seconds: 0.01,
+            fill: 1.0,
+        };
         for window in 0..20 {
             // Each of 32 workers reports in each window.
             for worker in 0..32 {
@@ -424,7 +505,10 @@ mod tests {
         let mut offered = [0.0; CLIENT_BUCKETS];
         (offered[0], offered[1], offered[2]) = (10.0, 100.0, 1_000.0);
         let shares = fair_shares(&offered, 70.0);
-        assert_eq!((shares[0], shares[1] * 100.0, shares[2] * 1_000.0), (1.0, 30.0, 30.0));
+        assert_eq!(
+            (shares[0], shares[1] * 100.0, shares[2] * 1_000.0),
+            (1.0, 30.0, 30.0)
+        );
         assert_eq!(fair_shares(&offered, 2_000.0), [1.0; CLIENT_BUCKETS]);
     }
 }

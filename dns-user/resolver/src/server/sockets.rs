@@ -37,28 +37,48 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
-        let tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
+    pub(super) fn bind(
+        address: SocketAddr,
+        options: &Options,
+        workers: usize,
+    ) -> Result<Self, ServerError> {
+        let tries = if address.port() == 0 {
+            FREE_PORT_TRIES
+        } else {
+            1
+        };
         let mut tries_left = tries;
         loop {
             tries_left -= 1;
             match Self::try_bind(address, options, workers) {
-                Err(error) if tries_left > 0 && error.source.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) if tries_left > 0 && error.source.kind() == io::ErrorKind::AddrInUse => {
+                }
                 result => return result,
             }
         }
     }
 
-    fn try_bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
+    fn try_bind(
+        address: SocketAddr,
+        options: &Options,
+        workers: usize,
+    ) -> Result<Self, ServerError> {
         let only_v6 = options.ipv4_apart;
         let failed = |address, transport| {
-            move |source: io::Error| ServerError { address, transport, remedy: remedy(&source), source }
+            move |source: io::Error| ServerError {
+                address,
+                transport,
+                remedy: remedy(&source),
+                source,
+            }
         };
         let tcp = bind_tcp(address, only_v6).map_err(failed(address, "TCP"))?;
         let address = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        let with_pktinfo =
-            address.ip().is_unspecified() || options.max_reply.is_some() || options.arrivals.is_on();
-        let udp = bind_udp(address, only_v6, with_pktinfo, workers).map_err(failed(address, "UDP"))?;
+        let with_pktinfo = address.ip().is_unspecified()
+            || options.max_reply.is_some()
+            || options.arrivals.is_on();
+        let udp =
+            bind_udp(address, only_v6, with_pktinfo, workers).map_err(failed(address, "UDP"))?;
         Ok(Self { address, tcp, udp })
     }
 }
@@ -66,7 +86,11 @@ impl Endpoint {
 /// Binds the listener. It does not share its port, so binding detects another server on the same
 /// address, including a second instance of this one.
 fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     if address.is_ipv6() {
         socket.set_only_v6(only_v6)?;
     }
@@ -114,20 +138,35 @@ fn bind_udp(
 fn steer_by_cpu(socket: &Socket, count: usize) -> io::Result<()> {
     /// Kernel 4.5.
     const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
-    let instruction = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let instruction = |code: u32, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
     // The number of the CPU modulo `count`. A socket that has been closed meanwhile has no number, and the
     // kernel then chooses by the hash.
     let mut program = [
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32),
+        instruction(
+            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+            (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32,
+        ),
         instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, count as u32),
         instruction(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
     set_option(socket, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
 fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::DGRAM,
+        Some(Protocol::UDP),
+    )?;
     if address.is_ipv6() {
         socket.set_only_v6(only_v6)?;
     }
@@ -148,7 +187,12 @@ fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
 /// Requests large buffers; smaller ones also work.
 fn grow_buffers(socket: &Socket) {
     // CAP_NET_ADMIN permits sizes above the limit.
-    let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &(RECEIVE_BUFFER as i32));
+    let forced = set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVBUFFORCE,
+        &(RECEIVE_BUFFER as i32),
+    );
     if forced.is_err() {
         let _smaller = socket.set_recv_buffer_size(RECEIVE_BUFFER);
     }
@@ -168,7 +212,11 @@ fn set_option<T>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Res
             size_of_val(value) as libc::socklen_t,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 impl ServerError {
@@ -177,16 +225,27 @@ impl ServerError {
         // Port 0 is always free, so a failure means that the address is wrong.
         let source = TcpListener::bind((address.ip(), 0)).err()?;
         let is_foreign = source.kind() == io::ErrorKind::AddrNotAvailable;
-        is_foreign.then(|| Self { address, transport: "TCP", remedy: remedy(&source), source })
+        is_foreign.then(|| Self {
+            address,
+            transport: "TCP",
+            remedy: remedy(&source),
+            source,
+        })
     }
 
     /// Returns the error of listening on an address on which another program listens; `None` if it is free,
     /// or if that cannot be found out.
     pub fn of_taken(address: SocketAddr) -> Option<Self> {
         let udp = UdpSocket::bind(address).err().map(|source| ("UDP", source));
-        let (transport, source) = udp.or_else(|| Some(("TCP", TcpListener::bind(address).err()?)))?;
+        let (transport, source) =
+            udp.or_else(|| Some(("TCP", TcpListener::bind(address).err()?)))?;
         let is_taken = source.kind() == io::ErrorKind::AddrInUse;
-        is_taken.then(|| Self { address, transport, remedy: remedy(&source), source })
+        is_taken.then(|| Self {
+            address,
+            transport,
+            remedy: remedy(&source),
+            source,
+        })
     }
 }
 
@@ -218,7 +277,12 @@ pub(super) struct WorkerSocket {
 impl WorkerSocket {
     /// Wraps a bound, blocking socket.
     pub(super) fn new(descriptor: OwnedFd, with_pktinfo: bool, port: u16) -> Self {
-        Self { descriptor, with_pktinfo, port, stopping: AtomicBool::new(false) }
+        Self {
+            descriptor,
+            with_pktinfo,
+            port,
+            stopping: AtomicBool::new(false),
+        }
     }
 
     /// Stops the worker after it has answered its queued queries.
@@ -265,7 +329,10 @@ impl WorkerSocket {
 
     /// Sends one reply without blocking.
     fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
-        let mut slice = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
+        let mut slice = libc::iovec {
+            iov_base: reply.as_mut_ptr().cast(),
+            iov_len: reply.len(),
+        };
         // SAFETY: all-zero bytes are a valid header.
         let mut header: libc::msghdr = unsafe { mem::zeroed() };
         header.msg_name = (&raw mut peer.peer).cast();
@@ -278,7 +345,11 @@ impl WorkerSocket {
         }
         // SAFETY: the header points to buffers that outlive the call.
         let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if sent < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Sends one reply from a task; returns whether the kernel accepted it.
@@ -287,7 +358,9 @@ impl WorkerSocket {
         for _ in 0..tries {
             match self.try_send(&mut reply, &mut peer) {
                 Ok(()) => return true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(pause).await
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return false,
             }
@@ -307,10 +380,18 @@ pub(super) struct ReturnPath {
 
 impl ReturnPath {
     /// Returns the way back of a datagram with this sender and these control messages.
-    pub(super) fn new(peer: &libc::sockaddr_storage, control: &ControlMessages, control_len: usize) -> Self {
+    pub(super) fn new(
+        peer: &libc::sockaddr_storage,
+        control: &ControlMessages,
+        control_len: usize,
+    ) -> Self {
         let mut control = *control;
         control.clear_interface(control_len);
-        Self { peer: *peer, control, control_len }
+        Self {
+            peer: *peer,
+            control,
+            control_len,
+        }
     }
 
     fn address_len(&self) -> libc::socklen_t {
@@ -362,7 +443,9 @@ mod tests {
         }
         for (number, socket) in endpoint.udp.into_iter().enumerate() {
             let socket = UdpSocket::from(socket.into_descriptor());
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
             for _ in 0..EACH * cpus.iter().filter(|&&cpu| cpu % WORKERS == number).count() {
                 let mut cpu = [0];
                 socket.recv(&mut cpu).unwrap();

@@ -61,7 +61,10 @@ pub(super) async fn serve(
     handler: Arc<QueryHandler>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let open = Connections::new(handler.options.max_tcp_connections, handler.options.own.clone());
+    let open = Connections::new(
+        handler.options.max_tcp_connections,
+        handler.options.own.clone(),
+    );
     let mut connections = JoinSet::new();
     let mut troubled: Option<Instant> = None;
     loop {
@@ -125,7 +128,12 @@ struct Session {
 }
 
 impl Session {
-    fn new(stream: TcpStream, client: SocketAddr, handler: Arc<QueryHandler>, place: Place) -> Self {
+    fn new(
+        stream: TcpStream,
+        client: SocketAddr,
+        handler: Arc<QueryHandler>,
+        place: Place,
+    ) -> Self {
         Self {
             stream,
             client,
@@ -182,7 +190,9 @@ impl Session {
     /// Answers the complete queries received, while there is room.
     fn take_queries(&mut self) {
         while self.has_room() {
-            let Some(length) = self.query_len() else { return };
+            let Some(length) = self.query_len() else {
+                return;
+            };
             self.input.advance(2);
             let message = self.input.split_to(length);
             self.active = Instant::now();
@@ -226,14 +236,24 @@ impl Session {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
         let (client, transport) = (self.client, Transport::Tcp);
-        let handled = |reply| Handled { client, transport, message, reply, took: received.elapsed() };
-        let from = RequestInfo { client: Some(client.ip().to_canonical()), transport };
+        let handled = |reply| Handled {
+            client,
+            transport,
+            message,
+            reply,
+            took: received.elapsed(),
+        };
+        let from = RequestInfo {
+            client: Some(client.ip().to_canonical()),
+            transport,
+        };
         let query = match wire::parse_from(message, from, &self.handler.reply_settings) {
             Parsed::Query(query) => query,
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);
-                self.handler.observe(stripe, &handled(&reply), None, Responder::None);
+                self.handler
+                    .observe(stripe, &handled(&reply), None, Responder::None);
                 return self.frame(&reply);
             }
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
@@ -245,7 +265,10 @@ impl Session {
             &mut self.shuffle,
             &mut reply,
         ) {
-            Immediate::Replied { responder, resolution: _ } => responder,
+            Immediate::Replied {
+                responder,
+                resolution: _,
+            } => responder,
             Immediate::Deferred(deferred) => match self.handler.admit(&query) {
                 Some(place) => {
                     let handler = self.handler.clone();
@@ -254,8 +277,19 @@ impl Session {
                         let reply = handler.answer_deferred(&deferred).await;
                         let query = deferred.query.as_query();
                         let (message, took) = (query.message, received.elapsed());
-                        let handled = Handled { client, transport, message, reply: &reply, took };
-                        handler.observe(handler.metrics.tasks(), &handled, Some(&query), deferred.responder);
+                        let handled = Handled {
+                            client,
+                            transport,
+                            message,
+                            reply: &reply,
+                            took,
+                        };
+                        handler.observe(
+                            handler.metrics.tasks(),
+                            &handled,
+                            Some(&query),
+                            deferred.responder,
+                        );
                         reply
                     });
                     return;
@@ -266,7 +300,8 @@ impl Session {
                 }
             },
         };
-        self.handler.observe(stripe, &handled(&reply), Some(&query), responder);
+        self.handler
+            .observe(stripe, &handled(&reply), Some(&query), responder);
         self.frame(&reply);
     }
 

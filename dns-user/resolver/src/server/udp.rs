@@ -64,7 +64,11 @@ pub(super) struct Worker {
 impl Worker {
     /// Creates a worker for `socket` without starting it. Must be called inside a tokio runtime.
     /// It is one of `workers`.
-    pub(super) fn new(socket: Arc<WorkerSocket>, handler: Arc<QueryHandler>, workers: usize) -> Self {
+    pub(super) fn new(
+        socket: Arc<WorkerSocket>,
+        handler: Arc<QueryHandler>,
+        workers: usize,
+    ) -> Self {
         Self {
             socket,
             runtime: Handle::current(),
@@ -113,24 +117,30 @@ impl Worker {
             };
             let mut clock = Clock::start();
             let server_state = &self.handler.server_state;
-            self.cache.enter(server_state.generation(), || server_state.snapshot().instances().len());
+            self.cache.enter(server_state.generation(), || {
+                server_state.snapshot().instances().len()
+            });
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
                 // Even an unreadable datagram has occupied the queue.
                 self.queue.took(datagram.client.ip());
                 // A defect triggered by one query must not cost other queries their replies.
-                if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
+                if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock)))
+                    .is_err()
+                {
                     tracing::error!(
                         "a UDP thread panicked on a query, which got no reply; other queries are not affected"
                     );
                     datagram.reply.clear();
                     self.cache = AnswerCache::new(self.workers);
                 }
-                if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len) {
+                if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len)
+                {
                     let endpoint = SocketAddr::new(address, self.socket.port);
                     let client = datagram.client.ip().to_canonical();
-                    self.arrivals.arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
+                    self.arrivals
+                        .arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
                 }
             }
             self.arrivals.batch_ended();
@@ -138,7 +148,12 @@ impl Worker {
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);
             }
-            self.queue.batch_ended(&self.socket, count == BATCH, clock.received, &self.handler.server_state);
+            self.queue.batch_ended(
+                &self.socket,
+                count == BATCH,
+                clock.received,
+                &self.handler.server_state,
+            );
             if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
                 return;
             }
@@ -148,10 +163,14 @@ impl Worker {
     /// Answers one datagram, or hands it to a task.
     fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
         let settings = &self.handler.reply_settings;
-        let from =
-            RequestInfo { client: Some(datagram.client.ip().to_canonical()), transport: Transport::Udp };
+        let from = RequestInfo {
+            client: Some(datagram.client.ip().to_canonical()),
+            transport: Transport::Udp,
+        };
         let query = match wire::parse_from(datagram.query, from, settings) {
-            Parsed::Query(query) if self.is_unlimited(&query, datagram) => query.without_server_limit(),
+            Parsed::Query(query) if self.is_unlimited(&query, datagram) => {
+                query.without_server_limit()
+            }
             Parsed::Query(query) => query,
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
@@ -165,7 +184,9 @@ impl Worker {
                     reply: datagram.reply,
                     took: clock.elapsed(),
                 };
-                return self.handler.observe(&self.stripe, &handled, None, Responder::None);
+                return self
+                    .handler
+                    .observe(&self.stripe, &handled, None, Responder::None);
             }
             Parsed::Drop => {
                 self.stripe.dropped(Dropped::NoQuery, 1);
@@ -180,17 +201,33 @@ impl Worker {
                 None => return,
             },
         };
-        let Datagram { client, query: message, ref reply, .. } = *datagram;
-        let handled = Handled { client, transport: Transport::Udp, message, reply, took };
-        self.handler.observe(&self.stripe, &handled, Some(&query), responder);
+        let Datagram {
+            client,
+            query: message,
+            ref reply,
+            ..
+        } = *datagram;
+        let handled = Handled {
+            client,
+            transport: Transport::Udp,
+            message,
+            reply,
+            took,
+        };
+        self.handler
+            .observe(&self.stripe, &handled, Some(&query), responder);
     }
 
     /// Returns whether the server's limit of replies does not hold: the client is near, or has proved its address.
     fn is_unlimited(&mut self, query: &Query<'_>, datagram: &Datagram<'_>) -> bool {
-        let Options { max_reply, cookies, .. } = &self.handler.options;
+        let Options {
+            max_reply, cookies, ..
+        } = &self.handler.options;
         max_reply.is_some()
-            && (self.near.holds(datagram.client.ip(), datagram.control.interface(datagram.control_len))
-                || cookies.is_proved(query))
+            && (self.near.holds(
+                datagram.client.ip(),
+                datagram.control.interface(datagram.control_len),
+            ) || cookies.is_proved(query))
     }
 
     fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<Responder> {
@@ -199,9 +236,9 @@ impl Worker {
             return None;
         }
         let server_state = &self.handler.server_state;
-        let remembered = self
-            .cache
-            .get(&self.name, |instances, changes| server_state.has_health_changed(instances, changes))?;
+        let remembered = self.cache.get(&self.name, |instances, changes| {
+            server_state.has_health_changed(instances, changes)
+        })?;
         let (Remembered { name, answer, .. }, tracked) = (remembered, remembered.tracked());
         if !server_state.touch(name, answer.existence, tracked, query.client) {
             return None;
@@ -219,13 +256,23 @@ impl Worker {
         received: Instant,
     ) -> Option<Responder> {
         let name = self.name.to_name();
-        match self.handler.answer_at_once(query, &name, &mut self.shuffle, datagram.reply) {
-            Immediate::Replied { responder, resolution } => {
+        match self
+            .handler
+            .answer_at_once(query, &name, &mut self.shuffle, datagram.reply)
+        {
+            Immediate::Replied {
+                responder,
+                resolution,
+            } => {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
-                    && let Some(dependence) = self.handler.server_state.dependence(&name, &resolution.checks)
+                    && let Some(dependence) = self
+                        .handler
+                        .server_state
+                        .dependence(&name, &resolution.checks)
                 {
-                    self.cache.insert(&self.name, resolution.answer(), &dependence);
+                    self.cache
+                        .insert(&self.name, resolution.answer(), &dependence);
                 }
                 Some(responder)
             }
@@ -243,7 +290,13 @@ impl Worker {
     }
 
     /// Starts a query that must wait; a task sends the reply.
-    fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, place: WaitingPlace) {
+    fn hand_over(
+        &self,
+        deferred: Deferred,
+        datagram: &Datagram<'_>,
+        received: Instant,
+        place: WaitingPlace,
+    ) {
         let (path, client) = (datagram.return_path(), datagram.client);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         poll_then_spawn(&self.runtime, async move {
@@ -253,7 +306,13 @@ impl Worker {
             let stripe = handler.metrics.tasks();
             let query = deferred.query.as_query();
             let (message, took) = (query.message, received.elapsed());
-            let handled = Handled { client, transport: Transport::Udp, message, reply: &reply, took };
+            let handled = Handled {
+                client,
+                transport: Transport::Udp,
+                message,
+                reply: &reply,
+                took,
+            };
             handler.observe(stripe, &handled, Some(&query), deferred.responder);
             if !socket.send(reply, path).await {
                 stripe.dropped(Dropped::NotSent, 1);
@@ -271,7 +330,10 @@ struct Clock {
 
 impl Clock {
     fn start() -> Self {
-        Self { received: Instant::now(), last: None }
+        Self {
+            received: Instant::now(),
+            last: None,
+        }
     }
 
     fn elapsed(&mut self) -> Duration {
@@ -331,7 +393,8 @@ impl Batch {
     fn new(metadata: bool) -> Self {
         // SAFETY: all-zero bytes are valid headers and slices: they consist of integers and
         // raw pointers.
-        let (header, slice): (libc::mmsghdr, libc::iovec) = unsafe { (mem::zeroed(), mem::zeroed()) };
+        let (header, slice): (libc::mmsghdr, libc::iovec) =
+            unsafe { (mem::zeroed(), mem::zeroed()) };
         Self {
             incoming: Incoming::new(if metadata {
                 ReceiveMetadata::PeersAndControls
@@ -351,11 +414,26 @@ impl Batch {
 
     /// Returns the first `count` datagrams received by [`receive`](Self::receive).
     fn datagrams(&mut self, count: usize) -> impl Iterator<Item = Datagram<'_>> {
-        self.incoming.datagrams(count).zip(&mut self.replies).map(|(datagram, reply)| {
-            let mmsg::Datagram { bytes, peer, control, control_len } = datagram;
-            reply.clear();
-            Datagram { query: bytes, reply, peer, client: socket_address(peer), control, control_len }
-        })
+        self.incoming
+            .datagrams(count)
+            .zip(&mut self.replies)
+            .map(|(datagram, reply)| {
+                let mmsg::Datagram {
+                    bytes,
+                    peer,
+                    control,
+                    control_len,
+                } = datagram;
+                reply.clear();
+                Datagram {
+                    query: bytes,
+                    reply,
+                    peer,
+                    client: socket_address(peer),
+                    control,
+                    control_len,
+                }
+            })
     }
 
     /// Sends the non-empty replies to the first `count` datagrams; returns how many the kernel
@@ -366,7 +444,10 @@ impl Batch {
             if reply.is_empty() {
                 continue;
             }
-            self.slices[ready] = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
+            self.slices[ready] = libc::iovec {
+                iov_base: reply.as_mut_ptr().cast(),
+                iov_len: reply.len(),
+            };
             let header = &mut self.outgoing[ready].msg_hdr;
             *header = self.incoming.reply_header(at);
             (header.msg_iov, header.msg_iovlen) = (&raw mut self.slices[ready], 1);
@@ -390,7 +471,11 @@ struct QueueWatch {
 
 impl QueueWatch {
     fn new(overload: Overload) -> Self {
-        Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
+        Self {
+            overload,
+            taken: [0; CLIENT_BUCKETS],
+            since: Instant::now(),
+        }
     }
 
     /// Counts a datagram taken from the queue, regardless of its content.
@@ -408,14 +493,24 @@ impl QueueWatch {
         now: Instant,
         server_state: &ServerState,
     ) {
-        let Some(shared) = &self.overload.0 else { return };
+        let Some(shared) = &self.overload.0 else {
+            return;
+        };
         if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
             self.restart(now);
         } else if now.duration_since(self.since) >= WINDOW {
             // If the kernel reports no fill level, nothing is shed.
             let fill = socket.queue_fill().unwrap_or(0.0);
             let seconds = now.duration_since(self.since).as_secs_f64();
-            shared.report(Report { taken: &self.taken, seconds, fill }, now, server_state);
+            shared.report(
+                Report {
+                    taken: &self.taken,
+                    seconds,
+                    fill,
+                },
+                now,
+                server_state,
+            );
             self.restart(now);
         }
     }
@@ -477,10 +572,16 @@ struct Seen {
 
 impl Seen {
     fn add(&mut self, other: Self) {
-        let Self { queries, clients, more } = other;
+        let Self {
+            queries,
+            clients,
+            more,
+        } = other;
         self.queries = self.queries.saturating_add(queries);
         self.more |= more;
-        clients.into_iter().for_each(|client| self.add_client(client));
+        clients
+            .into_iter()
+            .for_each(|client| self.add_client(client));
     }
 
     fn add_client(&mut self, client: IpAddr) {
@@ -507,7 +608,9 @@ impl Arrivals {
 
     /// Returns the arrivals since the last call, and resets them.
     pub fn take(&self) -> Vec<Arrival> {
-        let Some(shared) = &self.0 else { return Vec::new() };
+        let Some(shared) = &self.0 else {
+            return Vec::new();
+        };
         let mut pairs = Pairs::new();
         shared.workers.lock().retain(|worker| {
             for (pair, seen) in mem::take(&mut *worker.0.lock()) {
@@ -516,7 +619,14 @@ impl Arrivals {
             // The counts of a worker that has ended have just been taken.
             Arc::strong_count(worker) > 1
         });
-        let arrival = |((ifindex, endpoint), Seen { queries, clients, more })| Arrival {
+        let arrival = |(
+            (ifindex, endpoint),
+            Seen {
+                queries,
+                clients,
+                more,
+            },
+        )| Arrival {
             ifindex,
             endpoint,
             queries,
@@ -529,7 +639,9 @@ impl Arrivals {
     /// Waits until a worker has answered as many queries at one endpoint through one interface, since the last
     /// report, as open its admission. Cancel-safe.
     pub async fn evidence(&self) {
-        let Some(shared) = &self.0 else { return std::future::pending().await };
+        let Some(shared) = &self.0 else {
+            return std::future::pending().await;
+        };
         shared.is_awaited.store(true, Ordering::Relaxed);
         shared.evidence.notified().await;
     }
@@ -564,7 +676,10 @@ impl ArrivalCounter {
             shared.workers.lock().push(Arc::clone(&pairs));
             (pairs, Arc::clone(shared))
         });
-        Self { pairs, batch: Vec::new() }
+        Self {
+            pairs,
+            batch: Vec::new(),
+        }
     }
 
     fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
@@ -574,29 +689,45 @@ impl ArrivalCounter {
         let (pair, answered) = ((ifindex, endpoint), u32::from(answered));
         match self.batch.last_mut() {
             Some(run) if run.pair == pair && run.client == client => run.answered += answered,
-            _ => self.batch.push(Run { pair, client, answered }),
+            _ => self.batch.push(Run {
+                pair,
+                client,
+                answered,
+            }),
         }
     }
 
     /// Adds the batch to the counts.
     fn batch_ended(&mut self) {
-        let Some((pairs, shared)) = &self.pairs else { return };
+        let Some((pairs, shared)) = &self.pairs else {
+            return;
+        };
         if self.batch.is_empty() {
             return;
         }
         let is_awaited = shared.is_awaited.load(Ordering::Relaxed);
         let mut pairs = pairs.0.lock();
         for runs in self.batch.chunk_by(|one, next| one.pair == next.pair) {
-            let Some(&Run { pair, .. }) = runs.first() else { continue };
+            let Some(&Run { pair, .. }) = runs.first() else {
+                continue;
+            };
             if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&pair) {
                 continue;
             }
             let seen = pairs.entry(pair).or_default();
-            for &Run { pair: _, client, answered } in runs {
+            for &Run {
+                pair: _,
+                client,
+                answered,
+            } in runs
+            {
                 seen.queries = seen.queries.saturating_add(answered);
                 seen.add_client(client);
             }
-            if is_awaited && seen.queries >= EVIDENCE && shared.is_awaited.swap(false, Ordering::Relaxed) {
+            if is_awaited
+                && seen.queries >= EVIDENCE
+                && shared.is_awaited.swap(false, Ordering::Relaxed)
+            {
                 shared.evidence.notify_one();
             }
         }
@@ -614,7 +745,12 @@ mod tests {
         let mut worker = ArrivalCounter::new(&all);
         let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
         for number in 0..40 {
-            worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number]), number % 2 == 0);
+            worker.arrived(
+                7,
+                endpoint,
+                IpAddr::from([10, 0, 0, number]),
+                number % 2 == 0,
+            );
         }
         worker.arrived(8, endpoint, IpAddr::from([10, 0, 0, 1]), true);
         assert_eq!(all.take(), [], "not before the batch has ended");
@@ -622,10 +758,18 @@ mod tests {
         let taken = all.take();
         assert_eq!(taken.len(), 2);
         assert_eq!(
-            (taken[0].ifindex, taken[0].queries, taken[0].clients.len(), taken[0].more),
+            (
+                taken[0].ifindex,
+                taken[0].queries,
+                taken[0].clients.len(),
+                taken[0].more
+            ),
             (7, 20, MOST_CLIENTS, true)
         );
-        assert_eq!((taken[1].ifindex, taken[1].queries, taken[1].more), (8, 1, false));
+        assert_eq!(
+            (taken[1].ifindex, taken[1].queries, taken[1].more),
+            (8, 1, false)
+        );
         assert_eq!(all.take(), []);
     }
 
@@ -644,8 +788,15 @@ mod tests {
         workers[0].batch_ended();
         drop((first, workers));
         let taken = all.take();
-        assert_eq!((taken.len(), taken[0].queries, taken[0].clients.len()), (1, 2, 2));
-        assert_eq!(all.0.unwrap().workers.lock().len(), 0, "workers that have ended are forgotten");
+        assert_eq!(
+            (taken.len(), taken[0].queries, taken[0].clients.len()),
+            (1, 2, 2)
+        );
+        assert_eq!(
+            all.0.unwrap().workers.lock().len(),
+            0,
+            "workers that have ended are forgotten"
+        );
     }
 
     #[test]

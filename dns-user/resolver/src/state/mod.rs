@@ -145,7 +145,8 @@ impl ServerState {
         if snapshot.is_none() && routes.is_none() {
             return;
         }
-        self.state.rcu(|state| state.with(snapshot.clone(), routes.clone()));
+        self.state
+            .rcu(|state| state.with(snapshot.clone(), routes.clone()));
         self.generation.fetch_add(1, Ordering::Release);
         // Another server or the fleet may now be responsible for any name.
         self.fast_path.void_answers();
@@ -164,12 +165,16 @@ impl ServerState {
     pub(crate) fn consul_changed(&self) {
         let Some(consul) = &self.consul else { return };
         let _newest_last = self.publishing.lock();
-        self.fast_path.refresh(&self.published_names(), &consul.domains());
+        self.fast_path
+            .refresh(&self.published_names(), &consul.domains());
     }
 
     pub(crate) fn published_names(&self) -> Arc<dyn NameSource> {
         let consul = self.consul.as_ref().map(|names| names.published());
-        Arc::new(PublishedNames { state: self.state_full(), consul })
+        Arc::new(PublishedNames {
+            state: self.state_full(),
+            consul,
+        })
     }
 
     /// Resolves a local name of `state` for a client's query, tracks the name and publishes it.
@@ -209,7 +214,9 @@ impl ServerState {
     fn learn(&self, name: NameRef<'_>, existence: Existence, client: Option<IpAddr>) {
         match existence {
             Existence::Found => self.fast_path.learn(name),
-            Existence::NoSuchName | Existence::Malformed => self.fast_path.learn_denial(name, client),
+            Existence::NoSuchName | Existence::Malformed => {
+                self.fast_path.learn_denial(name, client)
+            }
         }
     }
 
@@ -253,14 +260,22 @@ impl ServerState {
     /// long as the routes and records are the same, and the health of its instances.
     #[inline]
     pub(crate) fn generation(&self) -> Generation {
-        let health = self.tracker.as_ref().map_or(0, |tracker| tracker.states().changes());
-        Generation { state: self.generation.load(Ordering::Acquire), health }
+        let health = self
+            .tracker
+            .as_ref()
+            .map_or(0, |tracker| tracker.states().changes());
+        Generation {
+            state: self.generation.load(Ordering::Acquire),
+            health,
+        }
     }
 
     /// Returns whether the health of these instances may have changed after the first `changes` changes.
     #[inline]
     pub(crate) fn has_health_changed(&self, instances: InstanceSet, changes: u64) -> bool {
-        self.tracker.as_ref().is_some_and(|tracker| tracker.states().has_changed(instances, changes))
+        self.tracker
+            .as_ref()
+            .is_some_and(|tracker| tracker.states().has_changed(instances, changes))
     }
 
     /// Returns what a cache must keep with the resolution of a name; `None` if it must not keep it, because
@@ -269,7 +284,11 @@ impl ServerState {
         match &self.tracker {
             Some(tracker) if checks.tracked => Some(Dependence {
                 instances: tracker.states().set_of(&checks.instances),
-                tracked: if tracker.is_on() { Some(tracker.tracked(name)?) } else { None },
+                tracked: if tracker.is_on() {
+                    Some(tracker.tracked(name)?)
+                } else {
+                    None
+                },
             }),
             _ => Some(Dependence::default()),
         }
@@ -313,12 +332,22 @@ impl AnswerState {
     /// Returns whether a name that others deny exists, because names below it are answered here: of
     /// the fleet, up-checks, Consul's names or a handler's (RFC 8020).
     pub(crate) fn is_above_ours(&self, name: &Name) -> bool {
-        let Routes { upchecks, consul, handlers, .. } = &*self.routes;
-        let is_below = |domain: &Name| domain.as_wire() != ARPA && domain != name && domain.is_within(name);
+        let Routes {
+            upchecks,
+            consul,
+            handlers,
+            ..
+        } = &*self.routes;
+        let is_below =
+            |domain: &Name| domain.as_wire() != ARPA && domain != name && domain.is_within(name);
         resolve::is_above_local(&self.snapshot, name)
             || name.label_count() > 0
                 && !self.snapshot.rules().nxdomain_for_empty_non_terminals
-                && upchecks.iter().chain(consul.keys()).chain(handlers.keys()).any(is_below)
+                && upchecks
+                    .iter()
+                    .chain(consul.keys())
+                    .chain(handlers.keys())
+                    .any(is_below)
     }
 }
 
@@ -361,8 +390,8 @@ impl Route {
         suffixes.reverse();
         let exactly = |suffix: &&[u8]| {
             // A suffix of a name is a name.
-            let is_local =
-                Name::from_wire(suffix).is_ok_and(|(name, _)| state.snapshot.local_zone(&name).is_some());
+            let is_local = Name::from_wire(suffix)
+                .is_ok_and(|(name, _)| state.snapshot.local_zone(&name).is_some());
             Self::exactly(state, suffix, is_local)
         };
         suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
@@ -433,8 +462,13 @@ pub struct Routes {
 impl Routes {
     /// Returns the answerer of names below `arpa.` that the records do not contain: recursors, else
     /// the handler for `arpa.` or the root, else one that refuses.
-    pub fn reverse_fallback(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
-        let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
+    pub fn reverse_fallback(
+        recursors: Option<&Arc<dyn Answer>>,
+        handlers: &ByDomain,
+    ) -> Arc<dyn Answer> {
+        let next = recursors
+            .or_else(|| handlers.get(ARPA))
+            .or_else(|| handlers.get(ROOT));
         next.cloned().unwrap_or_else(|| Arc::new(Refused))
     }
 
@@ -450,7 +484,8 @@ impl Answer for Refused {
     fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let mut reply = error_reply(query, ResponseCode::Refused);
-            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled").push(query, &mut reply);
+            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
+                .push(query, &mut reply);
             reply
         })
     }
@@ -471,7 +506,9 @@ impl PublishedNames {
     fn reverse_names(&self, name: &Name) -> Option<Vec<Box<[u8]>>> {
         let address = name::address_of(name.as_wire())?;
         let is_ours = matches!(Route::of(&self.state, name, TYPE_A), Route::Reverse(_));
-        is_ours.then(|| self.state.snapshot.reverse(address)).filter(|names| !names.is_empty())
+        is_ours
+            .then(|| self.state.snapshot.reverse(address))
+            .filter(|names| !names.is_empty())
     }
 }
 
@@ -483,7 +520,10 @@ impl NameSource for PublishedNames {
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
         let state = &self.state;
-        state.is_local(name).then(|| resolve::resolve(&state.snapshot, health, name)).flatten()
+        state
+            .is_local(name)
+            .then(|| resolve::resolve(&state.snapshot, health, name))
+            .flatten()
     }
 
     fn resolve_with_policy(
@@ -494,9 +534,17 @@ impl NameSource for PublishedNames {
         if let Some(resolution) = self.resolve(health, name) {
             return Some((resolution, None));
         }
-        let consul = self.consul.as_ref().filter(|_| self.state.is_consuls(name))?;
+        let consul = self
+            .consul
+            .as_ref()
+            .filter(|_| self.state.is_consuls(name))?;
         let (v4, v6, policy) = consul.look_up(name)?;
-        let resolution = Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() };
+        let resolution = Resolution {
+            existence: Existence::Found,
+            v4,
+            v6,
+            checks: Checks::default(),
+        };
         Some((resolution, Some(policy)))
     }
 
@@ -519,12 +567,16 @@ impl NameSource for PublishedNames {
     }
 
     fn gives_same_replies(&self, older: &dyn NameSource, name: &Name) -> bool {
-        let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else { return false };
+        let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else {
+            return false;
+        };
         let pointers = |source: &Self| source.reverse_names(name);
         if let (Some(new), Some(old)) = (pointers(self), pointers(older)) {
             return new == old;
         }
-        let (Some(new), Some(old)) = (&self.consul, &older.consul) else { return false };
+        let (Some(new), Some(old)) = (&self.consul, &older.consul) else {
+            return false;
+        };
         let is_above_ours = |source: &Self| source.state.is_above_ours(name);
         new.is_same(old)
             && self.state.is_consuls(name)
@@ -558,8 +610,9 @@ impl NameSource for PublishedNames {
         };
         // An alias that appears below a domain of Consul's takes the names below it.
         let routes = &state.routes.consul;
-        let takes_names =
-            |zone: &Name| !routes.is_empty() && zone.suffixes().any(|suffix| routes.contains_key(suffix));
+        let takes_names = |zone: &Name| {
+            !routes.is_empty() && zone.suffixes().any(|suffix| routes.contains_key(suffix))
+        };
         if !is_same_zone || changes.zones.iter().any(takes_names) {
             changes.facets.extend([Facet::ANY, consuls()]);
         }
@@ -606,7 +659,8 @@ mod tests {
             let (id, last) = (random.u8(..3), random.u8(..4));
             format!(r#"["i{id}", "web", "net", "dep", ["1"], "10.0.0.{last}", "bosh", "{id}"]"#)
         };
-        let mut rows = vec![r#"["keep", "web", "net", "dep", [], "10.0.1.1", "bosh", "9"]"#.to_owned()];
+        let mut rows =
+            vec![r#"["keep", "web", "net", "dep", [], "10.0.1.1", "bosh", "9"]"#.to_owned()];
         rows.extend((0..count).map(row));
         let records = format!(
             r#"{{"record_keys": ["id", "instance_group", "network", "deployment", "group_ids", "ip", "domain", "num_id"],
@@ -622,12 +676,17 @@ mod tests {
     /// Returns Consul's names with random services.
     fn consul(random: &mut fastrand::Rng) -> Published {
         let document = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.9"}}"#;
-        let (config, _) = Config::of_document("config.json", document).valid.expect("a configuration");
+        let (config, _) = Config::of_document("config.json", document)
+            .valid
+            .expect("a configuration");
         let services = ["web", "db", "i0"].map(|name| {
             let last = random.u8(..3);
             format!(r#"{{"service": {{"name": "{name}", "address": "10.1.0.{last}"}}}}"#)
         });
-        let files = services.iter().take(random.usize(1..4)).map(|text| ("a.json", text.as_bytes()));
+        let files = services
+            .iter()
+            .take(random.usize(1..4))
+            .map(|text| ("a.json", text.as_bytes()));
         let definitions = Definitions::read(files, &config);
         assert!(definitions.errors.is_empty(), "{:?}", definitions.errors);
         let catalogs = Catalogs::new(config);
@@ -642,14 +701,20 @@ mod tests {
         let random = &mut fastrand::Rng::with_seed(5);
         let refused: Arc<dyn Answer> = Arc::new(Refused);
         let domain = Name::from_text("consul").expect("a name");
-        let routes =
-            Arc::new(Routes { consul: [(domain, refused)].into_iter().collect(), ..Routes::default() });
+        let routes = Arc::new(Routes {
+            consul: [(domain, refused)].into_iter().collect(),
+            ..Routes::default()
+        });
         let mut compared = 0;
         for _ in 0..400 {
             let [old, new] = [(); 2].map(|()| snapshot(random));
             let domains: Arc<HashSet<Name>> = Arc::new(old.domains().cloned().collect());
             let zone = consul(random);
-            let newer = if random.bool() { zone.clone() } else { consul(random) };
+            let newer = if random.bool() {
+                zone.clone()
+            } else {
+                consul(random)
+            };
             let source = |snapshot: &Arc<Snapshot>, consul| PublishedNames {
                 state: Arc::new(AnswerState {
                     snapshot: snapshot.clone(),
@@ -659,10 +724,15 @@ mod tests {
                 consul: Some(consul),
             };
             let (before, after) = (source(&old, zone), source(&new, newer));
-            let Some(changes) = after.changes_since(&before) else { continue };
+            let Some(changes) = after.changes_since(&before) else {
+                continue;
+            };
             for text in NAMES {
                 let name = Name::from_text(text).expect("a name");
-                let is_concerned = before.facets(&name).iter().any(|&facet| changes.concern(facet))
+                let is_concerned = before
+                    .facets(&name)
+                    .iter()
+                    .any(|&facet| changes.concern(facet))
                     || changes.renewed.contains(&name);
                 let meaning = |names: &PublishedNames| {
                     let (mut resolution, policy) = names.resolve_with_policy(&AllRunning, &name)?;
@@ -671,7 +741,10 @@ mod tests {
                 };
                 let (was, is) = (meaning(&before), meaning(&after));
                 compared += usize::from(was.is_some() && !is_concerned);
-                assert!(was.is_none() || is_concerned || was == is, "{text}: {was:?}, {is:?}");
+                assert!(
+                    was.is_none() || is_concerned || was == is,
+                    "{text}: {was:?}, {is:?}"
+                );
             }
         }
         assert!(compared > 500, "{compared}");

@@ -47,7 +47,10 @@ impl Applier {
             disk,
             store,
             metrics,
-            held: watch::Sender::new(Report { patches: true, ..Report::default() }),
+            held: watch::Sender::new(Report {
+                patches: true,
+                ..Report::default()
+            }),
             announced: watch::Sender::new(0),
         };
         if let Err(error) = applier.report().await {
@@ -108,25 +111,44 @@ impl Applier {
         let taken = self.take(announcement, ours).await;
         let by = taken.inspect_err(|_| self.metrics.failed.inc())?;
         self.metrics.taken.with_label_values(&[by]).inc();
-        tracing::info!(version = announced, by, mute = self.mute, "new version of the records installed");
+        tracing::info!(
+            version = announced,
+            by,
+            mute = self.mute,
+            "new version of the records installed"
+        );
         Ok(self.report().await?)
     }
 
     /// Fetches and writes a version. Returns the metric label of the way it was obtained.
-    async fn take(&mut self, announcement: &Announcement, ours: u64) -> anyhow::Result<&'static str> {
+    async fn take(
+        &mut self,
+        announcement: &Announcement,
+        ours: u64,
+    ) -> anyhow::Result<&'static str> {
         // Refuse unknown digest algorithms before the download.
         let digest = MultiDigest::parse(&announcement.digest)
             .map_err(|error| anyhow!("checking the blob: {error}"))?;
-        let Extra { patch, spread_ms, size } = announcement.extra.clone().unwrap_or_default();
+        let Extra {
+            patch,
+            spread_ms,
+            size,
+        } = announcement.extra.clone().unwrap_or_default();
         let longest = match usize::try_from(size) {
             Ok(size @ 1..) => size.min(self.store.longest),
             _ => self.store.longest,
         };
         if let Some(patch) = patch.filter(|patch| patch.from == ours && ours > 0) {
-            match self.by_patch(patch, digest.clone(), announcement.version, longest).await {
+            match self
+                .by_patch(patch, digest.clone(), announcement.version, longest)
+                .await
+            {
                 Ok(()) => return Ok(BY_PATCH),
                 Err(error)
-                    if matches!(error.downcast_ref(), Some(DiskError::Write(_) | DiskError::Hangs(_))) =>
+                    if matches!(
+                        error.downcast_ref(),
+                        Some(DiskError::Write(_) | DiskError::Hangs(_))
+                    ) =>
                 {
                     return Err(error);
                 }
@@ -149,7 +171,9 @@ impl Applier {
             } => downloaded?,
         };
         let version = announcement.version;
-        self.disk.call(move |records| records.write(bytes, &digest, version)).await?;
+        self.disk
+            .call(move |records| records.write(bytes, &digest, version))
+            .await?;
         Ok(BY_BLOB)
     }
 
@@ -162,11 +186,19 @@ impl Applier {
         longest: usize,
     ) -> anyhow::Result<()> {
         let unusable = |error: &dyn std::fmt::Display| anyhow!("patch: {error}");
-        let frame = STANDARD.decode(&patch.zstd).map_err(|error| unusable(&error))?;
+        let frame = STANDARD
+            .decode(&patch.zstd)
+            .map_err(|error| unusable(&error))?;
         let old = self.disk.call(|records| records.bytes()).await?;
-        let patched = tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
-        let patched = patched.map_err(|error| unusable(&error))?.map_err(|error| unusable(&error))?;
-        Ok(self.disk.call(move |records| records.write(patched.into(), &digest, version)).await?)
+        let patched =
+            tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
+        let patched = patched
+            .map_err(|error| unusable(&error))?
+            .map_err(|error| unusable(&error))?;
+        Ok(self
+            .disk
+            .call(move |records| records.write(patched.into(), &digest, version))
+            .await?)
     }
 
     /// Downloads the blob, with a limited number of attempts.
@@ -176,7 +208,9 @@ impl Applier {
         loop {
             let got = match source {
                 BlobLocation::Blob(id) => self.store.get(id, longest).await,
-                BlobLocation::Signed { url, headers } => self.store.get_signed(url, headers, longest).await,
+                BlobLocation::Signed { url, headers } => {
+                    self.store.get_signed(url, headers, longest).await
+                }
             };
             match got {
                 Ok(bytes) => return Ok(bytes),
@@ -184,7 +218,9 @@ impl Applier {
                 Err(error) if attempt == ATTEMPTS => {
                     bail!("download of the blob failed {ATTEMPTS} times: {error}")
                 }
-                Err(error) => tracing::warn!(attempt, "cannot download the blob; trying again: {error}"),
+                Err(error) => {
+                    tracing::warn!(attempt, "cannot download the blob; trying again: {error}")
+                }
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause *= 2;
@@ -219,12 +255,17 @@ impl Metrics {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| {
             let counter = IntCounter::new(format!("bosh_dns_sync_agent_{name}"), help)?;
-            registry.register(Box::new(counter.clone())).map(|()| counter)
+            registry
+                .register(Box::new(counter.clone()))
+                .map(|()| counter)
         };
         let version = IntGauge::new("bosh_dns_sync_agent_version", "Version of records.json")?;
         registry.register(Box::new(version.clone()))?;
         let taken = IntCounterVec::new(
-            Opts::new("bosh_dns_sync_agent_versions_total", "Versions installed, by patch or blob"),
+            Opts::new(
+                "bosh_dns_sync_agent_versions_total",
+                "Versions installed, by patch or blob",
+            ),
             &["by"],
         )?;
         registry.register(Box::new(taken.clone()))?;
@@ -237,7 +278,10 @@ impl Metrics {
             taken,
             failed: counter("failures_total", "Versions that could not be installed")?,
             patch_failed: counter("patch_failures_total", "Patches that could not be applied")?,
-            lower: counter("lower_versions_total", "Announcements of lower versions, ignored")?,
+            lower: counter(
+                "lower_versions_total",
+                "Announcements of lower versions, ignored",
+            )?,
             registry,
         })
     }
@@ -264,10 +308,13 @@ mod tests {
 
     /// Returns an applier whose file and blobstore are in `folder`.
     async fn applier(folder: &std::path::Path) -> Applier {
-        let words = "agent --id a --nats tls://n --tls-ca c --tls-certificate c --tls-key k --records";
+        let words =
+            "agent --id a --nats tls://n --tls-ca c --tls-certificate c --tls-key k --records";
         let records = folder.join("records.json").display().to_string();
         let words = words.split(' ').map(str::to_owned).chain([records]);
-        let options = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).agent;
+        let options = Line::try_parse_from(words)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .agent;
         let store = StoreOptions {
             blobstore: Some(format!("file://{}", folder.display())),
             blobstore_credentials: None,
@@ -276,7 +323,13 @@ mod tests {
             longest_blob: LONGEST_BLOB,
         };
         let disk = Disk::start(&options, LONGEST_BLOB).unwrap();
-        Applier::new(false, disk, Store::open(&store, None).unwrap(), Arc::new(Metrics::new().unwrap())).await
+        Applier::new(
+            false,
+            disk,
+            Store::open(&store, None).unwrap(),
+            Arc::new(Metrics::new().unwrap()),
+        )
+        .await
     }
 
     /// Returns the bytes of a dataset with this version.
@@ -290,7 +343,12 @@ mod tests {
     /// Returns an announcement of `version` for blob `blob` with the digest of `bytes`.
     fn announcement(version: u64, bytes: &[u8], extra: Option<Extra>) -> Announcement {
         let source = BlobLocation::Blob("blob".to_owned());
-        Announcement { source, digest: digest::sha256(bytes), version, extra }
+        Announcement {
+            source,
+            digest: digest::sha256(bytes),
+            version,
+            extra,
+        }
     }
 
     #[tokio::test]
@@ -301,12 +359,18 @@ mod tests {
         let file = || fs::read(folder.join("records.json")).unwrap();
         let mut agent = applier(folder).await;
         blob(&dataset(5));
-        agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+        agent
+            .apply(&announcement(5, &dataset(5), None))
+            .await
+            .unwrap();
         assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
         // Lower and equal versions are already applied, so nothing is fetched.
         blob(b"no dataset");
         for version in [4, 5] {
-            agent.apply(&announcement(version, b"", None)).await.unwrap();
+            agent
+                .apply(&announcement(version, b"", None))
+                .await
+                .unwrap();
         }
         assert_eq!((file(), agent.metrics.lower.get()), (dataset(5), 1));
         // Another digest, another version inside, no dataset, no digest.
@@ -314,11 +378,23 @@ mod tests {
             let error = agent.apply(&announcement(6, blob, None)).await.unwrap_err();
             error.downcast::<DiskError>().unwrap()
         };
-        assert!(matches!(disk(&mut agent, &dataset(6)).await, DiskError::Digest(_)));
-        assert!(matches!(disk(&mut agent, b"no dataset").await, DiskError::Content(_)));
+        assert!(matches!(
+            disk(&mut agent, &dataset(6)).await,
+            DiskError::Digest(_)
+        ));
+        assert!(matches!(
+            disk(&mut agent, b"no dataset").await,
+            DiskError::Content(_)
+        ));
         blob(&dataset(7));
         let wrong = disk(&mut agent, &dataset(7)).await;
-        assert!(matches!(wrong, DiskError::Version { found: 7, announced: 6 }));
+        assert!(matches!(
+            wrong,
+            DiskError::Version {
+                found: 7,
+                announced: 6
+            }
+        ));
         assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
         // The next start finds the file.
         assert_eq!(applier(folder).await.held.borrow().version, 5);
@@ -329,21 +405,39 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mut agent = applier(place.path()).await;
         let announced = agent.announced.clone();
-        let spread = Some(Extra { patch: None, spread_ms: u64::MAX, size: 0 });
+        let spread = Some(Extra {
+            patch: None,
+            spread_ms: u64::MAX,
+            size: 0,
+        });
         let waiting = announcement(5, &dataset(5), spread);
         let (done, ()) = tokio::join!(agent.apply(&waiting), async {
             tokio::task::yield_now().await;
             announced.send_replace(6);
         });
-        assert_eq!(done.unwrap_err().to_string(), "a newer version was announced meanwhile");
+        assert_eq!(
+            done.unwrap_err().to_string(),
+            "a newer version was announced meanwhile"
+        );
         fs::write(place.path().join("blob"), dataset(6)).unwrap();
-        agent.apply(&announcement(6, &dataset(6), None)).await.unwrap();
+        agent
+            .apply(&announcement(6, &dataset(6), None))
+            .await
+            .unwrap();
         assert_eq!(agent.held.borrow().version, 6);
         // A version that cannot be applied does not block a lower one.
         announced.send_replace(9);
-        assert!(agent.apply(&announcement(9, b"another blob", None)).await.is_err());
+        assert!(
+            agent
+                .apply(&announcement(9, b"another blob", None))
+                .await
+                .is_err()
+        );
         fs::write(place.path().join("blob"), dataset(8)).unwrap();
-        agent.apply(&announcement(8, &dataset(8), None)).await.unwrap();
+        agent
+            .apply(&announcement(8, &dataset(8), None))
+            .await
+            .unwrap();
     }
 
     #[tokio::test]
@@ -352,20 +446,40 @@ mod tests {
         let folder = place.path();
         let mut agent = applier(folder).await;
         fs::write(folder.join("blob"), dataset(1)).unwrap();
-        agent.apply(&announcement(1, &dataset(1), None)).await.unwrap();
+        agent
+            .apply(&announcement(1, &dataset(1), None))
+            .await
+            .unwrap();
         fs::remove_file(folder.join("blob")).unwrap();
         let patch = |from: u64, old: &[u8], new: &[u8]| {
             let zstd = STANDARD.encode(digest::make_patch(old, new).unwrap());
-            Some(Extra { patch: Some(Patch { from, zstd }), spread_ms: 0, size: 0 })
+            Some(Extra {
+                patch: Some(Patch { from, zstd }),
+                spread_ms: 0,
+                size: 0,
+            })
         };
         let fits = patch(1, &dataset(1), &dataset(2));
-        agent.apply(&announcement(2, &dataset(2), fits)).await.unwrap();
+        agent
+            .apply(&announcement(2, &dataset(2), fits))
+            .await
+            .unwrap();
         fs::write(folder.join("blob"), dataset(3)).unwrap();
         let foreign = patch(2, &dataset(1), &dataset(4));
-        agent.apply(&announcement(3, &dataset(3), foreign)).await.unwrap();
+        agent
+            .apply(&announcement(3, &dataset(3), foreign))
+            .await
+            .unwrap();
         assert_eq!(fs::read(folder.join("records.json")).unwrap(), dataset(3));
         let taken = |by: &str| agent.metrics.taken.with_label_values(&[by]).get();
-        assert_eq!((taken("patch"), taken("blob"), agent.metrics.patch_failed.get()), (1, 2, 1));
+        assert_eq!(
+            (
+                taken("patch"),
+                taken("blob"),
+                agent.metrics.patch_failed.get()
+            ),
+            (1, 2, 1)
+        );
     }
 
     #[tokio::test]
@@ -375,15 +489,22 @@ mod tests {
         let records = folder.join("records.json");
         let mut agent = applier(folder).await;
         fs::write(folder.join("blob"), dataset(5)).unwrap();
-        agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
-        for alter in
-            [&|| fs::remove_file(&records).unwrap() as (), &|| fs::write(&records, "half").unwrap(), &|| {
-                fs::write(&records, [dataset(5), vec![b' ']].concat()).unwrap()
-            }] as [&dyn Fn(); 3]
+        agent
+            .apply(&announcement(5, &dataset(5), None))
+            .await
+            .unwrap();
+        for alter in [
+            &|| fs::remove_file(&records).unwrap() as (),
+            &|| fs::write(&records, "half").unwrap(),
+            &|| fs::write(&records, [dataset(5), vec![b' ']].concat()).unwrap(),
+        ] as [&dyn Fn(); 3]
         {
             alter();
             assert_eq!(agent.report().await.unwrap().version, 0);
-            let report = agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+            let report = agent
+                .apply(&announcement(5, &dataset(5), None))
+                .await
+                .unwrap();
             assert_eq!(report.digest, Some(digest::sha256(&dataset(5))));
             assert_eq!(fs::read(&records).unwrap(), dataset(5));
         }
@@ -392,7 +513,10 @@ mod tests {
         assert_eq!(agent.report().await.unwrap().version, 0);
         fs::write(&records, [dataset(5), vec![b' ']].concat()).unwrap();
         assert_eq!(agent.report().await.unwrap().version, 0);
-        agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+        agent
+            .apply(&announcement(5, &dataset(5), None))
+            .await
+            .unwrap();
         assert_eq!(fs::read(&records).unwrap(), dataset(5));
         // An older file is reported as such.
         fs::write(&records, dataset(4)).unwrap();

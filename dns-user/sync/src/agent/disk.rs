@@ -69,24 +69,26 @@ impl Disk {
         let (jobs, queue) = sync_channel::<Job>(QUEUE);
         let options = options.clone();
         let path = options.records.clone();
-        std::thread::Builder::new().name("records".to_owned()).spawn(move || {
-            if !options.mute {
-                atomic::sweep(&options.records);
-                atomic::sweep(&options.hosts_file);
-            }
-            let mut records = Records {
-                options,
-                longest,
-                stamp: None,
-                read: false,
-                held: Report::default(),
-                written: Report::default(),
-                checked: None,
-            };
-            while let Ok(job) = queue.recv() {
-                job(&mut records);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("records".to_owned())
+            .spawn(move || {
+                if !options.mute {
+                    atomic::sweep(&options.records);
+                    atomic::sweep(&options.hosts_file);
+                }
+                let mut records = Records {
+                    options,
+                    longest,
+                    stamp: None,
+                    read: false,
+                    held: Report::default(),
+                    written: Report::default(),
+                    checked: None,
+                };
+                while let Ok(job) = queue.recv() {
+                    job(&mut records);
+                }
+            })?;
         Ok(Self { jobs, path })
     }
 
@@ -133,15 +135,26 @@ impl Records {
         if self.checked.is_some() {
             return self.held.clone();
         }
-        let stamp = fs::metadata(&self.options.records).ok().as_ref().and_then(stamp_of);
+        let stamp = fs::metadata(&self.options.records)
+            .ok()
+            .as_ref()
+            .and_then(stamp_of);
         if self.read && stamp == self.stamp {
             return self.held.clone();
         }
         let path = &self.options.records;
-        let nothing = || Report { version: 0, digest: None, patches: true };
+        let nothing = || Report {
+            version: 0,
+            digest: None,
+            patches: true,
+        };
         let found = match bounded::read_at_most(path, self.longest as u64) {
             Ok(bytes) => match dataset::Read::parse(&bytes) {
-                Ok(read) => Report { version: read.version, digest: Some(sha256(&bytes)), patches: true },
+                Ok(read) => Report {
+                    version: read.version,
+                    digest: Some(sha256(&bytes)),
+                    patches: true,
+                },
                 Err(error) => {
                     tracing::warn!(
                         "{}: not a dataset ({error}); the newest version replaces it",
@@ -152,13 +165,17 @@ impl Records {
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => nothing(),
             Err(error) => {
-                tracing::warn!("{}: {error}; the newest version replaces it", path.display());
+                tracing::warn!(
+                    "{}: {error}; the newest version replaces it",
+                    path.display()
+                );
                 nothing()
             }
         };
         // The same version with other bytes did not come from the publisher. A file that is being
         // written may have been read as no dataset in between.
-        let differs = |known: &Report| found.version == known.version && found.digest != known.digest;
+        let differs =
+            |known: &Report| found.version == known.version && found.digest != known.digest;
         let edited = self.read && (differs(&self.held) || differs(&self.written));
         if self.read && found != self.held {
             tracing::warn!(
@@ -184,7 +201,10 @@ impl Records {
         let path = self.options.records.clone();
         match bounded::read_at_most(&path, self.longest as u64) {
             Ok(bytes) => Ok(bytes.into()),
-            Err(error) => Err(DiskError::Unusable { path, problem: error.to_string() }),
+            Err(error) => Err(DiskError::Unusable {
+                path,
+                problem: error.to_string(),
+            }),
         }
     }
 
@@ -198,17 +218,34 @@ impl Records {
         digest.verify(&bytes)?;
         let read = dataset::Read::parse(&bytes).map_err(DiskError::Content)?;
         if read.version != announced {
-            return Err(DiskError::Version { found: read.version, announced });
+            return Err(DiskError::Version {
+                found: read.version,
+                announced,
+            });
         }
         if self.options.mute {
-            self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
+            self.held = Report {
+                version: announced,
+                digest: Some(sha256(&bytes)),
+                patches: true,
+            };
             self.checked = Some(bytes);
             return Ok(());
         }
         write_hosts(&self.options, &read)?;
-        let AgentOptions { mode, user, group, .. } = self.options;
-        let written = atomic::replace(&self.options.records, &bytes, Attributes { mode, user, group })?;
-        self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
+        let AgentOptions {
+            mode, user, group, ..
+        } = self.options;
+        let written = atomic::replace(
+            &self.options.records,
+            &bytes,
+            Attributes { mode, user, group },
+        )?;
+        self.held = Report {
+            version: announced,
+            digest: Some(sha256(&bytes)),
+            patches: true,
+        };
         self.written = self.held.clone();
         // The file itself may be gone again.
         (self.stamp, self.read) = (stamp_of(&written), true);
@@ -224,8 +261,14 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
     /// Maximum size of a hosts file that a block is added to, in bytes.
     const LONGEST: u64 = 64 << 20;
     let path = &options.hosts_file;
-    let wrong = |problem: String| DiskError::Unusable { path: path.clone(), problem };
-    let records = read.records.iter().map(|(address, name)| (address.as_ref(), name.as_ref()));
+    let wrong = |problem: String| DiskError::Unusable {
+        path: path.clone(),
+        problem,
+    };
+    let records = read
+        .records
+        .iter()
+        .map(|(address, name)| (address.as_ref(), name.as_ref()));
     let text = match options.hosts {
         HostsMode::Off => return Ok(()),
         HostsMode::Replaced => {
@@ -241,7 +284,10 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
             with_hosts_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
         }
     };
-    let permissions = Attributes { mode: 0o644, ..Attributes::PRIVATE };
+    let permissions = Attributes {
+        mode: 0o644,
+        ..Attributes::PRIVATE
+    };
     atomic::replace(path, text.as_bytes(), permissions)?;
     Ok(())
 }
@@ -253,7 +299,10 @@ const BLOCK_BEGIN: &str = "# BEGIN bosh-dns-sync";
 const BLOCK_END: &str = "# END bosh-dns-sync";
 
 /// Returns the whole file as a BOSH agent writes it (observed): fixed lines, then one line per record.
-fn whole_hosts_file<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+fn whole_hosts_file<'a>(
+    hostname: &str,
+    records: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
     let mut text = format!(
         "127.0.0.1 localhost {hostname}\n\n\
          # The following lines are desirable for IPv6 capable hosts\n\
@@ -269,7 +318,8 @@ fn whole_hosts_file<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, 
 }
 
 /// The error of a file in which our block has no end.
-const NO_END: &str = "the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync";
+const NO_END: &str =
+    "the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync";
 
 /// Returns the file with our block added or replaced.
 ///
@@ -339,8 +389,7 @@ mod tests {
 
     #[test]
     fn block_keeps_other_lines() {
-        let block =
-            "# BEGIN bosh-dns-sync\n10.0.0.1 a.g.n.d.bosh\nfd00::1 b.g.n.d.bosh\n# END bosh-dns-sync\n";
+        let block = "# BEGIN bosh-dns-sync\n10.0.0.1 a.g.n.d.bosh\nfd00::1 b.g.n.d.bosh\n# END bosh-dns-sync\n";
         let first = with_hosts_block("127.0.0.1 localhost", records()).unwrap();
         assert_eq!(first, format!("127.0.0.1 localhost\n{block}"));
         let grown = format!("{first}192.0.2.1 mine\n");

@@ -57,7 +57,11 @@ pub(crate) struct AgentOptions {
     #[command(flatten)]
     pub store: StoreOptions,
     /// File that the DNS server reads
-    #[arg(long, value_name = "FILE", default_value = "/var/vcap/instance/dns/records.json")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/vcap/instance/dns/records.json"
+    )]
     pub records: PathBuf,
     /// File mode in octal notation
     #[arg(long, value_name = "MODE", default_value = "640", value_parser = octal)]
@@ -101,8 +105,16 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         let disk = Disk::start(&options, store.longest)?;
         let applier = Applier::new(options.mute, disk, store, metrics).await;
         let held = applier.held.subscribe();
-        let Report { version, digest, .. } = held.borrow().clone();
-        tracing::info!(id = options.id, version, digest, mute = options.mute, "agent started");
+        let Report {
+            version, digest, ..
+        } = held.borrow().clone();
+        tracing::info!(
+            id = options.id,
+            version,
+            digest,
+            mute = options.mute,
+            "agent started"
+        );
         let (queue, work) = mpsc::channel(QUEUE);
         let announced = applier.announced.clone();
         let applying = tokio::spawn(apply_all(applier, work, bus.clone(), options.mute));
@@ -131,7 +143,10 @@ async fn listen(
     queue: &mpsc::Sender<Work>,
     announced: &watch::Sender<u64>,
 ) -> anyhow::Result<()> {
-    let mut messages = bus.client.subscribe(message::agent_subject(&options.id)).await?;
+    let mut messages = bus
+        .client
+        .subscribe(message::agent_subject(&options.id))
+        .await?;
     let warnings = LineLimit::new();
     while let Some(message) = messages.next().await {
         let Some(Received { reply_to, call }) = message::read_call(&message.payload) else {
@@ -256,5 +271,8 @@ fn octal(text: &str) -> Result<u32, &'static str> {
 /// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
-    Metrics::new().expect("the names are valid").registry.gather()
+    Metrics::new()
+        .expect("the names are valid")
+        .registry
+        .gather()
 }

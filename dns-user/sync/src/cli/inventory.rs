@@ -19,7 +19,9 @@ use crate::{
         file::{Addresses, RawInstance},
     },
 };
-use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus, canonical};
+use dns_core::link_address::{
+    AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus, canonical,
+};
 use dns_kit::http_client::{HttpClient, Limits};
 
 #[derive(Debug, Subcommand)]
@@ -105,7 +107,16 @@ pub(super) struct Move {
 impl Instance {
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
-            Self::Add(Add { id, deployment, instance_group, networks, index, az, agent_id, place }) => {
+            Self::Add(Add {
+                id,
+                deployment,
+                instance_group,
+                networks,
+                index,
+                az,
+                agent_id,
+                place,
+            }) => {
                 let mut addresses: BTreeMap<String, Addresses> = BTreeMap::new();
                 for (network, address) in networks {
                     addresses
@@ -114,19 +125,46 @@ impl Instance {
                         .or_insert_with(|| address.into());
                 }
                 let networks = addresses;
-                let instance = RawInstance { id, index: Some(index), az, agent_id, networks };
-                (Change::Add { deployment, group: instance_group, instance }, place)
+                let instance = RawInstance {
+                    id,
+                    index: Some(index),
+                    az,
+                    agent_id,
+                    networks,
+                };
+                (
+                    Change::Add {
+                        deployment,
+                        group: instance_group,
+                        instance,
+                    },
+                    place,
+                )
             }
             Self::Remove(Remove { id, place }) => (Change::Remove { id }, place),
-            Self::Move(Move { id, ip, network, place }) => (Change::Move { id, network, ip }, place),
+            Self::Move(Move {
+                id,
+                ip,
+                network,
+                place,
+            }) => (Change::Move { id, network, ip }, place),
         };
-        let Place { api, tls, state, inventory, nodes } = place;
+        let Place {
+            api,
+            tls,
+            state,
+            inventory,
+            nodes,
+        } = place;
         match (api, state) {
             (Some(api), _) => {
-                let files =
-                    tls.files().context("the API requires --tls-ca, --tls-certificate and --tls-key")?;
+                let files = tls
+                    .files()
+                    .context("the API requires --tls-ca, --tls-certificate and --tls-key")?;
                 let body = serde_json::to_vec(&change)?;
-                call(&api, "/v1/changes", &files, Some(body.into())).await.map(drop)
+                call(&api, "/v1/changes", &files, Some(body.into()))
+                    .await
+                    .map(drop)
             }
             (None, Some(state)) if inventory.is_some() || nodes.is_some() => {
                 let source = InventoryOptions { inventory, nodes };
@@ -144,19 +182,40 @@ pub(super) async fn call(
     files: &TlsFiles,
     body: Option<Bytes>,
 ) -> anyhow::Result<Bytes> {
-    let client = HttpClient::new(files.load("api", AcceptedName::Host)?.polling_client_config(), 0);
+    let client = HttpClient::new(
+        files
+            .load("api", AcceptedName::Host)?
+            .polling_client_config(),
+        0,
+    );
     let url = format!("{}{path}", api.trim_end_matches('/'));
-    let headers = [("content-type".to_owned(), "application/json".into())].into_iter().collect();
-    let method = if body.is_some() { hyper::Method::POST } else { hyper::Method::GET };
-    let call =
-        Call { method, url: &url, basic: None, headers: Some(&headers), body: body.unwrap_or_default() };
-    let limits = Limits { time: std::time::Duration::from_secs(10), body: 64 << 20 };
+    let headers = [("content-type".to_owned(), "application/json".into())]
+        .into_iter()
+        .collect();
+    let method = if body.is_some() {
+        hyper::Method::POST
+    } else {
+        hyper::Method::GET
+    };
+    let call = Call {
+        method,
+        url: &url,
+        basic: None,
+        headers: Some(&headers),
+        body: body.unwrap_or_default(),
+    };
+    let limits = Limits {
+        time: std::time::Duration::from_secs(10),
+        body: 64 << 20,
+    };
     Ok(http::send(&client, call, limits).await?)
 }
 
 fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {
     let (name, address) = text.split_once('=').context("expected NAME=ADDRESS")?;
-    let address = address.parse().with_context(|| format!("{address:?} is not an IP address"))?;
+    let address = address
+        .parse()
+        .with_context(|| format!("{address:?} is not an IP address"))?;
     Ok((name.to_owned(), address))
 }
 
@@ -171,7 +230,12 @@ struct Group {
     #[arg(long, value_name = "NAME")]
     deployment: String,
     /// Instance group to name
-    #[arg(long, value_name = "NAME", required_unless_present = "link", conflicts_with = "link")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "link",
+        conflicts_with = "link"
+    )]
     instance_group: Option<String>,
     /// Link, as NAME-TYPE
     #[arg(long, value_name = "NAME-TYPE")]
@@ -244,10 +308,18 @@ impl Address {
     }
 
     fn name(self) -> anyhow::Result<LinkAddress> {
-        let Self { group, az, uuid, status, initial_health_check } = self;
+        let Self {
+            group,
+            az,
+            uuid,
+            status,
+            initial_health_check,
+        } = self;
         let ids = group.ids()?;
         let known = |found: Option<&u64>, what: &str, name: &str| {
-            found.copied().with_context(|| format!("{what} {name} has no id; publish first"))
+            found
+                .copied()
+                .with_context(|| format!("{what} {name} has no id; publish first"))
         };
         let zones: anyhow::Result<Vec<String>> = az
             .iter()
@@ -266,13 +338,23 @@ impl Address {
         };
         if group.long {
             let first = uuid.map_or(FirstLabel::Query(criteria), FirstLabel::Instance);
-            return Ok(LinkAddress { first, ..group.name(&ids)? });
+            return Ok(LinkAddress {
+                first,
+                ..group.name(&ids)?
+            });
         }
         if let Some(uuid) = uuid {
             criteria.numbers = vec![known(ids.instances.get(&uuid), "instance", &uuid)?];
         }
-        criteria.networks = vec![known(ids.networks.get(&group.network), "network", &group.network)?];
-        Ok(LinkAddress { first: FirstLabel::Query(criteria), ..group.name(&ids)? })
+        criteria.networks = vec![known(
+            ids.networks.get(&group.network),
+            "network",
+            &group.network,
+        )?];
+        Ok(LinkAddress {
+            first: FirstLabel::Query(criteria),
+            ..group.name(&ids)?
+        })
     }
 }
 
@@ -291,14 +373,26 @@ impl Group {
         let state: Option<PublisherState> = Folder::open(&self.state).read("state.json")?;
         Ok(state
             .with_context(|| {
-                format!("{}: nothing has been published from this state folder", self.state.display())
+                format!(
+                    "{}: nothing has been published from this state folder",
+                    self.state.display()
+                )
             })?
             .ids)
     }
 
     fn name(&self, ids: &Ids) -> anyhow::Result<LinkAddress> {
-        let Self { state: _, deployment, instance_group, link, network, long, domain } = self;
-        let label = |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));
+        let Self {
+            state: _,
+            deployment,
+            instance_group,
+            link,
+            network,
+            long,
+            domain,
+        } = self;
+        let label =
+            |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));
         let group = match (instance_group, link) {
             (Some(group), _) if *long => AddressGroup::Names {
                 instance_group: label(group)?,
@@ -309,7 +403,11 @@ impl Group {
             (None, Some(link)) => AddressGroup::Id(find(ids, deployment, LINK, link)?),
             (None, None) => anyhow::bail!("--instance-group or --link is required"),
         };
-        Ok(LinkAddress { group, first: FirstLabel::Query(Criteria::default()), domain: domain.clone() })
+        Ok(LinkAddress {
+            group,
+            first: FirstLabel::Query(Criteria::default()),
+            domain: domain.clone(),
+        })
     }
 }
 

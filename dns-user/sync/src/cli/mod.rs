@@ -75,7 +75,8 @@ struct ConfirmRemovals {
 
 impl ConfirmRemovals {
     fn run(self) -> anyhow::Result<()> {
-        Ok(Folder::existing(&self.state)?.write(distributor::state_writer::CONFIRMED, &self.instances)?)
+        Ok(Folder::existing(&self.state)?
+            .write(distributor::state_writer::CONFIRMED, &self.instances)?)
     }
 }
 
@@ -116,12 +117,18 @@ pub fn main() -> ExitCode {
     let bars = MultiProgress::new();
     let log = Log(bars.clone());
     let log = move || log.clone();
-    tracing_subscriber::fmt().with_writer(log).with_ansi(colours).with_env_filter(filter).init();
+    tracing_subscriber::fmt()
+        .with_writer(log)
+        .with_ansi(colours)
+        .with_env_filter(filter)
+        .init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
     };
-    let code = runtime.block_on(command.run(&bars)).unwrap_or_else(|error| failed(&error));
+    let code = runtime
+        .block_on(command.run(&bars))
+        .unwrap_or_else(|error| failed(&error));
     // A call to a folder that hangs must not delay the exit.
     runtime.shutdown_background();
     code
@@ -167,7 +174,9 @@ impl io::Write for Log {
 /// `publish`, with a progress bar where standard error is a terminal.
 async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
     if options.watch || options.local.is_some() {
-        return distributor::run(options, |_| {}).await.map(|_| ExitCode::SUCCESS);
+        return distributor::run(options, |_| {})
+            .await
+            .map(|_| ExitCode::SUCCESS);
     }
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} agents, {elapsed} {msg}")?;
     let bar = bars.add(ProgressBar::new(0).with_style(style));
@@ -184,21 +193,42 @@ async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Resul
     let count = last.get();
     let Count { agents, synced, .. } = count;
     println!("{synced} of {agents} agents have this version, {count}");
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 impl NatsConfig {
     fn run(self) -> anyhow::Result<()> {
-        let Self { source, state, listen, tls, users_by, jetstream, bucket, output } = self;
+        let Self {
+            source,
+            state,
+            listen,
+            tls,
+            users_by,
+            jetstream,
+            bucket,
+            output,
+        } = self;
         let folder = Folder::open(&state.unwrap_or_default());
         let inventory = source.load(&folder)?;
-        let agents = inventory.instances.iter().filter_map(|instance| instance.agent.as_deref());
+        let agents = inventory
+            .instances
+            .iter()
+            .filter_map(|instance| instance.agent.as_deref());
         let jetstream = jetstream.as_deref().zip(bucket.as_deref());
         let text = bus::nats_server_config(&listen, &tls, jetstream, users_by, agents);
         match output {
             Some(path) => {
-                let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
-                atomic::replace(&path, text.as_bytes(), permissions).map(drop).context("nats-config")
+                let permissions = Attributes {
+                    mode: 0o640,
+                    ..Attributes::PRIVATE
+                };
+                atomic::replace(&path, text.as_bytes(), permissions)
+                    .map(drop)
+                    .context("nats-config")
             }
             None => {
                 print!("{text}");
@@ -223,13 +253,23 @@ fn metrics_reference_is_current() {
 
     let families = [distributor::metric_families(), agent::metric_families()].concat();
     let rows = families.iter().map(|family| {
-        let labels =
-            family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));
+        let labels = family
+            .get_metric()
+            .first()
+            .map(|metric| metric.get_label().iter().map(|label| label.name()));
         let kind = format!("{:?}", family.get_field_type());
-        (family.name(), kind, labels.into_iter().flatten().collect(), family.help())
+        (
+            family.name(),
+            kind,
+            labels.into_iter().flatten().collect(),
+            family.help(),
+        )
     });
     let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
-    command_page::compare("sync-metrics.md", &command_page::metrics(introduction, rows));
+    command_page::compare(
+        "sync-metrics.md",
+        &command_page::metrics(introduction, rows),
+    );
 }
 
 //----------- Status ---------------------------------------------------------
@@ -256,7 +296,13 @@ struct StatusOptions {
 
 impl StatusOptions {
     async fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { state, api, tls, all, json } = self;
+        let Self {
+            state,
+            api,
+            tls,
+            all,
+            json,
+        } = self;
         let (registry, newest): (AgentRegistry, u64) = match (api, tls.files()) {
             (Some(api), Some(files)) => {
                 let registry: AgentRegistry =
@@ -265,8 +311,8 @@ impl StatusOptions {
                 (registry, newest)
             }
             _ => {
-                let path =
-                    state.context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
+                let path = state
+                    .context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
                 let folder = Folder::open(&path);
                 let registry: Option<AgentRegistry> = folder.read("agents.json")?;
                 let registry = registry.with_context(|| {
@@ -279,12 +325,19 @@ impl StatusOptions {
                 // A version is committed before it is announced, and announced before the registry is
                 // saved: reading the state after the registry shows whether the registry is current.
                 let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
-                (registry, state.versions.last().map_or(0, |made| made.version))
+                (
+                    registry,
+                    state.versions.last().map_or(0, |made| made.version),
+                )
             }
         };
         let count = registry.count();
         let synced = count.complete() && registry.version > 0 && newest <= registry.version;
-        let code = if synced { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let code = if synced {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
         if json {
             println!("{}", terminal::json(&serde_json::to_string(&registry)?));
         } else {
@@ -302,7 +355,9 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
     let count = registry.count();
     let Count { agents, synced, .. } = count;
     let ago = |at: Option<u64>| {
-        at.map_or("never".to_owned(), |at| format!("{} s ago", now.saturating_sub(at) / 1000))
+        at.map_or("never".to_owned(), |at| {
+            format!("{} s ago", now.saturating_sub(at) / 1000)
+        })
     };
     let mut text = match registry.version {
         0 => format!("no version was announced yet\n0 of {agents} agents have one, {count}\n"),
@@ -313,16 +368,32 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
             registry.bytes_sent
         ),
     };
-    let shown =
-        registry.agents.iter().filter(|(_, agent)| all || registry.state(agent) != AgentState::Synced);
-    let mut rows =
-        vec![["AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR"].map(str::to_owned)];
+    let shown = registry
+        .agents
+        .iter()
+        .filter(|(_, agent)| all || registry.state(agent) != AgentState::Synced);
+    let mut rows = vec![
+        [
+            "AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR",
+        ]
+        .map(str::to_owned),
+    ];
     for (id, agent) in shown {
-        let Agent { held, heard, asked, failures, error, .. } = agent;
+        let Agent {
+            held,
+            heard,
+            asked,
+            failures,
+            error,
+            ..
+        } = agent;
         let version = held.as_ref().map_or(0, |held| held.version);
         let error = match (registry.state(agent), error) {
             (AgentState::Disagreeing, _) => {
-                let digest = held.as_ref().and_then(|held| held.digest.as_deref()).unwrap_or_default();
+                let digest = held
+                    .as_ref()
+                    .and_then(|held| held.digest.as_deref())
+                    .unwrap_or_default();
                 format!("disagrees: holds {digest}")
             }
             (AgentState::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
@@ -348,8 +419,11 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
         }
     }
     for row in &rows {
-        let cells: Vec<String> =
-            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
@@ -380,15 +454,31 @@ mod tests {
         }
         // Options that the packages' systemd units pass.
         for (command, environment) in [
-            ("agent", include_str!("../../../../deploy/debian/sync-agent.env")),
-            ("publish --watch --state s", include_str!("../../../../deploy/debian/sync-publisher.env")),
+            (
+                "agent",
+                include_str!("../../../../deploy/debian/sync-agent.env"),
+            ),
+            (
+                "publish --watch --state s",
+                include_str!("../../../../deploy/debian/sync-publisher.env"),
+            ),
         ] {
-            let options = environment.lines().find_map(|line| line.strip_prefix("OPTIONS=")).unwrap();
+            let options = environment
+                .lines()
+                .find_map(|line| line.strip_prefix("OPTIONS="))
+                .unwrap();
             let words = format!("bosh-dns-sync {command} {options}");
-            assert!(CommandLine::try_parse_from(words.split(' ')).is_ok(), "{words}");
+            assert!(
+                CommandLine::try_parse_from(words.split(' ')).is_ok(),
+                "{words}"
+            );
         }
-        for words in ["publish --nodes n --state s", "status", "status --api https://p", "instance remove i"]
-        {
+        for words in [
+            "publish --nodes n --state s",
+            "status",
+            "status --api https://p",
+            "instance remove i",
+        ] {
             let line = std::iter::once("bosh-dns-sync").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
         }
@@ -396,16 +486,29 @@ mod tests {
 
     #[test]
     fn unsynced_agents_are_listed() {
-        let call = Call { version: 5, nonce: 1 };
+        let call = Call {
+            version: 5,
+            nonce: 1,
+        };
         let mut registry = AgentRegistry::default();
         registry.set_agents(["a", "b", "c"].into_iter());
         registry.set_version(5, "five", 0);
         for id in ["a", "b", "c"] {
             registry.record_call(id, call, 0, 0, 0.5);
         }
-        let report = |digest: &str| Report { version: 5, digest: Some(digest.to_owned()), patches: true };
+        let report = |digest: &str| Report {
+            version: 5,
+            digest: Some(digest.to_owned()),
+            patches: true,
+        };
         registry.record_reply("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
-        registry.record_reply("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        registry.record_reply(
+            "b",
+            call,
+            Reply::Exception("disk full".to_owned()),
+            1000,
+            0.5,
+        );
         registry.record_reply("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
         let text = table(&registry, false, 4000);
         assert_eq!(
@@ -418,6 +521,9 @@ mod tests {
         );
         assert!(table(&registry, true, 4000).contains("\na "));
         let early = table(&AgentRegistry::default(), false, 1_795_721_272_000);
-        assert_eq!(early, "no version was announced yet\n0 of 0 agents have one, 0 failing, 0 silent\n");
+        assert_eq!(
+            early,
+            "no version was announced yet\n0 of 0 agents have one, 0 failing, 0 silent\n"
+        );
     }
 }

@@ -49,15 +49,19 @@ pub(super) async fn spawn(
     clients: Vec<String>,
     desk: PublisherApi,
 ) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("API at {address}"))?;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("API at {address}"))?;
     let tls = files.load("api", AcceptedName::Host)?;
     // Rotated certificates apply from the next connection on.
     let newest = move || {
         tls.poll();
         tls.server_config()
     };
-    let router =
-        Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
+    let router = Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/changes", post(change))
+        .with_state(desk);
     let routes = move |client: &Client| {
         let name = client.common_name().unwrap_or_default();
         if clients.contains(&name) {
@@ -84,12 +88,26 @@ async fn status(Extract(desk): Extract<PublisherApi>) -> Json<AgentRegistry> {
 
 async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>) -> Response {
     let done = tokio::task::spawn_blocking(move || {
-        let PublisherApi { source, state, shared: _ } = desk;
-        source.change(&Folder::open(&state), change).map_err(|error| error.to_string())
+        let PublisherApi {
+            source,
+            state,
+            shared: _,
+        } = desk;
+        source
+            .change(&Folder::open(&state), change)
+            .map_err(|error| error.to_string())
     });
-    match done.await.map_err(|error| error.to_string()).and_then(|done| done) {
+    match done
+        .await
+        .map_err(|error| error.to_string())
+        .and_then(|done| done)
+    {
         Ok(()) => StatusCode::ACCEPTED.into_response(),
-        Err(problem) => (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "error": problem }))).into_response(),
+        Err(problem) => (
+            StatusCode::UNPROCESSABLE_ENTITY,
+            Json(json!({ "error": problem })),
+        )
+            .into_response(),
     }
 }
 
@@ -117,7 +135,9 @@ impl Metrics {
         };
         let counter = |name: &str, help: &str| {
             let counter = IntCounter::new(format!("bosh_dns_sync_{name}"), help)?;
-            registry.register(Box::new(counter.clone())).map(|()| counter)
+            registry
+                .register(Box::new(counter.clone()))
+                .map(|()| counter)
         };
         Ok(Self {
             sent: counter("messages_total", "Announcements sent")?,
@@ -130,8 +150,14 @@ impl Metrics {
             agents: [
                 gauge("agents", "Agents in the inventory")?,
                 gauge("agents_synced", "Agents on the current version")?,
-                gauge("agents_unverified", "Agents that report the version without a digest")?,
-                gauge("agents_disagreeing", "Agents with a higher version or different records")?,
+                gauge(
+                    "agents_unverified",
+                    "Agents that report the version without a digest",
+                )?,
+                gauge(
+                    "agents_disagreeing",
+                    "Agents with a higher version or different records",
+                )?,
                 gauge("agents_failing", "Lagging agents that reported a reason")?,
                 gauge("agents_silent", "Lagging agents that do not answer")?,
             ],
@@ -142,9 +168,18 @@ impl Metrics {
     /// Updates the metrics derived from the plan.
     pub(super) fn set(&self, plan: &Plan, count: Count) {
         self.version.set(plan.registry.version.cast_signed());
-        self.ignored.inc_by(plan.ignored.saturating_sub(self.ignored.get()));
-        self.exceptions.inc_by(plan.exceptions.saturating_sub(self.exceptions.get()));
-        let Count { agents, synced, unverified, disagreeing, failing, silent } = count;
+        self.ignored
+            .inc_by(plan.ignored.saturating_sub(self.ignored.get()));
+        self.exceptions
+            .inc_by(plan.exceptions.saturating_sub(self.exceptions.get()));
+        let Count {
+            agents,
+            synced,
+            unverified,
+            disagreeing,
+            failing,
+            silent,
+        } = count;
         let values = [agents, synced, unverified, disagreeing, failing, silent];
         for (gauge, value) in self.agents.iter().zip(values) {
             gauge.set(value as i64);

@@ -85,12 +85,22 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         .clone()
         .files()
         .context("--nats URL with its --tls-* files, or --local FILE, is required")?;
-    let bus_options = BusOptions { nats: options.nats.clone(), tls, ping_every: crate::bus::PING_EVERY };
-    anyhow::ensure!(options.store.blobstore.is_some(), "--blobstore URL is required");
+    let bus_options = BusOptions {
+        nats: options.nats.clone(),
+        tls,
+        ping_every: crate::bus::PING_EVERY,
+    };
+    anyhow::ensure!(
+        options.store.blobstore.is_some(),
+        "--blobstore URL is required"
+    );
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
     // If the registry is unreadable, each agent must report once.
-    let registry: AgentRegistry = writer.read("agents.json").unwrap_or_default().unwrap_or_default();
+    let registry: AgentRegistry = writer
+        .read("agents.json")
+        .unwrap_or_default()
+        .unwrap_or_default();
     let shared = Shared::default();
     if let (Some(address), true) = (options.api, options.watch) {
         let api = PublisherApi {
@@ -98,7 +108,13 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
             state: options.state.clone(),
             shared: shared.clone(),
         };
-        api::spawn(address, bus_options.tls.clone(), options.api_clients.clone(), api).await?;
+        api::spawn(
+            address,
+            bus_options.tls.clone(),
+            options.api_clients.clone(),
+            api,
+        )
+        .await?;
     }
     let metrics = Metrics::new()?;
     if let Some(address) = options.metrics {
@@ -113,9 +129,16 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     let plan = Plan::new(settings, registry, writer.newest(), options.above);
     let (jobs, work) = mpsc::channel();
     let (said, events) = tokio::sync::mpsc::unbounded_channel();
-    std::thread::Builder::new().name("writer".to_owned()).spawn(move || writer.run(&work, &said))?;
+    std::thread::Builder::new()
+        .name("writer".to_owned())
+        .spawn(move || writer.run(&work, &said))?;
     let process = format!("{OURS}{}", state::blob_id());
-    let tasks = Tasks::new(bus.client.clone(), store.clone(), process, options.bandwidth);
+    let tasks = Tasks::new(
+        bus.client.clone(),
+        store.clone(),
+        process,
+        options.bandwidth,
+    );
     let distributor = Distributor {
         options,
         plan,
@@ -134,8 +157,16 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
 
 impl Distributor {
     async fn run(mut self, progress: impl Fn(Count)) -> anyhow::Result<bool> {
-        let own = self.bus.client.subscribe(format!("director.{}.>", self.tasks.process)).await?;
-        let reports = self.bus.client.subscribe(format!("director.{ASK}.>")).await?;
+        let own = self
+            .bus
+            .client
+            .subscribe(format!("director.{}.>", self.tasks.process))
+            .await?;
+        let reports = self
+            .bus
+            .client
+            .subscribe(format!("director.{ASK}.>"))
+            .await?;
         let mut messages = select(own, reports);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -189,7 +220,9 @@ impl Distributor {
         if complete || tokio::time::Instant::now() >= deadline {
             let announced = self.plan.announced();
             self.write_last().await;
-            if let Some((agent, AgentVersion { version, digest })) = self.plan.registry.disagreeing() {
+            if let Some((agent, AgentVersion { version, digest })) =
+                self.plan.registry.disagreeing()
+            {
                 bail!(
                     "agent {agent} has version {version} ({}), which is higher than or different from \
                      version {} ({})",
@@ -222,7 +255,9 @@ impl Distributor {
         for action in self.plan.step(&mut now) {
             match action {
                 Action::Commit { floor } => self.jobs.send(Job::Commit { floor })?,
-                Action::Patch { from, to, bytes } => self.jobs.send(Job::Patch { from, to, bytes })?,
+                Action::Patch { from, to, bytes } => {
+                    self.jobs.send(Job::Patch { from, to, bytes })?
+                }
                 Action::WriteRegistry(registry) => self.jobs.send(Job::WriteRegistry(registry))?,
                 Action::Put(made, bytes) => self.tasks.put(made, bytes),
                 Action::Delete(gone) => self.tasks.delete(gone),
@@ -279,10 +314,17 @@ impl Distributor {
                 self.plan.put(version, result.is_ok(), now_ms());
             }
             Done::Deleted(Err(error)) => {
-                self.log_failure(format!("cannot delete an old blob; it stays in the blobstore: {error:#}"));
+                self.log_failure(format!(
+                    "cannot delete an old blob; it stays in the blobstore: {error:#}"
+                ));
             }
             Done::Deleted(Ok(())) | Done::Asked => {}
-            Done::Sent { version, messages, bytes, result } => {
+            Done::Sent {
+                version,
+                messages,
+                bytes,
+                result,
+            } => {
                 self.metrics.sent.inc_by(messages);
                 self.metrics.sent_bytes.inc_by(bytes);
                 self.plan.sent(version, bytes);
@@ -321,7 +363,9 @@ impl Distributor {
             }
         };
         if tokio::time::timeout(LAST_WRITE, written).await.is_err() {
-            tracing::warn!("the state folder does not answer; agents are asked again at the next start");
+            tracing::warn!(
+                "the state folder does not answer; agents are asked again at the next start"
+            );
         }
     }
 }
@@ -340,7 +384,10 @@ fn random() -> u64 {
 /// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
-    Metrics::new().expect("the names are valid").registry.gather()
+    Metrics::new()
+        .expect("the names are valid")
+        .registry
+        .gather()
 }
 
 /// Command-line options of the subcommand `publish`.
@@ -404,8 +451,15 @@ pub(crate) struct PublishOptions {
 
 /// Implements `publish --local`: writes the dataset to a file of this machine whenever the inventory changes,
 /// without bus or blobstore.
-async fn write_locally(options: &PublishOptions, mut writer: StateWriter, file: &Path) -> anyhow::Result<()> {
-    let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
+async fn write_locally(
+    options: &PublishOptions,
+    mut writer: StateWriter,
+    file: &Path,
+) -> anyhow::Result<()> {
+    let permissions = Attributes {
+        mode: 0o640,
+        ..Attributes::PRIVATE
+    };
     atomic::sweep(file);
     let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
     let mut done = false;
@@ -424,7 +478,9 @@ async fn write_locally(options: &PublishOptions, mut writer: StateWriter, file: 
         match written {
             Some(Ok(())) => done = true,
             Some(Err(error)) if options.watch && writer.newest().is_some() => {
-                tracing::error!("cannot use the inventory; the last good version stays in use: {error:#}");
+                tracing::error!(
+                    "cannot use the inventory; the last good version stays in use: {error:#}"
+                );
                 if is_of_the_disk(&error) {
                     writer.retry();
                 }
@@ -459,10 +515,18 @@ const SLACK: Duration = Duration::from_millis(5);
 /// The result of a task.
 #[derive(Debug)]
 enum Done {
-    Put { version: u64, result: anyhow::Result<()> },
+    Put {
+        version: u64,
+        result: anyhow::Result<()>,
+    },
     Deleted(anyhow::Result<()>),
     Asked,
-    Sent { version: u64, messages: u64, bytes: u64, result: anyhow::Result<()> },
+    Sent {
+        version: u64,
+        messages: u64,
+        bytes: u64,
+        result: anyhow::Result<()>,
+    },
 }
 
 #[derive(Debug)]
@@ -480,7 +544,15 @@ impl Tasks {
     /// Creates an empty set. `process` is the second token of the reply subjects.
     fn new(client: Client, store: Store, process: String, bandwidth: u64) -> Self {
         let running = JoinSet::new();
-        Self { client, store, process, bandwidth: bandwidth.max(1), running, putting: None, sending: None }
+        Self {
+            client,
+            store,
+            process,
+            bandwidth: bandwidth.max(1),
+            running,
+            putting: None,
+            sending: None,
+        }
     }
 
     /// Waits for the next result; never returns without tasks.
@@ -503,7 +575,10 @@ impl Tasks {
         let store = self.store.clone();
         self.putting = Some(self.running.spawn(async move {
             let result = store.put(&made.blob, &bytes).await.map_err(Into::into);
-            Done::Put { version: made.version, result }
+            Done::Put {
+                version: made.version,
+                result,
+            }
         }));
     }
 
@@ -516,7 +591,8 @@ impl Tasks {
                     let deleted = store.delete(&blob).await;
                     let Err(error) = deleted else { break };
                     if attempt == DELETIONS {
-                        result = Err(error).with_context(|| format!("version {version}, blob {blob}"));
+                        result =
+                            Err(error).with_context(|| format!("version {version}, blob {blob}"));
                     }
                     tokio::time::sleep(DELETE_PAUSE).await;
                 }
@@ -537,9 +613,12 @@ impl Tasks {
             };
             let asked = async {
                 for (agent, call) in questions {
-                    let body = question.write(&message::reply_subject(&process, &agent, &call.token()));
+                    let body =
+                        question.write(&message::reply_subject(&process, &agent, &call.token()));
                     // The agent reports on its next connection anyway.
-                    let _ = client.publish(message::agent_subject(&agent), body.into()).await;
+                    let _ = client
+                        .publish(message::agent_subject(&agent), body.into())
+                        .await;
                 }
             };
             let _ = tokio::time::timeout(SEND_DEADLINE, asked).await;
@@ -552,15 +631,25 @@ impl Tasks {
         if let Some(older) = self.sending.take() {
             older.abort();
         }
-        let (client, process, bandwidth) = (self.client.clone(), self.process.clone(), self.bandwidth);
+        let (client, process, bandwidth) =
+            (self.client.clone(), self.process.clone(), self.bandwidth);
         let time = move |bytes: u64| Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
         self.sending = Some(self.running.spawn(async move {
             let version = batch.first().map_or(0, |first| first.call.version);
             let (mut messages, mut bytes) = (0_u64, 0_u64);
             let sent = async {
                 let begun = Instant::now();
-                for Outgoing { agent, call, announcement } in batch {
-                    let body = announcement.write(&message::reply_subject(&process, &agent, &call.token()));
+                for Outgoing {
+                    agent,
+                    call,
+                    announcement,
+                } in batch
+                {
+                    let body = announcement.write(&message::reply_subject(
+                        &process,
+                        &agent,
+                        &call.token(),
+                    ));
                     let length = body.len() as u64;
                     let publish = client.publish(message::agent_subject(&agent), body.into());
                     let published = tokio::time::timeout(SEND_DEADLINE, publish).await;
@@ -576,7 +665,12 @@ impl Tasks {
                 Ok(())
             };
             let result = sent.await;
-            Done::Sent { version, messages, bytes, result }
+            Done::Sent {
+                version,
+                messages,
+                bytes,
+                result,
+            }
         }));
     }
 }

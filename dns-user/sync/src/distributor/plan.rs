@@ -177,7 +177,9 @@ impl Plan {
     ) -> Self {
         registry.forget_reports();
         match newest {
-            Some(CommittedVersion { version, digest, .. }) => {
+            Some(CommittedVersion {
+                version, digest, ..
+            }) => {
                 let made = registry.made;
                 registry.set_version(*version, digest, made);
             }
@@ -215,15 +217,34 @@ impl Plan {
 
     /// Records a commit. Returns the deletion of old blobs.
     pub(super) fn committed(&mut self, committed: Committed, now: u64) -> Option<Action> {
-        let Committed { made, bytes, new, gone } = committed;
+        let Committed {
+            made,
+            bytes,
+            new,
+            gone,
+        } = committed;
         // A report may have raised the floor in the meantime.
-        self.commit = if made.version > self.floor { Commit::Idle } else { Commit::Due(now) };
+        self.commit = if made.version > self.floor {
+            Commit::Idle
+        } else {
+            Commit::Due(now)
+        };
         if new {
             self.allowance.0 -= 1.0;
         }
-        if self.current.as_ref().is_none_or(|current| current.made != made) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|current| current.made != made)
+        {
             let blob = Blob::Due(now);
-            self.current = Some(Current { made, bytes, blob, source: None, patches: HashMap::new() });
+            self.current = Some(Current {
+                made,
+                bytes,
+                blob,
+                source: None,
+                patches: HashMap::new(),
+            });
         }
         self.unwritten = true;
         (!gone.is_empty()).then_some(Action::Delete(gone))
@@ -241,19 +262,34 @@ impl Plan {
 
     /// Records the result of a blob upload.
     pub(super) fn put(&mut self, version: u64, stored: bool, now: u64) {
-        let Some(current) = self.current.as_mut().filter(|current| current.made.version == version) else {
+        let Some(current) = self
+            .current
+            .as_mut()
+            .filter(|current| current.made.version == version)
+        else {
             return;
         };
-        current.blob = if stored { Blob::Stored } else { Blob::Due(now + PAUSE_MS) };
+        current.blob = if stored {
+            Blob::Stored
+        } else {
+            Blob::Due(now + PAUSE_MS)
+        };
         if stored {
-            self.registry.set_version(version, &current.made.digest, now);
+            self.registry
+                .set_version(version, &current.made.digest, now);
             self.unwritten = true;
         }
     }
 
     pub(super) fn patch(&mut self, from: u64, to: u64, patch: Option<Patch>) {
-        if let Some(current) = self.current.as_mut().filter(|current| current.made.version == to) {
-            current.patches.insert(from, PatchState::Made(patch.map(Arc::new)));
+        if let Some(current) = self
+            .current
+            .as_mut()
+            .filter(|current| current.made.version == to)
+        {
+            current
+                .patches
+                .insert(from, PatchState::Made(patch.map(Arc::new)));
         }
     }
 
@@ -284,7 +320,9 @@ impl Plan {
 
     /// Processes a message from the bus.
     pub(super) fn on_message(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
-        let Some((agent, request)) = message::read_reply_subject(subject) else { return };
+        let Some((agent, request)) = message::read_reply_subject(subject) else {
+            return;
+        };
         if self.phase == Phase::Starting {
             // All agents are contacted once the inventory is read.
             return;
@@ -301,7 +339,8 @@ impl Plan {
             _ => match Call::parse(request) {
                 Some(call) => {
                     let reply = Reply::read(body);
-                    self.exceptions += u64::from(matches!(reply, Reply::Exception(_)) && call.version > 0);
+                    self.exceptions +=
+                        u64::from(matches!(reply, Reply::Exception(_)) && call.version > 0);
                     self.registry.record_reply(agent, call, reply, now, random)
                 }
                 None => Verdict::Ignored,
@@ -371,25 +410,34 @@ impl Plan {
         let names_agents = self.phase != Phase::Starting || !self.registry.agents.is_empty();
         if self.unwritten && names_agents && now.ms >= self.write_at {
             // Strings and numbers always serialise.
-            actions.push(Action::WriteRegistry(serde_json::to_vec(&self.registry).unwrap_or_default()));
+            actions.push(Action::WriteRegistry(
+                serde_json::to_vec(&self.registry).unwrap_or_default(),
+            ));
             (self.unwritten, self.write_at) = (false, now.ms + REGISTRY_INTERVAL_MS);
         }
         actions
     }
 
     fn ask(&mut self, now: &mut StepInput<'_>, actions: &mut Vec<Action>) {
-        let Phase::Asking { until } = self.phase else { return };
+        let Phase::Asking { until } = self.phase else {
+            return;
+        };
         match until {
             None if self.registry.agents.is_empty() => self.phase = Phase::Open,
             None if now.max_payload.is_some() => {
                 let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
                 let questions = ids.into_iter().map(|id| {
-                    let call = Call { version: 0, nonce: (now.random)() };
+                    let call = Call {
+                        version: 0,
+                        nonce: (now.random)(),
+                    };
                     self.registry.record_call(&id, call, now.ms, 0, 0.0);
                     (id, call)
                 });
                 actions.push(Action::Ask(questions.collect()));
-                self.phase = Phase::Asking { until: Some(now.ms + INQUIRY_MS) };
+                self.phase = Phase::Asking {
+                    until: Some(now.ms + INQUIRY_MS),
+                };
             }
             None => {}
             Some(until) if now.ms >= until || self.registry.all_reported() => {
@@ -406,7 +454,10 @@ impl Plan {
     }
 
     fn commit(&mut self, now: &StepInput<'_>, actions: &mut Vec<Action>) {
-        let length = self.current.as_ref().map_or(0, |current| current.bytes.len());
+        let length = self
+            .current
+            .as_ref()
+            .map_or(0, |current| current.bytes.len());
         let interval = SHORTEST_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
         let (allowed, at) = self.allowance;
         let allowed = (allowed + now.ms.saturating_sub(at) as f64 / interval).min(BURST);
@@ -419,7 +470,9 @@ impl Plan {
     }
 
     fn put_blob(&mut self, now: &StepInput<'_>, actions: &mut Vec<Action>) {
-        let Some(current) = &mut self.current else { return };
+        let Some(current) = &mut self.current else {
+            return;
+        };
         if let Blob::Due(at) = current.blob
             && now.ms >= at
         {
@@ -430,8 +483,14 @@ impl Plan {
 
     /// Announces the current version to all agents that are due.
     fn announce(&mut self, now: &mut StepInput<'_>, actions: &mut Vec<Action>) {
-        let Some(max_payload) = now.max_payload else { return };
-        let Some(current) = self.current.as_mut().filter(|current| current.blob == Blob::Stored) else {
+        let Some(max_payload) = now.max_payload else {
+            return;
+        };
+        let Some(current) = self
+            .current
+            .as_mut()
+            .filter(|current| current.blob == Blob::Stored)
+        else {
             return;
         };
         if self.sending == Some(current.made.version) {
@@ -461,8 +520,11 @@ impl Plan {
         }
         let bandwidth = self.settings.bandwidth.max(1);
         let length = current.bytes.len() as u64;
-        let time =
-            |bytes: u64| (u128::from(bytes) * 1000 / u128::from(bandwidth)).try_into().unwrap_or(u64::MAX);
+        let time = |bytes: u64| {
+            (u128::from(bytes) * 1000 / u128::from(bandwidth))
+                .try_into()
+                .unwrap_or(u64::MAX)
+        };
         let spread: u64 = time(blobs.saturating_mul(length));
         // Agents whose patch does not fit the message download the whole blob like the others.
         let patched_spread: u64 = time((ready.len() as u64).saturating_mul(length));
@@ -472,21 +534,64 @@ impl Plan {
         for (agent, patch, ours) in ready {
             let from = patch.as_ref().map_or(0, |patch| patch.from);
             queued += patch.as_ref().map_or(0, |patch| patch.zstd.len() as u64) + 512;
-            let unsigned = self.registry.agents.get(&agent).is_some_and(|agent| agent.unsigned);
+            let unsigned = self
+                .registry
+                .agents
+                .get(&agent)
+                .is_some_and(|agent| agent.unsigned);
             let announcement = shared.entry((from, ours, unsigned)).or_insert_with(|| {
-                let spread_ms = if patch.is_some() { patched_spread } else { spread };
-                let extra = Extra { patch: patch.as_deref().cloned(), spread_ms, size: length };
+                let spread_ms = if patch.is_some() {
+                    patched_spread
+                } else {
+                    spread
+                };
+                let extra = Extra {
+                    patch: patch.as_deref().cloned(),
+                    spread_ms,
+                    size: length,
+                };
                 // A BOSH agent logs surplus arguments as errors.
                 let extra = (ours && self.settings.patches).then_some(extra);
-                let CommittedVersion { version, digest, blob, .. } = current.made.clone();
-                let source = if unsigned { BlobLocation::Blob(blob) } else { source.clone() };
-                Arc::new(Announcement { source, digest, version, extra })
+                let CommittedVersion {
+                    version,
+                    digest,
+                    blob,
+                    ..
+                } = current.made.clone();
+                let source = if unsigned {
+                    BlobLocation::Blob(blob)
+                } else {
+                    source.clone()
+                };
+                Arc::new(Announcement {
+                    source,
+                    digest,
+                    version,
+                    extra,
+                })
             });
-            let call = Call { version: current.made.version, nonce: (now.random)() };
+            let call = Call {
+                version: current.made.version,
+                nonce: (now.random)(),
+            };
             let random = (now.random)() as f64 / u64::MAX as f64;
-            let wait = if patch.is_none() && ours && self.settings.patches { spread } else { 0 };
-            self.registry.record_call(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
-            batch.push(Outgoing { agent, call, announcement: announcement.clone() });
+            let wait = if patch.is_none() && ours && self.settings.patches {
+                spread
+            } else {
+                0
+            };
+            self.registry.record_call(
+                &agent,
+                call,
+                now.ms.saturating_add(time(queued)),
+                wait,
+                random,
+            );
+            batch.push(Outgoing {
+                agent,
+                call,
+                announcement: announcement.clone(),
+            });
         }
         self.sending = Some(current.made.version);
         self.unwritten = true;
@@ -501,7 +606,10 @@ impl Current {
             Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
             _ => {
                 let source = match (now.sign)(&self.made.blob, now.unix, good_for) {
-                    Some(url) => BlobLocation::Signed { url, headers: serde_json::Map::new() },
+                    Some(url) => BlobLocation::Signed {
+                        url,
+                        headers: serde_json::Map::new(),
+                    },
                     None => BlobLocation::Blob(self.made.blob.clone()),
                 };
                 self.source = Some((source.clone(), now.unix));
@@ -511,15 +619,27 @@ impl Current {
     }
 
     /// Returns the patch from a version; `None` while it is being created.
-    #[expect(clippy::option_option, reason = "not known yet, known to be missing, known")]
-    fn find_patch(&mut self, from: u64, now: u64, actions: &mut Vec<Action>) -> Option<Option<Arc<Patch>>> {
+    #[expect(
+        clippy::option_option,
+        reason = "not known yet, known to be missing, known"
+    )]
+    fn find_patch(
+        &mut self,
+        from: u64,
+        now: u64,
+        actions: &mut Vec<Action>,
+    ) -> Option<Option<Arc<Patch>>> {
         match self.patches.get(&from) {
             Some(PatchState::Made(patch)) => Some(patch.clone()),
             Some(PatchState::Requested(at)) if now < at + PATCH_TIMEOUT_MS => None,
             Some(PatchState::Requested(_)) => Some(None),
             None => {
                 self.patches.insert(from, PatchState::Requested(now));
-                actions.push(Action::Patch { from, to: self.made.version, bytes: self.bytes.clone() });
+                actions.push(Action::Patch {
+                    from,
+                    to: self.made.version,
+                    bytes: self.bytes.clone(),
+                });
                 None
             }
         }

@@ -82,7 +82,10 @@ impl Call {
 
     pub(crate) fn parse(token: &str) -> Option<Self> {
         let (version, nonce) = token.split_once('-')?;
-        Some(Self { version: version.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? })
+        Some(Self {
+            version: version.parse().ok()?,
+            nonce: u64::from_str_radix(nonce, 16).ok()?,
+        })
     }
 }
 
@@ -142,13 +145,23 @@ impl Count {
 
 impl std::fmt::Display for Count {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { agents: _, synced: _, unverified, disagreeing, failing, silent } = self;
+        let Self {
+            agents: _,
+            synced: _,
+            unverified,
+            disagreeing,
+            failing,
+            silent,
+        } = self;
         write!(out, "{failing} failing, {silent} silent")?;
         if *disagreeing > 0 {
             write!(out, ", {disagreeing} disagreeing")?;
         }
         if *unverified > 0 {
-            write!(out, ", {unverified} unverified (BOSH agents report no digest)")?;
+            write!(
+                out,
+                ", {unverified} unverified (BOSH agents report no digest)"
+            )?;
         }
         Ok(())
     }
@@ -173,15 +186,31 @@ impl AgentRegistry {
     /// Prepares the registry of a previous process: all agents must report again.
     pub(crate) fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
-            let Agent { held: _, heard, asked, failures: _, error: _, patches: _, unsigned, .. } = agent;
-            *agent = Agent { heard: *heard, asked: *asked, unsigned: *unsigned, ..Agent::default() };
+            let Agent {
+                held: _,
+                heard,
+                asked,
+                failures: _,
+                error: _,
+                patches: _,
+                unsigned,
+                ..
+            } = agent;
+            *agent = Agent {
+                heard: *heard,
+                asked: *asked,
+                unsigned: *unsigned,
+                ..Agent::default()
+            };
         }
     }
 
     /// Sets the fleet's agents; new ones are due immediately, removed ones are forgotten.
     pub(crate) fn set_agents<'a>(&mut self, ids: impl Iterator<Item = &'a str>) {
         let mut old = std::mem::take(&mut self.agents);
-        self.agents = ids.map(|id| (id.to_owned(), old.remove(id).unwrap_or_default())).collect();
+        self.agents = ids
+            .map(|id| (id.to_owned(), old.remove(id).unwrap_or_default()))
+            .collect();
     }
 
     /// Sets the fleet's version; lagging agents are due immediately.
@@ -189,7 +218,8 @@ impl AgentRegistry {
         if version == self.version && digest == self.digest {
             return;
         }
-        (self.version, self.digest, self.made, self.bytes_sent) = (version, digest.to_owned(), made, 0);
+        (self.version, self.digest, self.made, self.bytes_sent) =
+            (version, digest.to_owned(), made, 0);
         for agent in self.agents.values_mut() {
             (agent.next, agent.failures) = (0, 0);
         }
@@ -197,16 +227,19 @@ impl AgentRegistry {
 
     pub(crate) fn state(&self, agent: &Agent) -> AgentState {
         match &agent.held {
-            Some(AgentVersion { version, digest: None }) if *version > 0 && *version >= self.version => {
-                AgentState::Unverified
-            }
+            Some(AgentVersion {
+                version,
+                digest: None,
+            }) if *version > 0 && *version >= self.version => AgentState::Unverified,
             Some(AgentVersion { version, digest }) if *version == self.version && *version > 0 => {
                 match digest.as_deref() == Some(&*self.digest) {
                     true => AgentState::Synced,
                     false => AgentState::Disagreeing,
                 }
             }
-            Some(AgentVersion { version, .. }) if *version > self.version => AgentState::Disagreeing,
+            Some(AgentVersion { version, .. }) if *version > self.version => {
+                AgentState::Disagreeing
+            }
             _ if agent.heard.is_some() && agent.heard >= agent.asked && agent.error.is_some() => {
                 AgentState::Failing
             }
@@ -220,7 +253,10 @@ impl AgentRegistry {
 
     /// Returns the agents to call now, each with the version that it holds if it applies patches.
     pub(crate) fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
-        let due = self.agents.iter().filter(|(_, agent)| agent.next <= now && self.lags(agent));
+        let due = self
+            .agents
+            .iter()
+            .filter(|(_, agent)| agent.next <= now && self.lags(agent));
         due.map(|(id, agent)| {
             let held = agent.held.as_ref().filter(|_| agent.patches);
             (id.clone(), held.map(|held| held.version))
@@ -236,7 +272,9 @@ impl AgentRegistry {
     /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
     /// 0..1.
     pub(crate) fn record_call(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
-        let Some(agent) = self.agents.get_mut(id) else { return };
+        let Some(agent) = self.agents.get_mut(id) else {
+            return;
+        };
         if agent.calls.len() == OPEN_CALLS {
             agent.calls.remove(0);
         }
@@ -259,8 +297,12 @@ impl AgentRegistry {
         now: u64,
         random: f64,
     ) -> Verdict {
-        let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
-        let Some(open) = agent.calls.iter().position(|open| *open == call) else { return Verdict::Ignored };
+        let Some(agent) = self.agents.get_mut(id) else {
+            return Verdict::Ignored;
+        };
+        let Some(open) = agent.calls.iter().position(|open| *open == call) else {
+            return Verdict::Ignored;
+        };
         agent.calls.remove(open);
         agent.heard = Some(now);
         match reply {
@@ -275,7 +317,10 @@ impl AgentRegistry {
                 }
                 let before = agent.held.as_ref().map_or(0, |held| held.version);
                 if before < call.version {
-                    agent.held = Some(AgentVersion { version: call.version, digest: None });
+                    agent.held = Some(AgentVersion {
+                        version: call.version,
+                        digest: None,
+                    });
                 }
                 if call.version < self.version {
                     // The reply is late; the current version is due now.
@@ -301,16 +346,29 @@ impl AgentRegistry {
                 agent.error = Some(problem.clone());
                 let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
                 agent.next = now + jitter(pause, random);
-                if known { Verdict::Noted } else { Verdict::Complains(problem) }
+                if known {
+                    Verdict::Noted
+                } else {
+                    Verdict::Complains(problem)
+                }
             }
         }
     }
 
     /// Processes an agent's report of its file.
     pub(crate) fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
-        let Report { version, digest, patches } = report;
-        let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
-        let held = AgentVersion { version, digest: Some(digest.unwrap_or_default()) };
+        let Report {
+            version,
+            digest,
+            patches,
+        } = report;
+        let Some(agent) = self.agents.get_mut(id) else {
+            return Verdict::Ignored;
+        };
+        let held = AgentVersion {
+            version,
+            digest: Some(digest.unwrap_or_default()),
+        };
         let changed = agent.held.as_ref() != Some(&held);
         let first = !std::mem::replace(&mut agent.has_reported, true);
         agent.patches = patches;
@@ -319,7 +377,10 @@ impl AgentRegistry {
             // It may hold less than before, on a new disk, or its fault may be mended. It is reachable, so its
             // pauses end.
             agent.failures = 0;
-            agent.next = agent.asked.map_or(0, |asked| asked + SHORTEST_GAP_MS).min(now + SHORTEST_GAP_MS);
+            agent.next = agent
+                .asked
+                .map_or(0, |asked| asked + SHORTEST_GAP_MS)
+                .min(now + SHORTEST_GAP_MS);
             if version < self.version && first {
                 agent.next = 0;
             }
@@ -337,7 +398,10 @@ impl AgentRegistry {
     }
 
     pub(crate) fn count(&self) -> Count {
-        let mut count = Count { agents: self.agents.len(), ..Count::default() };
+        let mut count = Count {
+            agents: self.agents.len(),
+            ..Count::default()
+        };
         for agent in self.agents.values() {
             match self.state(agent) {
                 AgentState::Synced => count.synced += 1,
@@ -363,7 +427,8 @@ impl AgentRegistry {
 
 /// Returns whether an exception says that the agent does not know signed links.
 fn is_unknown_method(problem: &str) -> bool {
-    problem.to_ascii_lowercase().contains("unknown message") && problem.contains(message::SIGNED_METHOD)
+    problem.to_ascii_lowercase().contains("unknown message")
+        && problem.contains(message::SIGNED_METHOD)
 }
 
 /// Returns a pause of 75 % to 125 % of `pause`.
@@ -376,11 +441,18 @@ mod tests {
     use super::*;
 
     fn call(version: u64) -> Call {
-        Call { version, nonce: version * 100 }
+        Call {
+            version,
+            nonce: version * 100,
+        }
     }
 
     fn report(version: u64, digest: &str) -> Report {
-        Report { version, digest: Some(digest.to_owned()), patches: true }
+        Report {
+            version,
+            digest: Some(digest.to_owned()),
+            patches: true,
+        }
     }
 
     fn synced(version: u64, digest: &str) -> Reply {
@@ -404,9 +476,16 @@ mod tests {
     fn silent_agents_back_off_separately() {
         let mut registry = registry();
         registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5);
-        let complaint = registry.record_reply("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
+        let complaint =
+            registry.record_reply("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
         assert_eq!(complaint, Verdict::Complains("full".to_owned()));
-        let count = Count { agents: 3, synced: 1, failing: 1, silent: 1, ..Count::default() };
+        let count = Count {
+            agents: 3,
+            synced: 1,
+            failing: 1,
+            silent: 1,
+            ..Count::default()
+        };
         assert_eq!(registry.count(), count);
         assert_eq!(registry.due(10_000), [("c".to_owned(), None)]);
         registry.record_call("c", call(5), 10_000, 0, 0.5);
@@ -425,9 +504,27 @@ mod tests {
         registry.report("b", report(4, "four"), 10);
         for round in 0..6 {
             let now = 1_000_000 * (round + 1);
-            registry.record_call("b", Call { version: 5, nonce: round }, now, 0, 0.5);
+            registry.record_call(
+                "b",
+                Call {
+                    version: 5,
+                    nonce: round,
+                },
+                now,
+                0,
+                0.5,
+            );
             let complaint = Reply::Exception("no blob".to_owned());
-            registry.record_reply("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
+            registry.record_reply(
+                "b",
+                Call {
+                    version: 5,
+                    nonce: round,
+                },
+                complaint,
+                now + 10,
+                0.5,
+            );
         }
         assert!(registry.agents["b"].next > 6_000_000 + 200_000);
         // It was restarted, with the same file.
@@ -442,33 +539,69 @@ mod tests {
         registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5);
         registry.record_reply("b", call(5), synced(5, "other"), 10, 0.5);
         registry.record_reply("c", call(5), synced(9, "nine"), 10, 0.5);
-        let count = Count { agents: 3, synced: 1, disagreeing: 2, ..Count::default() };
+        let count = Count {
+            agents: 3,
+            synced: 1,
+            disagreeing: 2,
+            ..Count::default()
+        };
         assert_eq!(registry.count(), count);
     }
 
     #[test]
     fn first_report_raises_later_disagree() {
         let mut registry = registry();
-        assert_eq!(registry.report("a", report(9, "nine"), 1), Verdict::Raise(9));
-        assert_eq!(registry.report("b", report(5, "other"), 1), Verdict::Raise(5));
+        assert_eq!(
+            registry.report("a", report(9, "nine"), 1),
+            Verdict::Raise(9)
+        );
+        assert_eq!(
+            registry.report("b", report(5, "other"), 1),
+            Verdict::Raise(5)
+        );
         registry.set_version(10, "ten", 2);
         assert_eq!(registry.count().disagreeing, 0);
         assert_eq!(registry.due(1_000_000).len(), 3);
-        let held = AgentVersion { version: 11, digest: Some("eleven".to_owned()) };
-        assert_eq!(registry.report("a", report(11, "eleven"), 3), Verdict::Disagrees(held));
+        let held = AgentVersion {
+            version: 11,
+            digest: Some("eleven".to_owned()),
+        };
+        assert_eq!(
+            registry.report("a", report(11, "eleven"), 3),
+            Verdict::Disagrees(held)
+        );
         assert_eq!(registry.disagreeing().map(|(id, _)| id), Some("a"));
-        assert_eq!(registry.report("a", report(11, "eleven"), 4), Verdict::Noted, "logged once");
+        assert_eq!(
+            registry.report("a", report(11, "eleven"), 4),
+            Verdict::Noted,
+            "logged once"
+        );
         let far = report(10 + LARGEST_RAISE + 1, "far");
-        assert!(matches!(registry.report("c", far, 5), Verdict::Disagrees(_)));
+        assert!(matches!(
+            registry.report("c", far, 5),
+            Verdict::Disagrees(_)
+        ));
     }
 
     #[test]
     fn only_open_calls_count() {
         let mut registry = registry();
-        let forged = Call { version: 5, nonce: 1 };
-        assert_eq!(registry.record_reply("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(registry.record_reply("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
+        let forged = Call {
+            version: 5,
+            nonce: 1,
+        };
+        assert_eq!(
+            registry.record_reply("a", forged, synced(5, "five"), 10, 0.5),
+            Verdict::Ignored
+        );
+        assert_eq!(
+            registry.record_reply("x", call(5), synced(5, "five"), 10, 0.5),
+            Verdict::Ignored
+        );
+        assert_eq!(
+            registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5),
+            Verdict::Noted
+        );
         assert_eq!(
             registry.record_reply("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5),
             Verdict::Ignored
@@ -480,7 +613,13 @@ mod tests {
     fn agent_without_signed_links_is_remembered() {
         let mut registry = registry();
         let exception = "Agent exception: unknown message sync_dns_with_signed_url";
-        let verdict = registry.record_reply("a", call(5), Reply::Exception(exception.to_owned()), 10, 0.5);
+        let verdict = registry.record_reply(
+            "a",
+            call(5),
+            Reply::Exception(exception.to_owned()),
+            10,
+            0.5,
+        );
         assert_eq!(verdict, Verdict::Noted);
         assert!(registry.agents["a"].unsigned && !registry.agents["b"].unsigned);
         assert_eq!(registry.due(10 + SHORTEST_GAP_MS), [("a".to_owned(), None)]);
@@ -494,11 +633,38 @@ mod tests {
         registry.set_version(6, "six", 20);
         registry.record_call("c", call(6), 21, 0, 0.5);
         registry.record_reply("c", call(5), Reply::Synced(None), 22, 0.5);
-        assert_eq!(registry.agents["c"].held, Some(AgentVersion { version: 5, digest: None }));
+        assert_eq!(
+            registry.agents["c"].held,
+            Some(AgentVersion {
+                version: 5,
+                digest: None
+            })
+        );
         assert!(registry.due(22).contains(&("c".to_owned(), None)));
-        registry.record_call("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
-        registry.record_reply("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
-        assert_eq!((registry.count().synced, registry.count().unverified), (1, 1));
+        registry.record_call(
+            "c",
+            Call {
+                version: 6,
+                nonce: 1,
+            },
+            22,
+            0,
+            0.5,
+        );
+        registry.record_reply(
+            "c",
+            Call {
+                version: 6,
+                nonce: 1,
+            },
+            Reply::Synced(None),
+            23,
+            0.5,
+        );
+        assert_eq!(
+            (registry.count().synced, registry.count().unverified),
+            (1, 1)
+        );
     }
 
     #[test]
@@ -507,7 +673,11 @@ mod tests {
         let mut calls = 0;
         for now in 0..1000 {
             registry.report("a", report(now % 2, "x"), 10_000 + now);
-            for (id, _) in registry.due(10_000 + now).into_iter().filter(|(id, _)| id == "a") {
+            for (id, _) in registry
+                .due(10_000 + now)
+                .into_iter()
+                .filter(|(id, _)| id == "a")
+            {
                 registry.record_call(&id, call(5), 10_000 + now, 0, 0.5);
                 calls += 1;
             }
@@ -518,7 +688,10 @@ mod tests {
     #[test]
     fn returning_agent_is_due_immediately() {
         let mut registry = registry();
-        assert_eq!(registry.report("c", report(3, "three"), 100), Verdict::Noted);
+        assert_eq!(
+            registry.report("c", report(3, "three"), 100),
+            Verdict::Noted
+        );
         assert_eq!(registry.due(100), [("c".to_owned(), Some(3))]);
     }
 
@@ -536,6 +709,9 @@ mod tests {
         let text = serde_json::to_vec(&registry).unwrap();
         let mut registry: AgentRegistry = serde_json::from_slice(&text).unwrap();
         registry.forget_reports();
-        assert_eq!((registry.count().synced, registry.all_reported()), (0, false));
+        assert_eq!(
+            (registry.count().synced, registry.all_reported()),
+            (0, false)
+        );
     }
 }

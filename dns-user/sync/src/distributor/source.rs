@@ -40,12 +40,17 @@ pub(crate) type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
 impl InventoryOptions {
     fn path(&self) -> &Path {
         // clap requires one of them.
-        self.inventory.as_deref().or(self.nodes.as_deref()).unwrap_or(Path::new(""))
+        self.inventory
+            .as_deref()
+            .or(self.nodes.as_deref())
+            .unwrap_or(Path::new(""))
     }
 
     /// Reads the files, without the changes made by command.
     pub(crate) fn files(&self) -> anyhow::Result<RawInventory> {
-        let Some(path) = &self.nodes else { return file::load(self.path()) };
+        let Some(path) = &self.nodes else {
+            return file::load(self.path());
+        };
         let bytes = bounded::read_at_most(path, LONGEST_FILE)
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
@@ -88,7 +93,8 @@ impl InventoryOptions {
                 );
             }
         }
-        Inventory::parse(changes.over(files)).map_err(|error| anyhow!("{}: {error}", self.path().display()))
+        Inventory::parse(changes.over(files))
+            .map_err(|error| anyhow!("{}: {error}", self.path().display()))
     }
 
     /// Adds a change made by command. A change that makes the inventory invalid is rejected.
@@ -113,7 +119,10 @@ pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
         let facts = fs::metadata(path).ok()?;
         Some((facts.modified().ok()?, facts.ino(), facts.len()))
     };
-    paths.into_iter().map(|path| (path.clone(), stamp(&path))).collect()
+    paths
+        .into_iter()
+        .map(|path| (path.clone(), stamp(&path)))
+        .collect()
 }
 
 /// Decides when changed files are complete: after they have been unchanged for a while. Pure.
@@ -168,7 +177,10 @@ impl Quiet {
     pub(super) fn is_replaced(&self, stamps: &Stamps, replaced: impl Fn(&Path) -> bool) -> bool {
         let Some(read) = &self.read else { return false };
         stamps.iter().all(|(path, stamp)| {
-            let before = read.iter().find(|(known, _)| known == path).map(|(_, stamp)| stamp);
+            let before = read
+                .iter()
+                .find(|(known, _)| known == path)
+                .map(|(_, stamp)| stamp);
             let inode = |stamp: &Option<(SystemTime, u64, u64)>| stamp.map(|(_, inode, _)| inode);
             before == Some(stamp) || before.map(inode) != Some(inode(stamp)) && replaced(path)
         })
@@ -182,14 +194,17 @@ impl Quiet {
 
 /// Returns whether a file was renamed after its last write: its inode changed later than its content.
 pub(super) fn is_renamed(path: &Path) -> bool {
-    fs::metadata(path)
-        .is_ok_and(|facts| (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec()))
+    fs::metadata(path).is_ok_and(|facts| {
+        (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec())
+    })
 }
 
 /// Returns whether the newest file last changed at least `age` ago by the machine's clock.
 pub(super) fn is_old(stamps: &Stamps, age: Duration) -> bool {
     let old = |time: &SystemTime| time.elapsed().is_ok_and(|elapsed| elapsed >= age);
-    stamps.iter().all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))
+    stamps
+        .iter()
+        .all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))
 }
 
 #[cfg(test)]
@@ -198,10 +213,18 @@ mod tests {
 
     #[test]
     fn growing_file_is_not_read() {
-        let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
+        let stamp = |length: u64| {
+            vec![(
+                PathBuf::from("f"),
+                Some((SystemTime::UNIX_EPOCH, 1, length)),
+            )]
+        };
         let mut quiet = Quiet::default();
         for step in 0..20 {
-            assert!(!quiet.poll(stamp(step), step * 100, QUIET_MS), "step {step}");
+            assert!(
+                !quiet.poll(stamp(step), step * 100, QUIET_MS),
+                "step {step}"
+            );
         }
         assert!(!quiet.poll(stamp(19), 2000, QUIET_MS));
         assert!(quiet.poll(stamp(19), 2100, QUIET_MS));
@@ -214,7 +237,12 @@ mod tests {
 
     #[test]
     fn removals_need_a_longer_quiet() {
-        let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
+        let stamp = |length: u64| {
+            vec![(
+                PathBuf::from("f"),
+                Some((SystemTime::UNIX_EPOCH, 1, length)),
+            )]
+        };
         let mut quiet = Quiet::default();
         assert!(!quiet.is_settled(&stamp(1), 0));
         assert!(!quiet.is_settled(&stamp(2), 1500));
@@ -224,9 +252,13 @@ mod tests {
 
     #[test]
     fn renamed_file_is_complete() {
-        let stamp = |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
+        let stamp =
+            |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
         let mut quiet = Quiet::default();
-        assert!(!quiet.is_replaced(&stamp(1), |_| true), "nothing was read before");
+        assert!(
+            !quiet.is_replaced(&stamp(1), |_| true),
+            "nothing was read before"
+        );
         quiet.poll(stamp(1), 0, 0);
         assert!(quiet.is_replaced(&stamp(2), |_| true));
         assert!(!quiet.is_replaced(&stamp(2), |_| false));

@@ -77,14 +77,19 @@ pub(crate) enum StateError {
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
     /// A higher version could not be represented exactly as a JSON number.
-    #[error("version {0} is the highest possible; start again with an empty state folder and empty agents")]
+    #[error(
+        "version {0} is the highest possible; start again with an empty state folder and empty agents"
+    )]
     NoMoreVersions(u64),
 }
 
 impl Folder {
     /// Opens and locks a folder for the publisher; creates it if it is missing.
     pub(crate) fn lock(path: &Path) -> Result<Self, StateError> {
-        let failed = |cause| StateError::Io { path: path.to_owned(), cause };
+        let failed = |cause| StateError::Io {
+            path: path.to_owned(),
+            cause,
+        };
         fs::create_dir_all(path.join("datasets")).map_err(failed)?;
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -93,8 +98,14 @@ impl Folder {
         for name in ["state.json", "agents.json"] {
             atomic::sweep(&path.join(name));
         }
-        let folder = Self { path: path.to_owned(), _lock: Some(lock) };
-        for entry in fs::read_dir(path.join("datasets")).map_err(failed)?.flatten() {
+        let folder = Self {
+            path: path.to_owned(),
+            _lock: Some(lock),
+        };
+        for entry in fs::read_dir(path.join("datasets"))
+            .map_err(failed)?
+            .flatten()
+        {
             if entry.file_name().to_string_lossy().starts_with('.') {
                 let _ = fs::remove_file(entry.path());
             }
@@ -103,7 +114,10 @@ impl Folder {
     }
 
     pub(crate) fn open(path: &Path) -> Self {
-        Self { path: path.to_owned(), _lock: None }
+        Self {
+            path: path.to_owned(),
+            _lock: None,
+        }
     }
 
     /// Opens the folder of a publisher that has run.
@@ -122,15 +136,20 @@ impl Folder {
             Err(cause) => Err(StateError::Io { path, cause }),
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(value) => Ok(Some(value)),
-                Err(error) => Err(StateError::Content { path, problem: error.to_string() }),
+                Err(error) => Err(StateError::Content {
+                    path,
+                    problem: error.to_string(),
+                }),
             },
         }
     }
 
     pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
         let path = self.path.join(name);
-        let bytes = serde_json::to_vec(value)
-            .map_err(|error| StateError::Content { path: path.clone(), problem: error.to_string() })?;
+        let bytes = serde_json::to_vec(value).map_err(|error| StateError::Content {
+            path: path.clone(),
+            problem: error.to_string(),
+        })?;
         self.write_bytes(name, &bytes)
     }
 
@@ -146,9 +165,13 @@ impl Folder {
         change: impl FnOnce(&mut T) -> Result<(), E>,
     ) -> Result<(), E> {
         let lock = self.path.join(format!("{name}.lock"));
-        let failed = |cause| StateError::Io { path: lock.clone(), cause };
+        let failed = |cause| StateError::Io {
+            path: lock.clone(),
+            cause,
+        };
         let file = File::create(&lock).map_err(failed)?;
-        let _held = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(errno.into()))?;
+        let _held = Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| failed(errno.into()))?;
         let mut value = self.read::<T>(name)?.unwrap_or_default();
         change(&mut value)?;
         Ok(self.write(name, &value)?)
@@ -187,11 +210,17 @@ impl Folder {
         now: u64,
     ) -> Result<bool, StateError> {
         let newest = state.versions.last().map_or(0, |made| made.version);
-        let same = newest > floor && self.dataset(newest).is_some_and(|old| old == dataset.write(newest));
+        let same = newest > floor
+            && self
+                .dataset(newest)
+                .is_some_and(|old| old == dataset.write(newest));
         if same && ids == state.ids {
             return Ok(false);
         }
-        let mut next = PublisherState { ids, versions: state.versions.clone() };
+        let mut next = PublisherState {
+            ids,
+            versions: state.versions.clone(),
+        };
         if !same {
             let last = newest.max(floor);
             if last >= LAST_VERSION {
@@ -199,14 +228,20 @@ impl Folder {
             }
             let version = last + 1;
             let bytes = dataset.write(version);
-            let write =
-                || atomic::replace(&self.dataset_path(version), &bytes, Attributes::PRIVATE).map(drop);
+            let write = || {
+                atomic::replace(&self.dataset_path(version), &bytes, Attributes::PRIVATE).map(drop)
+            };
             if write().is_err() {
                 self.give_up_datasets(newest);
                 write()?;
             }
             let digest = digest::sha256(&bytes);
-            next.versions.push(CommittedVersion { version, blob: blob_id(), digest, at: now });
+            next.versions.push(CommittedVersion {
+                version,
+                blob: blob_id(),
+                digest,
+                at: now,
+            });
         }
         if self.write("state.json", &next).is_err() {
             self.give_up_datasets(newest);
@@ -218,9 +253,14 @@ impl Folder {
 
     /// Deletes all datasets below the newest committed version.
     fn give_up_datasets(&self, newest: u64) {
-        let Ok(entries) = fs::read_dir(self.path.join("datasets")) else { return };
+        let Ok(entries) = fs::read_dir(self.path.join("datasets")) else {
+            return;
+        };
         for entry in entries.flatten() {
-            let version = entry.path().file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+            let version = entry
+                .path()
+                .file_stem()
+                .and_then(|stem| stem.to_str()?.parse::<u64>().ok());
             if version.is_some_and(|version| version < newest) {
                 // Agents then download the whole blob instead of a patch.
                 let _ = fs::remove_file(entry.path());
@@ -269,7 +309,14 @@ impl Folder {
 pub(crate) fn blob_id() -> String {
     let random = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{random:032x}");
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }
 
 #[cfg(test)]
@@ -290,7 +337,10 @@ mod tests {
     fn unchanged_inventory_makes_no_version() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::lock(place.path()).unwrap();
-        assert!(matches!(Folder::lock(place.path()), Err(StateError::Locked(_))));
+        assert!(matches!(
+            Folder::lock(place.path()),
+            Err(StateError::Locked(_))
+        ));
         let mut state = PublisherState::default();
         for (address, floor, changed, version) in [
             ("10.0.0.1", 0, true, 1),
@@ -299,17 +349,33 @@ mod tests {
             ("10.0.0.2", 7, true, 8),
         ] {
             let (dataset, ids) = dataset(address, state.ids.clone());
-            assert_eq!(folder.commit(&mut state, ids, &dataset, floor, 100).unwrap(), changed, "{address}");
+            assert_eq!(
+                folder
+                    .commit(&mut state, ids, &dataset, floor, 100)
+                    .unwrap(),
+                changed,
+                "{address}"
+            );
             let newest = state.versions.last().unwrap();
-            assert_eq!((newest.version, folder.dataset(version)), (version, Some(dataset.write(version))));
+            assert_eq!(
+                (newest.version, folder.dataset(version)),
+                (version, Some(dataset.write(version)))
+            );
         }
-        assert_eq!(folder.read::<PublisherState>("state.json").unwrap(), Some(state.clone()));
+        assert_eq!(
+            folder.read::<PublisherState>("state.json").unwrap(),
+            Some(state.clone())
+        );
         let (dataset, ids) = dataset("10.0.0.3", state.ids.clone());
         let wrapped = folder.commit(&mut state, ids, &dataset, u64::MAX, 100);
         assert!(matches!(wrapped, Err(StateError::NoMoreVersions(u64::MAX))));
         fs::write(place.path().join("state.json"), "{").unwrap();
         assert!(
-            folder.read::<PublisherState>("state.json").unwrap_err().to_string().contains("assigned twice")
+            folder
+                .read::<PublisherState>("state.json")
+                .unwrap_err()
+                .to_string()
+                .contains("assigned twice")
         );
     }
 
@@ -324,10 +390,19 @@ mod tests {
         }
         assert_eq!(folder.forget_old(&mut state, 100, u64::MAX).unwrap(), []);
         let gone = folder.forget_old(&mut state, 5000, u64::MAX).unwrap();
-        assert_eq!((gone.len(), state.versions.len(), folder.dataset(5)), (5, 10, None));
+        assert_eq!(
+            (gone.len(), state.versions.len(), folder.dataset(5)),
+            (5, 10, None)
+        );
         // If the clock jumps back, more versions are kept, within the byte limit.
         let length = folder.dataset(15).unwrap().len() as u64;
-        assert_eq!(folder.forget_old(&mut state, 0, 4 * length + 8).unwrap().len(), 6);
+        assert_eq!(
+            folder
+                .forget_old(&mut state, 0, 4 * length + 8)
+                .unwrap()
+                .len(),
+            6
+        );
         assert_eq!(folder.forget_old(&mut state, 0, 0).unwrap().len(), 2);
         assert_eq!(state.versions.len(), KEPT_AT_LEAST);
     }

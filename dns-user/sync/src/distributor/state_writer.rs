@@ -114,8 +114,13 @@ impl StateWriter {
     pub(super) fn open(options: &PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
         let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
-        let newest = state.versions.last().and_then(|made| folder.dataset(made.version));
-        let known = newest.and_then(|bytes| dataset::instance_ids(&bytes).ok()).unwrap_or_default();
+        let newest = state
+            .versions
+            .last()
+            .and_then(|made| folder.dataset(made.version));
+        let known = newest
+            .and_then(|bytes| dataset::instance_ids(&bytes).ok())
+            .unwrap_or_default();
         // Earlier versions kept the case of the inventory.
         let known = known.iter().map(|id| id.to_ascii_lowercase()).collect();
         Ok(Self {
@@ -136,14 +141,21 @@ impl StateWriter {
         self.state.versions.last()
     }
 
-    pub(super) fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+    pub(super) fn read<T: serde::de::DeserializeOwned>(
+        &self,
+        name: &str,
+    ) -> Result<Option<T>, StateError> {
         self.folder.read(name)
     }
 
     /// Reads the inventory if it changed and is complete. Returns the ids of its agents.
     pub(super) fn poll(&mut self) -> Option<anyhow::Result<Vec<String>>> {
         let now = now_ms();
-        let commands = stamps([CHANGES, CONFIRMED].map(|name| self.folder.path.join(name)).to_vec());
+        let commands = stamps(
+            [CHANGES, CONFIRMED]
+                .map(|name| self.folder.path.join(name))
+                .to_vec(),
+        );
         let by_command = commands != self.commands && self.inventory.is_some();
         let again = self.read_again.is_some_and(|at| now >= at);
         if again {
@@ -180,8 +192,16 @@ impl StateWriter {
     /// unchanged for long enough. Otherwise their writer may have paused.
     fn load(&mut self, is_whole: bool) -> anyhow::Result<Option<Vec<String>>> {
         let mut inventory = self.options.source.load(&self.folder)?;
-        let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
-        let removed = self.known.iter().filter(|id| !present.contains(id.as_str())).count();
+        let present: HashSet<&str> = inventory
+            .instances
+            .iter()
+            .map(|instance| &*instance.id)
+            .collect();
+        let removed = self
+            .known
+            .iter()
+            .filter(|id| !present.contains(id.as_str()))
+            .count();
         let waited = std::mem::take(&mut self.removals_wait);
         if !is_whole {
             let cut = match &self.inventory {
@@ -208,7 +228,11 @@ impl StateWriter {
         } else {
             self.check_removals(removed)?;
         }
-        let agents = inventory.instances.iter().filter_map(|instance| instance.agent.clone()).collect();
+        let agents = inventory
+            .instances
+            .iter()
+            .filter_map(|instance| instance.agent.clone())
+            .collect();
         self.inventory = Some(inventory);
         Ok(Some(agents))
     }
@@ -222,7 +246,10 @@ impl StateWriter {
         }
         let written: Option<usize> = self.folder.read(CONFIRMED)?;
         anyhow::ensure!(
-            self.options.confirm_removals.max(written).is_some_and(|confirmed| removed <= confirmed),
+            self.options
+                .confirm_removals
+                .max(written)
+                .is_some_and(|confirmed| removed <= confirmed),
             "the inventory removes {removed} of {known} instances, and more than {allowed} need confirmation; if \
              intended, run bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals \
              {removed}"
@@ -234,13 +261,26 @@ impl StateWriter {
     pub(super) fn commit(&mut self, floor: u64) -> anyhow::Result<Committed> {
         let inventory = self.inventory.as_ref().context("no inventory was read")?;
         let now = unix_now().as_secs();
-        let gone = self.folder.forget_old(&mut self.state, now, self.options.keep_bytes)?;
+        let gone = self
+            .folder
+            .forget_old(&mut self.state, now, self.options.keep_bytes)?;
         let mut ids = self.state.ids.clone();
         let dataset = Dataset::build(inventory, &mut ids);
-        let new = self.folder.commit(&mut self.state, ids, &dataset, floor, now)?;
-        self.known = inventory.instances.iter().map(|instance| instance.id.clone()).collect();
+        let new = self
+            .folder
+            .commit(&mut self.state, ids, &dataset, floor, now)?;
+        self.known = inventory
+            .instances
+            .iter()
+            .map(|instance| instance.id.clone())
+            .collect();
         self.use_up_confirmation()?;
-        let made = self.state.versions.last().context("no version was made")?.clone();
+        let made = self
+            .state
+            .versions
+            .last()
+            .context("no version was made")?
+            .clone();
         if new {
             tracing::info!(
                 version = made.version,
@@ -248,8 +288,17 @@ impl StateWriter {
                 "new version of the records created"
             );
         }
-        let bytes = self.folder.dataset(made.version).context("the newest dataset is missing")?.into();
-        Ok(Committed { made, bytes, new, gone })
+        let bytes = self
+            .folder
+            .dataset(made.version)
+            .context("the newest dataset is missing")?
+            .into();
+        Ok(Committed {
+            made,
+            bytes,
+            new,
+            gone,
+        })
     }
 
     /// Removes the confirmation with which the inventory was read: it applies to a single version. One that was
@@ -268,9 +317,14 @@ impl StateWriter {
     fn patch(&self, from: u64, bytes: &Bytes) -> Option<Patch> {
         let old = self.folder.dataset(from)?;
         let frame = digest::make_patch(&old, bytes)
-            .inspect_err(|error| tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}"))
+            .inspect_err(|error| {
+                tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}")
+            })
             .ok()?;
-        (frame.len() <= LONGEST_PATCH.min(bytes.len())).then(|| Patch { from, zstd: STANDARD.encode(frame) })
+        (frame.len() <= LONGEST_PATCH.min(bytes.len())).then(|| Patch {
+            from,
+            zstd: STANDARD.encode(frame),
+        })
     }
 
     /// Processes jobs and watches the files until the other side is gone.
@@ -281,14 +335,19 @@ impl StateWriter {
                     Ok(committed) => Some(StateEvent::Committed(committed)),
                     Err(error) => Some(StateEvent::Failed(error)),
                 },
-                Ok(Job::Patch { from, to, bytes }) => {
-                    Some(StateEvent::Patch { from, to, patch: self.patch(from, &bytes) })
-                }
+                Ok(Job::Patch { from, to, bytes }) => Some(StateEvent::Patch {
+                    from,
+                    to,
+                    patch: self.patch(from, &bytes),
+                }),
                 Ok(Job::WriteRegistry(registry)) => {
-                    let written = self.folder.write_bytes("agents.json", &registry).inspect_err(|_| {
-                        // A leftover report could list an agent as synced that no longer is.
-                        let _ = self.folder.remove("agents.json");
-                    });
+                    let written = self
+                        .folder
+                        .write_bytes("agents.json", &registry)
+                        .inspect_err(|_| {
+                            // A leftover report could list an agent as synced that no longer is.
+                            let _ = self.folder.remove("agents.json");
+                        });
                     Some(StateEvent::RegistryWritten(written))
                 }
                 Err(RecvTimeoutError::Timeout) => None,
@@ -329,14 +388,27 @@ mod tests {
 
     fn writer(folder: &Path) -> StateWriter {
         let path = |name: &str| folder.join(name).display().to_string();
-        let words = ["publish", "--state", &path("state"), "--inventory", &path("inventory.json")];
-        let words = words.map(str::to_owned).into_iter().chain(["--local".to_owned(), path("records.json")]);
+        let words = [
+            "publish",
+            "--state",
+            &path("state"),
+            "--inventory",
+            &path("inventory.json"),
+        ];
+        let words = words
+            .map(str::to_owned)
+            .into_iter()
+            .chain(["--local".to_owned(), path("records.json")]);
         StateWriter::open(&CommandLine::parse_from(words).options).unwrap()
     }
 
     /// Polls until the inventory was read.
     fn read(writer: &mut StateWriter) {
-        std::iter::repeat_with(|| writer.poll()).flatten().next().unwrap().unwrap();
+        std::iter::repeat_with(|| writer.poll())
+            .flatten()
+            .next()
+            .unwrap()
+            .unwrap();
     }
 
     #[test]
@@ -348,14 +420,26 @@ mod tests {
         std::fs::write(&path, inventory).unwrap();
         // An old file is whole.
         let file = std::fs::File::options().append(true).open(&path).unwrap();
-        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60))
+            .unwrap();
         let mut writer = writer(folder.path());
         read(&mut writer);
         let source = writer.options.source.clone();
-        source.change(&writer.folder, Change::Remove { id: "i1".to_owned() }).unwrap();
+        source
+            .change(
+                &writer.folder,
+                Change::Remove {
+                    id: "i1".to_owned(),
+                },
+            )
+            .unwrap();
         writer.folder.write(CONFIRMED, &7).unwrap();
         writer.commit(0).unwrap();
-        assert_eq!(writer.folder.read(CONFIRMED).unwrap(), Some(7), "for the next version");
+        assert_eq!(
+            writer.folder.read(CONFIRMED).unwrap(),
+            Some(7),
+            "for the next version"
+        );
         writer.poll().unwrap().unwrap();
         writer.commit(0).unwrap();
         assert_eq!(writer.known, HashSet::from(["i0".to_owned()]));

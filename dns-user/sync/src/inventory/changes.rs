@@ -70,16 +70,31 @@ pub(crate) struct Placed {
 
 impl Changes {
     /// Records a change, given the files' present content.
-    pub(crate) fn make(&mut self, change: Change, files: &RawInventory) -> Result<(), InventoryError> {
+    pub(crate) fn make(
+        &mut self,
+        change: Change,
+        files: &RawInventory,
+    ) -> Result<(), InventoryError> {
         let (id, wanted) = match change {
-            Change::Add { deployment, group, instance } => {
+            Change::Add {
+                deployment,
+                group,
+                instance,
+            } => {
                 if self.find(&instance.id, files).is_some() {
                     return Err(InventoryError::new(
                         instance.id,
                         "the instance already exists; move or remove it",
                     ));
                 }
-                (instance.id.clone(), Some(Placed { deployment, group, instance }))
+                (
+                    instance.id.clone(),
+                    Some(Placed {
+                        deployment,
+                        group,
+                        instance,
+                    }),
+                )
             }
             Change::Remove { id } => {
                 self.find(&id, files).ok_or_else(|| unknown(&id))?;
@@ -88,12 +103,19 @@ impl Changes {
             Change::Move { id, network, ip } => {
                 let mut placed = self.find(&id, files).ok_or_else(|| unknown(&id))?;
                 let networks = &mut placed.instance.networks;
-                let only = networks.keys().next().filter(|_| networks.len() == 1).cloned();
-                let network = network
-                    .or(only)
-                    .ok_or_else(|| InventoryError::new(&id, "it has several networks; choose one"))?;
+                let only = networks
+                    .keys()
+                    .next()
+                    .filter(|_| networks.len() == 1)
+                    .cloned();
+                let network = network.or(only).ok_or_else(|| {
+                    InventoryError::new(&id, "it has several networks; choose one")
+                })?;
                 let Some(addresses) = networks.get_mut(&network) else {
-                    return Err(InventoryError::new(id, format!("it is not on network {network}")));
+                    return Err(InventoryError::new(
+                        id,
+                        format!("it is not on network {network}"),
+                    ));
                 };
                 addresses.replace(ip);
                 (id, Some(placed))
@@ -131,7 +153,9 @@ impl Changes {
             }
         }
         for placed in open.into_values().flatten() {
-            group_of(&mut files, &placed).instances.push(placed.instance);
+            group_of(&mut files, &placed)
+                .instances
+                .push(placed.instance);
         }
         files
     }
@@ -139,13 +163,15 @@ impl Changes {
     /// Drops the changes that no longer apply and returns their ids with the reason.
     pub(crate) fn settle(&mut self, files: &RawInventory) -> Vec<(String, Settled)> {
         let mut settled = Vec::new();
-        self.outstanding.retain(|id, change| match change.settled(in_files(id, files).as_ref()) {
-            None => true,
-            Some(reason) => {
-                settled.push((id.clone(), reason));
-                false
-            }
-        });
+        self.outstanding.retain(
+            |id, change| match change.settled(in_files(id, files).as_ref()) {
+                None => true,
+                Some(reason) => {
+                    settled.push((id.clone(), reason));
+                    false
+                }
+            },
+        );
         settled
     }
 
@@ -190,31 +216,56 @@ fn unknown(id: &str) -> InventoryError {
 fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     files.deployments.iter().find_map(|deployment| {
         deployment.instance_groups.iter().find_map(|group| {
-            let instance = group.instances.iter().find(|instance| instance.id == id)?.clone();
-            Some(Placed { deployment: deployment.name.clone(), group: group.name.clone(), instance })
+            let instance = group
+                .instances
+                .iter()
+                .find(|instance| instance.id == id)?
+                .clone();
+            Some(Placed {
+                deployment: deployment.name.clone(),
+                group: group.name.clone(),
+                instance,
+            })
         })
     })
 }
 
 /// Returns an instance's position in its group: its index unless the file gives one.
 fn position(id: &str, files: &RawInventory) -> Option<u64> {
-    let mut groups = files.deployments.iter().flat_map(|deployment| &deployment.instance_groups);
-    let position = groups.find_map(|group| group.instances.iter().position(|instance| instance.id == id));
+    let mut groups = files
+        .deployments
+        .iter()
+        .flat_map(|deployment| &deployment.instance_groups);
+    let position = groups.find_map(|group| {
+        group
+            .instances
+            .iter()
+            .position(|instance| instance.id == id)
+    });
     position.map(|position| position as u64)
 }
 
 /// Returns the instance group of a new instance; creates it if it is missing.
 fn group_of<'a>(files: &'a mut RawInventory, placed: &Placed) -> &'a mut RawGroup {
     let deployments = &mut files.deployments;
-    let at = deployments.iter().position(|deployment| deployment.name == placed.deployment);
+    let at = deployments
+        .iter()
+        .position(|deployment| deployment.name == placed.deployment);
     let at = at.unwrap_or_else(|| {
-        deployments.push(RawDeployment { name: placed.deployment.clone(), instance_groups: Vec::new() });
+        deployments.push(RawDeployment {
+            name: placed.deployment.clone(),
+            instance_groups: Vec::new(),
+        });
         deployments.len() - 1
     });
     let groups = &mut deployments[at].instance_groups;
     let at = groups.iter().position(|group| group.name == placed.group);
     let at = at.unwrap_or_else(|| {
-        groups.push(RawGroup { name: placed.group.clone(), links: Vec::new(), instances: Vec::new() });
+        groups.push(RawGroup {
+            name: placed.group.clone(),
+            links: Vec::new(),
+            instances: Vec::new(),
+        });
         groups.len() - 1
     });
     &mut groups[at]
@@ -255,8 +306,9 @@ mod tests {
         }
         let now = changes.over(files());
         let expected = [("b", 1, "10.0.0.9"), ("c", 7, "10.0.0.3")];
-        let expected: Vec<_> =
-            expected.map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned())).to_vec();
+        let expected: Vec<_> = expected
+            .map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned()))
+            .to_vec();
         assert_eq!(rows(&now), expected);
         assert_eq!(changes.clone().settle(&files()), []);
         assert_eq!(changes.settle(&now).len(), 3);
@@ -272,8 +324,15 @@ mod tests {
             ))
         };
         let mut changes = Changes::default();
-        changes.make(change(r#"{"change":"move","id":"b","ip":"10.0.0.9"}"#), &files()).unwrap();
-        changes.make(change(r#"{"change":"remove","id":"a"}"#), &files()).unwrap();
+        changes
+            .make(
+                change(r#"{"change":"move","id":"b","ip":"10.0.0.9"}"#),
+                &files(),
+            )
+            .unwrap();
+        changes
+            .make(change(r#"{"change":"remove","id":"a"}"#), &files())
+            .unwrap();
         // Another instance in front moves the positions and does not affect b.
         let unrelated = group(
             "{id: z, networks: {n: 10.0.0.7}}, {id: a, networks: {n: 10.0.0.1}}, {id: b, networks: {n: 10.0.0.2}}",
@@ -282,20 +341,36 @@ mod tests {
         // Both edits follow the commands.
         let later = group("{id: a, networks: {n: 10.0.0.8}}, {id: b, networks: {n: 10.0.0.3}}");
         let expected = [("a", 0, "10.0.0.8"), ("b", 1, "10.0.0.3")];
-        let expected = expected.map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned())).to_vec();
+        let expected = expected
+            .map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned()))
+            .to_vec();
         assert_eq!(rows(&changes.over(later.clone())), expected);
-        let superseded = ["a", "b"].map(|id| (id.to_owned(), Settled::Superseded)).to_vec();
+        let superseded = ["a", "b"]
+            .map(|id| (id.to_owned(), Settled::Superseded))
+            .to_vec();
         assert_eq!(changes.settle(&later), superseded);
     }
 
     #[test]
     fn removed_instance_can_return() {
         let mut changes = Changes::default();
-        changes.make(change(r#"{"change":"remove","id":"a"}"#), &files()).unwrap();
+        changes
+            .make(change(r#"{"change":"remove","id":"a"}"#), &files())
+            .unwrap();
         let mut without = files();
-        without.deployments[0].instance_groups[0].instances.remove(0);
-        assert_eq!(changes.settle(&without), [("a".to_owned(), Settled::Adopted)]);
-        assert_eq!(changes.over(files()).deployments[0].instance_groups[0].instances.len(), 2);
+        without.deployments[0].instance_groups[0]
+            .instances
+            .remove(0);
+        assert_eq!(
+            changes.settle(&without),
+            [("a".to_owned(), Settled::Adopted)]
+        );
+        assert_eq!(
+            changes.over(files()).deployments[0].instance_groups[0]
+                .instances
+                .len(),
+            2
+        );
     }
 
     #[test]

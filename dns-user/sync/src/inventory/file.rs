@@ -114,7 +114,10 @@ impl Addresses {
 
     /// Replaces the address of the same family, or the only one.
     pub(crate) fn replace(&mut self, address: IpAddr) {
-        let same = self.0.iter().position(|held| held.is_ipv4() == address.is_ipv4());
+        let same = self
+            .0
+            .iter()
+            .position(|held| held.is_ipv4() == address.is_ipv4());
         match same {
             Some(at) => self.0[at] = address,
             None if self.0.len() == 1 => self.0[0] = address,
@@ -150,8 +153,9 @@ impl<'de> Deserialize<'de> for Addresses {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Addresses, E> {
-                let address: IpAddr =
-                    text.parse().map_err(|_| E::custom(format_args!("{text:?} is not an IP address")))?;
+                let address: IpAddr = text
+                    .parse()
+                    .map_err(|_| E::custom(format_args!("{text:?} is not an IP address")))?;
                 Ok(address.into())
             }
 
@@ -176,7 +180,10 @@ fn in_file(path: &Path) -> impl Fn(anyhow::Error) -> anyhow::Error {
 
 pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
     let is_empty = text.iter().all(u8::is_ascii_whitespace);
-    ensure!(!is_empty, "the file is empty; an empty fleet is `deployments: []`");
+    ensure!(
+        !is_empty,
+        "the file is empty; an empty fleet is `deployments: []`"
+    );
     // JSON is also YAML, but `serde_json` is several times as fast; mistakes are reported by the YAML parser,
     // which states their position.
     match serde_json::from_slice(text) {
@@ -192,14 +199,25 @@ pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
     for file in files(path)? {
         let text = bounded::read_at_most(&file, LONGEST_FILE).map_err(anyhow::Error::from);
         let read = text.and_then(|text| read(&text)).map_err(in_file(&file))?;
-        let RawInventory { domain, index_records, deployments } = read;
+        let RawInventory {
+            domain,
+            index_records,
+            deployments,
+        } = read;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
-            bail!("{}: another file has a different `domain`; set it once", file.display());
+            bail!(
+                "{}: another file has a different `domain`; set it once",
+                file.display()
+            );
         }
         all.domain = all.domain.or(domain);
         all.index_records = all.index_records.or(index_records);
         for deployment in deployments {
-            match all.deployments.iter_mut().find(|known| known.name == deployment.name) {
+            match all
+                .deployments
+                .iter_mut()
+                .find(|known| known.name == deployment.name)
+            {
                 Some(known) => known.instance_groups.extend(deployment.instance_groups),
                 None => all.deployments.push(deployment),
             }
@@ -217,12 +235,18 @@ pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     for entry in fs::read_dir(path).map_err(failed)? {
         let file = entry.map_err(failed)?.path();
         let extension = file.extension().and_then(|extension| extension.to_str());
-        let hidden = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        let hidden = file
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
         if !hidden && matches!(extension, Some("yml" | "yaml" | "json")) {
             found.push(file);
         }
     }
-    ensure!(!found.is_empty(), "{}: the folder has no *.yml, *.yaml or *.json", path.display());
+    ensure!(
+        !found.is_empty(),
+        "{}: the folder has no *.yml, *.yaml or *.json",
+        path.display()
+    );
     found.sort_unstable();
     Ok(found)
 }
@@ -241,12 +265,18 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
     let mut positions: HashMap<String, usize> = HashMap::new();
     for (number, line) in text.lines().enumerate() {
         let place = format!("line {}", number + 1);
-        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
-        let Some(written) = words.next() else { continue };
+        let mut words = line
+            .split('#')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
+        let Some(written) = words.next() else {
+            continue;
+        };
         let address = written.split('%').next().unwrap_or(written);
-        let address: IpAddr = address
-            .parse()
-            .map_err(|_| InventoryError::new(&place, format!("{written:?} is not an IP address")))?;
+        let address: IpAddr = address.parse().map_err(|_| {
+            InventoryError::new(&place, format!("{written:?} is not an IP address"))
+        })?;
         if !is_reachable(address) {
             continue;
         }
@@ -267,18 +297,35 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
             });
             continue;
         };
-        let addresses = instances[at].networks.entry(network.clone()).or_insert_with(|| address.into());
-        if addresses.iter().any(|held| held != address && held.is_ipv4() == address.is_ipv4()) {
-            let problem =
-                format!("{id} has two addresses of one family, {addresses} and {address}; remove one");
+        let addresses = instances[at]
+            .networks
+            .entry(network.clone())
+            .or_insert_with(|| address.into());
+        if addresses
+            .iter()
+            .any(|held| held != address && held.is_ipv4() == address.is_ipv4())
+        {
+            let problem = format!(
+                "{id} has two addresses of one family, {addresses} and {address}; remove one"
+            );
             return Err(InventoryError::new(place, problem));
         }
         addresses.add(address);
         owners.insert(address, at);
     }
-    let group = RawGroup { name: group, links: Vec::new(), instances };
-    let deployment = RawDeployment { name: deployment, instance_groups: vec![group] };
-    Ok(RawInventory { deployments: vec![deployment], ..RawInventory::default() })
+    let group = RawGroup {
+        name: group,
+        links: Vec::new(),
+        instances,
+    };
+    let deployment = RawDeployment {
+        name: deployment,
+        instance_groups: vec![group],
+    };
+    Ok(RawInventory {
+        deployments: vec![deployment],
+        ..RawInventory::default()
+    })
 }
 
 fn is_reachable(address: IpAddr) -> bool {
@@ -300,13 +347,21 @@ mod tests {
     fn yaml_equals_json() {
         let yaml = "deployments:\n- name: d\n  instance_groups:\n  - name: g\n    instances:\n    - {id: a, networks: {n: 10.0.0.1}}\n";
         let json = r#"{"deployments":[{"name":"d","instance_groups":[{"name":"g","instances":[{"id":"a","networks":{"n":"10.0.0.1"}}]}]}]}"#;
-        assert_eq!(read(yaml.as_bytes()).unwrap(), read(json.as_bytes()).unwrap());
+        assert_eq!(
+            read(yaml.as_bytes()).unwrap(),
+            read(json.as_bytes()).unwrap()
+        );
     }
 
     #[test]
     fn mistakes_have_a_place() {
-        let error = read(b"deployments:\n- name: d\n  instance_group: []\n").unwrap_err().to_string();
-        assert!(error.contains("instance_group") && error.contains('3'), "{error}");
+        let error = read(b"deployments:\n- name: d\n  instance_group: []\n")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("instance_group") && error.contains('3'),
+            "{error}"
+        );
         assert!(read(b" \n").is_err());
     }
 
@@ -314,18 +369,29 @@ mod tests {
     fn a_folder_is_read_in_the_order_of_names() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-        write("b.yml", "deployments: [{name: d, instance_groups: [{name: two}]}]");
+        write(
+            "b.yml",
+            "deployments: [{name: d, instance_groups: [{name: two}]}]",
+        );
         write(
             "a.json",
             r#"{"domain": "x", "deployments": [{"name": "d", "instance_groups": [{"name": "one"}]}]}"#,
         );
         write("note.txt", "not read");
         let raw = load(folder.path()).unwrap();
-        let groups: Vec<_> =
-            raw.deployments[0].instance_groups.iter().map(|group| group.name.as_str()).collect();
+        let groups: Vec<_> = raw.deployments[0]
+            .instance_groups
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
         assert_eq!((raw.deployments.len(), groups), (1, vec!["one", "two"]));
         write("c.yml", "domain: y");
-        assert!(load(folder.path()).unwrap_err().to_string().contains("c.yml"));
+        assert!(
+            load(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("c.yml")
+        );
     }
 
     #[test]
@@ -334,7 +400,10 @@ mod tests {
             "127.0.0.1 localhost\n::1 ip6-localhost\n\n10.0.0.1 web1.example web1 # first\n10.0.0.2\tweb2\n",
         );
         let instances = &raw.unwrap().deployments[0].instance_groups[0].instances;
-        let ids: Vec<_> = instances.iter().map(|instance| instance.id.as_str()).collect();
+        let ids: Vec<_> = instances
+            .iter()
+            .map(|instance| instance.id.as_str())
+            .collect();
         assert_eq!(ids, ["web1", "web2"]);
         assert_eq!(
             read_nodes("10.0.0.1 a\nten b\n").unwrap_err().to_string(),
@@ -345,8 +414,13 @@ mod tests {
     #[test]
     fn usual_forms_of_lines_are_read() {
         let nodes = |text: &str| {
-            let instances =
-                read_nodes(text).unwrap().deployments.remove(0).instance_groups.remove(0).instances;
+            let instances = read_nodes(text)
+                .unwrap()
+                .deployments
+                .remove(0)
+                .instance_groups
+                .remove(0)
+                .instances;
             let show = |one: &RawInstance| format!("{}={}", one.id, one.networks["default"]);
             instances.iter().map(show).collect::<Vec<_>>()
         };
@@ -359,8 +433,16 @@ mod tests {
             ["cache=10.0.0.7"]
         );
         // A zone index, and upper case.
-        assert_eq!(nodes("fe80::1%lo0 localhost\n10.0.0.9 Web-01.Example.Internal\n"), ["web-01=10.0.0.9"]);
-        let error = read_nodes("10.0.0.1 a\n10.0.0.2 A\n").unwrap_err().to_string();
-        assert_eq!(error, "line 2: a has two addresses of one family, 10.0.0.1 and 10.0.0.2; remove one");
+        assert_eq!(
+            nodes("fe80::1%lo0 localhost\n10.0.0.9 Web-01.Example.Internal\n"),
+            ["web-01=10.0.0.9"]
+        );
+        let error = read_nodes("10.0.0.1 a\n10.0.0.2 A\n")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "line 2: a has two addresses of one family, 10.0.0.1 and 10.0.0.2; remove one"
+        );
     }
 }

@@ -55,15 +55,23 @@ pub(crate) struct Link {
 impl Instance {
     /// Returns whether the instance has an address of the same family on a network.
     fn is_on(&self, network: &str, like: IpAddr) -> bool {
-        self.networks.iter().any(|(name, address)| name == network && address.is_ipv4() == like.is_ipv4())
+        self.networks
+            .iter()
+            .any(|(name, address)| name == network && address.is_ipv4() == like.is_ipv4())
     }
 }
 
 impl Link {
     /// Returns whether both are the same link, perhaps with other aliases.
     fn is_same(&self, other: &Self) -> bool {
-        let key =
-            |link: &Self| (link.deployment.clone(), link.group.clone(), link.name.clone(), link.kind.clone());
+        let key = |link: &Self| {
+            (
+                link.deployment.clone(),
+                link.group.clone(),
+                link.name.clone(),
+                link.kind.clone(),
+            )
+        };
         key(self) == key(other)
     }
 
@@ -100,17 +108,27 @@ pub(crate) struct InventoryError {
 
 impl InventoryError {
     pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { place: place.into(), problem: problem.into() }
+        Self {
+            place: place.into(),
+            problem: problem.into(),
+        }
     }
 }
 
 impl Inventory {
     /// Validates the merged content of the files.
     pub(crate) fn parse(raw: RawInventory) -> Result<Self, InventoryError> {
-        let RawInventory { domain, index_records, deployments } = raw;
+        let RawInventory {
+            domain,
+            index_records,
+            deployments,
+        } = raw;
         let domain = domain.unwrap_or_else(|| "bosh".to_owned());
         if dns_core::name::Name::from_text(&domain).is_err() || domain.is_empty() {
-            return Err(InventoryError::new("domain", format!("{domain:?} is not a domain name")));
+            return Err(InventoryError::new(
+                "domain",
+                format!("{domain:?} is not a domain name"),
+            ));
         }
         let mut checked = Self {
             domain: domain.trim_end_matches('.').to_owned(),
@@ -133,7 +151,11 @@ impl Inventory {
         let instances: HashMap<&str, &Instance> = self.instances_by_id();
         let lost = before.instances.iter().any(|old| {
             let new = instances.get(old.id.as_str());
-            new.is_none_or(|new| old.networks.iter().any(|(network, at)| !new.is_on(network, *at)))
+            new.is_none_or(|new| {
+                old.networks
+                    .iter()
+                    .any(|(network, at)| !new.is_on(network, *at))
+            })
         });
         lost || before.links.iter().any(|old| {
             let new = self.links.iter().find(|new| new.is_same(old));
@@ -143,8 +165,12 @@ impl Inventory {
 
     /// Adds everything of `before` that is missing. An error if both together are no inventory.
     pub(crate) fn keeping(mut self, before: &Self) -> Result<Self, InventoryError> {
-        let positions: HashMap<String, usize> =
-            self.instances.iter().enumerate().map(|(at, instance)| (instance.id.clone(), at)).collect();
+        let positions: HashMap<String, usize> = self
+            .instances
+            .iter()
+            .enumerate()
+            .map(|(at, instance)| (instance.id.clone(), at))
+            .collect();
         for old in &before.instances {
             let Some(at) = positions.get(&old.id) else {
                 self.instances.push(old.clone());
@@ -161,7 +187,10 @@ impl Inventory {
         for old in &before.links {
             match self.links.iter_mut().find(|new| new.is_same(old)) {
                 Some(new) => {
-                    let missing = old.aliases.iter().filter(|alias| !new.aliases.contains(alias));
+                    let missing = old
+                        .aliases
+                        .iter()
+                        .filter(|alias| !new.aliases.contains(alias));
                     let missing: Vec<Alias> = missing.cloned().collect();
                     new.aliases.extend(missing);
                 }
@@ -173,15 +202,19 @@ impl Inventory {
     }
 
     fn instances_by_id(&self) -> HashMap<&str, &Instance> {
-        self.instances.iter().map(|instance| (instance.id.as_str(), instance)).collect()
+        self.instances
+            .iter()
+            .map(|instance| (instance.id.as_str(), instance))
+            .collect()
     }
 
     /// Validates and adds an instance group.
     fn add_group(&mut self, deployment: &str, group: file::RawGroup) -> Result<(), InventoryError> {
         let place = format!("{deployment}/{}", group.name);
         let named = |what: &str, text: &str, place: &str| {
-            canonical(text)
-                .map_err(|problem| InventoryError::new(place, format!("{what} {text:?}: {problem}")))
+            canonical(text).map_err(|problem| {
+                InventoryError::new(place, format!("{what} {text:?}: {problem}"))
+            })
         };
         named("deployment", deployment, &place)?;
         named("instance group", &group.name, &place)?;
@@ -190,7 +223,9 @@ impl Inventory {
             if raw.name.is_empty() || raw.kind.is_empty() {
                 return Err(InventoryError::new(place, "a link needs a name and a type"));
             }
-            raw.aliases.iter().try_for_each(|alias| check_alias(&place, alias))?;
+            raw.aliases
+                .iter()
+                .try_for_each(|alias| check_alias(&place, alias))?;
             self.links.push(Link {
                 deployment: deployment.to_owned(),
                 group: group.name.clone(),
@@ -202,7 +237,9 @@ impl Inventory {
         for (position, raw) in group.instances.into_iter().enumerate() {
             let place = format!("{place}/{}", raw.id);
             token("id", &raw.id, &place)?;
-            raw.agent_id.iter().try_for_each(|agent| token("agent_id", agent, &place))?;
+            raw.agent_id
+                .iter()
+                .try_for_each(|agent| token("agent_id", agent, &place))?;
             if raw.networks.is_empty() {
                 let problem = "it has no address; add `networks: {NAME: ADDRESS}`";
                 return Err(InventoryError::new(place, problem));
@@ -211,7 +248,10 @@ impl Inventory {
                 named("network", network, &place)?;
             }
             let addresses = raw.networks.into_iter().flat_map(|(network, addresses)| {
-                addresses.iter().map(|address| (network.clone(), address)).collect::<Vec<_>>()
+                addresses
+                    .iter()
+                    .map(|address| (network.clone(), address))
+                    .collect::<Vec<_>>()
             });
             self.instances.push(Instance {
                 // Queries are compared in lower case (RFC 4343).
@@ -237,14 +277,22 @@ impl Inventory {
             if !ids.insert(&instance.id) {
                 return Err(InventoryError::new(place, "another instance has this id"));
             }
-            if instance.agent.as_ref().is_some_and(|agent| !agents.insert(agent)) {
-                return Err(InventoryError::new(place, "another instance has this agent_id"));
+            if instance
+                .agent
+                .as_ref()
+                .is_some_and(|agent| !agents.insert(agent))
+            {
+                return Err(InventoryError::new(
+                    place,
+                    "another instance has this agent_id",
+                ));
             }
             for (network, address) in &instance.networks {
                 // A stale name would resolve to an instance of another deployment: operators have
                 // reported that.
                 if !addresses.insert((network, address)) {
-                    let problem = format!("another instance has {address} on network {network}; remove one");
+                    let problem =
+                        format!("another instance has {address} on network {network}; remove one");
                     return Err(InventoryError::new(place, problem));
                 }
             }
@@ -265,7 +313,12 @@ fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
 
 /// Checks an alias as a director does.
 fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
-    let Alias { domain, health_filter, initial_health_check, placeholder_type } = alias;
+    let Alias {
+        domain,
+        health_filter,
+        initial_health_check,
+        placeholder_type,
+    } = alias;
     let place = format!("{place}/alias {domain}");
     let one_of = |what: &str, value: &Option<String>, allowed: &[&str]| match value {
         Some(value) if !allowed.contains(&value.as_str()) => {
@@ -274,17 +327,31 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
         }
         _ => Ok(()),
     };
-    one_of("health_filter", health_filter, &["smart", "healthy", "unhealthy", "all"])?;
-    one_of("initial_health_check", initial_health_check, &["asynchronous", "synchronous"])?;
+    one_of(
+        "health_filter",
+        health_filter,
+        &["smart", "healthy", "unhealthy", "all"],
+    )?;
+    one_of(
+        "initial_health_check",
+        initial_health_check,
+        &["asynchronous", "synchronous"],
+    )?;
     let placeholders = ["uuid", "index", "az", "availability_zone", "network"];
     one_of("placeholder_type", placeholder_type, &placeholders)?;
     if dns_core::name::Name::from_text(domain).is_err() || domain.is_empty() {
-        return Err(InventoryError::new(place, "the domain is not a domain name"));
+        return Err(InventoryError::new(
+            place,
+            "the domain is not a domain name",
+        ));
     }
     let has_placeholder = domain.split('.').any(|label| label == "_");
     match (has_placeholder, placeholder_type) {
         (true, None) => Err(InventoryError::new(place, "`_` needs a placeholder_type")),
-        (false, Some(_)) => Err(InventoryError::new(place, "a placeholder_type needs `_` in the domain")),
+        (false, Some(_)) => Err(InventoryError::new(
+            place,
+            "a placeholder_type needs `_` in the domain",
+        )),
         _ => Ok(()),
     }
 }
@@ -307,9 +374,18 @@ mod tests {
     fn invalid_inventories_are_refused() {
         for (body, expected) in [
             ("instances: [{id: a}]", "d/g/a: it has no address"),
-            ("instances: [{id: a.b, networks: {n: 10.0.0.1}}]", "id \"a.b\""),
-            ("instances: [{id: a, agent_id: '>', networks: {n: 10.0.0.1}}]", "agent_id \">\""),
-            ("instances: [{id: a, networks: {n-: 10.0.0.1}}]", "network \"n-\""),
+            (
+                "instances: [{id: a.b, networks: {n: 10.0.0.1}}]",
+                "id \"a.b\"",
+            ),
+            (
+                "instances: [{id: a, agent_id: '>', networks: {n: 10.0.0.1}}]",
+                "agent_id \">\"",
+            ),
+            (
+                "instances: [{id: a, networks: {n-: 10.0.0.1}}]",
+                "network \"n-\"",
+            ),
             (
                 "instances: [{id: a, networks: {n: 10.0.0.1}}, {id: b, networks: {n: 10.0.0.1}}]",
                 "another instance has 10.0.0.1",
@@ -318,12 +394,18 @@ mod tests {
                 "instances: [{id: a, networks: {n: 10.0.0.1}}, {id: a, networks: {n: 10.0.0.2}}]",
                 "another instance has this id",
             ),
-            ("links: [{name: l, type: t, aliases: [{domain: _.x}]}]", "`_` needs a placeholder_type"),
+            (
+                "links: [{name: l, type: t, aliases: [{domain: _.x}]}]",
+                "`_` needs a placeholder_type",
+            ),
             (
                 "links: [{name: l, type: t, aliases: [{domain: x, placeholder_type: uuid}]}]",
                 "a placeholder_type needs",
             ),
-            ("links: [{name: l, type: t, aliases: [{domain: x, health_filter: good}]}]", "health_filter is"),
+            (
+                "links: [{name: l, type: t, aliases: [{domain: x, health_filter: good}]}]",
+                "health_filter is",
+            ),
         ] {
             let said = problem(&group(body));
             assert!(said.contains(expected), "{body}: {said}");

@@ -153,8 +153,13 @@ impl StoreError {
 impl Store {
     /// Opens a blobstore; `bus` is needed for JetStream.
     pub fn open(options: &StoreOptions, bus: Option<&Bus>) -> Result<Self, StoreError> {
-        let StoreOptions { blobstore, blobstore_credentials, blobstore_ca, blobstore_timeout, longest_blob } =
-            options;
+        let StoreOptions {
+            blobstore,
+            blobstore_credentials,
+            blobstore_ca,
+            blobstore_timeout,
+            longest_blob,
+        } = options;
         let secrets = match blobstore_credentials {
             Some(path) => read_secrets(path)?,
             None => Secrets::default(),
@@ -180,18 +185,30 @@ impl Store {
         path: PathBuf,
         call: impl FnOnce(&Path) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let hangs = || StoreError::Hangs { path: path.clone(), limit: self.limit };
+        let hangs = || StoreError::Hangs {
+            path: path.clone(),
+            limit: self.limit,
+        };
         let running = async {
             // The semaphore is never closed.
-            let permit = self.folder_calls.clone().acquire_owned().await.map_err(|_| hangs())?;
+            let permit = self
+                .folder_calls
+                .clone()
+                .acquire_owned()
+                .await
+                .map_err(|_| hangs())?;
             let path = path.clone();
             let called = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 call(&path)
             });
-            called.await.map_err(|error| StoreError::Options(error.to_string()))?
+            called
+                .await
+                .map_err(|error| StoreError::Options(error.to_string()))?
         };
-        tokio::time::timeout(self.limit, running).await.unwrap_or_else(|_| Err(hangs()))
+        tokio::time::timeout(self.limit, running)
+            .await
+            .unwrap_or_else(|_| Err(hangs()))
     }
 
     /// Uploads a blob; replaces an existing one.
@@ -199,7 +216,10 @@ impl Store {
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let permissions = Attributes { mode: 0o644, ..Attributes::PRIVATE };
+                let permissions = Attributes {
+                    mode: 0o644,
+                    ..Attributes::PRIVATE
+                };
                 let bytes = bytes.clone();
                 self.in_folder(folder.join(id), move |path| {
                     Ok(atomic::replace(path, &bytes, permissions).map(drop)?)
@@ -208,11 +228,30 @@ impl Store {
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(Method::PUT, &url, Some(secrets), bytes.clone(), LONGEST_ANSWER).await.map(drop)
+                self.http(
+                    Method::PUT,
+                    &url,
+                    Some(secrets),
+                    bytes.clone(),
+                    LONGEST_ANSWER,
+                )
+                .await
+                .map(drop)
             }
-            Kind::S3 { bucket, credentials } => {
+            Kind::S3 {
+                bucket,
+                credentials,
+            } => {
                 let url = bucket.put_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::PUT, url.as_str(), None, bytes.clone(), LONGEST_ANSWER).await.map(drop)
+                self.http(
+                    Method::PUT,
+                    url.as_str(),
+                    None,
+                    bytes.clone(),
+                    LONGEST_ANSWER,
+                )
+                .await
+                .map(drop)
             }
             Kind::JetStream(objects) => objects.put(id, bytes, self.limit).await,
         }
@@ -225,18 +264,28 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let read = move |path: &Path| {
-                    let failed = |cause| StoreError::File { path: path.to_owned(), cause };
-                    Ok(bounded::read_at_most(path, longest as u64).map_err(failed)?.into())
+                    let failed = |cause| StoreError::File {
+                        path: path.to_owned(),
+                        cause,
+                    };
+                    Ok(bounded::read_at_most(path, longest as u64)
+                        .map_err(failed)?
+                        .into())
                 };
                 self.in_folder(folder.join(id), read).await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest).await
+                self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest)
+                    .await
             }
-            Kind::S3 { bucket, credentials } => {
+            Kind::S3 {
+                bucket,
+                credentials,
+            } => {
                 let url = bucket.get_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::GET, url.as_str(), None, Bytes::new(), longest).await
+                self.http(Method::GET, url.as_str(), None, Bytes::new(), longest)
+                    .await
             }
             Kind::JetStream(objects) => objects.get(id, longest, self.limit).await,
         }
@@ -249,8 +298,17 @@ impl Store {
         headers: &Map<String, Value>,
         longest: usize,
     ) -> Result<Bytes, StoreError> {
-        let call = Call { method: Method::GET, url, basic: None, headers: Some(headers), body: Bytes::new() };
-        let limits = Limits { time: self.limit, body: longest.min(self.longest) };
+        let call = Call {
+            method: Method::GET,
+            url,
+            basic: None,
+            headers: Some(headers),
+            body: Bytes::new(),
+        };
+        let limits = Limits {
+            time: self.limit,
+            body: longest.min(self.longest),
+        };
         Ok(http::send(&self.http, call, limits).await?)
     }
 
@@ -260,22 +318,48 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let remove = |path: &Path| {
-                    fs::remove_file(path).map_err(|cause| StoreError::File { path: path.to_owned(), cause })
+                    fs::remove_file(path).map_err(|cause| StoreError::File {
+                        path: path.to_owned(),
+                        cause,
+                    })
                 };
                 self.in_folder(folder.join(id), remove).await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(Method::DELETE, &url, Some(secrets), Bytes::new(), LONGEST_ANSWER).await.map(drop)
+                self.http(
+                    Method::DELETE,
+                    &url,
+                    Some(secrets),
+                    Bytes::new(),
+                    LONGEST_ANSWER,
+                )
+                .await
+                .map(drop)
             }
-            Kind::S3 { bucket, credentials } => {
-                let url = bucket.delete_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::DELETE, url.as_str(), None, Bytes::new(), LONGEST_ANSWER).await.map(drop)
+            Kind::S3 {
+                bucket,
+                credentials,
+            } => {
+                let url = bucket
+                    .delete_object(credentials.as_ref(), id)
+                    .sign(self.limit);
+                self.http(
+                    Method::DELETE,
+                    url.as_str(),
+                    None,
+                    Bytes::new(),
+                    LONGEST_ANSWER,
+                )
+                .await
+                .map(drop)
             }
             Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
         match gone {
-            Err(StoreError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(StoreError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+                Ok(())
+            }
             Err(StoreError::Http(HttpError::Status { status, .. }))
                 if status == hyper::StatusCode::NOT_FOUND =>
             {
@@ -294,11 +378,19 @@ impl Store {
                 let path = http::signed_blob_path(secret, id, now.as_secs(), good_for.as_secs());
                 Some(format!("{endpoint}/{path}"))
             }
-            Kind::S3 { bucket, credentials } => {
+            Kind::S3 {
+                bucket,
+                credentials,
+            } => {
                 let credentials = credentials.as_ref()?;
                 // A clock beyond the year 9999 signs for 1970, which every store rejects.
                 let now = Timestamp::from_second(now.as_secs().cast_signed()).unwrap_or_default();
-                Some(bucket.get_object(Some(credentials), id).sign_with_time(good_for, &now).to_string())
+                Some(
+                    bucket
+                        .get_object(Some(credentials), id)
+                        .sign_with_time(good_for, &now)
+                        .to_string(),
+                )
             }
             Kind::None | Kind::Folder(_) | Kind::JetStream(_) => None,
         }
@@ -317,8 +409,22 @@ impl Store {
             let Secrets { user, password, .. } = secrets;
             Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
         });
-        let call = Call { method, url, basic, headers: None, body };
-        Ok(http::send(&self.http, call, Limits { time: self.limit, body: longest }).await?)
+        let call = Call {
+            method,
+            url,
+            basic,
+            headers: None,
+            body,
+        };
+        Ok(http::send(
+            &self.http,
+            call,
+            Limits {
+                time: self.limit,
+                body: longest,
+            },
+        )
+        .await?)
     }
 }
 
@@ -332,8 +438,10 @@ impl Kind {
         }
         if let Some(rest) = text.strip_prefix("s3+") {
             let url = Url::parse(rest).map_err(|error| wrong(&error.to_string()))?;
-            let region =
-                url.query_pairs().find(|(name, _)| name == "region").map(|(_, value)| value.into_owned());
+            let region = url
+                .query_pairs()
+                .find(|(name, _)| name == "region")
+                .map(|(_, value)| value.into_owned());
             let name = url.path().trim_matches('/').to_owned();
             if name.is_empty() || name.contains('/') {
                 return Err(wrong("the path must be the bucket's name"));
@@ -348,21 +456,30 @@ impl Kind {
             endpoint.set_path("");
             endpoint.set_query(None);
             let region = region.unwrap_or_else(|| "us-east-1".to_owned());
-            let bucket =
-                Bucket::new(endpoint, style, name, region).map_err(|error| wrong(&error.to_string()))?;
+            let bucket = Bucket::new(endpoint, style, name, region)
+                .map_err(|error| wrong(&error.to_string()))?;
             let credentials = match (secrets.access_key, secrets.secret_key) {
                 (Some(key), Some(secret)) => Some(Credentials::new(key, secret)),
                 _ => None,
             };
-            return Ok(Self::S3 { bucket: Box::new(bucket), credentials });
+            return Ok(Self::S3 {
+                bucket: Box::new(bucket),
+                credentials,
+            });
         }
         let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
         match url.scheme() {
-            "file" => {
-                Ok(Self::Folder(url.to_file_path().map_err(|()| wrong("a folder needs file:///PATH"))?))
-            }
-            "http" | "https" => Ok(Self::Dav { endpoint: text.trim_end_matches('/').to_owned(), secrets }),
-            _ => Err(wrong("it must begin with file, http, https, s3+https or nats:")),
+            "file" => Ok(Self::Folder(
+                url.to_file_path()
+                    .map_err(|()| wrong("a folder needs file:///PATH"))?,
+            )),
+            "http" | "https" => Ok(Self::Dav {
+                endpoint: text.trim_end_matches('/').to_owned(),
+                secrets,
+            }),
+            _ => Err(wrong(
+                "it must begin with file, http, https, s3+https or nats:",
+            )),
         }
     }
 }
@@ -374,15 +491,20 @@ fn no_store() -> StoreError {
 
 /// Reads the credentials file.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
-    let text = bounded::read_at_most(path, 1 << 20)
-        .map_err(|cause| StoreError::File { path: path.to_owned(), cause })?;
-    serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
+    let text = bounded::read_at_most(path, 1 << 20).map_err(|cause| StoreError::File {
+        path: path.to_owned(),
+        cause,
+    })?;
+    serde_json::from_slice(&text)
+        .map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
 
 /// Returns the time since 1970, for signatures.
 pub fn unix_now() -> Duration {
     // A clock before 1970 signs for 1970, which every store rejects.
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 #[derive(Clone, Debug)]
@@ -407,7 +529,10 @@ async fn within<T>(
 impl Objects {
     /// Refers to a bucket; each call opens it, because it may be created later.
     fn new(bus: &Bus, bucket: &str) -> Self {
-        Self { context: jetstream::new(bus.client.clone()), bucket: bucket.to_owned() }
+        Self {
+            context: jetstream::new(bus.client.clone()),
+            bucket: bucket.to_owned(),
+        }
     }
 
     /// Uploads a blob; creates the bucket if it is missing.
@@ -416,8 +541,14 @@ impl Objects {
             let store = match self.context.get_object_store(&self.bucket).await {
                 Ok(store) => store,
                 Err(_) => {
-                    let config = Config { bucket: self.bucket.clone(), ..Config::default() };
-                    self.context.create_object_store(config).await.map_err(failed)?
+                    let config = Config {
+                        bucket: self.bucket.clone(),
+                        ..Config::default()
+                    };
+                    self.context
+                        .create_object_store(config)
+                        .await
+                        .map_err(failed)?
                 }
             };
             store.put(id, &mut bytes.as_ref()).await.map_err(failed)?;
@@ -430,15 +561,24 @@ impl Objects {
     async fn get(&self, id: &str, longest: usize, limit: Duration) -> Result<Bytes, StoreError> {
         let Self { context, bucket } = self;
         within(limit, async {
-            let stream = context.get_stream_no_info(format!("OBJ_{bucket}")).await.map_err(failed)?;
+            let stream = context
+                .get_stream_no_info(format!("OBJ_{bucket}"))
+                .await
+                .map_err(failed)?;
             let subject = format!("$O.{bucket}.M.{}", URL_SAFE.encode(id));
-            let info = stream.direct_get_last_for_subject(subject).await.map_err(failed)?;
+            let info = stream
+                .direct_get_last_for_subject(subject)
+                .await
+                .map_err(failed)?;
             let info: ObjectInfo = serde_json::from_slice(&info.payload).map_err(failed)?;
             if info.deleted {
                 return Err(failed(format!("the blob {id} was deleted")));
             }
             if info.size > longest {
-                return Err(StoreError::TooLong { blob: id.to_owned(), longest });
+                return Err(StoreError::TooLong {
+                    blob: id.to_owned(),
+                    longest,
+                });
             }
             let chunks = format!("$O.{bucket}.C.{}", info.nuid);
             let mut bytes = Vec::with_capacity(info.size);
@@ -461,7 +601,11 @@ impl Objects {
 
     async fn delete(&self, id: &str, limit: Duration) -> Result<(), StoreError> {
         within(limit, async {
-            let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;
+            let store = self
+                .context
+                .get_object_store(&self.bucket)
+                .await
+                .map_err(failed)?;
             store.delete(id).await.map_err(failed)
         })
         .await
@@ -498,7 +642,10 @@ mod tests {
         store.delete("a").await.unwrap();
         store.delete("a").await.unwrap();
         assert!(store.get("a", LONGEST_BLOB).await.is_err());
-        assert_eq!(store.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
+        assert_eq!(
+            store.signed_url("a", Duration::ZERO, Duration::from_secs(1)),
+            None
+        );
     }
 
     /// Links as computed by independent SigV4 implementations. The first is the example in Amazon's
@@ -534,11 +681,15 @@ mod tests {
             ),
         ] {
             let store = open_as(url, Some(credentials.clone())).unwrap();
-            let signed = store.signed_url(blob, Duration::from_secs(now), Duration::from_secs(86_400));
+            let signed =
+                store.signed_url(blob, Duration::from_secs(now), Duration::from_secs(86_400));
             assert_eq!(signed.as_deref(), Some(golden), "{url}");
         }
         let without = open("s3+https://s3.example/dns").unwrap();
-        assert_eq!(without.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
+        assert_eq!(
+            without.signed_url("a", Duration::ZERO, Duration::from_secs(1)),
+            None
+        );
     }
 
     #[test]

@@ -27,7 +27,10 @@ struct Machine {
 
 impl Machine {
     fn new(source: &'static str) -> Result<Self> {
-        Ok(Self { folder: TempDir::with_prefix("bdx-alone-")?, source })
+        Ok(Self {
+            folder: TempDir::with_prefix("bdx-alone-")?,
+            source,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -46,8 +49,14 @@ impl Machine {
 
     fn publish(&self, more: &[&str]) -> Command {
         let mut command = self.command(&["publish", self.source]);
-        command.arg(self.inventory()).arg("--state").arg(self.path("state"));
-        command.arg("--local").arg(self.path("records.json")).args(more);
+        command
+            .arg(self.inventory())
+            .arg("--state")
+            .arg(self.path("state"));
+        command
+            .arg("--local")
+            .arg(self.path("records.json"))
+            .args(more);
         command
     }
 
@@ -62,11 +71,18 @@ impl Machine {
 
     /// Returns the ids and addresses of the published rows.
     fn rows(&self) -> Vec<(String, String)> {
-        let Ok(bytes) = fs::read(self.path("records.json")) else { return Vec::new() };
+        let Ok(bytes) = fs::read(self.path("records.json")) else {
+            return Vec::new();
+        };
         let records: Value = serde_json::from_slice(&bytes).expect("records.json is always whole");
-        let rows = records["record_infos"].as_array().cloned().unwrap_or_default();
+        let rows = records["record_infos"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        rows.iter().map(|row| (text(&row[0]), text(&row[9]))).collect()
+        rows.iter()
+            .map(|row| (text(&row[0]), text(&row[9])))
+            .collect()
     }
 }
 
@@ -75,16 +91,27 @@ fn said(output: &Output) -> String {
 }
 
 /// Writes an inventory of these instances in place, with a pause before the last lines.
-fn write_slowly(path: &Path, instances: std::ops::Range<usize>, rest: usize, pause: Duration) -> Result<()> {
+fn write_slowly(
+    path: &Path,
+    instances: std::ops::Range<usize>,
+    rest: usize,
+    pause: Duration,
+) -> Result<()> {
     let mut file = fs::File::create(path)?;
-    writeln!(file, "deployments:\n- name: dep\n  instance_groups:\n  - name: g\n    instances:")?;
+    writeln!(
+        file,
+        "deployments:\n- name: dep\n  instance_groups:\n  - name: g\n    instances:"
+    )?;
     let before = instances.end - rest;
     for instance in instances {
         if instance == before && !pause.is_zero() {
             thread::sleep(pause);
         }
         let address = format!("10.1.{}.{}", instance / 250, instance % 250);
-        writeln!(file, "    - {{id: i{instance}, networks: {{default: {address}}}}}")?;
+        writeln!(
+            file,
+            "    - {{id: i{instance}, networks: {{default: {address}}}}}"
+        )?;
     }
     Ok(())
 }
@@ -94,13 +121,17 @@ fn pausing_writer_removes_nothing() -> Result<()> {
     let machine = Machine::new("--inventory")?;
     write_slowly(&machine.inventory(), 0..1000, 0, Duration::ZERO)?;
     let _publisher = machine.watch()?;
-    wait_until("1,000 rows", TIMEOUT, || machine.rows().len() == 1000).with_context(|| machine.log())?;
+    wait_until("1,000 rows", TIMEOUT, || machine.rows().len() == 1000)
+        .with_context(|| machine.log())?;
     // Below the limit for removals that need a confirmation; one instance is new, in front.
     let text = fs::read_to_string(machine.inventory())?;
     let (head, rows) = text.split_once("    instances:\n").context("rows")?;
     let rows: Vec<&str> = rows.lines().collect();
     let mut file = fs::File::create(machine.inventory())?;
-    writeln!(file, "{head}    instances:\n    - {{id: new, networks: {{default: 10.9.9.9}}}}")?;
+    writeln!(
+        file,
+        "{head}    instances:\n    - {{id: new, networks: {{default: 10.9.9.9}}}}"
+    )?;
     writeln!(file, "{}", rows[..950].join("\n"))?;
     let (begun, mut least) = (Instant::now(), usize::MAX);
     let is_new = |rows: &[(String, String)]| rows.iter().any(|(id, _)| id == "new");
@@ -113,10 +144,18 @@ fn pausing_writer_removes_nothing() -> Result<()> {
     }
     writeln!(file, "{}", rows[950..].join("\n"))?;
     drop(file);
-    wait_until("the new instance", TIMEOUT, || is_new(&machine.rows())).with_context(|| machine.log())?;
-    assert!(least >= 1000 && machine.rows().len() == 1001, "{least} rows, then {}", machine.rows().len());
+    wait_until("the new instance", TIMEOUT, || is_new(&machine.rows()))
+        .with_context(|| machine.log())?;
+    assert!(
+        least >= 1000 && machine.rows().len() == 1001,
+        "{least} rows, then {}",
+        machine.rows().len()
+    );
     let log = machine.log();
-    assert!(!published || log.contains("they stay until its files are unchanged for 5 s"), "{log}");
+    assert!(
+        !published || log.contains("they stay until its files are unchanged for 5 s"),
+        "{log}"
+    );
     Ok(())
 }
 
@@ -129,8 +168,16 @@ fn removal_waits_for_quiet_or_rename() -> Result<()> {
     let begun = Instant::now();
     write_slowly(&machine.inventory(), 0..15, 0, Duration::ZERO)?;
     wait_until("15 rows", TIMEOUT, || machine.rows().len() == 15).with_context(|| machine.log())?;
-    assert!(begun.elapsed() >= Duration::from_millis(4900), "{:?}", begun.elapsed());
-    assert!(machine.log().contains("lacks instances or links"), "{}", machine.log());
+    assert!(
+        begun.elapsed() >= Duration::from_millis(4900),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(
+        machine.log().contains("lacks instances or links"),
+        "{}",
+        machine.log()
+    );
     // A rename needs no wait; the file's content is older than its name.
     write_slowly(&machine.path("next"), 0..10, 0, Duration::ZERO)?;
     thread::sleep(Duration::from_millis(50));
@@ -138,7 +185,12 @@ fn removal_waits_for_quiet_or_rename() -> Result<()> {
     fs::rename(machine.path("next"), machine.inventory())?;
     wait_until("10 rows", TIMEOUT, || machine.rows().len() == 10).with_context(|| machine.log())?;
     println!("a removal by rename took {:?}", begun.elapsed());
-    assert_eq!(machine.log().matches("lacks instances or links").count(), 1, "{}", machine.log());
+    assert_eq!(
+        machine.log().matches("lacks instances or links").count(),
+        1,
+        "{}",
+        machine.log()
+    );
     Ok(())
 }
 
@@ -154,11 +206,17 @@ fn usual_hosts_files_are_published() -> Result<()> {
         fs::copy(folder.join(file), machine.inventory())?;
         let output = machine.publish(&[]).output()?;
         assert!(output.status.success(), "{file}: {}", said(&output));
-        let expected: Vec<_> =
-            expected.into_iter().map(|(id, address)| (id.to_owned(), address.to_owned())).collect();
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(id, address)| (id.to_owned(), address.to_owned()))
+            .collect();
         assert_eq!(machine.rows(), expected, "{file}");
     }
-    assert_eq!(fs::read_dir(folder)?.count(), 3, "every file of the folder is published");
+    assert_eq!(
+        fs::read_dir(folder)?.count(),
+        3,
+        "every file of the folder is published"
+    );
     Ok(())
 }
 
@@ -167,7 +225,11 @@ fn hosts_file_without_machines_warns() -> Result<()> {
     let machine = Machine::new("--nodes")?;
     fs::write(machine.inventory(), "127.0.0.1 localhost\n::1 localhost\n")?;
     let output = machine.publish(&[]).output()?;
-    assert!(said(&output).contains("no address that other machines can reach"), "{}", said(&output));
+    assert!(
+        said(&output).contains("no address that other machines can reach"),
+        "{}",
+        said(&output)
+    );
     Ok(())
 }
 
@@ -178,18 +240,39 @@ fn mistyped_state_folder_is_refused() -> Result<()> {
     let inventory = machine.inventory();
     let change = |state: &str| {
         let mut command = machine.command(&["instance", "add", "i9", "--deployment", "dep"]);
-        command.args(["--instance-group", "g", "--network", "default=10.9.9.9", "--inventory"]);
-        command.arg(&inventory).arg("--state").arg(machine.path(state)).output()
+        command.args([
+            "--instance-group",
+            "g",
+            "--network",
+            "default=10.9.9.9",
+            "--inventory",
+        ]);
+        command
+            .arg(&inventory)
+            .arg("--state")
+            .arg(machine.path(state))
+            .output()
     };
     let refused = change("typo")?;
-    assert!(!refused.status.success() && !machine.path("typo").exists(), "{}", said(&refused));
-    assert!(said(&refused).contains("no publisher has used this folder"), "{}", said(&refused));
+    assert!(
+        !refused.status.success() && !machine.path("typo").exists(),
+        "{}",
+        said(&refused)
+    );
+    assert!(
+        said(&refused).contains("no publisher has used this folder"),
+        "{}",
+        said(&refused)
+    );
     let output = machine.publish(&[]).output()?;
     assert!(output.status.success(), "{}", said(&output));
     assert!(change("state")?.status.success());
     assert!(machine.publish(&[]).output()?.status.success());
     assert_eq!(machine.rows().len(), 3);
-    let output = machine.command(&["status", "--state"]).arg(machine.path("state")).output()?;
+    let output = machine
+        .command(&["status", "--state"])
+        .arg(machine.path("state"))
+        .output()?;
     assert!(!said(&output).contains("s ago"), "{}", said(&output));
     Ok(())
 }

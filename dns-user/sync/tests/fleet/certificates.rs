@@ -4,7 +4,8 @@ use std::{fs, path::Path};
 
 use anyhow::Result;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    SanType,
 };
 
 pub(crate) struct Authority {
@@ -29,11 +30,22 @@ impl Authority {
 
     /// Like [`Self::issue`], with the common name also as a DNS name.
     pub(crate) fn issue_named(&self, folder: &Path, file: &str, common_name: &str) -> Result<()> {
-        self.issue_for(folder, file, common_name, vec![SanType::DnsName(common_name.try_into()?)])
+        self.issue_for(
+            folder,
+            file,
+            common_name,
+            vec![SanType::DnsName(common_name.try_into()?)],
+        )
     }
 
     /// Issues a certificate with alternative names besides 127.0.0.1.
-    fn issue_for(&self, folder: &Path, file: &str, common_name: &str, more: Vec<SanType>) -> Result<()> {
+    fn issue_for(
+        &self,
+        folder: &Path,
+        file: &str,
+        common_name: &str,
+        more: Vec<SanType>,
+    ) -> Result<()> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name = subject(common_name);
         params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
@@ -41,7 +53,10 @@ impl Authority {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         fs::write(folder.join(format!("{file}.crt")), certificate.pem())?;
-        Ok(fs::write(folder.join(format!("{file}.key")), key.serialize_pem())?)
+        Ok(fs::write(
+            folder.join(format!("{file}.key")),
+            key.serialize_pem(),
+        )?)
     }
 }
 

@@ -45,7 +45,9 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
         };
         let result = killed();
         done.store(true, Ordering::Relaxed);
-        let looks = looks.join().map_err(|_| anyhow::anyhow!("the looking thread failed"))??;
+        let looks = looks
+            .join()
+            .map_err(|_| anyhow::anyhow!("the looking thread failed"))??;
         ensure!(looks > 0, "nobody looked");
         result
     })?;
@@ -56,9 +58,14 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
         fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains("10.2.0.0"))
     })
     .with_context(|| lab.log("a0"))?;
-    assert_eq!(fs::read(lab.records("a0"))?, lab.dataset(lab.version("a0")?)?);
+    assert_eq!(
+        fs::read(lab.records("a0"))?,
+        lab.dataset(lab.version("a0")?)?
+    );
     let left = fs::read_dir(lab.path(""))?.flatten();
-    let left: Vec<_> = left.filter(|entry| entry.file_name().to_string_lossy().starts_with(".a0")).collect();
+    let left: Vec<_> = left
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(".a0"))
+        .collect();
     assert!(left.is_empty(), "{left:?}");
     Ok(())
 }
@@ -92,14 +99,19 @@ fn killed_publisher_loses_no_version() -> Result<()> {
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for_log("publisher", "new version of the records created version=2")?;
     let blob = lab.newest_blob()?;
-    wait_until("the blob", TIMEOUT, || lab.path("blobs").join(&blob).exists())?;
+    wait_until("the blob", TIMEOUT, || {
+        lab.path("blobs").join(&blob).exists()
+    })?;
     publisher.kill()?;
     lab.start_nats()?;
     thread::sleep(Duration::from_millis(300));
     assert_eq!(lab.version("a0")?, 1);
     let _successor = lab.watch(&[])?;
     lab.wait_for("a0", 2)?;
-    assert_eq!((lab.newest_blob()?, fs::read(lab.records("a0"))?), (blob, lab.dataset(2)?));
+    assert_eq!(
+        (lab.newest_blob()?, fs::read(lab.records("a0"))?),
+        (blob, lab.dataset(2)?)
+    );
     Ok(())
 }
 
@@ -131,8 +143,16 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     let last = other.len() - 1;
     other[last] = b' ';
     for (name, bytes, reason) in [
-        ("short", Some(&good[..good.len() / 2]), "checking the blob: the digest of the blob is"),
-        ("other", Some(&other[..]), "checking the blob: the digest of the blob is"),
+        (
+            "short",
+            Some(&good[..good.len() / 2]),
+            "checking the blob: the digest of the blob is",
+        ),
+        (
+            "other",
+            Some(&other[..]),
+            "checking the blob: the digest of the blob is",
+        ),
         ("missing", None, "download of the blob failed 3 times"),
     ] {
         match bytes {
@@ -166,7 +186,10 @@ fn blobstore_outage_loses_no_version() -> Result<()> {
     lab.wait_for("a0", 1)?;
     nginx.stop()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "cannot store the blob; the fleet keeps the previous version")?;
+    lab.wait_for_log(
+        "publisher",
+        "cannot store the blob; the fleet keeps the previous version",
+    )?;
     assert_eq!(lab.version("a0")?, 1);
     nginx.start_again(&lab)?;
     lab.wait_for("a0", 2)
@@ -183,8 +206,14 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     let records = lab.path("disk/records.json");
     let place = ["--records".to_owned(), records.display().to_string()];
     let command = lab.agent_as("a0", "a0", &[])?;
-    let mut words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-    let at = words.iter().position(|word| word == "--records").context("no --records")?;
+    let mut words: Vec<String> = command
+        .get_args()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let at = words
+        .iter()
+        .position(|word| word == "--records")
+        .context("no --records")?;
     words.splice(at..at + 2, place);
     let mut command = Command::new(command.get_program());
     command.args(words);
@@ -197,7 +226,10 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for_log("a0", "No space left on device")?;
-    lab.wait_for_log("publisher", "the agent could not install the version: writing: ")?;
+    lab.wait_for_log(
+        "publisher",
+        "the agent could not install the version: writing: ",
+    )?;
     assert_eq!(fs::read(&records)?, old);
     fs::remove_file(filler)?;
     drop(file);
@@ -226,7 +258,10 @@ fn publisher_survives_a_full_disk() -> Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.9".to_owned())?;
-    lab.wait_for_log("publisher", "cannot use the inventory; the last good version stays in use: ")?;
+    lab.wait_for_log(
+        "publisher",
+        "cannot use the inventory; the last good version stays in use: ",
+    )?;
     // An agent that returns is heard, although the disk cannot store its report.
     drop(agent);
     let agent = lab.agent("a0", &[])?;
@@ -254,10 +289,16 @@ pub(crate) fn is_root() -> bool {
     let list = std::env::var_os("BOSH_DNS_NOT_RUN").filter(|_| std::env::var_os("CI").is_none());
     let list = list.expect("only root can mount a small disk");
     let test = thread::current().name().unwrap_or("a test").to_owned();
-    let mut list =
-        OpenOptions::new().create(true).append(true).open(list).expect("the list of tests not run");
-    std::io::Write::write_all(&mut list, format!("{test}: only root can mount a small disk\n").as_bytes())
+    let mut list = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(list)
         .expect("the list of tests not run");
+    std::io::Write::write_all(
+        &mut list,
+        format!("{test}: only root can mount a small disk\n").as_bytes(),
+    )
+    .expect("the list of tests not run");
     false
 }
 
@@ -275,7 +316,11 @@ impl Disk {
         let place = lab.path("disk");
         fs::create_dir(&place)?;
         let options = format!("size={size}");
-        capture(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&place))?;
+        capture(
+            Command::new("mount")
+                .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+                .arg(&place),
+        )?;
         Ok(Self(place))
     }
 }
@@ -313,13 +358,19 @@ fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let _publisher = lab.watch(&[])?;
     // Its reply is lost.
     let first = by_hand.hear_call()?;
-    assert_eq!((&first["method"], &first["arguments"][2]), (&"sync_dns".into(), &1.into()));
+    assert_eq!(
+        (&first["method"], &first["arguments"][2]),
+        (&"sync_dns".into(), &1.into())
+    );
     lab.wait_for("a1", 1)?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a1", 2)?;
     let second = by_hand.hear_call()?;
     // A BOSH agent gets no additional arguments.
-    assert_eq!((&second["arguments"][2], &second["arguments"][3]), (&2.into(), &().into()));
+    assert_eq!(
+        (&second["arguments"][2], &second["arguments"][3]),
+        (&2.into(), &().into())
+    );
     // This one is also lost; the first one arrives late, and twice.
     let late = first["reply_to"].as_str().context("reply_to")?;
     by_hand.say(late, synced)?;
@@ -327,13 +378,17 @@ fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let third = by_hand.hear_call()?;
     assert_eq!(third["arguments"][2], 2);
     let state = lab.path("state").display().to_string();
-    assert!(lab.run(&["status", "--state", &state]).is_err(), "a reply about version 1 is none about 2");
+    assert!(
+        lab.run(&["status", "--state", &state]).is_err(),
+        "a reply about version 1 is none about 2"
+    );
     let reply_to = third["reply_to"].as_str().context("reply_to")?;
     by_hand.say(reply_to, synced)?;
     by_hand.say(reply_to, synced)?;
     wait_until("the publisher to notice", TIMEOUT, || {
-        lab.run(&["status", "--state", &state])
-            .is_ok_and(|text| text.contains("2 of 2 agents have it") && text.contains("1 unverified"))
+        lab.run(&["status", "--state", &state]).is_ok_and(|text| {
+            text.contains("2 of 2 agents have it") && text.contains("1 unverified")
+        })
     })?;
     lab.instance(&["move", "i0", "10.9.9.8"])?;
     assert_eq!(by_hand.hear_call()?["arguments"][2], 3);

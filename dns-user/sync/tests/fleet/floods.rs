@@ -42,12 +42,22 @@ fn flooding_agent_fills_no_log() -> Result<()> {
     lab.wait_for("a1", 2)?;
     let log = lab.log("publisher");
     println!("{count} messages in 3 s made {} bytes of log", log.len());
-    ensure!(log.len() < 100_000, "{count} messages made {} bytes of log", log.len());
-    ensure!(log.contains(r"\u{1b}[2J\u{7}x") && !log.contains(['\x1b', '\x07']), "{log}");
+    ensure!(
+        log.len() < 100_000,
+        "{count} messages made {} bytes of log",
+        log.len()
+    );
+    ensure!(
+        log.contains(r"\u{1b}[2J\u{7}x") && !log.contains(['\x1b', '\x07']),
+        "{log}"
+    );
     let state = lab.path("state").display().to_string();
     let status = lab.command(&["status", "--state", &state])?.output()?;
     let shown = String::from_utf8_lossy(&status.stdout).into_owned();
-    ensure!(shown.contains(r"\u{1b}[2J") && !shown.contains('\x1b'), "{shown}");
+    ensure!(
+        shown.contains(r"\u{1b}[2J") && !shown.contains('\x1b'),
+        "{shown}"
+    );
     Ok(())
 }
 
@@ -60,11 +70,17 @@ fn idle_connections_are_evicted() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     let _publisher = lab.watch(&["--metrics", &metrics, "--api", &api])?;
     lab.wait_for("a0", 1)?;
-    let idle: Result<Vec<_>, _> =
-        (0..1100).map(|number| TcpStream::connect(if number < 70 { &api } else { &metrics })).collect();
+    let idle: Result<Vec<_>, _> = (0..1100)
+        .map(|number| TcpStream::connect(if number < 70 { &api } else { &metrics }))
+        .collect();
     let idle = idle?;
-    let curl =
-        |words: &[&str]| capture(Command::new("curl").args(["-sS", "-f", "--max-time", "30"]).args(words));
+    let curl = |words: &[&str]| {
+        capture(
+            Command::new("curl")
+                .args(["-sS", "-f", "--max-time", "30"])
+                .args(words),
+        )
+    };
     let text = curl(&[&format!("http://{metrics}/metrics")])?;
     assert!(text.contains("bosh_dns_sync_version 1"), "{text}");
     let file = |name: &str| lab.path(name).display().to_string();
@@ -72,7 +88,15 @@ fn idle_connections_are_evicted() -> Result<()> {
     let status = format!("https://{api}/v1/status");
     // The API shows the state of up to a second ago.
     wait_until("version 1 in the API", TIMEOUT, || {
-        let text = curl(&["--cacert", &ca, "--cert", &certificate, "--key", &key, &status]);
+        let text = curl(&[
+            "--cacert",
+            &ca,
+            "--cert",
+            &certificate,
+            "--key",
+            &key,
+            &status,
+        ]);
         text.is_ok_and(|text| text.starts_with(r#"{"version":1,"#))
     })?;
     drop(idle);
@@ -83,9 +107,20 @@ fn idle_connections_are_evicted() -> Result<()> {
 /// Returns a number from a file in `/proc/PID`, in bytes.
 fn of_process(process: &Kept, file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{}/{file}", process.pid()))?;
-    let line = text.lines().find(|line| line.starts_with(name)).context("no such line")?;
-    let number = line.split_whitespace().nth(1).context("no number")?.parse::<u64>()?;
-    Ok(if line.ends_with(" kB") { number << 10 } else { number })
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(name))
+        .context("no such line")?;
+    let number = line
+        .split_whitespace()
+        .nth(1)
+        .context("no number")?
+        .parse::<u64>()?;
+    Ok(if line.ends_with(" kB") {
+        number << 10
+    } else {
+        number
+    })
 }
 
 #[test]
@@ -97,18 +132,28 @@ fn rapid_changes_share_versions() -> Result<()> {
     const FIRST: &str = "10.200.0.0";
     lab.write_inventory(INSTANCES, |agent| match agent {
         0 => FIRST.to_owned(),
-        agent => format!("10.{}.{}.{}", agent / 62_500, agent / 250 % 250, agent % 250),
+        agent => format!(
+            "10.{}.{}.{}",
+            agent / 62_500,
+            agent / 250 % 250,
+            agent % 250
+        ),
     })?;
     let inventory = fs::read_to_string(lab.path("inventory.json"))?;
     let moved = |changes: usize| format!("10.200.{}.{}", changes / 250, changes % 250);
     let write = |changes: usize| {
-        fs::write(lab.path("inventory.new"), inventory.replacen(FIRST, &moved(changes), 1))?;
+        fs::write(
+            lab.path("inventory.new"),
+            inventory.replacen(FIRST, &moved(changes), 1),
+        )?;
         fs::rename(lab.path("inventory.new"), lab.path("inventory.json"))
     };
     let _agent = lab.agent("a0", &[])?;
     let publisher = lab.watch(&[])?;
     // A debug build takes milliseconds for each of the other, nonexistent agents.
-    wait_until("the first version", 5 * TIMEOUT, || lab.version("a0").is_ok_and(|found| found == 1))?;
+    wait_until("the first version", 5 * TIMEOUT, || {
+        lab.version("a0").is_ok_and(|found| found == 1)
+    })?;
     // The burst comes first.
     let (mut changes, mut measured) = (0, None);
     let begun = Instant::now();
@@ -123,7 +168,11 @@ fn rapid_changes_share_versions() -> Result<()> {
     let (since, before) = measured.context("too slow")?;
     let written = of_process(&publisher, "io", "write_bytes")? - before;
     let per_hour = written as f64 / since.elapsed().as_secs_f64() * 3600.0;
-    println!("{changes} changes in {:?}: {:.2} GB an hour", begun.elapsed(), per_hour / 1e9);
+    println!(
+        "{changes} changes in {:?}: {:.2} GB an hour",
+        begun.elapsed(),
+        per_hour / 1e9
+    );
     ensure!(per_hour < MOST_PER_HOUR, "{per_hour:.0} bytes an hour");
     // The last change arrives.
     let last = moved(changes);
@@ -144,8 +193,10 @@ fn bomb_needs_little_memory() -> Result<()> {
     // A GiB of zeros as a patch, and as an announced blob.
     let bomb = zstd::bulk::compress(&vec![0; 1 << 30], 19)?;
     let patch = json!({"from": 1, "zstd": STANDARD.encode(&bomb)});
-    for (version, extra) in [(2, json!({"patch": patch, "size": 1_u64 << 40})), (3, json!({"patch": patch}))]
-    {
+    for (version, extra) in [
+        (2, json!({"patch": patch, "size": 1_u64 << 40})),
+        (3, json!({"patch": patch})),
+    ] {
         let call = json!({
             "protocol": 3, "method": "sync_dns", "reply_to": "director.bosh-dns-sync-x.a0.y",
             "arguments": ["none", sha256(b""), version, extra],
@@ -169,8 +220,7 @@ fn jetstream_lets_agents_only_read() -> Result<()> {
     lab.publish(&["--timeout", "6"])?;
     let before = lab.nats_log();
     ensure!(!before.contains("Violation"), "{before}");
-    let consumer =
-        r#"{"stream_name":"OBJ_dns","config":{"deliver_subject":"director.x.a1.y","ack_policy":"none"}}"#;
+    let consumer = r#"{"stream_name":"OBJ_dns","config":{"deliver_subject":"director.x.a1.y","ack_policy":"none"}}"#;
     for subject in [
         "$JS.API.CONSUMER.CREATE.OBJ_dns",
         "$JS.API.CONSUMER.CREATE.OBJ_dns.name",
@@ -179,7 +229,8 @@ fn jetstream_lets_agents_only_read() -> Result<()> {
     ] {
         hostile.say(subject, consumer)?;
         wait_until("nats-server to refuse", TIMEOUT, || {
-            lab.nats_log().contains(&format!("Publish Violation - Subject \"{subject}\""))
+            lab.nats_log()
+                .contains(&format!("Publish Violation - Subject \"{subject}\""))
                 || lab
                     .nats_log()
                     .lines()

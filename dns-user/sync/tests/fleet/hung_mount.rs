@@ -42,13 +42,25 @@ impl HungMount {
         fs::create_dir(&path)?;
         let device = File::options().read(true).write(true).open("/dev/fuse");
         let mut server = device.context("/dev/fuse: load the kernel module fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            server.as_raw_fd()
+        );
         let options = CString::new(options)?;
-        mount(Some("hung"), &path, Some("fuse"), MsFlags::empty(), Some(options.as_c_str()))?;
+        mount(
+            Some("hung"),
+            &path,
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_c_str()),
+        )?;
         // Calls wait for the first reply in another way than in the field, so it is given.
         let mut request = vec![0; 1 << 20];
         let length = server.read(&mut request)?;
-        ensure!(length > IN_HEADER && request[4..8] == FUSE_INIT.to_ne_bytes(), "not FUSE_INIT");
+        ensure!(
+            length > IN_HEADER && request[4..8] == FUSE_INIT.to_ne_bytes(),
+            "not FUSE_INIT"
+        );
         let mut reply = [0; INIT_REPLY];
         reply[..4].copy_from_slice(&(INIT_REPLY as u32).to_ne_bytes());
         reply[8..16].copy_from_slice(&request[8..16]);
@@ -57,7 +69,10 @@ impl HungMount {
             reply[at..at + 4].copy_from_slice(&number.to_ne_bytes());
         }
         server.write_all(&reply)?;
-        Ok(Self { path, server: Some(server) })
+        Ok(Self {
+            path,
+            server: Some(server),
+        })
     }
 }
 
@@ -83,7 +98,10 @@ fn with_options(command: &Command, values: &[(&str, &Path)]) -> Command {
     let mut value = None;
     for word in command.get_args() {
         let given = value.take().map_or(word, |value: &Path| value.as_os_str());
-        value = values.iter().find(|(option, _)| *option == word).map(|(_, value)| *value);
+        value = values
+            .iter()
+            .find(|(option, _)| *option == word)
+            .map(|(_, value)| *value);
         changed.arg(given);
     }
     changed
@@ -108,15 +126,29 @@ fn hung_blobstore_delays_no_patch() -> Result<()> {
     let begun = Instant::now();
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a0", 2)?;
-    println!("a patch took {:?} while the blobstore hangs", begun.elapsed());
-    ensure!(begun.elapsed() < PROMPT, "a patch took {:?}", begun.elapsed());
+    println!(
+        "a patch took {:?} while the blobstore hangs",
+        begun.elapsed()
+    );
+    ensure!(
+        begun.elapsed() < PROMPT,
+        "a patch took {:?}",
+        begun.elapsed()
+    );
 
     // A lost file needs the blob.
     fs::remove_file(lab.records("a0"))?;
-    let reason = format!("{}/{}: not finished within 1s", shared.display(), lab.newest_blob()?);
+    let reason = format!(
+        "{}/{}: not finished within 1s",
+        shared.display(),
+        lab.newest_blob()?
+    );
     lab.wait_for_log("a0", &reason)?;
     let log = lab.log("a0");
-    ensure!(log.contains("check its server, or unmount it with `umount --lazy`"), "{log}");
+    ensure!(
+        log.contains("check its server, or unmount it with `umount --lazy`"),
+        "{log}"
+    );
     drop(hung);
     point(&shared, &lab.path("blobs"))?;
     lab.wait_for("a0", 2)?;
@@ -147,9 +179,15 @@ fn hung_records_folder_is_reported() -> Result<()> {
     lab.wait_for("a1", 1)?;
     let reason = format!("{}: not finished within 10s", records.display());
     lab.wait_for_log("a0", &reason)?;
-    lab.wait_for_log("publisher", &format!("the agent could not install the version: {reason}"))?;
+    lab.wait_for_log(
+        "publisher",
+        &format!("the agent could not install the version: {reason}"),
+    )?;
     let log = lab.log("a0");
-    ensure!(log.contains("check its server, or unmount it with `umount --lazy`"), "{log}");
+    ensure!(
+        log.contains("check its server, or unmount it with `umount --lazy`"),
+        "{log}"
+    );
     // Other agents get further versions.
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a1", 2)?;

@@ -49,11 +49,18 @@ impl Lab {
         authority.issue(path, "nats", "default.nats.bosh-internal")?;
         authority.issue(path, "director", "default.director.bosh-internal")?;
         for agent in 0..agents {
-            authority.issue(path, &format!("a{agent}"), &format!("a{agent}.agent.bosh-internal"))?;
+            authority.issue(
+                path,
+                &format!("a{agent}"),
+                &format!("a{agent}.agent.bosh-internal"),
+            )?;
         }
         let blobs = path.join("blobs");
         fs::create_dir(&blobs)?;
-        let blobstore = vec!["--blobstore".to_owned(), format!("file://{}", blobs.display())];
+        let blobstore = vec![
+            "--blobstore".to_owned(),
+            format!("file://{}", blobs.display()),
+        ];
         let nats_port = free_address().port();
         let mut lab = Self {
             nats: None,
@@ -76,7 +83,11 @@ impl Lab {
     }
 
     /// Writes the inventory: agent `n` is instance `i<n>`, with an address.
-    pub(crate) fn write_inventory(&self, agents: usize, address: impl Fn(usize) -> String) -> Result<()> {
+    pub(crate) fn write_inventory(
+        &self,
+        agents: usize,
+        address: impl Fn(usize) -> String,
+    ) -> Result<()> {
         let instances: Vec<Value> = (0..agents)
             .map(|agent| {
                 let networks = json!({"default": address(agent)});
@@ -89,15 +100,26 @@ impl Lab {
         let inventory = json!({"deployments": [{"name": "dep", "instance_groups": groups}]});
         // Replaced as by an editor.
         fs::write(self.path("inventory.new"), inventory.to_string())?;
-        Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
+        Ok(fs::rename(
+            self.path("inventory.new"),
+            self.path("inventory.json"),
+        )?)
     }
 
     pub(crate) fn tls(&self, who: &str) -> Vec<String> {
-        let TlsFiles { ca, certificate, key } = self.tls_files(who);
-        [("--tls-ca", ca), ("--tls-certificate", certificate), ("--tls-key", key)]
-            .into_iter()
-            .flat_map(|(option, file)| [option.to_owned(), file.display().to_string()])
-            .collect()
+        let TlsFiles {
+            ca,
+            certificate,
+            key,
+        } = self.tls_files(who);
+        [
+            ("--tls-ca", ca),
+            ("--tls-certificate", certificate),
+            ("--tls-key", key),
+        ]
+        .into_iter()
+        .flat_map(|(option, file)| [option.to_owned(), file.display().to_string()])
+        .collect()
     }
 
     /// Returns the program with a subcommand.
@@ -106,8 +128,12 @@ impl Lab {
         command.args(words).stdin(Stdio::null());
         let clock = self.path("clock");
         if clock.exists() {
-            command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", clock);
-            command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            command
+                .env("LD_PRELOAD", FAKETIME)
+                .env("FAKETIME_TIMESTAMP_FILE", clock);
+            command
+                .env("FAKETIME_CACHE_DURATION", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
             command.env("NO_FAKE_STAT", "1");
         }
         Ok(command)
@@ -116,7 +142,10 @@ impl Lab {
     /// Sets the wall clock of all processes of the program (including running ones started after the first
     /// call) to an offset in seconds, such as `-3600`.
     pub(crate) fn set_clock(&self, offset: &str) -> Result<()> {
-        ensure!(Path::new(FAKETIME).exists(), "{FAKETIME} is missing: `cargo xtask test` installs faketime");
+        ensure!(
+            Path::new(FAKETIME).exists(),
+            "{FAKETIME} is missing: `cargo xtask test` installs faketime"
+        );
         fs::write(self.path("clock.new"), offset)?;
         Ok(fs::rename(self.path("clock.new"), self.path("clock"))?)
     }
@@ -131,9 +160,16 @@ impl Lab {
     fn write_nats_config(&self) -> Result<()> {
         let listen = format!("127.0.0.1:{}", self.nats_port);
         let mut generate = self.command(&["nats-config", "--listen", &listen])?;
-        generate.args(self.source()).args(self.tls("nats")).arg("--output").arg(self.path("nats.conf"));
+        generate
+            .args(self.source())
+            .args(self.tls("nats"))
+            .arg("--output")
+            .arg(self.path("nats.conf"));
         if self.jetstream {
-            generate.arg("--jetstream").arg(self.path("jetstream")).args(["--bucket", "dns"]);
+            generate
+                .arg("--jetstream")
+                .arg(self.path("jetstream"))
+                .args(["--bucket", "dns"]);
         }
         generate.args(&self.nats_options);
         capture(&mut generate)?;
@@ -142,12 +178,21 @@ impl Lab {
 
     /// Starts nats-server with the existing configuration.
     pub(crate) fn start_nats_again(&mut self) -> Result<()> {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("nats.log"))?;
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path("nats.log"))?;
         let mut server = Command::new("nats-server");
-        server.arg("-c").arg(self.path("nats.conf")).stdout(log.try_clone()?).stderr(log);
+        server
+            .arg("-c")
+            .arg(self.path("nats.conf"))
+            .stdout(log.try_clone()?)
+            .stderr(log);
         self.nats = Some(Kept::spawn(&mut server)?);
         let port = self.nats_port;
-        wait_until("nats-server", TIMEOUT, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
+        wait_until("nats-server", TIMEOUT, || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        })
     }
 
     /// Stores blobs in JetStream's object store from now on.
@@ -163,10 +208,12 @@ impl Lab {
         self.kill_nats()?;
         self.nats_options = ["--users-by", "dns-name"].map(str::to_owned).to_vec();
         let path = self.path("");
-        self.authority.issue_named(&path, "director", "default.director.bosh-internal")?;
+        self.authority
+            .issue_named(&path, "director", "default.director.bosh-internal")?;
         for agent in 0..agents {
             let name = format!("a{agent}.agent.bosh-internal");
-            self.authority.issue_named(&path, &format!("a{agent}"), &name)?;
+            self.authority
+                .issue_named(&path, &format!("a{agent}"), &name)?;
         }
         self.start_nats()
     }
@@ -203,7 +250,10 @@ impl Lab {
 
     /// Suspends nats-server (SIGSTOP), or resumes it.
     pub(crate) fn pause_nats(&self, pause: bool) -> Result<()> {
-        self.nats.as_ref().context("nats-server does not run")?.pause(pause)
+        self.nats
+            .as_ref()
+            .context("nats-server does not run")?
+            .pause(pause)
     }
 
     pub(crate) fn kill_nats(&mut self) -> Result<()> {
@@ -216,18 +266,31 @@ impl Lab {
     }
 
     pub(crate) fn source(&self) -> Vec<String> {
-        vec!["--inventory".to_owned(), self.path("inventory.json").display().to_string()]
+        vec![
+            "--inventory".to_owned(),
+            self.path("inventory.json").display().to_string(),
+        ]
     }
 
     pub(crate) fn bus(&self, who: &str) -> Vec<String> {
-        let url = self.routes.get(who).map_or_else(|| self.nats_url(), |address| format!("tls://{address}"));
-        ["--nats".to_owned(), url].into_iter().chain(self.tls(who)).collect()
+        let url = self
+            .routes
+            .get(who)
+            .map_or_else(|| self.nats_url(), |address| format!("tls://{address}"));
+        ["--nats".to_owned(), url]
+            .into_iter()
+            .chain(self.tls(who))
+            .collect()
     }
 
     /// Returns `publish` with more options.
     pub(crate) fn publisher(&self, more: &[&str]) -> Result<Command> {
         let mut command = self.command(&["publish"])?;
-        command.arg("--state").arg(self.path("state")).args(self.source()).args(self.bus("director"));
+        command
+            .arg("--state")
+            .arg(self.path("state"))
+            .args(self.source())
+            .args(self.bus("director"));
         command.args(&self.blobstore).args(more);
         Ok(command)
     }
@@ -239,7 +302,10 @@ impl Lab {
 
     /// Starts `publish --watch`; its log is written to `publisher.log`.
     pub(crate) fn watch(&self, more: &[&str]) -> Result<Kept> {
-        self.keep(self.publisher(&[&["--watch"], more].concat())?, "publisher.log")
+        self.keep(
+            self.publisher(&[&["--watch"], more].concat())?,
+            "publisher.log",
+        )
     }
 
     /// Returns `agent` with the certificate of another party; its file is `<id>.json`.
@@ -257,8 +323,16 @@ impl Lab {
 
     /// Starts a command with its log file.
     pub(crate) fn keep(&self, mut command: Command, log: &str) -> Result<Kept> {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.path(log))?;
-        Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path(log))?;
+        Kept::spawn(
+            command
+                .env("NO_COLOR", "1")
+                .stdout(log.try_clone()?)
+                .stderr(log),
+        )
     }
 
     /// Returns the path of an agent's file.
@@ -272,7 +346,9 @@ impl Lab {
 
     /// Returns the version of an agent's file; 0 without one. An incomplete file is an error.
     pub(crate) fn version(&self, id: &str) -> Result<u64> {
-        let Ok(bytes) = fs::read(self.records(id)) else { return Ok(0) };
+        let Ok(bytes) = fs::read(self.records(id)) else {
+            return Ok(0);
+        };
         let parsed: Value = serde_json::from_slice(&bytes).context("half a file")?;
         parsed["version"].as_u64().context("no version")
     }
@@ -283,7 +359,12 @@ impl Lab {
             self.version(id).is_ok_and(|found| found == version)
         });
         waited.with_context(|| {
-            format!("{id}:\n{}publisher:\n{}nats:\n{}", self.log(id), self.log("publisher"), self.nats_log())
+            format!(
+                "{id}:\n{}publisher:\n{}nats:\n{}",
+                self.log(id),
+                self.log("publisher"),
+                self.nats_log()
+            )
         })
     }
 
@@ -295,13 +376,17 @@ impl Lab {
 
     /// Returns the dataset of a version as created by the publisher.
     pub(crate) fn dataset(&self, version: u64) -> Result<Vec<u8>> {
-        Ok(fs::read(self.path(&format!("state/datasets/{version}.json")))?)
+        Ok(fs::read(
+            self.path(&format!("state/datasets/{version}.json")),
+        )?)
     }
 
     /// Returns the id of the newest version's blob.
     pub(crate) fn newest_blob(&self) -> Result<String> {
         let state: Value = serde_json::from_slice(&fs::read(self.path("state/state.json"))?)?;
-        let newest = state["versions"].as_array().and_then(|versions| versions.last());
+        let newest = state["versions"]
+            .as_array()
+            .and_then(|versions| versions.last());
         let blob = newest.and_then(|newest| newest["blob"].as_str());
         Ok(blob.context("no version yet")?.to_owned())
     }
@@ -309,7 +394,11 @@ impl Lab {
     /// Runs a command of the program, which must succeed.
     pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words)?.output()?;
-        ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{words:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -317,10 +406,16 @@ impl Lab {
     pub(crate) fn instance(&self, words: &[&str]) -> Result<String> {
         let (state, inventory) = (self.path("state"), self.path("inventory.json"));
         // A publisher that was just started creates its folder before it needs it.
-        wait_until("the publisher's state", TIMEOUT, || state.join("datasets").is_dir())?;
-        let place =
-            ["--state", &state.display().to_string(), "--inventory", &inventory.display().to_string()]
-                .map(str::to_owned);
+        wait_until("the publisher's state", TIMEOUT, || {
+            state.join("datasets").is_dir()
+        })?;
+        let place = [
+            "--state",
+            &state.display().to_string(),
+            "--inventory",
+            &inventory.display().to_string(),
+        ]
+        .map(str::to_owned);
         let words: Vec<&str> = std::iter::once("instance")
             .chain(words.iter().copied())
             .chain(place.iter().map(String::as_str))

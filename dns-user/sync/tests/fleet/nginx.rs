@@ -40,8 +40,13 @@ impl Nginx {
         let root = lab.path("dav");
         fs::create_dir_all(&root)?;
         // nginx switches to an unprivileged user, but the test's folder is private.
-        capture(Command::new("chmod").args(["-R", "a+rwX"]).arg(lab.path("")))?;
-        lab.authority.issue(&lab.path(""), "blobs", "blobs.example")?;
+        capture(
+            Command::new("chmod")
+                .args(["-R", "a+rwX"])
+                .arg(lab.path("")),
+        )?;
+        lab.authority
+            .issue(&lab.path(""), "blobs", "blobs.example")?;
         fs::write(lab.path("check.js"), CHECK)?;
         fs::write(lab.path("users"), "agent:{PLAIN}password\n")?;
         let folder = lab.path("").display().to_string();
@@ -72,7 +77,11 @@ http {{
 "#
         );
         fs::write(lab.path("nginx.conf"), configuration)?;
-        let secret = if signed { format!(r#", "signing_secret": "{SECRET}""#) } else { String::new() };
+        let secret = if signed {
+            format!(r#", "signing_secret": "{SECRET}""#)
+        } else {
+            String::new()
+        };
         fs::write(
             lab.path("secrets.json"),
             format!(r#"{{"user": "agent", "password": "password"{secret}}}"#),
@@ -80,11 +89,17 @@ http {{
         let option = |name: &str, value: String| [format!("--blobstore{name}"), value];
         lab.blobstore = [
             option("", format!("https://127.0.0.1:{port}")),
-            option("-credentials", lab.path("secrets.json").display().to_string()),
+            option(
+                "-credentials",
+                lab.path("secrets.json").display().to_string(),
+            ),
             option("-ca", lab.path("ca.crt").display().to_string()),
         ]
         .concat();
-        let mut nginx = Self { process: None, port };
+        let mut nginx = Self {
+            process: None,
+            port,
+        };
         nginx.start_again(lab)?;
         Ok(nginx)
     }
@@ -92,11 +107,17 @@ http {{
     /// Starts nginx again after a kill.
     pub(crate) fn start_again(&mut self, lab: &Lab) -> Result<()> {
         let mut command = Command::new("/usr/sbin/nginx");
-        command.arg("-p").arg(lab.path("")).arg("-c").arg(lab.path("nginx.conf"));
+        command
+            .arg("-p")
+            .arg(lab.path(""))
+            .arg("-c")
+            .arg(lab.path("nginx.conf"));
         self.process = Some(lab.keep(command, "nginx-output.log")?);
         let port = self.port;
-        wait_until("nginx", TIMEOUT, || TcpStream::connect(("127.0.0.1", port)).is_ok())
-            .with_context(|| format!("{}{}", lab.log("nginx-output"), lab.log("nginx")))
+        wait_until("nginx", TIMEOUT, || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        })
+        .with_context(|| format!("{}{}", lab.log("nginx-output"), lab.log("nginx")))
     }
 
     /// Kills nginx and its worker.
@@ -108,7 +129,8 @@ http {{
     /// Sends a request with curl; returns the status.
     fn get(&self, lab: &Lab, path: &str) -> Result<String> {
         let mut curl = Command::new("curl");
-        curl.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"]).arg(lab.path("ca.crt"));
+        curl.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"])
+            .arg(lab.path("ca.crt"));
         capture(curl.arg(format!("https://127.0.0.1:{}/{path}", self.port)))
     }
 }
@@ -120,12 +142,19 @@ fn blobs_by_webdav() -> Result<()> {
     let mut nginx = Nginx::start(&mut lab, false)?;
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     let published = lab.publish(&[])?;
-    ensure!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
+    ensure!(
+        published.status.success(),
+        "{}",
+        String::from_utf8_lossy(&published.stderr)
+    );
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     let blob = lab.newest_blob()?;
     let access = fs::read_to_string(lab.path("access.log"))?;
     let path = dns_sync::http::blob_path(&blob);
-    assert!(access.contains(&format!("\"PUT /{path} HTTP/1.1\" 201")), "{access}");
+    assert!(
+        access.contains(&format!("\"PUT /{path} HTTP/1.1\" 201")),
+        "{access}"
+    );
     assert_eq!(nginx.get(&lab, &path)?, "401");
     nginx.stop()
 }
@@ -140,10 +169,16 @@ fn blobs_by_signed_links() -> Result<()> {
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     lab.blobstore = publisher_store;
     let published = lab.publish(&[])?;
-    ensure!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
+    ensure!(
+        published.status.success(),
+        "{}",
+        String::from_utf8_lossy(&published.stderr)
+    );
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     let blob = lab.newest_blob()?;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_secs();
     let signed = |secret: &str, at: u64| dns_sync::http::signed_blob_path(secret, &blob, at, 900);
     assert_eq!(nginx.get(&lab, &signed(SECRET, now))?, "200");
     assert_eq!(nginx.get(&lab, &signed("another", now))?, "403");
@@ -173,7 +208,11 @@ fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, false)?;
     let dav = lab.path("dav");
-    bad_blobs(&lab, |blob| dav.join(dns_sync::http::blob_path(blob)), "the blobstore replied 404")
+    bad_blobs(
+        &lab,
+        |blob| dav.join(dns_sync::http::blob_path(blob)),
+        "the blobstore replied 404",
+    )
 }
 
 /// A publisher whose clock is hours behind signs links that have expired; with the right clock agents can
@@ -187,9 +226,19 @@ fn wrong_clock_is_reported() -> Result<()> {
     let right = lab.publisher(&["--timeout", "15"])?;
     // The test's certificates are valid since 1975.
     let mut wrong = Command::new("faketime");
-    wrong.args(["-f", "-30h"]).arg(right.get_program()).args(right.get_args());
-    let output = wrong.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1").output()?;
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    wrong
+        .args(["-f", "-30h"])
+        .arg(right.get_program())
+        .args(right.get_args());
+    let output = wrong
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        .env("DONT_FAKE_MONOTONIC", "1")
+        .output()?;
+    assert!(
+        !output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     lab.wait_for_log("a0", "the blobstore replied 403")?;
     assert_eq!(lab.version("a0")?, 0);
     ensure!(lab.publish(&[])?.status.success(), "{}", lab.log("a0"));
@@ -207,13 +256,19 @@ fn agent_without_signed_links_gets_id() -> Result<()> {
     let mut methods = Vec::new();
     loop {
         let call: serde_json::Value = serde_json::from_slice(&agent.hear()?.payload)?;
-        let (method, reply_to) = (call["method"].as_str().context("method")?, &call["reply_to"]);
+        let (method, reply_to) = (
+            call["method"].as_str().context("method")?,
+            &call["reply_to"],
+        );
         let reply = match method {
             "sync_dns" => r#"{"value":"synced"}"#,
             _ => r#"{"exception":{"message":"unknown message sync_dns_with_signed_url"}}"#,
         };
         agent.say(reply_to.as_str().context("reply_to")?, reply)?;
-        let version = call["arguments"].as_array().and_then(|all| all.get(2)).and_then(|one| one.as_u64());
+        let version = call["arguments"]
+            .as_array()
+            .and_then(|all| all.get(2))
+            .and_then(|one| one.as_u64());
         methods.push(method.to_owned());
         if method == "sync_dns" && version.is_some_and(|version| version > 0) {
             break;
@@ -221,6 +276,8 @@ fn agent_without_signed_links_gets_id() -> Result<()> {
         ensure!(methods.len() < 10, "{methods:?}");
     }
     let state = lab.path("state").display().to_string();
-    wait_until("status", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())
-        .with_context(|| lab.log("publisher"))
+    wait_until("status", TIMEOUT, || {
+        lab.run(&["status", "--state", &state]).is_ok()
+    })
+    .with_context(|| lab.log("publisher"))
 }

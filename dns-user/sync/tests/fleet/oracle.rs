@@ -52,7 +52,10 @@ const DISK_SHARE: usize = 5;
 const WIRE_SHARE: usize = 3;
 
 fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 /// The state of one agent's process and connection.
@@ -109,11 +112,20 @@ impl World {
             if agent % DISK_SHARE == 0 {
                 symlink(lab.path(&format!("disk/{id}.json")), lab.records(&id))?;
             }
-            let wire = (agent % WIRE_SHARE == 0).then(|| Wire::to(lab.nats_address())).transpose()?;
+            let wire = (agent % WIRE_SHARE == 0)
+                .then(|| Wire::to(lab.nats_address()))
+                .transpose()?;
             if let Some(wire) = &wire {
                 lab.set_route(&id, wire.address());
             }
-            nodes.push(Node { id, running: None, paused: false, wire, cut: false, altered: None });
+            nodes.push(Node {
+                id,
+                running: None,
+                paused: false,
+                wire,
+                cut: false,
+                altered: None,
+            });
         }
         let mut world = Self {
             nodes,
@@ -136,7 +148,9 @@ impl World {
     }
 
     fn start_agent(&mut self, agent: usize) -> Result<()> {
-        let started = self.lab.agent(&self.nodes[agent].id, &["--ping-every", "1"])?;
+        let started = self
+            .lab
+            .agent(&self.nodes[agent].id, &["--ping-every", "1"])?;
         self.nodes[agent].running = Some(started);
         Ok(())
     }
@@ -150,10 +164,11 @@ impl World {
     fn change(&mut self) -> Result<()> {
         self.changes += 1;
         let mark = self.mark();
-        self.lab.write_inventory(self.nodes.len(), |agent| match agent {
-            0 => mark.clone(),
-            agent => format!("10.0.{}.{}", agent / 250, agent % 250),
-        })
+        self.lab
+            .write_inventory(self.nodes.len(), |agent| match agent {
+                0 => mark.clone(),
+                agent => format!("10.0.{}.{}", agent / 250, agent % 250),
+            })
     }
 
     fn start_publisher(&mut self) -> Result<()> {
@@ -164,12 +179,18 @@ impl World {
 
     /// Number of publishers that have collected the agents' reports, by the log.
     fn count_starts(&self) -> usize {
-        self.lab.log("publisher").matches("publishing starts").count()
+        self.lab
+            .log("publisher")
+            .matches("publishing starts")
+            .count()
     }
 
     /// Whether the current publisher has collected the agents' reports.
     fn has_begun(&mut self) -> bool {
-        if self.starts.is_some_and(|starts| self.count_starts() > starts) {
+        if self
+            .starts
+            .is_some_and(|starts| self.count_starts() > starts)
+        {
             self.starts = None;
         }
         self.publisher.is_some() && self.starts.is_none()
@@ -178,8 +199,9 @@ impl World {
     /// Applies one fault or repairs one.
     fn step(&mut self, random: &mut fastrand::Rng) -> Result<()> {
         // Few faults at a time: a fleet with permanent faults is never reported as synced.
-        let disturbed: Vec<usize> =
-            (0..self.nodes.len()).filter(|agent| !self.nodes[*agent].is_reachable()).collect();
+        let disturbed: Vec<usize> = (0..self.nodes.len())
+            .filter(|agent| !self.nodes[*agent].is_reachable())
+            .collect();
         let agent = match disturbed.len() {
             0 | 1 => random.usize(..self.nodes.len()),
             count => disturbed[random.usize(..count)],
@@ -211,9 +233,11 @@ impl World {
                 fs::rename(&away, &blobs)?;
                 "blobstore away"
             }
-            13 | 14 => {
-                self.cut_or_connect(if disturbed.len() < 2 { agent - agent % WIRE_SHARE } else { agent })
-            }
+            13 | 14 => self.cut_or_connect(if disturbed.len() < 2 {
+                agent - agent % WIRE_SHARE
+            } else {
+                agent
+            }),
             15 => self.fill_or_empty_disk()?,
             16 => {
                 let seconds = random.i64(-604_800..=604_800);
@@ -242,10 +266,16 @@ impl World {
 
     fn stop_or_continue(&mut self, agent: usize) -> Result<&'static str> {
         let node = &mut self.nodes[agent];
-        let Some(running) = &node.running else { return Ok("none") };
+        let Some(running) = &node.running else {
+            return Ok("none");
+        };
         node.paused = !node.paused;
         running.pause(node.paused)?;
-        Ok(if node.paused { "agent stopped" } else { "agent continued" })
+        Ok(if node.paused {
+            "agent stopped"
+        } else {
+            "agent continued"
+        })
     }
 
     fn disturb_bus(&mut self, random: &mut fastrand::Rng) -> Result<&'static str> {
@@ -283,7 +313,9 @@ impl World {
         let file = self.lab.records(&node.id);
         match random.u8(..3) {
             // Removes the file, not a link to it.
-            0 => fs::remove_file(fs::canonicalize(&file).unwrap_or(file.clone())).unwrap_or_default(),
+            0 => {
+                fs::remove_file(fs::canonicalize(&file).unwrap_or(file.clone())).unwrap_or_default()
+            }
             1 => fs::write(&file, "half a file")?,
             _ => {
                 let bytes = fs::read(&file).unwrap_or_default();
@@ -308,7 +340,14 @@ impl World {
             false => (&state, &copy, "state copied"),
         };
         fs::remove_dir_all(to).or_else(|error| if to.exists() { Err(error) } else { Ok(()) })?;
-        ensure!(Command::new("cp").arg("-a").arg(from).arg(to).status()?.success());
+        ensure!(
+            Command::new("cp")
+                .arg("-a")
+                .arg(from)
+                .arg(to)
+                .status()?
+                .success()
+        );
         if fault == "state replaced" {
             fs::remove_dir_all(&copy)?;
         }
@@ -318,10 +357,16 @@ impl World {
 
     fn cut_or_connect(&mut self, agent: usize) -> &'static str {
         let node = &mut self.nodes[agent];
-        let Some(wire) = &node.wire else { return "none" };
+        let Some(wire) = &node.wire else {
+            return "none";
+        };
         node.cut = !node.cut;
         wire.cut(node.cut);
-        if node.cut { "agent cut off" } else { "agent connected" }
+        if node.cut {
+            "agent cut off"
+        } else {
+            "agent connected"
+        }
     }
 
     fn fill_or_empty_disk(&mut self) -> Result<&'static str> {
@@ -345,11 +390,19 @@ impl World {
             return Ok("publish without success");
         }
         let state: Value = serde_json::from_slice(&fs::read(self.lab.path("state/state.json"))?)?;
-        let newest = state["versions"].as_array().and_then(|versions| versions.last());
-        let digest = newest.and_then(|newest| newest["digest"].as_str()).context("no version")?;
+        let newest = state["versions"]
+            .as_array()
+            .and_then(|versions| versions.last());
+        let digest = newest
+            .and_then(|newest| newest["digest"].as_str())
+            .context("no version")?;
         for node in &self.nodes {
             let found = digest_of(&self.lab, &node.id);
-            ensure!(found == digest, "`publish` succeeded; {} holds {found}, not {digest}", node.id);
+            ensure!(
+                found == digest,
+                "`publish` succeeded; {} holds {found}, not {digest}",
+                node.id
+            );
         }
         self.checks += 1;
         Ok("publish with success")
@@ -358,7 +411,10 @@ impl World {
     /// Returns version and digest if `status` reports all agents as synced.
     fn synced(&self) -> Result<Option<(u64, String)>> {
         let state = self.lab.path("state").display().to_string();
-        let output = self.lab.command(&["status", "--json", "--state", &state])?.output()?;
+        let output = self
+            .lab
+            .command(&["status", "--json", "--state", &state])?
+            .output()?;
         if !output.status.success() {
             return Ok(None);
         }
@@ -376,9 +432,14 @@ impl World {
         if !self.has_begun() {
             return Ok(());
         }
-        let Some(before) = self.synced()? else { return Ok(()) };
-        let found: HashMap<String, String> =
-            self.nodes.iter().map(|node| (node.id.clone(), digest_of(&self.lab, &node.id))).collect();
+        let Some(before) = self.synced()? else {
+            return Ok(());
+        };
+        let found: HashMap<String, String> = self
+            .nodes
+            .iter()
+            .map(|node| (node.id.clone(), digest_of(&self.lab, &node.id)))
+            .collect();
         if self.synced()?.as_ref() != Some(&before) {
             return Ok(());
         }
@@ -464,16 +525,28 @@ impl World {
             self.has_begun()
                 && self.lab.run(&["status", "--state", &state]).is_ok()
                 && self.nodes.iter().all(|node| {
-                    fs::read_to_string(self.lab.records(&node.id)).is_ok_and(|text| text.contains(&mark))
+                    fs::read_to_string(self.lab.records(&node.id))
+                        .is_ok_and(|text| text.contains(&mark))
                 })
         });
         converged.with_context(|| self.lab.log("publisher"))?;
         let before = self.checks;
         self.check()?;
-        ensure!(self.checks > before, "the oracle did not check the healed fleet");
+        ensure!(
+            self.checks > before,
+            "the oracle did not check the healed fleet"
+        );
         // Logs that are no longer of interest.
-        for log in self.nodes.iter().map(|node| node.id.as_str()).chain(["publisher"]) {
-            OpenOptions::new().write(true).open(self.lab.path(&format!("{log}.log")))?.set_len(0)?;
+        for log in self
+            .nodes
+            .iter()
+            .map(|node| node.id.as_str())
+            .chain(["publisher"])
+        {
+            OpenOptions::new()
+                .write(true)
+                .open(self.lab.path(&format!("{log}.log")))?
+                .set_len(0)?;
         }
         Ok(())
     }
@@ -490,14 +563,19 @@ fn oracle_finds_no_false_success() -> Result<()> {
         return Ok(());
     }
     let seed = setting("SEED", fastrand::u64(..));
-    let (agents, seconds) = (setting("ORACLE_AGENTS", 6) as usize, setting("ORACLE_SECONDS", 25));
+    let (agents, seconds) = (
+        setting("ORACLE_AGENTS", 6) as usize,
+        setting("ORACLE_SECONDS", 25),
+    );
     println!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new(agents)?;
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut round = 0_u64;
     while Instant::now() < end {
-        world.step(&mut random).with_context(|| format!("SEED={seed}"))?;
+        world
+            .step(&mut random)
+            .with_context(|| format!("SEED={seed}"))?;
         thread::sleep(Duration::from_millis(random.u64(50..800)));
         world.check().with_context(|| format!("SEED={seed}"))?;
         round += 1;
@@ -509,7 +587,12 @@ fn oracle_finds_no_false_success() -> Result<()> {
         }
     }
     world.heal().with_context(|| format!("SEED={seed}"))?;
-    let World { checks, changes, faults, .. } = &world;
+    let World {
+        checks,
+        changes,
+        faults,
+        ..
+    } = &world;
     println!("{checks} checks of {agents} files, {changes} changes, {round} rounds: {faults:?}");
     Ok(())
 }

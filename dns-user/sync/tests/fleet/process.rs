@@ -17,7 +17,11 @@ pub(crate) struct Kept(Child);
 
 impl Kept {
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
-        Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
+        Ok(Self(
+            command
+                .spawn()
+                .with_context(|| format!("cannot run {command:?}"))?,
+        ))
     }
 
     /// Returns the process id.
@@ -33,14 +37,22 @@ impl Kept {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(status);
             }
-            ensure!(begun.elapsed() < Duration::from_secs(20), "process {} does not end", self.0.id());
+            ensure!(
+                begun.elapsed() < Duration::from_secs(20),
+                "process {} does not end",
+                self.0.id()
+            );
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Suspends the process (SIGSTOP), or resumes it.
     pub(crate) fn pause(&self, pause: bool) -> Result<()> {
-        let signal = if pause { Signal::SIGSTOP } else { Signal::SIGCONT };
+        let signal = if pause {
+            Signal::SIGSTOP
+        } else {
+            Signal::SIGCONT
+        };
         Ok(kill(Pid::from_raw(self.0.id().cast_signed()), signal)?)
     }
 
@@ -63,14 +75,24 @@ impl Drop for Kept {
 
 /// Runs a command until it exits and returns its output.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} failed ({}): {said}", output.status);
+    ensure!(
+        output.status.success(),
+        "{command:?} failed ({}): {said}",
+        output.status
+    );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Polls `ready` until it returns true; fails after `limit`.
-pub(crate) fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn wait_until(
+    what: &str,
+    limit: Duration,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
     let begun = Instant::now();
     while !ready() {
         ensure!(begun.elapsed() < limit, "waited {limit:?} for {what}");

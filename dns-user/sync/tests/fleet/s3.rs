@@ -32,12 +32,20 @@ impl S3 {
     fn start(lab: &mut Lab) -> Result<Self> {
         let folder = lab.path("s3");
         fs::create_dir_all(folder.join("dns"))?;
-        let mut s3 = Self { address: test_support::free_address(), folder, runtime: None };
+        let mut s3 = Self {
+            address: test_support::free_address(),
+            folder,
+            runtime: None,
+        };
         s3.start_again()?;
         fs::write(lab.path("secrets.json"), credentials(KEY, SECRET))?;
         let secrets = lab.path("secrets.json").display().to_string();
-        lab.blobstore =
-            vec!["--blobstore".to_owned(), s3.url(), "--blobstore-credentials".to_owned(), secrets];
+        lab.blobstore = vec![
+            "--blobstore".to_owned(),
+            s3.url(),
+            "--blobstore-credentials".to_owned(),
+            secrets,
+        ];
         Ok(s3)
     }
 
@@ -51,7 +59,9 @@ impl S3 {
         let listener = runtime.block_on(TcpListener::bind(self.address))?;
         runtime.spawn(async move {
             loop {
-                let Ok((stream, _)) = listener.accept().await else { continue };
+                let Ok((stream, _)) = listener.accept().await else {
+                    continue;
+                };
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service.clone());
                 // A client that disconnects early gets no answer.
@@ -109,15 +119,25 @@ fn blobs_by_s3() -> Result<()> {
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     lab.blobstore = of_publisher;
     let published = lab.publish(&[])?;
-    ensure!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
+    ensure!(
+        published.status.success(),
+        "{}",
+        String::from_utf8_lossy(&published.stderr)
+    );
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     assert!(lab.log("a1").contains("by=\"blob\""), "{}", lab.log("a1"));
-    assert_eq!(fs::read(s3.folder.join("dns").join(lab.newest_blob()?))?, lab.dataset(1)?);
+    assert_eq!(
+        fs::read(s3.folder.join("dns").join(lab.newest_blob()?))?,
+        lab.dataset(1)?
+    );
 
     s3.stop();
     let _publisher = lab.watch(&["--no-patches"])?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "cannot store the blob; the fleet keeps the previous version")?;
+    lab.wait_for_log(
+        "publisher",
+        "cannot store the blob; the fleet keeps the previous version",
+    )?;
     assert_eq!(lab.version("a0")?, 1);
     s3.start_again()?;
     lab.wait_for("a0", 2)?;
@@ -137,7 +157,11 @@ fn s3_refuses_unsigned_requests() -> Result<()> {
 fn a_bad_blob_of_s3_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let s3 = S3::start(&mut lab)?;
-    bad_blobs(&lab, |blob| s3.folder.join("dns").join(blob), "the blobstore replied 404")
+    bad_blobs(
+        &lab,
+        |blob| s3.folder.join("dns").join(blob),
+        "the blobstore replied 404",
+    )
 }
 
 /// Sends all kinds of requests to a bucket, with correct and wrong signatures.
@@ -154,26 +178,51 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     assert_eq!(runtime.block_on(store.get("one", LONGEST_BLOB))?, blob);
     for stranger in &strangers {
         for error in [
-            runtime.block_on(stranger.put("two", &blob)).err().context("put")?,
-            runtime.block_on(stranger.get("one", LONGEST_BLOB)).err().context("get")?,
-            runtime.block_on(stranger.delete("one")).err().context("delete")?,
+            runtime
+                .block_on(stranger.put("two", &blob))
+                .err()
+                .context("put")?,
+            runtime
+                .block_on(stranger.get("one", LONGEST_BLOB))
+                .err()
+                .context("get")?,
+            runtime
+                .block_on(stranger.delete("one"))
+                .err()
+                .context("delete")?,
         ] {
-            assert!(error.to_string().contains("the blobstore replied 403"), "{error}");
+            assert!(
+                error.to_string().contains("the blobstore replied 403"),
+                "{error}"
+            );
         }
     }
     let (now, hour) = (unix_now(), Duration::from_secs(3600));
     let good = store.signed_url("one", now, hour).context("a link")?;
     assert_eq!(status(&good)?, "200");
     assert_eq!(status(&good.replace("/one?", "/two?"))?, "403");
-    assert_eq!(status(&good.replace("X-Amz-Expires=3600", "X-Amz-Expires=7200"))?, "403");
+    assert_eq!(
+        status(&good.replace("X-Amz-Expires=3600", "X-Amz-Expires=7200"))?,
+        "403"
+    );
     assert_eq!(status(good.split('?').next().context("a path")?)?, "403");
-    let over = store.signed_url("one", now.saturating_sub(2 * hour), hour).context("a link")?;
+    let over = store
+        .signed_url("one", now.saturating_sub(2 * hour), hour)
+        .context("a link")?;
     assert_eq!(status(&over)?, "403");
-    let early = store.signed_url("one", now + hour, hour).context("a link")?;
+    let early = store
+        .signed_url("one", now + hour, hour)
+        .context("a link")?;
     assert_eq!(status(&early)?, "403");
     runtime.block_on(store.delete("one"))?;
     runtime.block_on(store.delete("one"))?;
-    let gone = runtime.block_on(store.get("one", LONGEST_BLOB)).err().context("it is gone")?;
-    assert!(gone.to_string().contains("the blobstore replied 404"), "{gone}");
+    let gone = runtime
+        .block_on(store.get("one", LONGEST_BLOB))
+        .err()
+        .context("it is gone")?;
+    assert!(
+        gone.to_string().contains("the blobstore replied 404"),
+        "{gone}"
+    );
     Ok(())
 }

@@ -40,7 +40,12 @@ impl Double {
     fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
-        let mut double = Self { port, blobs: Blobs::default(), ended: Arc::default(), thread: None };
+        let mut double = Self {
+            port,
+            blobs: Blobs::default(),
+            ended: Arc::default(),
+            thread: None,
+        };
         let (blobs, ended, host) = (double.blobs.clone(), double.ended.clone(), double.host());
         double.thread = Some(thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -83,22 +88,29 @@ fn answer(mut stream: TcpStream, host: &str, blobs: &Blobs) -> Result<()> {
     let mut line = String::new();
     reader.read_line(&mut line)?;
     let mut words = line.split_whitespace();
-    let (method, target) = (words.next().context("a method")?, words.next().context("a target")?);
+    let (method, target) = (
+        words.next().context("a method")?,
+        words.next().context("a target")?,
+    );
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
-        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
         headers.insert(name.to_ascii_lowercase(), value.to_owned());
     }
-    let length = headers.get("content-length").map_or(Ok(0), |length| length.parse())?;
+    let length = headers
+        .get("content-length")
+        .map_or(Ok(0), |length| length.parse())?;
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     // No thread panics while holding the lock.
     let mut blobs = blobs.lock();
-    let signed =
-        headers.get("host").is_some_and(|named| named == host) && is_signed(method, path, query, host);
+    let signed = headers.get("host").is_some_and(|named| named == host)
+        && is_signed(method, path, query, host);
     let (status, body) = match (signed && path.starts_with("/dns/"), method) {
         (false, _) => ("403 Forbidden", Vec::new()),
         (true, "PUT") => {
@@ -115,15 +127,23 @@ fn answer(mut stream: TcpStream, host: &str, blobs: &Blobs) -> Result<()> {
         }
         (true, _) => ("405 Method Not Allowed", Vec::new()),
     };
-    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
     stream.write_all(&[head.as_bytes(), &body].concat())?;
     Ok(())
 }
 
 /// Returns whether a request is signed with the key for the current time.
 fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
-    let Some((canonical, signature)) = query.rsplit_once("&X-Amz-Signature=") else { return false };
-    let parts: Vec<_> = canonical.split('&').filter_map(|part| part.split_once('=')).collect();
+    let Some((canonical, signature)) = query.rsplit_once("&X-Amz-Signature=") else {
+        return false;
+    };
+    let parts: Vec<_> = canonical
+        .split('&')
+        .filter_map(|part| part.split_once('='))
+        .collect();
     let [
         ("X-Amz-Algorithm", "AWS4-HMAC-SHA256"),
         ("X-Amz-Credential", credential),
@@ -134,7 +154,9 @@ fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
     else {
         return false;
     };
-    let Some(day) = date.get(..8) else { return false };
+    let Some(day) = date.get(..8) else {
+        return false;
+    };
     let scope = format!("{day}/eu-1/s3/aws4_request");
     if credential != format!("{KEY}/{scope}").replace('/', "%2F") {
         return false;
@@ -147,14 +169,22 @@ fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
         return false;
     };
     let now = unix_now().as_secs();
-    let good = expires.parse().is_ok_and(|expires: u64| expires <= 604_800 && begun + expires > now);
+    let good = expires
+        .parse()
+        .is_ok_and(|expires: u64| expires <= 604_800 && begun + expires > now);
     let request = format!("{method}\n{path}\n{canonical}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD");
     let hash = hex(digest::digest(&digest::SHA256, request.as_bytes()).as_ref());
     let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{hash}");
     let mac = |key: &[u8], text: &str| {
-        hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes()).as_ref().to_vec()
+        hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes())
+            .as_ref()
+            .to_vec()
     };
-    let key = scope.split('/').fold(format!("AWS4{SECRET}").into_bytes(), |key, part| mac(&key, part));
+    let key = scope
+        .split('/')
+        .fold(format!("AWS4{SECRET}").into_bytes(), |key, part| {
+            mac(&key, part)
+        });
     good && begun <= now + 60 && hex(&mac(&key, &text)) == signature
 }
 
@@ -168,13 +198,19 @@ fn a_strict_double_of_s3_agrees() -> Result<()> {
     let (now, hour) = (unix_now(), Duration::from_secs(3600));
     let owner = credentials(KEY, SECRET);
     let store = open(&lab, &s3.url("eu-1"), &owner)?;
-    s3.blobs.lock().insert("/dns/one".to_owned(), b"a blob".to_vec());
+    s3.blobs
+        .lock()
+        .insert("/dns/one".to_owned(), b"a blob".to_vec());
     let good = store.signed_url("one", now, hour).context("a link")?;
     assert_eq!(status(&good)?, "200");
     assert_eq!(status(&good.replace("127.0.0.1", "localhost"))?, "403");
-    let elsewhere = open(&lab, &s3.url("eu-2"), &owner)?.signed_url("one", now, hour).context("a link")?;
+    let elsewhere = open(&lab, &s3.url("eu-2"), &owner)?
+        .signed_url("one", now, hour)
+        .context("a link")?;
     assert_eq!(status(&elsewhere)?, "403");
-    let long = store.signed_url("one", now, 24 * 8 * hour).context("a link")?;
+    let long = store
+        .signed_url("one", now, 24 * 8 * hour)
+        .context("a link")?;
     assert_eq!(status(&long)?, "403");
     Ok(())
 }

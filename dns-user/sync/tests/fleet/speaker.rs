@@ -22,7 +22,11 @@ impl Speaker {
     /// Connects with the certificate of a party and subscribes to a subject.
     pub(crate) fn new(lab: &Lab, who: &str, subject: &str) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let options = BusOptions { nats: vec![lab.nats_url()], tls: lab.tls_files(who), ping_every: 10 };
+        let options = BusOptions {
+            nats: vec![lab.nats_url()],
+            tls: lab.tls_files(who),
+            ping_every: 10,
+        };
         let (bus, heard) = runtime.block_on(async {
             let bus = Bus::connect(&options, "by-hand").await?;
             let heard = bus.client.subscribe(subject.to_owned()).await?;
@@ -30,13 +34,18 @@ impl Speaker {
             bus.client.flush().await?;
             anyhow::Ok((bus, heard))
         })?;
-        Ok(Self { runtime, bus, heard })
+        Ok(Self {
+            runtime,
+            bus,
+            heard,
+        })
     }
 
     pub(crate) fn hear(&mut self) -> Result<Message> {
         let Self { runtime, heard, .. } = self;
         let next = runtime.block_on(async { tokio::time::timeout(TIMEOUT, heard.next()).await });
-        next.context("nothing is heard")?.context("the subscription ended")
+        next.context("nothing is heard")?
+            .context("the subscription ended")
     }
 
     /// Returns the next message that is not an agent's report.
@@ -63,7 +72,10 @@ impl Speaker {
 
     pub(crate) fn say(&self, subject: &str, body: &str) -> Result<()> {
         self.runtime.block_on(async {
-            self.bus.client.publish(subject.to_owned(), body.to_owned().into()).await?;
+            self.bus
+                .client
+                .publish(subject.to_owned(), body.to_owned().into())
+                .await?;
             Ok(self.bus.client.flush().await?)
         })
     }
@@ -73,7 +85,11 @@ impl Speaker {
         let Self { runtime, heard, .. } = self;
         runtime.block_on(async {
             let other = async {
-                while heard.next().await.is_some_and(|message| message.subject.ends_with(".hello")) {}
+                while heard
+                    .next()
+                    .await
+                    .is_some_and(|message| message.subject.ends_with(".hello"))
+                {}
             };
             tokio::time::timeout(time, other).await.is_err()
         })

@@ -19,28 +19,57 @@ fn changes_reach_the_fleet() -> Result<()> {
     let lab = Lab::new(3)?;
     let hosts = lab.path("hosts");
     fs::write(&hosts, "192.0.2.1 mine\n")?;
-    let hosts_words = ["--hosts", "block", "--hosts-file", &hosts.display().to_string()].map(str::to_owned);
+    let hosts_words = [
+        "--hosts",
+        "block",
+        "--hosts-file",
+        &hosts.display().to_string(),
+    ]
+    .map(str::to_owned);
     let hosts_words: Vec<&str> = hosts_words.iter().map(String::as_str).collect();
     let replaced = lab.path("replaced");
     fs::write(&replaced, "192.0.2.1 mine\n")?;
-    let replaced_words =
-        ["--hosts", "replaced", "--hosts-file", &replaced.display().to_string()].map(str::to_owned);
+    let replaced_words = [
+        "--hosts",
+        "replaced",
+        "--hosts-file",
+        &replaced.display().to_string(),
+    ]
+    .map(str::to_owned);
     let replaced_words: Vec<&str> = replaced_words.iter().map(String::as_str).collect();
     // Only root can change a file's owner; other users keep it.
-    let owner = if nix::unistd::geteuid().is_root() { 1234 } else { nix::unistd::geteuid().as_raw() };
+    let owner = if nix::unistd::geteuid().is_root() {
+        1234
+    } else {
+        nix::unistd::geteuid().as_raw()
+    };
     let owner_words = ["--mode", "604", "--user", &owner.to_string()].map(str::to_owned);
     let owner_words: Vec<&str> = owner_words.iter().map(String::as_str).collect();
-    let _agents =
-        [lab.agent("a0", &hosts_words)?, lab.agent("a1", &replaced_words)?, lab.agent("a2", &owner_words)?];
+    let _agents = [
+        lab.agent("a0", &hosts_words)?,
+        lab.agent("a1", &replaced_words)?,
+        lab.agent("a2", &owner_words)?,
+    ];
 
     let published = lab.publish(&[])?;
     let said = String::from_utf8_lossy(&published.stdout).into_owned();
-    ensure!(published.status.success(), "{said}{}", String::from_utf8_lossy(&published.stderr));
-    assert_eq!(said, "3 of 3 agents have this version, 0 failing, 0 silent\n");
+    ensure!(
+        published.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&published.stderr)
+    );
+    assert_eq!(
+        said,
+        "3 of 3 agents have this version, 0 failing, 0 silent\n"
+    );
     for id in ["a0", "a1", "a2"] {
         assert_eq!(fs::read(lab.records(id))?, lab.dataset(1)?);
         let facts = fs::metadata(lab.records(id))?;
-        let (mode, user) = if id == "a2" { (0o604, owner) } else { (0o640, nix::unistd::geteuid().as_raw()) };
+        let (mode, user) = if id == "a2" {
+            (0o604, owner)
+        } else {
+            (0o640, nix::unistd::geteuid().as_raw())
+        };
         assert_eq!((facts.mode() & 0o7777, facts.uid()), (mode, user), "{id}");
         assert!(lab.log(id).contains("by=\"blob\""), "{}", lab.log(id));
     }
@@ -70,12 +99,24 @@ fn changes_reach_the_fleet() -> Result<()> {
     assert!(lab.dataset(3).is_err());
 
     let state = lab.path("state").display().to_string();
-    assert!(lab.run(&["status", "--state", &state])?.contains("version 2, "));
+    assert!(
+        lab.run(&["status", "--state", &state])?
+            .contains("version 2, ")
+    );
     let names = ["--state", &state, "--deployment", "dep"];
-    let address =
-        [&["address"], &names[..], &["--link", "web-http", "--az", "z1", "--status", "healthy"]].concat();
+    let address = [
+        &["address"],
+        &names[..],
+        &["--link", "web-http", "--az", "z1", "--status", "healthy"],
+    ]
+    .concat();
     assert_eq!(lab.run(&address)?, "q-a1n1s3.q-g2.bosh\n");
-    let san = [&["san"], &names[..], &["--instance-group", "web_server", "--long", "--wildcard"]].concat();
+    let san = [
+        &["san"],
+        &names[..],
+        &["--instance-group", "web_server", "--long", "--wildcard"],
+    ]
+    .concat();
     assert_eq!(lab.run(&san)?, "*.web-server.default.dep.bosh\n");
     Ok(())
 }
@@ -110,11 +151,17 @@ fn mute_agent_only_listens() -> Result<()> {
     let lab = Lab::new(1)?;
     let _mute = lab.agent("a0", &["--mute"])?;
     let _publisher = lab.watch(&[])?;
-    lab.wait_for_log("a0", "new version of the records installed version=1 by=\"blob\" mute=true")?;
+    lab.wait_for_log(
+        "a0",
+        "new version of the records installed version=1 by=\"blob\" mute=true",
+    )?;
     lab.wait_for_log("publisher", "new version of the records created")?;
     assert!(!lab.records("a0").exists());
     let state = lab.path("state").display().to_string();
-    assert!(lab.run(&["status", "--state", &state]).is_err(), "a mute agent must not count as synced");
+    assert!(
+        lab.run(&["status", "--state", &state]).is_err(),
+        "a mute agent must not count as synced"
+    );
     Ok(())
 }
 
@@ -126,12 +173,23 @@ fn local_mode_needs_no_nats() -> Result<()> {
     fs::write(&nodes, "10.0.0.1 web1\n10.0.0.2 web2.example\n")?;
     let file = lab.path("local.json");
     let words = [&nodes, &lab.path("local-state"), &file].map(|path| path.display().to_string());
-    lab.run(&["publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2]])?;
+    lab.run(&[
+        "publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2],
+    ])?;
     let text = fs::read_to_string(&file)?;
-    assert!(text.contains(r#"["10.0.0.2","web2.node.default.fleet.bosh"]],"version":1,"#), "{text}");
+    assert!(
+        text.contains(r#"["10.0.0.2","web2.node.default.fleet.bosh"]],"version":1,"#),
+        "{text}"
+    );
     fs::write(&nodes, "ten web1\n")?;
-    let refused = lab.run(&["publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2]]);
-    assert!(refused.is_err_and(|error| error.to_string().contains("line 1: \"ten\" is not an IP address")));
+    let refused = lab.run(&[
+        "publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2],
+    ]);
+    assert!(refused.is_err_and(|error| {
+        error
+            .to_string()
+            .contains("line 1: \"ten\" is not an IP address")
+    }));
     assert_eq!(fs::read_to_string(&file)?, text);
     Ok(())
 }
@@ -165,7 +223,10 @@ fn patches_respect_bandwidth() -> Result<()> {
     const LEAST: Duration = Duration::from_secs(3);
     let lab = Lab::new(AGENTS)?;
     let ids: Vec<String> = (0..AGENTS).map(|agent| format!("a{agent}")).collect();
-    let _agents = ids.iter().map(|id| lab.agent(id, &[])).collect::<Result<Vec<_>>>()?;
+    let _agents = ids
+        .iter()
+        .map(|id| lab.agent(id, &[]))
+        .collect::<Result<Vec<_>>>()?;
     ensure!(lab.publish(&[])?.status.success());
     let _publisher = lab.watch(&["--bandwidth", BANDWIDTH])?;
     lab.wait_for_log("publisher", "publishing starts")?;
@@ -174,8 +235,15 @@ fn patches_respect_bandwidth() -> Result<()> {
     wait_until("the first agent", TIMEOUT, || ids.iter().any(has_it))?;
     let begun = Instant::now();
     wait_until("all agents", TIMEOUT, || ids.iter().all(has_it))?;
-    println!("first to last of {AGENTS} patches at {BANDWIDTH} bytes/s: {:?}", begun.elapsed());
-    ensure!(begun.elapsed() > LEAST, "all had it within {:?}", begun.elapsed());
+    println!(
+        "first to last of {AGENTS} patches at {BANDWIDTH} bytes/s: {:?}",
+        begun.elapsed()
+    );
+    ensure!(
+        begun.elapsed() > LEAST,
+        "all had it within {:?}",
+        begun.elapsed()
+    );
     for id in &ids {
         lab.wait_for_log(id, "installed version=2 by=\"patch\"")?;
     }

@@ -32,7 +32,10 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
                 let (mut line, mut length) = (String::new(), 0);
                 reader.read_line(&mut line)?;
                 let mut words = line.split(' ').map(str::to_owned);
-                let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let (method, path) = (
+                    words.next().unwrap_or_default(),
+                    words.next().unwrap_or_default(),
+                );
                 loop {
                     let mut header = String::new();
                     reader.read_line(&mut header)?;
@@ -55,7 +58,11 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
                     }
                     "GET" => {
                         let body = fs::read(file)?;
-                        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len())?;
+                        write!(
+                            stream,
+                            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                            body.len()
+                        )?;
                         stream.write_all(&body)
                     }
                     _ => {
@@ -75,7 +82,11 @@ pub(crate) fn stop_promptly(process: &mut Kept) -> Result<()> {
     let begun = Instant::now();
     process.stop()?;
     println!("SIGTERM took {:?}", begun.elapsed());
-    ensure!(begun.elapsed() < PROMPT, "SIGTERM took {:?}", begun.elapsed());
+    ensure!(
+        begun.elapsed() < PROMPT,
+        "SIGTERM took {:?}",
+        begun.elapsed()
+    );
     Ok(())
 }
 
@@ -83,7 +94,11 @@ pub(crate) fn stop_promptly(process: &mut Kept) -> Result<()> {
 fn hanging_delete_delays_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let port = serve_dav_without_delete(lab.path("blobs"))?;
-    lab.blobstore = ["--blobstore".to_owned(), format!("http://127.0.0.1:{port}/dav")].to_vec();
+    lab.blobstore = [
+        "--blobstore".to_owned(),
+        format!("http://127.0.0.1:{port}/dav"),
+    ]
+    .to_vec();
     let _agent = lab.agent("a0", &[])?;
     // Two versions are kept: every further one deletes a blob.
     let mut publisher = lab.watch(&["--keep-bytes", "1"])?;
@@ -92,8 +107,17 @@ fn hanging_delete_delays_no_version() -> Result<()> {
         let begun = Instant::now();
         lab.instance(&["move", "i0", &format!("10.9.9.{version}")])?;
         lab.wait_for("a0", version + 1)?;
-        println!("version {} took {:?} while DELETE hangs", version + 1, begun.elapsed());
-        ensure!(begun.elapsed() < PROMPT, "version {} took {:?}", version + 1, begun.elapsed());
+        println!(
+            "version {} took {:?} while DELETE hangs",
+            version + 1,
+            begun.elapsed()
+        );
+        ensure!(
+            begun.elapsed() < PROMPT,
+            "version {} took {:?}",
+            version + 1,
+            begun.elapsed()
+        );
     }
     ensure!(lab.path("blobs/hangs").exists(), "nothing was deleted");
     stop_promptly(&mut publisher)
@@ -105,7 +129,9 @@ fn stuck_bus_delays_no_end() -> Result<()> {
     let mut publisher = lab.watch(&[])?;
     lab.wait_for_log("publisher", "publishing starts")?;
     lab.pause_nats(true)?;
-    lab.write_inventory(20_000, |agent| format!("10.{}.{}.1", agent / 250, agent % 250))?;
+    lab.write_inventory(20_000, |agent| {
+        format!("10.{}.{}.1", agent / 250, agent % 250)
+    })?;
     lab.wait_for_log("publisher", "rows=20000")?;
     thread::sleep(Duration::from_secs(1));
     stop_promptly(&mut publisher)?;
@@ -117,12 +143,16 @@ fn small_max_payload_is_respected() -> Result<()> {
     let mut lab = Lab::new(1)?;
     lab.kill_nats()?;
     let config = fs::read_to_string(lab.path("nats.conf"))?;
-    fs::write(lab.path("nats.conf"), format!("max_payload: 6000\n{config}"))?;
+    fs::write(
+        lab.path("nats.conf"),
+        format!("max_payload: 6000\n{config}"),
+    )?;
     lab.start_nats_again()?;
     let write = |net: u32| {
         lab.write_inventory(600, |agent| {
-            let mixed =
-                (agent as u32 + 1).wrapping_mul(0x9e37_79b9).wrapping_add(net.wrapping_mul(0x85eb_ca6b));
+            let mixed = (agent as u32 + 1)
+                .wrapping_mul(0x9e37_79b9)
+                .wrapping_add(net.wrapping_mul(0x85eb_ca6b));
             let [.., high, low] = mixed.to_be_bytes();
             format!("10.{}.{high}.{low}", agent / 250 + net as usize)
         })
@@ -146,8 +176,10 @@ fn fifo_records_are_survived() -> Result<()> {
     let mut agent = lab.agent("a0", &[])?;
     let _publisher = lab.watch(&[])?;
     // The FIFO is replaced like any unusable file.
-    wait_until("the file", crate::lab::TIMEOUT, || lab.records("a0").is_file())
-        .with_context(|| lab.log("a0"))?;
+    wait_until("the file", crate::lab::TIMEOUT, || {
+        lab.records("a0").is_file()
+    })
+    .with_context(|| lab.log("a0"))?;
     lab.wait_for("a0", 1)?;
     stop_promptly(&mut agent)
 }
@@ -173,7 +205,10 @@ fn hung_server_is_abandoned() -> Result<()> {
     let second = format!("tls://127.0.0.1:{other_port}");
     let listen = |url: &str| url.replace("tls://", "");
     ensure!(config.contains(&listen(&first)));
-    fs::write(lab.path("other.conf"), config.replace(&listen(&first), &listen(&second)))?;
+    fs::write(
+        lab.path("other.conf"),
+        config.replace(&listen(&first), &listen(&second)),
+    )?;
     let mut command = std::process::Command::new("nats-server");
     command.arg("-c").arg(lab.path("other.conf"));
     let _other = lab.keep(command, "other.log")?;
@@ -181,15 +216,23 @@ fn hung_server_is_abandoned() -> Result<()> {
     let mut agents = Vec::new();
     for agent in 0..6 {
         let id = format!("a{agent}");
-        let mut command = lab.command(&["agent", "--id", &id, "--nats", &both, "--ping-every", "1"])?;
-        command.args(lab.tls(&id)).args(&lab.blobstore).arg("--records").arg(lab.records(&id));
+        let mut command =
+            lab.command(&["agent", "--id", &id, "--nats", &both, "--ping-every", "1"])?;
+        command
+            .args(lab.tls(&id))
+            .args(&lab.blobstore)
+            .arg("--records")
+            .arg(lab.records(&id));
         agents.push(lab.keep(command, &format!("{id}.log"))?);
         lab.wait_for_log(&id, "agent started")?;
     }
     thread::sleep(Duration::from_secs(1));
     lab.pause_nats(true)?;
     let mut publisher = lab.command(&["publish", "--watch", "--nats", &second])?;
-    publisher.arg("--state").arg(lab.path("state")).args(lab.source());
+    publisher
+        .arg("--state")
+        .arg(lab.path("state"))
+        .args(lab.source());
     publisher.args(lab.tls("director")).args(&lab.blobstore);
     let _publisher = lab.keep(publisher, "publisher.log")?;
     for agent in 0..6 {

@@ -18,7 +18,11 @@ use crate::{
 };
 
 fn said(output: &std::process::Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Runs `publish`, which must succeed and agree with every agent's file.
@@ -28,7 +32,11 @@ fn publish_truly(lab: &Lab, agents: usize, version: u64) -> Result<()> {
     let dataset = lab.dataset(version)?;
     for agent in 0..agents {
         let file = fs::read(lab.records(&format!("a{agent}")))?;
-        ensure!(file == dataset, "a{agent} holds other records than version {version}: {}", said(&published));
+        ensure!(
+            file == dataset,
+            "a{agent} holds other records than version {version}: {}",
+            said(&published)
+        );
     }
     Ok(())
 }
@@ -48,8 +56,11 @@ fn restored_state_publishes_above_the_fleet() -> Result<()> {
     let lab = Lab::new(2)?;
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     publish_truly(&lab, 2, 1)?;
-    let copied =
-        std::process::Command::new("cp").arg("-a").arg(lab.path("state")).arg(lab.path("copy")).status()?;
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(lab.path("state"))
+        .arg(lab.path("copy"))
+        .status()?;
     ensure!(copied.success());
     lab.write_inventory(2, |agent| format!("10.7.0.{agent}"))?;
     publish_truly(&lab, 2, 2)?;
@@ -68,38 +79,66 @@ fn second_publisher_is_reported() -> Result<()> {
     lab.wait_for("a0", 1)?;
     lab.wait_for("a1", 1)?;
     let state = lab.path("state").display().to_string();
-    wait_until("the first publisher to know", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())?;
+    wait_until("the first publisher to know", TIMEOUT, || {
+        lab.run(&["status", "--state", &state]).is_ok()
+    })?;
     let mut second = lab.command(&["publish"])?;
-    second.arg("--state").arg(lab.path("second")).args(lab.source()).args(lab.bus("director"));
+    second
+        .arg("--state")
+        .arg(lab.path("second"))
+        .args(lab.source())
+        .args(lab.bus("director"));
     ensure!(second.args(&lab.blobstore).status()?.success());
     assert_eq!(lab.version("a0")?, 2);
     wait_until("the first publisher to object", TIMEOUT, || {
-        let output = lab.command(&["status", "--state", &state]).and_then(|mut status| Ok(status.output()?));
-        output.is_ok_and(|output| !output.status.success() && said(&output).contains("2 disagreeing"))
+        let output = lab
+            .command(&["status", "--state", &state])
+            .and_then(|mut status| Ok(status.output()?));
+        output
+            .is_ok_and(|output| !output.status.success() && said(&output).contains("2 disagreeing"))
     })
     .with_context(|| lab.log("publisher"))?;
-    assert!(lab.log("publisher").contains("that this publisher did not make"), "{}", lab.log("publisher"));
+    assert!(
+        lab.log("publisher")
+            .contains("that this publisher did not make"),
+        "{}",
+        lab.log("publisher")
+    );
     Ok(())
 }
 
 #[test]
 fn later_file_change_beats_a_command() -> Result<()> {
     let lab = Lab::new(3)?;
-    let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?, lab.agent("a2", &[])?];
+    let _agents = [
+        lab.agent("a0", &[])?,
+        lab.agent("a1", &[])?,
+        lab.agent("a2", &[])?,
+    ];
     let _publisher = lab.watch(&[])?;
     lab.wait_for("a0", 1)?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.instance(&["remove", "i1"])?;
-    let has = |text: &str| fs::read_to_string(lab.records("a0")).is_ok_and(|file| file.contains(text));
-    wait_until("the commands' effect", TIMEOUT, || has("10.9.9.9") && !has("\"i1\""))?;
+    let has =
+        |text: &str| fs::read_to_string(lab.records("a0")).is_ok_and(|file| file.contains(text));
+    wait_until("the commands' effect", TIMEOUT, || {
+        has("10.9.9.9") && !has("\"i1\"")
+    })?;
     // The file follows with the same content, then changes again.
-    let address =
-        |agent: usize| if agent == 0 { "10.9.9.9".to_owned() } else { format!("10.0.0.{}", agent + 1) };
+    let address = |agent: usize| {
+        if agent == 0 {
+            "10.9.9.9".to_owned()
+        } else {
+            format!("10.0.0.{}", agent + 1)
+        }
+    };
     lab.write_inventory(1, address)?;
     lab.wait_for_log("publisher", "a change made by command is now in")?;
     lab.write_inventory(3, |agent| format!("10.5.0.{agent}"))?;
-    wait_until("the file's effect", TIMEOUT, || has("10.5.0.0") && has("\"i1\"") && !has("10.9.9.9"))
-        .with_context(|| lab.log("publisher"))
+    wait_until("the file's effect", TIMEOUT, || {
+        has("10.5.0.0") && has("\"i1\"") && !has("10.9.9.9")
+    })
+    .with_context(|| lab.log("publisher"))
 }
 
 #[test]
@@ -121,8 +160,14 @@ fn grow_inventory() -> Result<bool> {
     fs::remove_file(&path)?;
     let mut file = fs::File::create(&path)?;
     let _publisher = {
-        writeln!(file, "deployments:\n- name: dep\n  instance_groups:\n  - name: g\n    instances:")?;
-        writeln!(file, "    - {{id: i0, agent_id: a0, networks: {{default: 10.0.0.1}}}}")?;
+        writeln!(
+            file,
+            "deployments:\n- name: dep\n  instance_groups:\n  - name: g\n    instances:"
+        )?;
+        writeln!(
+            file,
+            "    - {{id: i0, agent_id: a0, networks: {{default: 10.0.0.1}}}}"
+        )?;
         lab.watch(&[])?
     };
     let (mut pause, mut last) = (Duration::ZERO, Instant::now());
@@ -151,14 +196,19 @@ fn grow_inventory() -> Result<bool> {
 fn mass_removal_needs_confirmation() -> Result<()> {
     let lab = Lab::new(1)?;
     let write = |instances: usize| {
-        lab.write_inventory(instances, |agent| format!("10.0.{}.{}", agent / 250, agent % 250))
+        lab.write_inventory(instances, |agent| {
+            format!("10.0.{}.{}", agent / 250, agent % 250)
+        })
     };
     write(100)?;
     let _agent = lab.agent("a0", &[])?;
     let _publisher = lab.watch(&[])?;
     lab.wait_for("a0", 1)?;
     write(80)?;
-    lab.wait_for_log("publisher", "the inventory removes 20 of 100 instances, and more than 10 need")?;
+    lab.wait_for_log(
+        "publisher",
+        "the inventory removes 20 of 100 instances, and more than 10 need",
+    )?;
     assert_eq!(lab.version("a0")?, 1);
     let state = lab.path("state").display().to_string();
     lab.run(&["confirm-removals", "20", "--state", &state])?;
@@ -186,12 +236,20 @@ fn full_disk_needs_no_operator() -> Result<()> {
     }
     lab.wait_for("a0", 7)?;
     let state = lab.path("state").display().to_string();
-    wait_until("the book", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())?;
-    let mut filler = OpenOptions::new().create(true).append(true).open(lab.path("disk/filler"))?;
+    wait_until("the book", TIMEOUT, || {
+        lab.run(&["status", "--state", &state]).is_ok()
+    })?;
+    let mut filler = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(lab.path("disk/filler"))?;
     while filler.write_all(&[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.99".to_owned())?;
     lab.wait_for("a0", 8)?;
-    assert_eq!(sha256(&fs::read(lab.records("a0"))?), sha256(&lab.dataset(8)?));
+    assert_eq!(
+        sha256(&fs::read(lab.records("a0"))?),
+        sha256(&lab.dataset(8)?)
+    );
     publisher.stop()?;
     Ok(())
 }

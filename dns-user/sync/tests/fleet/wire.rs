@@ -41,10 +41,17 @@ impl Wire {
                     return;
                 }
                 // If the server is down, the wire refuses connections like the server.
-                let Ok(server) = TcpStream::connect(server) else { continue };
-                let pairs = [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))];
+                let Ok(server) = TcpStream::connect(server) else {
+                    continue;
+                };
+                let pairs = [
+                    (client.try_clone(), server.try_clone()),
+                    (Ok(server), Ok(client)),
+                ];
                 for (from, to) in pairs {
-                    let (Ok(from), Ok(to)) = (from, to) else { continue };
+                    let (Ok(from), Ok(to)) = (from, to) else {
+                        continue;
+                    };
                     let state = shared.clone();
                     thread::spawn(move || copy(from, to, &state));
                 }
@@ -81,7 +88,9 @@ fn copy(mut from: TcpStream, mut to: TcpStream, state: &State) {
         let read = match from.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => read,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                continue;
+            }
             Err(_) => break,
         };
         while state.cut.load(Ordering::Relaxed) && !state.ended.load(Ordering::Relaxed) {

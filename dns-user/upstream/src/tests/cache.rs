@@ -20,14 +20,21 @@ use dns_core::{
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
-const CONFIG: CacheConfig =
-    CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
+const CONFIG: CacheConfig = CacheConfig {
+    enabled: true,
+    max_entries: 1000,
+    max_bytes: 1 << 20,
+    serve_stale: None,
+};
 
 /// Returns a source with one recursor and a cache.
 fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
     let cache = Arc::new(Cache::new(config, form(compat), compat));
     let source = UncachedSource::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
-    (CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat), cache)
+    (
+        CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat),
+        cache,
+    )
 }
 
 /// Sends a query to a source by UDP.
@@ -69,7 +76,8 @@ async fn with_ttls(ttls: &'static [u32]) -> Scripted {
     Scripted::start(move |query| {
         let mut reply = refuse(query, message::NOERROR);
         for &ttl in ttls {
-            let added = message::push_answer(&mut reply, &message::QUESTION_NAME, 1, ttl, &[192, 0, 2, 1]);
+            let added =
+                message::push_answer(&mut reply, &message::QUESTION_NAME, 1, ttl, &[192, 0, 2, 1]);
             assert!(added);
         }
         vec![reply]
@@ -84,20 +92,34 @@ async fn hit_keeps_client_id_and_case() {
         let mut reply = refuse(query, message::NOERROR);
         reply[2] |= 0x04;
         let owner = query[12..12 + NAME.len()].to_vec();
-        assert!(message::push_answer(&mut reply, &owner, 1, 300, &[192, 0, 2, 1]));
+        assert!(message::push_answer(
+            &mut reply,
+            &owner,
+            1,
+            300,
+            &[192, 0, 2, 1]
+        ));
         message::append_opt(&mut reply, 1400);
         vec![reply]
     })
     .await;
     let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let first = ask(&source, &query(NAME, 1)).await;
-    assert_eq!(message::MessageIndex::of(&first).unwrap().opt, None, "the recursor's OPT was for us");
+    assert_eq!(
+        message::MessageIndex::of(&first).unwrap().opt,
+        None,
+        "the recursor's OPT was for us"
+    );
 
     let mixed = with_opt(query(b"\x02oK\x07EXAMple\0", 1), false);
     let hit = ask(&source, &mixed).await;
     let index = message::MessageIndex::of(&hit).unwrap();
     assert_eq!(&hit[12..12 + NAME.len()], b"\x02oK\x07EXAMple\0");
-    assert_eq!(&hit[28..28 + NAME.len()], b"\x02oK\x07EXAMple\0", "the owner too");
+    assert_eq!(
+        &hit[28..28 + NAME.len()],
+        b"\x02oK\x07EXAMple\0",
+        "the owner too"
+    );
     assert_eq!(hit[index.opt.unwrap()], *b"\0\0\x29\x04\xd0\0\0\0\0\0\0");
     assert_eq!(hit[2], 0x85, "AA is the upstream's");
     assert_eq!(recursor.counts().0, 1);
@@ -105,13 +127,21 @@ async fn hit_keeps_client_id_and_case() {
 
 #[tokio::test]
 async fn ttls_are_clamped_and_equalised() {
-    for (ttls, expected) in [(&[1u32][..], 5), (&[6], 6), (&[100_000], 3600), (&[300, 60, 900], 60)] {
+    for (ttls, expected) in [
+        (&[1u32][..], 5),
+        (&[6], 6),
+        (&[100_000], 3600),
+        (&[300, 60, 900], 60),
+    ] {
         let recursor = with_ttls(ttls).await;
         let (source, _) = source(&recursor, Compat::default(), &CONFIG);
         for _ in 0..2 {
             let reply = ask(&source, &query(NAME, 1)).await;
             let index = message::MessageIndex::of(&reply).unwrap();
-            assert!(index.walk(&reply).all(|(_, record)| record.ttl == expected), "{ttls:?}");
+            assert!(
+                index.walk(&reply).all(|(_, record)| record.ttl == expected),
+                "{ttls:?}"
+            );
         }
         assert_eq!(recursor.counts().0, 1);
     }
@@ -126,7 +156,14 @@ async fn ttl_zero_is_not_kept() {
             assert_eq!(ttl(&ask(&modern, &query(NAME, 1)).await), ttls[0]);
             assert_eq!(recursor.counts().0, expected);
         }
-        let (reference, _) = source(&recursor, Compat { cache_zero_ttl: true, ..Compat::default() }, &CONFIG);
+        let (reference, _) = source(
+            &recursor,
+            Compat {
+                cache_zero_ttl: true,
+                ..Compat::default()
+            },
+            &CONFIG,
+        );
         for _ in 0..2 {
             assert_eq!(ttl(&ask(&reference, &query(NAME, 1)).await), 5);
             assert_eq!(recursor.counts().0, 3);
@@ -150,16 +187,23 @@ async fn unsigned_answer_beats_failure() {
 #[tokio::test]
 async fn failures_are_cached_briefly() {
     for failure in [Some(message::SERVFAIL), Some(message::REFUSED), None] {
-        let failing =
-            Scripted::start(move |query| failure.map(|rcode| refuse(query, rcode)).into_iter().collect())
-                .await;
+        let failing = Scripted::start(move |query| {
+            failure
+                .map(|rcode| refuse(query, rcode))
+                .into_iter()
+                .collect()
+        })
+        .await;
         let uncached = |compat| {
             let source = UncachedSource::Dns(Arc::new(forwarder(&[failing.name()], 0, compat)));
             CachedSource::new(source, None, form(compat), compat)
         };
         let modern = uncached(Compat::default());
         for _ in 0..20 {
-            assert_eq!(rcode(&ask(&modern, &query(NAME, 1)).await), failure.unwrap_or(message::SERVFAIL));
+            assert_eq!(
+                rcode(&ask(&modern, &query(NAME, 1)).await),
+                failure.unwrap_or(message::SERVFAIL)
+            );
         }
         assert_eq!((failing.counts().0, modern.failure_hits()), (1, 19));
         tokio::time::sleep(Duration::from_millis(1050)).await;
@@ -167,7 +211,10 @@ async fn failures_are_cached_briefly() {
         // The second query that times out is repeated without EDNS.
         let plain = usize::from(failure.is_none());
         assert_eq!(failing.counts().0, 2 + plain);
-        let forgetful = uncached(Compat { forget_failures: true, ..Compat::default() });
+        let forgetful = uncached(Compat {
+            forget_failures: true,
+            ..Compat::default()
+        });
         for expected in [3 + plain, 4 + 2 * plain] {
             ask(&forgetful, &query(NAME, 1)).await;
             assert_eq!(failing.counts().0, expected);
@@ -183,12 +230,29 @@ fn of_client(client: [u8; 4], mut query: Query<'_>) -> Query<'_> {
 #[tokio::test]
 async fn flooding_client_leaves_room() {
     let silent = Scripted::start(|_| vec![]).await;
-    let compat = Compat { forget_failures: true, ..Compat::default() };
+    let compat = Compat {
+        forget_failures: true,
+        ..Compat::default()
+    };
     // Queries wait until the whole flood has arrived.
-    let options = RecursorOptions { timeout: Duration::from_secs(600), ..options(0, compat) };
+    let options = RecursorOptions {
+        timeout: Duration::from_secs(600),
+        ..options(0, compat)
+    };
     let selection = RecursorSelection::Serial;
-    let forwarder = Forwarder::new(&[silent.name()], options, selection, compat, &Arc::default());
-    let source = CachedSource::new(UncachedSource::Dns(Arc::new(forwarder)), None, form(compat), compat);
+    let forwarder = Forwarder::new(
+        &[silent.name()],
+        options,
+        selection,
+        compat,
+        &Arc::default(),
+    );
+    let source = CachedSource::new(
+        UncachedSource::Dns(Arc::new(forwarder)),
+        None,
+        form(compat),
+        compat,
+    );
     let flood: Vec<_> = (0..6000u32)
         .map(|number| {
             let source = source.clone();
@@ -206,10 +270,16 @@ async fn flooding_client_leaves_room() {
     let mut reply = Vec::new();
     let message = query(NAME, 1);
     let flooding = of_client([192, 0, 2, 1], parsed(&message));
-    assert!(source.answer_at_once(&flooding, &mut reply), "refused without a task");
+    assert!(
+        source.answer_at_once(&flooding, &mut reply),
+        "refused without a task"
+    );
     assert_eq!(rcode(&reply), message::SERVFAIL);
     let other = of_client([192, 0, 2, 2], parsed(&message));
-    assert!(!source.answer_at_once(&other, &mut reply), "another client may wait");
+    assert!(
+        !source.answer_at_once(&other, &mut reply),
+        "another client may wait"
+    );
     flood.iter().for_each(|query| query.abort());
     for query in flood {
         assert!(query.await.err().is_none_or(|error| error.is_cancelled()));
@@ -235,7 +305,13 @@ async fn key_contains_type_class_do_cd() {
     *chaos.last_mut().unwrap() = 3;
     let mut checking_disabled = plain.clone();
     checking_disabled[3] |= 0x10;
-    let all = [plain.clone(), query(NAME, 28), chaos, checking_disabled, with_opt(plain.clone(), true)];
+    let all = [
+        plain.clone(),
+        query(NAME, 28),
+        chaos,
+        checking_disabled,
+        with_opt(plain.clone(), true),
+    ];
     for expected in [5, 5] {
         for query in &all {
             let reply = ask(&source, query).await;
@@ -257,8 +333,14 @@ async fn key_contains_type_class_do_cd() {
 async fn forwarded_client_subnet_bypasses_cache() {
     let recursor = with_ttls(&[300]).await;
     let (plain, _) = source(&recursor, Compat::default(), &CONFIG);
-    let form = Form { client_subnet: true, ..Form::default() };
-    let options = RecursorOptions { form, ..options(0, Compat::default()) };
+    let form = Form {
+        client_subnet: true,
+        ..Form::default()
+    };
+    let options = RecursorOptions {
+        form,
+        ..options(0, Compat::default())
+    };
     let forwarder = Forwarder::new(
         &[recursor.name()],
         options,
@@ -267,8 +349,12 @@ async fn forwarded_client_subnet_bypasses_cache() {
         &Arc::default(),
     );
     let cache = Arc::new(Cache::new(&CONFIG, form, Compat::default()));
-    let source =
-        CachedSource::new(UncachedSource::Dns(Arc::new(forwarder)), Some(cache), form, Compat::default());
+    let source = CachedSource::new(
+        UncachedSource::Dns(Arc::new(forwarder)),
+        Some(cache),
+        form,
+        Compat::default(),
+    );
     let mut personal = with_opt(query(NAME, 1), false);
     let end = personal.len();
     personal[end - 1] = 8;
@@ -295,13 +381,20 @@ async fn soa_limits_nxdomain_lifetime() {
     let (reference, _) = source(&denying, Compat::REFERENCE, &CONFIG);
     for expected in [2, 3] {
         ask(&reference, &query(NAME, 1)).await;
-        assert_eq!(denying.counts().0, expected, "the reference keeps no NXDOMAIN");
+        assert_eq!(
+            denying.counts().0,
+            expected,
+            "the reference keeps no NXDOMAIN"
+        );
     }
 
     let bare = Scripted::start(|query| vec![refuse(query, message::NXDOMAIN)]).await;
     let (source, _) = source(&bare, Compat::default(), &CONFIG);
     for expected in [1, 2] {
-        assert_eq!(rcode(&ask(&source, &query(NAME, 1)).await), message::NXDOMAIN);
+        assert_eq!(
+            rcode(&ask(&source, &query(NAME, 1)).await),
+            message::NXDOMAIN
+        );
         assert_eq!(bare.counts().0, expected);
     }
 }
@@ -324,7 +417,11 @@ async fn cut_replies_are_not_kept() {
         let (source, _) = source(&large, compat, &CONFIG);
         for expected in expected {
             ask(&source, &query(NAME, 1)).await;
-            assert_eq!(large.counts().0, expected, "kept whole, whatever the client takes");
+            assert_eq!(
+                large.counts().0,
+                expected,
+                "kept whole, whatever the client takes"
+            );
         }
     }
 }
@@ -364,7 +461,10 @@ async fn ad_is_returned_on_request() {
     for _ in 0..2 {
         assert_eq!(ask(&source, &query(NAME, 1)).await[3] & 0x20, 0);
         assert_eq!(ask(&source, &asking).await[3] & 0x20, 0x20);
-        assert_eq!(ask(&source, &with_opt(query(NAME, 1), true)).await[3] & 0x20, 0x20);
+        assert_eq!(
+            ask(&source, &with_opt(query(NAME, 1), true)).await[3] & 0x20,
+            0x20
+        );
     }
     assert_eq!(recursor.counts().0, 2, "once without and once with DO");
 }
@@ -383,21 +483,44 @@ async fn clients_share_upstream_query() {
                 let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
                 count.fetch_add(1, Ordering::Relaxed);
                 waiting.notified().await;
-                socket.send_to(&answer(&buffer[..length], &[[192, 0, 2, 1]]), client).await.unwrap();
+                socket
+                    .send_to(&answer(&buffer[..length], &[[192, 0, 2, 1]]), client)
+                    .await
+                    .unwrap();
             }
         }
     });
     let compat = Compat::default();
     let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
-    let options = RecursorOptions { timeout: Duration::from_secs(20), ..options(0, compat) };
-    let forwarder =
-        Arc::new(Forwarder::new(&names, options, RecursorSelection::Serial, compat, &Arc::default()));
-    let source = CachedSource::new(UncachedSource::Dns(forwarder), Some(cache), form(compat), compat);
+    let options = RecursorOptions {
+        timeout: Duration::from_secs(20),
+        ..options(0, compat)
+    };
+    let forwarder = Arc::new(Forwarder::new(
+        &names,
+        options,
+        RecursorSelection::Serial,
+        compat,
+        &Arc::default(),
+    ));
+    let source = CachedSource::new(
+        UncachedSource::Dns(forwarder),
+        Some(cache),
+        form(compat),
+        compat,
+    );
     let clients: Vec<_> = (0..200u16)
         .map(|id| {
             let source = source.clone();
             tokio::spawn(async move {
-                let mut query = query(if id % 2 == 0 { NAME } else { b"\x02OK\x07example\0" }, 1);
+                let mut query = query(
+                    if id % 2 == 0 {
+                        NAME
+                    } else {
+                        b"\x02OK\x07example\0"
+                    },
+                    1,
+                );
                 message::set_id(&mut query, id);
                 let reply = ask(&source, &query).await;
                 assert_eq!(reply[12..12 + NAME.len()], query[12..12 + NAME.len()]);
@@ -449,13 +572,21 @@ async fn cancelled_client_keeps_shared_lookup() {
 #[tokio::test]
 async fn cache_is_bounded_and_flushable() {
     let recursor = with_ttls(&[300]).await;
-    let config = CacheConfig { max_entries: 100, ..CONFIG };
+    let config = CacheConfig {
+        max_entries: 100,
+        ..CONFIG
+    };
     let (source, cache) = source(&recursor, Compat::default(), &config);
     for number in 0..1000u16 {
         let name = [b"\x05", format!("{number:05}").as_bytes(), b"\0"].concat();
         ask(&source, &query(&name, 1)).await;
     }
-    let Totals { entries, bytes, evictions, .. } = cache.totals();
+    let Totals {
+        entries,
+        bytes,
+        evictions,
+        ..
+    } = cache.totals();
     assert_eq!((entries, evictions), (100, 900));
     assert!(bytes <= config.max_bytes);
 
@@ -473,12 +604,18 @@ async fn cache_is_bounded_and_flushable() {
 async fn flush_selects_by_name_type_and_zone() {
     let recursor = with_ttls(&[300]).await;
     let (source, cache) = source(&recursor, Compat::default(), &CONFIG);
-    for (name, qtype) in [(NAME, 1), (NAME, 28), (b"\x04more\x02ok\x07example\0", 1), (b"\x07example\0", 1)] {
+    for (name, qtype) in [
+        (NAME, 1),
+        (NAME, 28),
+        (b"\x04more\x02ok\x07example\0", 1),
+        (b"\x07example\0", 1),
+    ] {
         ask(&source, &query(name, qtype)).await;
     }
     ask(&source, &with_opt(query(NAME, 1), true)).await;
     let listed = |selection: &Selection, limit| {
-        let Listing { entries, omitted } = Listing::of([(None, &*cache)].into_iter(), selection, limit);
+        let Listing { entries, omitted } =
+            Listing::of([(None, &*cache)].into_iter(), selection, limit);
         let row = |answer: &crate::CachedAnswer| {
             format!("{} {} {}", answer.name, answer.query_type, answer.dnssec_ok)
         };
@@ -491,18 +628,49 @@ async fn flush_selects_by_name_type_and_zone() {
         "ok.example. AAAA false",
         "more.ok.example. A false",
     ];
-    assert_eq!(listed(&Selection::default(), 10), (all.map(str::to_owned).to_vec(), 0));
-    assert_eq!(listed(&Selection::default(), 2), (all[..2].iter().map(ToString::to_string).collect(), 3));
+    assert_eq!(
+        listed(&Selection::default(), 10),
+        (all.map(str::to_owned).to_vec(), 0)
+    );
+    assert_eq!(
+        listed(&Selection::default(), 2),
+        (all[..2].iter().map(ToString::to_string).collect(), 3)
+    );
     let name = |text: &str| Some(text.parse().unwrap());
-    let named = Selection { name: name("OK.example"), ..Selection::default() };
+    let named = Selection {
+        name: name("OK.example"),
+        ..Selection::default()
+    };
     let Listing { entries, .. } = Listing::of([(None, &*cache)].into_iter(), &named, 10);
     assert_eq!(entries.len(), 3);
-    assert!(entries.iter().all(|answer| answer.records.as_ref().unwrap()[0].contains("192.0.2.1")));
+    assert!(
+        entries
+            .iter()
+            .all(|answer| answer.records.as_ref().unwrap()[0].contains("192.0.2.1"))
+    );
     let flush = |selection: &Selection| cache.flush(|fields| selection.admits(fields));
-    assert_eq!(flush(&Selection { query_type: Some(28), ..named.clone() }), 1);
-    assert_eq!(flush(&Selection { query_type: Some(28), ..Selection::default() }), 0);
+    assert_eq!(
+        flush(&Selection {
+            query_type: Some(28),
+            ..named.clone()
+        }),
+        1
+    );
+    assert_eq!(
+        flush(&Selection {
+            query_type: Some(28),
+            ..Selection::default()
+        }),
+        0
+    );
     assert_eq!(flush(&named), 2);
-    assert_eq!(flush(&Selection { zone: name("ok.example"), ..Selection::default() }), 1);
+    assert_eq!(
+        flush(&Selection {
+            zone: name("ok.example"),
+            ..Selection::default()
+        }),
+        1
+    );
     assert_eq!(listed(&Selection::default(), 10).0, all[..1]);
 }
 
@@ -555,7 +723,9 @@ async fn flush_outruns_queries_in_flight() {
     assert!(before.await.unwrap().ends_with(&[192, 0, 2, 1]));
     assert!(after.await.unwrap().ends_with(&[192, 0, 2, 2]));
     assert!(
-        ask(&source, &query(NAME, 1)).await.ends_with(&[192, 0, 2, 2]),
+        ask(&source, &query(NAME, 1))
+            .await
+            .ends_with(&[192, 0, 2, 2]),
         "only the newer answer is cached"
     );
     assert_eq!(count.load(Ordering::Relaxed), 2);
@@ -565,16 +735,23 @@ async fn flush_outruns_queries_in_flight() {
 #[tokio::test]
 async fn hot_answers_expire_with_cache_entry() {
     let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
-    let [(one, _), (other, _)] =
-        recursors.each_ref().map(|recursor| source(recursor, Compat::default(), &CONFIG));
+    let [(one, _), (other, _)] = recursors
+        .each_ref()
+        .map(|recursor| source(recursor, Compat::default(), &CONFIG));
     for _ in 0..40 {
         ask(&one, &query(NAME, 1)).await;
         ask(&other, &query(NAME, 1)).await;
     }
-    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [1, 1]);
+    assert_eq!(
+        recursors.each_ref().map(|recursor| recursor.counts().0),
+        [1, 1]
+    );
     tokio::time::sleep(Duration::from_millis(5100)).await;
     ask(&one, &query(NAME, 1)).await;
-    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [2, 1]);
+    assert_eq!(
+        recursors.each_ref().map(|recursor| recursor.counts().0),
+        [2, 1]
+    );
 }
 
 #[tokio::test]
@@ -585,14 +762,23 @@ async fn stale_answers_bridge_outages() {
         Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
             0 => {
                 let mut reply = refuse(query, message::NOERROR);
-                assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 1, 1, &[192, 0, 2, 1]));
+                assert!(message::push_answer(
+                    &mut reply,
+                    &message::QUESTION_NAME,
+                    1,
+                    1,
+                    &[192, 0, 2, 1]
+                ));
                 vec![reply]
             }
             _ => vec![refuse(query, message::SERVFAIL)],
         })
         .await
     };
-    let config = CacheConfig { serve_stale: Some(Duration::from_secs(60)), ..CONFIG };
+    let config = CacheConfig {
+        serve_stale: Some(Duration::from_secs(60)),
+        ..CONFIG
+    };
     let (source, cache) = source(&recursor, Compat::default(), &config);
     assert_eq!(ttl(&ask(&source, &query(NAME, 1)).await), 5);
     tokio::time::sleep(Duration::from_millis(5200)).await;
@@ -600,7 +786,11 @@ async fn stale_answers_bridge_outages() {
         let reply = ask(&source, &query(NAME, 1)).await;
         assert_eq!((rcode(&reply), ttl(&reply)), (message::NOERROR, 30));
     }
-    assert_eq!(recursor.counts().0, 2, "after a vain renewal there is a pause");
+    assert_eq!(
+        recursor.counts().0,
+        2,
+        "after a vain renewal there is a pause"
+    );
     assert_eq!(cache.counters.stale_hits.load(Ordering::Relaxed), 3);
 }
 
@@ -609,7 +799,13 @@ async fn stale_answers_bridge_outages() {
 async fn with_alias_only(minimum: Option<u32>) -> Scripted {
     Scripted::start(move |query| {
         let mut reply = refuse(query, message::NOERROR);
-        assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\x07example\0"));
+        assert!(message::push_answer(
+            &mut reply,
+            &message::QUESTION_NAME,
+            5,
+            300,
+            b"\x01a\x07example\0"
+        ));
         if let Some(minimum) = minimum {
             reply[9] = 1;
             reply.extend_from_slice(b"\0\0\x06\0\x01\0\0\x03\x84\0\x16\0\0");
@@ -624,11 +820,20 @@ async fn with_alias_only(minimum: Option<u32>) -> Scripted {
 
 #[tokio::test]
 async fn alias_without_data_is_denial() {
-    for (minimum, expected) in [(Some(60), 60), (Some(1), 5), (Some(100_000), 300), (None, 5)] {
+    for (minimum, expected) in [
+        (Some(60), 60),
+        (Some(1), 5),
+        (Some(100_000), 300),
+        (None, 5),
+    ] {
         let recursor = with_alias_only(minimum).await;
         let (source, cache) = source(&recursor, Compat::default(), &CONFIG);
         for _ in 0..2 {
-            assert_eq!(ttl(&ask(&source, &query(NAME, 1)).await), expected, "minimum {minimum:?}");
+            assert_eq!(
+                ttl(&ask(&source, &query(NAME, 1)).await),
+                expected,
+                "minimum {minimum:?}"
+            );
         }
         let key = cache.key(&parsed(&query(NAME, 1))).unwrap();
         let (entry, left) = cache.peek(&key).unwrap();
@@ -654,8 +859,16 @@ async fn alias_without_data_is_denial() {
 fn errors(reply: &[u8]) -> Vec<(u16, String)> {
     let index = message::MessageIndex::of(reply).unwrap();
     let opt = index.opt.expect("the query has an OPT");
-    let text = |error: ExtendedError| (error.code, String::from_utf8_lossy(&error.text).into_owned());
-    ExtendedError::read_all(&reply[opt.start + OPT_LEN..opt.end]).into_iter().map(text).collect()
+    let text = |error: ExtendedError| {
+        (
+            error.code,
+            String::from_utf8_lossy(&error.text).into_owned(),
+        )
+    };
+    ExtendedError::read_all(&reply[opt.start + OPT_LEN..opt.end])
+        .into_iter()
+        .map(text)
+        .collect()
 }
 
 #[tokio::test]
@@ -664,7 +877,10 @@ async fn failures_carry_their_reason() {
     let (to_silent, _) = source(&silent, Compat::default(), &CONFIG);
     let asked = with_opt(query(NAME, 1), false);
     let first = errors(&ask(&to_silent, &asked).await);
-    assert_eq!(first, [(22, "no recursor answered: no reply in time".to_owned())]);
+    assert_eq!(
+        first,
+        [(22, "no recursor answered: no reply in time".to_owned())]
+    );
     let again = errors(&ask(&to_silent, &asked).await);
     assert_eq!(again, [first[0].clone(), (13, String::new())]);
     // Without EDNS there is no place for them.
@@ -676,7 +892,10 @@ async fn failures_carry_their_reason() {
     let mut reply = Vec::new();
     assert!(denied.answer_at_once(&parsed(&asked), &mut reply));
     for reply in [reply, ask(&denied, &asked).await] {
-        assert_eq!((rcode(&reply), errors(&reply)[0].0), (message::NXDOMAIN, 15));
+        assert_eq!(
+            (rcode(&reply), errors(&reply)[0].0),
+            (message::NXDOMAIN, 15)
+        );
     }
 }
 
@@ -702,7 +921,10 @@ async fn recursors_reasons_are_passed_on() {
         .await;
         let (source, _) = source(&recursor, Compat::default(), &CONFIG);
         let reply = ask(&source, &with_opt(query(NAME, 1), false)).await;
-        assert_eq!((rcode(&reply), errors(&reply)), (failure, vec![(code.into(), text.to_owned())]));
+        assert_eq!(
+            (rcode(&reply), errors(&reply)),
+            (failure, vec![(code.into(), text.to_owned())])
+        );
         let reply = ask(&source, &query(NAME, 28)).await;
         assert_eq!(message::MessageIndex::of(&reply).unwrap().opt, None);
     }

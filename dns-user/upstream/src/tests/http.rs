@@ -32,7 +32,11 @@ struct Seen {
 async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>) {
     serve(move |_| match status {
         "" => Vec::new(),
-        _ => format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into(),
+        _ => format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into(),
     })
     .await
 }
@@ -75,8 +79,16 @@ fn source(url: &str) -> CachedSource {
         client(&Arc::default(), &Trust::System),
         Duration::from_millis(600),
     );
-    let compat = Compat { forget_failures: true, ..Compat::default() };
-    CachedSource::new(UncachedSource::Http(Arc::new(source)), None, form(compat), compat)
+    let compat = Compat {
+        forget_failures: true,
+        ..Compat::default()
+    };
+    CachedSource::new(
+        UncachedSource::Http(Arc::new(source)),
+        None,
+        form(compat),
+        compat,
+    )
 }
 
 /// Queries `a b.eXample. AAAA`.
@@ -93,21 +105,26 @@ async fn requests_reuse_connection() {
     for _ in 0..3 {
         let reply = ask(&source).await;
         assert_eq!(reply[2..8], [0x85, 0x80, 0, 1, 0, 1]);
-        assert!(
-            reply
-                .ends_with(b"\xc0\x0c\0\x1c\0\x01\0\0\0\x07\0\x10\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01")
-        );
+        assert!(reply.ends_with(
+            b"\xc0\x0c\0\x1c\0\x01\0\0\0\x07\0\x10\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01"
+        ));
     }
     assert_eq!(seen.connections.load(Ordering::Relaxed), 1);
     let requests = seen.requests.lock();
-    assert_eq!(requests[0], "GET /some/path/?type=28&name=a%5C+b.eXample. HTTP/1.1");
+    assert_eq!(
+        requests[0],
+        "GET /some/path/?type=28&name=a%5C+b.eXample. HTTP/1.1"
+    );
 }
 
 #[tokio::test]
 async fn whatever_goes_wrong_is_servfail() {
     for (status, body) in [
         ("404 Not Found", "no"),
-        ("500 Oops", r#"{"Answer": [{"type": 1, "data": "192.0.2.1"}]}"#),
+        (
+            "500 Oops",
+            r#"{"Answer": [{"type": 1, "data": "192.0.2.1"}]}"#,
+        ),
         ("201 Created", "{}"),
         ("302 Found", "{}"),
         ("200 OK", ""),
@@ -116,24 +133,48 @@ async fn whatever_goes_wrong_is_servfail() {
     ] {
         let (address, _) = server(status, body).await;
         let reply = ask(&source(&format!("http://{address}"))).await;
-        assert_eq!(reply[2..8], [0x85, 0x80 | message::SERVFAIL, 0, 1, 0, 0], "{status} {body}");
+        assert_eq!(
+            reply[2..8],
+            [0x85, 0x80 | message::SERVFAIL, 0, 1, 0, 0],
+            "{status} {body}"
+        );
     }
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(rcode(&ask(&source(&format!("http://{closed}"))).await), message::SERVFAIL);
-    assert_eq!(rcode(&ask(&source(&format!("https://{closed}"))).await), message::SERVFAIL);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    assert_eq!(
+        rcode(&ask(&source(&format!("http://{closed}"))).await),
+        message::SERVFAIL
+    );
+    assert_eq!(
+        rcode(&ask(&source(&format!("https://{closed}"))).await),
+        message::SERVFAIL
+    );
 }
 
 /// Returns a response with a body and one more header.
 fn response(status: &str, header: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!("HTTP/1.1 {status}\r\n{header}\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status}\r\n{header}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     [head.as_bytes(), body].concat()
 }
 
 #[tokio::test]
 async fn redirects_are_followed() {
-    for status in ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"] {
+    for status in [
+        "301 Moved",
+        "302 Found",
+        "303 See Other",
+        "307 Temporary",
+        "308 Permanent",
+    ] {
         let (address, seen) = serve(move |line| match line {
-            _ if line.starts_with("GET /first/") => response(status, "location: /second?type=28", b""),
+            _ if line.starts_with("GET /first/") => {
+                response(status, "location: /second?type=28", b"")
+            }
             _ if line.starts_with("GET /second?") => response(status, "location: ../third", b""),
             "GET /third HTTP/1.1" => {
                 let body = br#"{"Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
@@ -147,10 +188,16 @@ async fn redirects_are_followed() {
         assert_eq!(seen.requests.lock().len(), 3);
     }
     let (address, seen) = serve(|_| response("302 Found", "location: /again", b"")).await;
-    assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), message::SERVFAIL);
+    assert_eq!(
+        rcode(&ask(&source(&format!("http://{address}"))).await),
+        message::SERVFAIL
+    );
     assert_eq!(seen.requests.lock().len(), 11);
     let (address, _) = serve(|_| response("302 Found", "location: file:///etc/passwd", b"")).await;
-    assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), message::SERVFAIL);
+    assert_eq!(
+        rcode(&ask(&source(&format!("http://{address}"))).await),
+        message::SERVFAIL
+    );
 }
 
 #[tokio::test]
@@ -169,7 +216,11 @@ async fn gzip_is_decoded() {
         (gzip(answer)[..20].to_vec(), message::SERVFAIL),
         (answer.to_vec(), message::SERVFAIL),
     ] {
-        let (address, _) = serve(move |_| response("200 OK", "Content-Encoding: GZIP", &body)).await;
-        assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), expected);
+        let (address, _) =
+            serve(move |_| response("200 OK", "Content-Encoding: GZIP", &body)).await;
+        assert_eq!(
+            rcode(&ask(&source(&format!("http://{address}"))).await),
+            expected
+        );
     }
 }

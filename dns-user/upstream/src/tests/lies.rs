@@ -19,8 +19,20 @@ const NAME: &[u8] = b"\x02ok\x07example\0";
 /// Returns a reply with an alias, an address, an SOA and an OPT, names compressed.
 fn reply_to(query: &[u8]) -> Vec<u8> {
     let mut reply = begin_reply(&parsed(query), message::NOERROR, ReplyFlags::RECURSION);
-    assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\xc0\x0f"));
-    assert!(message::push_answer(&mut reply, b"\x01a\xc0\x0f", 1, 300, &[192, 0, 2, 1]));
+    assert!(message::push_answer(
+        &mut reply,
+        &message::QUESTION_NAME,
+        5,
+        300,
+        b"\x01a\xc0\x0f"
+    ));
+    assert!(message::push_answer(
+        &mut reply,
+        b"\x01a\xc0\x0f",
+        1,
+        300,
+        &[192, 0, 2, 1]
+    ));
     reply[9] = 1;
     reply.extend_from_slice(b"\xc0\x0f\0\x06\0\x01\0\0\x03\x84\0\x18\xc0\x0f\xc0\x0f");
     reply.extend_from_slice(&[0; 20]);
@@ -30,7 +42,12 @@ fn reply_to(query: &[u8]) -> Vec<u8> {
 
 /// Returns a cache with ordinary limits.
 fn cache() -> Cache {
-    let config = CacheConfig { enabled: true, max_entries: 10, max_bytes: 1 << 20, serve_stale: None };
+    let config = CacheConfig {
+        enabled: true,
+        max_entries: 10,
+        max_bytes: 1 << 20,
+        serve_stale: None,
+    };
     Cache::new(&config, Form::default(), Compat::default())
 }
 

@@ -33,12 +33,19 @@ fn query(name: &[u8], qtype: u16) -> Vec<u8> {
 
 /// Returns the parts of a query that are forwarded.
 fn form(compat: Compat) -> Form {
-    Form { transparent: compat.transparent_forwarding, client_subnet: false }
+    Form {
+        transparent: compat.transparent_forwarding,
+        client_subnet: false,
+    }
 }
 
 /// Returns the settings of recursors in tests.
 fn options(retries: u32, compat: Compat) -> RecursorOptions {
-    let matching = if compat.accept_other_questions { Matching::Lenient } else { Matching::Strict };
+    let matching = if compat.accept_other_questions {
+        Matching::Lenient
+    } else {
+        Matching::Strict
+    };
     RecursorOptions {
         timeout: TIMEOUT,
         max_retries: retries,
@@ -50,7 +57,13 @@ fn options(retries: u32, compat: Compat) -> RecursorOptions {
 
 /// Returns a forwarder to these addresses.
 fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
-    Forwarder::new(names, options(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
+    Forwarder::new(
+        names,
+        options(retries, compat),
+        RecursorSelection::Serial,
+        compat,
+        &Arc::default(),
+    )
 }
 
 /// Parses a query that the test has built.
@@ -60,7 +73,9 @@ fn parsed(message: &[u8]) -> Query<'_> {
 
 /// Parses a query that the test has built, as received by this transport.
 fn parsed_by(transport: Transport, message: &[u8]) -> Query<'_> {
-    let Parsed::Query(query) = parse_by(transport, message) else { panic!("a query of our own making") };
+    let Parsed::Query(query) = parse_by(transport, message) else {
+        panic!("a query of our own making")
+    };
     query
 }
 

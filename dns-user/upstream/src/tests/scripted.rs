@@ -34,7 +34,9 @@ pub(super) struct Scripted {
 
 impl Scripted {
     /// Starts on 127.0.0.1. Over TCP, an empty script closes the connection.
-    pub(super) async fn start(script: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
+    pub(super) async fn start(
+        script: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
         Self::start_on("127.0.0.1:0", script).await
     }
 
@@ -45,7 +47,9 @@ impl Scripted {
     ) -> Self {
         let script: Arc<Script> = Arc::new(script);
         let (udp_socket, listener) = loop {
-            let udp = UdpSocket::bind(address).await.expect("loopback has free ports");
+            let udp = UdpSocket::bind(address)
+                .await
+                .expect("loopback has free ports");
             let local = udp.local_addr().expect("it is bound");
             if let Ok(tcp) = TcpListener::bind(local).await {
                 break (udp, tcp);
@@ -56,9 +60,20 @@ impl Scripted {
         let [udp, tcp, connections] = counters.clone();
         let tasks = vec![
             tokio::spawn(serve_udp(udp_socket, Arc::clone(&script), Arc::clone(&udp))),
-            tokio::spawn(serve_tcp(listener, script, Arc::clone(&tcp), Arc::clone(&connections))),
+            tokio::spawn(serve_tcp(
+                listener,
+                script,
+                Arc::clone(&tcp),
+                Arc::clone(&connections),
+            )),
         ];
-        Self { address, udp, tcp, connections, tasks }
+        Self {
+            address,
+            udp,
+            tcp,
+            connections,
+            tasks,
+        }
     }
 
     /// Returns the address in the form in which recursors are configured.
@@ -68,7 +83,10 @@ impl Scripted {
 
     /// Returns the number of queries by UDP and by TCP so far.
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.udp.load(Ordering::Relaxed), self.tcp.load(Ordering::Relaxed))
+        (
+            self.udp.load(Ordering::Relaxed),
+            self.tcp.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -124,7 +142,13 @@ async fn serve_tcp(
 pub(super) fn answer(query: &[u8], addresses: &[[u8; 4]]) -> Vec<u8> {
     let mut reply = refuse(query, message::NOERROR);
     for address in addresses {
-        assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 1, 300, address));
+        assert!(message::push_answer(
+            &mut reply,
+            &message::QUESTION_NAME,
+            1,
+            300,
+            address
+        ));
     }
     reply
 }

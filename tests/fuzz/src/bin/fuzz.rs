@@ -8,7 +8,10 @@ use libfuzzer_sys::fuzz_target;
 
 static CHOSEN: LazyLock<Target> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").expect("FUZZ_TARGET is set by `cargo xtask fuzz`");
-    *TARGETS.iter().find(|target| target.name == name).expect("FUZZ_TARGET names a target")
+    *TARGETS
+        .iter()
+        .find(|target| target.name == name)
+        .expect("FUZZ_TARGET names a target")
 });
 
 fuzz_target!(|bytes: &[u8]| (CHOSEN.run)(bytes));

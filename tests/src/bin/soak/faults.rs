@@ -37,23 +37,74 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(10);
 
 const FAULTS: &[Fault] = &[
-    Fault { name: "kill -9", throw: |faults, random| faults.kill(random) },
-    Fault { name: "SIGSTOP", throw: |faults, random| faults.stop(random) },
-    Fault { name: "SIGHUP", throw: |faults, random| faults.reload(random) },
-    Fault { name: "records flap", throw: |faults, random| faults.flap(random) },
-    Fault { name: "records broken", throw: |faults, random| faults.break_records(random) },
-    Fault { name: "alias comes or goes", throw: |faults, random| faults.change_alias(random) },
-    Fault { name: "handlers come and go", throw: |faults, random| faults.change_handlers(random) },
-    Fault { name: "interfaces come and go", throw: |faults, random| faults.change_interfaces(random) },
-    Fault { name: "recursor dies", throw: |faults, random| faults.silence_recursor(random) },
-    Fault { name: "recursor flaps", throw: |faults, random| faults.flap_recursor(random) },
-    Fault { name: "cache flushed", throw: |faults, random| faults.flush(random) },
-    Fault { name: "cache flushed after kill -9", throw: |faults, random| faults.flush_early(random) },
-    Fault { name: "certificates rotate", throw: |faults, random| faults.rotate(random) },
-    Fault { name: "disk full", throw: |faults, random| faults.fill_disk(random) },
-    Fault { name: "clock jumps", throw: |faults, random| faults.move_clock(random) },
-    Fault { name: "flood of useless names", throw: |faults, random| faults.flood(random) },
-    Fault { name: "hostile packets", throw: |faults, random| faults.attack(random) },
+    Fault {
+        name: "kill -9",
+        throw: |faults, random| faults.kill(random),
+    },
+    Fault {
+        name: "SIGSTOP",
+        throw: |faults, random| faults.stop(random),
+    },
+    Fault {
+        name: "SIGHUP",
+        throw: |faults, random| faults.reload(random),
+    },
+    Fault {
+        name: "records flap",
+        throw: |faults, random| faults.flap(random),
+    },
+    Fault {
+        name: "records broken",
+        throw: |faults, random| faults.break_records(random),
+    },
+    Fault {
+        name: "alias comes or goes",
+        throw: |faults, random| faults.change_alias(random),
+    },
+    Fault {
+        name: "handlers come and go",
+        throw: |faults, random| faults.change_handlers(random),
+    },
+    Fault {
+        name: "interfaces come and go",
+        throw: |faults, random| faults.change_interfaces(random),
+    },
+    Fault {
+        name: "recursor dies",
+        throw: |faults, random| faults.silence_recursor(random),
+    },
+    Fault {
+        name: "recursor flaps",
+        throw: |faults, random| faults.flap_recursor(random),
+    },
+    Fault {
+        name: "cache flushed",
+        throw: |faults, random| faults.flush(random),
+    },
+    Fault {
+        name: "cache flushed after kill -9",
+        throw: |faults, random| faults.flush_early(random),
+    },
+    Fault {
+        name: "certificates rotate",
+        throw: |faults, random| faults.rotate(random),
+    },
+    Fault {
+        name: "disk full",
+        throw: |faults, random| faults.fill_disk(random),
+    },
+    Fault {
+        name: "clock jumps",
+        throw: |faults, random| faults.move_clock(random),
+    },
+    Fault {
+        name: "flood of useless names",
+        throw: |faults, random| faults.flood(random),
+    },
+    Fault {
+        name: "hostile packets",
+        throw: |faults, random| faults.attack(random),
+    },
 ];
 
 /// A kind of fault.
@@ -64,7 +115,13 @@ struct Fault {
 }
 
 /// The surroundings of a server under test.
-type Around<'a> = (&'a Namespace, &'a Bpffs, &'a Surroundings, &'a Recursor, &'a Forwarded);
+type Around<'a> = (
+    &'a Namespace,
+    &'a Bpffs,
+    &'a Surroundings,
+    &'a Recursor,
+    &'a Forwarded,
+);
 
 /// Injects faults into a server.
 pub(crate) struct Faults<'a> {
@@ -120,7 +177,8 @@ impl<'a> Faults<'a> {
         begin: Instant,
         length: Duration,
     ) -> Result<()> {
-        let is_wanted = |fault: &&Fault| only.is_empty() || only.iter().any(|word| fault.name.contains(word));
+        let is_wanted =
+            |fault: &&Fault| only.is_empty() || only.iter().any(|word| fault.name.contains(word));
         let faults: Vec<&Fault> = FAULTS.iter().filter(is_wanted).collect();
         ensure!(!faults.is_empty(), "no fault matches {only:?}");
         thread::sleep(QUIET);
@@ -158,7 +216,9 @@ impl<'a> Faults<'a> {
 
     /// Records how many forwarded answers interfaces gave; a server that is not ready gives no count.
     fn note_hits(&mut self) {
-        let Ok(metrics) = Metrics::read(self.namespace) else { return };
+        let Ok(metrics) = Metrics::read(self.namespace) else {
+            return;
+        };
         let hits = metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_forwarded\"");
         let (before, since) = &mut self.forwarded_hits;
         if hits < *since {
@@ -177,7 +237,11 @@ impl<'a> Faults<'a> {
         for (name, count) in &self.thrown {
             println!("{count:6} × {name}");
         }
-        let mib: Vec<String> = self.memory.iter().map(|kib| format!("{:.0}", *kib as f64 / 1024.0)).collect();
+        let mib: Vec<String> = self
+            .memory
+            .iter()
+            .map(|kib| format!("{:.0}", *kib as f64 / 1024.0))
+            .collect();
         println!("memory, most of each minute, MiB: {}", mib.join(" "));
     }
 
@@ -237,7 +301,10 @@ impl<'a> Faults<'a> {
 
     /// Installs the next version of the records.
     fn write_records(&self) -> Result<()> {
-        replace(&self.server.folder.path().join("records.json"), &self.model.next_records())?;
+        replace(
+            &self.server.folder.path().join("records.json"),
+            &self.model.next_records(),
+        )?;
         self.model.records_written();
         Ok(())
     }
@@ -247,14 +314,19 @@ impl<'a> Faults<'a> {
         let file = self.server.folder.path().join("aliases/web.json");
         self.alias = !self.alias;
         self.model.alias_changes(self.alias);
-        if self.alias { replace(&file, &Model::alias_file()) } else { Ok(fs::remove_file(file)?) }
+        if self.alias {
+            replace(&file, &Model::alias_file())
+        } else {
+            Ok(fs::remove_file(file)?)
+        }
     }
 
     /// Creates and removes handlers for names without queries.
     fn change_handlers(&mut self, random: &mut Rng) -> Result<()> {
         let file = self.server.folder.path().join("handlers/deny.json");
         for number in 0..random.u8(1..6) {
-            let handler = format!(r#"[{{"domain": "n{number}.test.", "source": {{"type": "deny"}}}}]"#);
+            let handler =
+                format!(r#"[{{"domain": "n{number}.test.", "source": {{"type": "deny"}}}}]"#);
             replace(&file, handler.as_bytes())?;
             thread::sleep(Duration::from_millis(random.u64(0..500)));
         }
@@ -264,8 +336,11 @@ impl<'a> Faults<'a> {
     /// Creates and removes interfaces.
     fn change_interfaces(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..8) {
-            self.namespace.ip(&["link", "add", "soak0", "type", "veth", "peer", "name", "soak1"])?;
-            self.namespace.ip(&["addr", "add", "169.254.9.1/24", "dev", "soak0"])?;
+            self.namespace.ip(&[
+                "link", "add", "soak0", "type", "veth", "peer", "name", "soak1",
+            ])?;
+            self.namespace
+                .ip(&["addr", "add", "169.254.9.1/24", "dev", "soak0"])?;
             self.namespace.ip(&["link", "set", "soak0", "up"])?;
             thread::sleep(Duration::from_millis(random.u64(0..300)));
             self.namespace.ip(&["link", "del", "soak0"])?;
@@ -330,7 +405,9 @@ impl<'a> Faults<'a> {
             let begin = Instant::now();
             let mut command = self.namespace.command(server::program()?)?;
             command.args(["cache", "flush"]).args(arguments);
-            command.arg("--config").arg(self.server.folder.path().join("config.json"));
+            command
+                .arg("--config")
+                .arg(self.server.folder.path().join("config.json"));
             capture(&mut command)?;
             self.forwarded.flushed(names, begin);
             thread::sleep(Duration::from_millis(random.u64(..1000)));
@@ -374,7 +451,11 @@ impl<'a> Faults<'a> {
     }
 
     /// Sends `count` messages without waiting for replies.
-    fn send(&self, count: u32, mut message: impl FnMut(u32) -> Result<Vec<u8>> + Send) -> Result<()> {
+    fn send(
+        &self,
+        count: u32,
+        mut message: impl FnMut(u32) -> Result<Vec<u8>> + Send,
+    ) -> Result<()> {
         self.namespace.run(|| -> Result<()> {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for number in 0..count {

@@ -44,8 +44,15 @@ struct NameState {
 
 impl Forwarded {
     pub(crate) fn new() -> Self {
-        let state = State { names: HashMap::new(), right: 0, flushes: 0, least_left: None };
-        Self { state: Mutex::new(state) }
+        let state = State {
+            names: HashMap::new(),
+            right: 0,
+            flushes: 0,
+            least_left: None,
+        };
+        Self {
+            state: Mutex::new(state),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -80,8 +87,12 @@ impl Forwarded {
             [address] => recursor::serial(number, *address),
             _ => None,
         };
-        let Some(serial) = serial else { return Err(format!("{} {found:?}", reply.metadata.response_code)) };
-        let sent = recursor.sent(number, serial).ok_or(format!("the recursor never sent {found:?}"))?;
+        let Some(serial) = serial else {
+            return Err(format!("{} {found:?}", reply.metadata.response_code));
+        };
+        let sent = recursor
+            .sent(number, serial)
+            .ok_or(format!("the recursor never sent {found:?}"))?;
         if let Some(begin) = not_before.filter(|begin| sent < *begin) {
             return Err(format!("sent {:?} before a completed flush", begin - sent));
         }
@@ -98,7 +109,10 @@ impl Forwarded {
             }
         };
         let age = asked.saturating_duration_since(first);
-        let (full, ttl) = (recursor::ttl(number), reply.answers.first().map_or(0, |record| record.ttl));
+        let (full, ttl) = (
+            recursor::ttl(number),
+            reply.answers.first().map_or(0, |record| record.ttl),
+        );
         let lifetime = Duration::from_secs(full.into());
         if age >= lifetime {
             return Err(format!("{age:?} old, with a TTL of {full} s"));
@@ -153,13 +167,19 @@ mod tests {
             forwarded.judge(&recursor, 3, reply, (asked, None))
         };
         assert_eq!(judge(&first, 0), Ok(()));
-        assert!(judge(&reply(&recursor, 3, full + 1), 0).is_err(), "a TTL above the recursor's");
+        assert!(
+            judge(&reply(&recursor, 3, full + 1), 0).is_err(),
+            "a TTL above the recursor's"
+        );
         let mut later = first.clone();
         later.answers[0].ttl = full - 2;
         assert_eq!(judge(&later, 2100), Ok(()));
         assert!(judge(&first, 2100).is_err(), "the TTL was not counted down");
         later.answers[0].ttl = 1;
-        assert!(judge(&later, u64::from(full) * 1000 + 100).is_err(), "expired");
+        assert!(
+            judge(&later, u64::from(full) * 1000 + 100).is_err(),
+            "expired"
+        );
     }
 
     #[test]

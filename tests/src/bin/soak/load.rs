@@ -106,7 +106,11 @@ struct Covered {
 
 impl Load {
     /// Creates the clients without starting them.
-    pub(crate) fn new(model: Arc<Model>, recursor: Arc<Recursor>, forwarded: Arc<Forwarded>) -> Self {
+    pub(crate) fn new(
+        model: Arc<Model>,
+        recursor: Arc<Recursor>,
+        forwarded: Arc<Forwarded>,
+    ) -> Self {
         let found = Found {
             begin: Instant::now(),
             fault: None,
@@ -151,7 +155,11 @@ impl Load {
     pub(crate) fn interfaces_answer_until(&self, until: Option<Instant>) {
         let mut found = self.found();
         let since = Instant::now();
-        found.covered.extend(until.map(|until| Covered { since, until, lost_probe: false }));
+        found.covered.extend(until.map(|until| Covered {
+            since,
+            until,
+            lost_probe: false,
+        }));
         // Queries are judged within the client's timeout, so older periods are irrelevant.
         if found.covered.len() > 16 {
             found.covered.pop_front();
@@ -186,7 +194,11 @@ impl Load {
             }
             let group = (turn % usize::from(GROUPS + 1)) as u8;
             let asked = Instant::now();
-            let name = if group == GROUPS { ALIAS.to_owned() } else { format!("q-s0.q-g{group}.bosh.") };
+            let name = if group == GROUPS {
+                ALIAS.to_owned()
+            } else {
+                format!("q-s0.q-g{group}.bosh.")
+            };
             let reply = ask(&name, by_tcp);
             self.note(&name, group, by_tcp, asked, reply);
             thread::sleep(PAUSE);
@@ -198,7 +210,11 @@ impl Load {
     pub(crate) fn ask_recursed_until_ended(&self) {
         let mut turn: u32 = 0;
         while !self.is_ended() {
-            let names = if turn.is_multiple_of(8) { recursor::NAMES } else { HOT_NAMES };
+            let names = if turn.is_multiple_of(8) {
+                recursor::NAMES
+            } else {
+                HOT_NAMES
+            };
             // An odd factor reaches every name.
             let number = (turn.wrapping_mul(7) % u32::from(names)) as u8;
             self.ask_recursed(number);
@@ -219,7 +235,9 @@ impl Load {
                 if reply.metadata.response_code == ResponseCode::ServFail
                     && (recursor_was_away() || self.found().is_excused(asked)) => {}
             Ok(reply) => {
-                let judged = self.forwarded.judge(&self.recursor, number, &reply, (asked, not_before));
+                let judged =
+                    self.forwarded
+                        .judge(&self.recursor, number, &reply, (asked, not_before));
                 if let Err(what) = judged {
                     self.note_wrong(&name, "UDP", asked, &what);
                 }
@@ -235,7 +253,9 @@ impl Load {
         found.wrong_count += 1;
         if found.wrong.len() < TOLD {
             let moment = found.moment(asked);
-            found.wrong.push(format!("{name} by {proto} {moment}: {what}"));
+            found
+                .wrong
+                .push(format!("{name} by {proto} {moment}: {what}"));
         }
     }
 
@@ -272,9 +292,10 @@ impl Load {
     fn judge_alias(&self, reply: &Message, asked: Instant) -> Judgement {
         let there = reply.metadata.response_code == ResponseCode::NoError;
         match self.model.settled_alias(ALIAS_SETTLES) {
-            Some(wanted) if wanted != there => {
-                Judgement::Wrong(format!("{} where the file says {wanted}", reply.metadata.response_code))
-            }
+            Some(wanted) if wanted != there => Judgement::Wrong(format!(
+                "{} where the file says {wanted}",
+                reply.metadata.response_code
+            )),
             _ if there => self.model.judge_alias(&addresses(reply), asked),
             _ => Judgement::Right(Duration::ZERO),
         }
@@ -290,7 +311,8 @@ impl Load {
         };
         let mut found = self.found();
         let mut covered = found.covered.iter_mut();
-        let covered = covered.find(|covered| asked > covered.since && asked + LEAST_LEASE < covered.until);
+        let covered =
+            covered.find(|covered| asked > covered.since && asked + LEAST_LEASE < covered.until);
         let must_answer = proto == "UDP" && is_published && covered.is_some();
         let is_probe = must_answer
             && covered.is_some_and(|covered| {
@@ -314,24 +336,36 @@ impl Load {
         found.unanswered_count += 1;
         if found.unanswered.len() < TOLD {
             let moment = found.moment(asked);
-            found.unanswered.push(format!("{name} by {proto} {moment}: {error:#}"));
+            found
+                .unanswered
+                .push(format!("{name} by {proto} {moment}: {error:#}"));
         }
     }
 
     /// Prints the results; returns whether all requirements are met.
     pub(crate) fn report(&self, lease: Duration) -> bool {
         let found = self.found();
-        let (udp, tcp) = (self.by_udp.load(Ordering::Relaxed), self.by_tcp.load(Ordering::Relaxed));
+        let (udp, tcp) = (
+            self.by_udp.load(Ordering::Relaxed),
+            self.by_tcp.load(Ordering::Relaxed),
+        );
         println!("answered correctly: {udp} over UDP, {tcp} over TCP");
         println!("wrong: {}", found.wrong_count);
-        println!("unanswered while userspace was running or the lease was valid: {}", found.unanswered_count);
+        println!(
+            "unanswered while userspace was running or the lease was valid: {}",
+            found.unanswered_count
+        );
         println!(
             "unanswered while userspace was down (killed or stopped), after the lease or because \
              unpublished: over UDP {:?}, {} over TCP",
             found.excused_udp, found.excused_tcp
         );
         let (age, moment) = &found.oldest;
-        println!("oldest answer: outdated for {:.3} s of {} s, {moment}", age.as_secs_f64(), lease.as_secs());
+        println!(
+            "oldest answer: outdated for {:.3} s of {} s, {moment}",
+            age.as_secs_f64(),
+            lease.as_secs()
+        );
         let (took, moment) = &found.slowest;
         println!("slowest reply: {:.3} s, {moment}", took.as_secs_f64());
         for line in found.wrong.iter().chain(&found.unanswered) {
@@ -388,9 +422,11 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
 
 /// Returns the IPv4 addresses of a reply, sorted.
 pub(crate) fn addresses(reply: &Message) -> Vec<Ipv4Addr> {
-    let v4 = client::addresses(reply).into_iter().filter_map(|address| match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    });
+    let v4 = client::addresses(reply)
+        .into_iter()
+        .filter_map(|address| match address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
     v4.collect()
 }

@@ -58,18 +58,30 @@ struct Arguments {
 impl Arguments {
     fn read() -> Result<Self> {
         let mut words = std::env::args().skip(1);
-        let minutes: f64 = words.next().map_or(Ok(2.0), |word| word.parse()).context("how many minutes")?;
+        let minutes: f64 = words
+            .next()
+            .map_or(Ok(2.0), |word| word.parse())
+            .context("how many minutes")?;
         let seed = words.next().filter(|word| word != "-");
-        let seed = seed.map_or_else(|| Ok(fastrand::u64(..)), |word| word.parse()).context("seed")?;
+        let seed = seed
+            .map_or_else(|| Ok(fastrand::u64(..)), |word| word.parse())
+            .context("seed")?;
         ensure!(minutes > 0.0, "a number of minutes above zero");
-        Ok(Self { length: Duration::from_secs_f64(minutes * 60.0), seed, only: words.collect() })
+        Ok(Self {
+            length: Duration::from_secs_f64(minutes * 60.0),
+            seed,
+            only: words.collect(),
+        })
     }
 }
 
 fn main() -> Result<ExitCode> {
     let Arguments { length, seed, only } = Arguments::read()?;
     interrupt::install()?;
-    println!("soak: {:.1} minutes, seed {seed}", length.as_secs_f64() / 60.0);
+    println!(
+        "soak: {:.1} minutes, seed {seed}",
+        length.as_secs_f64() / 60.0
+    );
     let (namespace, bpffs) = (Namespace::new("soak")?, Bpffs::new()?);
     let model = Arc::new(Model::new());
     let files = folder(&model.next_records(), None)?;
@@ -85,19 +97,31 @@ fn main() -> Result<ExitCode> {
     });
     merge(&mut config, &surroundings.settings());
     let program = surroundings.program();
-    let server = Server::start_program(program, Some(&namespace), files, load::SERVER, &config, |_| {})?;
+    let server = Server::start_program(
+        program,
+        Some(&namespace),
+        files,
+        load::SERVER,
+        &config,
+        |_| {},
+    )?;
     let begin = Instant::now();
     let recursor = Arc::new(Recursor::new());
     let recursor_socket = namespace.run(Recursor::bind)??;
     let forwarded = Arc::new(Forwarded::new());
-    let load = Load::new(Arc::clone(&model), Arc::clone(&recursor), Arc::clone(&forwarded));
+    let load = Load::new(
+        Arc::clone(&model),
+        Arc::clone(&recursor),
+        Arc::clone(&forwarded),
+    );
     let faults = thread::scope(|scope| -> Result<Faults<'_>> {
         for number in 0..load::CLIENTS {
             let (namespace, load) = (&namespace, &load);
             scope.spawn(move || namespace.run(|| load.ask_until_ended(number)));
         }
         {
-            let (namespace, load, recursor, socket) = (&namespace, &load, &recursor, &recursor_socket);
+            let (namespace, load, recursor, socket) =
+                (&namespace, &load, &recursor, &recursor_socket);
             scope.spawn(move || namespace.run(|| load.ask_recursed_until_ended()));
             scope.spawn(move || recursor.run(socket, || load.is_ended()));
         }
@@ -107,9 +131,16 @@ fn main() -> Result<ExitCode> {
         load.end();
         thrown.map(|()| faults)
     })?;
-    println!("\nsoak of {:.0} s, seed {seed}", begin.elapsed().as_secs_f64());
+    println!(
+        "\nsoak of {:.0} s, seed {seed}",
+        begin.elapsed().as_secs_f64()
+    );
     faults.report();
     let holds = forwarded.report(faults.forwarded_hits()) & load.report(LEASE);
     println!("{}", if holds { "holds" } else { "DOES NOT HOLD" });
-    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

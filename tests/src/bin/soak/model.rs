@@ -50,8 +50,14 @@ pub(crate) enum Judgement {
 impl Model {
     /// Creates a model without records and without the alias.
     pub(crate) fn new() -> Self {
-        let state = State { version: 0, versions: HashMap::new(), alias: (false, Instant::now()) };
-        Self { state: Mutex::new(state) }
+        let state = State {
+            version: 0,
+            versions: HashMap::new(),
+            alias: (false, Instant::now()),
+        };
+        Self {
+            state: Mutex::new(state),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -65,8 +71,10 @@ impl Model {
         let version = state.version;
         state.versions.insert(version, (Instant::now(), None));
         drop(state);
-        let instances = (0..GROUPS).flat_map(|group| (0..INSTANCES).map(move |instance| (group, instance)));
-        let rows = instances.map(|(group, instance)| (group.into(), address(version, group, instance)));
+        let instances =
+            (0..GROUPS).flat_map(|group| (0..INSTANCES).map(move |instance| (group, instance)));
+        let rows =
+            instances.map(|(group, instance)| (group.into(), address(version, group, instance)));
         fleet::records(version.into(), rows)
     }
 
@@ -92,19 +100,26 @@ impl Model {
 
     /// Judges the addresses in a reply for a group; `asked` is the time of the query.
     pub(crate) fn judge(&self, group: u8, addresses: &[Ipv4Addr], asked: Instant) -> Judgement {
-        let Some(first) = addresses.first() else { return Judgement::Wrong("no address".to_owned()) };
+        let Some(first) = addresses.first() else {
+            return Judgement::Wrong("no address".to_owned());
+        };
         let [_, high, low, _] = first.octets();
         let version = u16::from_be_bytes([high, low]);
-        let mut wanted: Vec<Ipv4Addr> =
-            (0..INSTANCES).map(|instance| address(version, group, instance)).collect();
+        let mut wanted: Vec<Ipv4Addr> = (0..INSTANCES)
+            .map(|instance| address(version, group, instance))
+            .collect();
         wanted.sort();
         if addresses != wanted {
-            return Judgement::Wrong(format!("group {group} is {wanted:?}, answered {addresses:?}"));
+            return Judgement::Wrong(format!(
+                "group {group} is {wanted:?}, answered {addresses:?}"
+            ));
         }
         match self.state().versions.get(&version) {
             None => Judgement::Wrong(format!("records of version {version} were never written")),
             Some((_, None)) => Judgement::Right(Duration::ZERO),
-            Some((_, Some(outdated))) => Judgement::Right(asked.saturating_duration_since(*outdated)),
+            Some((_, Some(outdated))) => {
+                Judgement::Right(asked.saturating_duration_since(*outdated))
+            }
         }
     }
 
@@ -115,7 +130,9 @@ impl Model {
 
     pub(crate) fn alias_file() -> Vec<u8> {
         let alias = ALIAS.trim_end_matches('.');
-        json!({alias: [format!("q-s0.q-g{ALIAS_GROUP}.bosh")]}).to_string().into_bytes()
+        json!({alias: [format!("q-s0.q-g{ALIAS_GROUP}.bosh")]})
+            .to_string()
+            .into_bytes()
     }
 }
 
@@ -136,16 +153,32 @@ mod tests {
             model.records_written();
         }
         let answer = |version, group| -> Vec<Ipv4Addr> {
-            (0..INSTANCES).map(|instance| address(version, group, instance)).collect()
+            (0..INSTANCES)
+                .map(|instance| address(version, group, instance))
+                .collect()
         };
         let later = Instant::now() + Duration::from_secs(3);
-        assert_eq!(model.judge(1, &answer(2, 1), later), Judgement::Right(Duration::ZERO));
-        let Judgement::Right(age) = model.judge(1, &answer(1, 1), later) else { panic!("an old answer") };
+        assert_eq!(
+            model.judge(1, &answer(2, 1), later),
+            Judgement::Right(Duration::ZERO)
+        );
+        let Judgement::Right(age) = model.judge(1, &answer(1, 1), later) else {
+            panic!("an old answer")
+        };
         assert!(age > Duration::from_secs(2), "{age:?}");
         let mut mixed = answer(2, 1);
         mixed[1] = address(1, 1, 1);
-        for wrong in [mixed, answer(2, 2), answer(9, 1), answer(2, 1)[1..].to_vec(), Vec::new()] {
-            assert!(matches!(model.judge(1, &wrong, later), Judgement::Wrong(_)), "{wrong:?}");
+        for wrong in [
+            mixed,
+            answer(2, 2),
+            answer(9, 1),
+            answer(2, 1)[1..].to_vec(),
+            Vec::new(),
+        ] {
+            assert!(
+                matches!(model.judge(1, &wrong, later), Judgement::Wrong(_)),
+                "{wrong:?}"
+            );
         }
     }
 }

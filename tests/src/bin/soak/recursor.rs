@@ -32,7 +32,11 @@ impl Recursor {
     /// Creates a recursor that has always been alive.
     pub(crate) fn new() -> Self {
         let sent = Mutex::new([const { Vec::new() }; NAMES as usize]);
-        Self { sent, alive: AtomicBool::new(true), changed: Mutex::new(None) }
+        Self {
+            sent,
+            alive: AtomicBool::new(true),
+            changed: Mutex::new(None),
+        }
     }
 
     /// Revives or kills the recursor.
@@ -44,7 +48,8 @@ impl Recursor {
     /// Returns whether queries must be answered now: the recursor has been alive for long enough.
     pub(crate) fn is_reliable(&self) -> bool {
         let changed = *self.changed.lock();
-        self.alive.load(Ordering::SeqCst) && changed.is_none_or(|changed| changed.elapsed() > MOURNING)
+        self.alive.load(Ordering::SeqCst)
+            && changed.is_none_or(|changed| changed.elapsed() > MOURNING)
     }
 
     /// Binds the socket, inside the namespace.
@@ -60,7 +65,10 @@ impl Recursor {
             let (length, client) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) =>
                 {
                     continue;
                 }
@@ -78,7 +86,9 @@ impl Recursor {
 
     /// Returns when the reply with this serial number was sent.
     pub(crate) fn sent(&self, number: u8, serial: u16) -> Option<Instant> {
-        self.sent.lock()[usize::from(number)].get(usize::from(serial)).copied()
+        self.sent.lock()[usize::from(number)]
+            .get(usize::from(serial))
+            .copied()
     }
 
     /// Builds the next reply to a query for one of the names, without OPT.
@@ -117,7 +127,9 @@ fn address(number: u8, serial: u16) -> Ipv4Addr {
 
 /// Returns the serial number in an address of a name; `None` if it belongs to another name.
 pub(crate) fn serial(number: u8, address: Ipv4Addr) -> Option<u16> {
-    let [192, other, high, low] = address.octets() else { return None };
+    let [192, other, high, low] = address.octets() else {
+        return None;
+    };
     (other == number).then_some(u16::from_be_bytes([high, low]))
 }
 
@@ -130,17 +142,27 @@ mod tests {
 
     #[test]
     fn replies_are_numbered() {
-        let (recursor, query) =
-            (Recursor::new(), client::query(&name(7), RecordType::A, Some(1232)).unwrap());
+        let (recursor, query) = (
+            Recursor::new(),
+            client::query(&name(7), RecordType::A, Some(1232)).unwrap(),
+        );
         for expected in 0..3 {
             let bytes = recursor.reply(&query.to_vec().unwrap()).unwrap();
             let reply = Message::from_vec(&bytes).unwrap();
             let Some(std::net::IpAddr::V4(address)) = client::addresses(&reply).pop() else {
                 panic!("{reply}")
             };
-            assert_eq!((serial(7, address), serial(8, address)), (Some(expected), None));
-            assert!(recursor.sent(7, expected).is_some() && recursor.sent(7, expected + 1).is_none());
-            assert_eq!((reply.metadata.id, reply.answers[0].ttl), (query.metadata.id, ttl(7)));
+            assert_eq!(
+                (serial(7, address), serial(8, address)),
+                (Some(expected), None)
+            );
+            assert!(
+                recursor.sent(7, expected).is_some() && recursor.sent(7, expected + 1).is_none()
+            );
+            assert_eq!(
+                (reply.metadata.id, reply.answers[0].ttl),
+                (query.metadata.id, ttl(7))
+            );
         }
     }
 }

@@ -40,7 +40,12 @@ impl Surroundings {
         let disk = Disk::new()?;
         symlink(disk.file("log"), folder.join("log"))?;
         let (certificates, clock) = (TempDir::new()?, TempDir::new()?);
-        let new = Self { disk, certificates, authority: Authority::new("soak")?, clock };
+        let new = Self {
+            disk,
+            certificates,
+            authority: Authority::new("soak")?,
+            clock,
+        };
         new.rotate()?;
         new.set_clock_ahead(0)?;
         let offset = new.clock.path().join("ahead");
@@ -72,18 +77,29 @@ impl Surroundings {
 
     pub(crate) fn rotate(&self) -> Result<()> {
         let identity = self.authority.issue(API_NAME)?;
-        write_files(self.certificates.path(), &identity, &self.authority.certificate).map(drop)
+        write_files(
+            self.certificates.path(),
+            &identity,
+            &self.authority.certificate,
+        )
+        .map(drop)
     }
 
     /// Installs mismatched or malformed certificates.
     pub(crate) fn spoil_certificates(&self, random: &mut Rng) -> Result<()> {
         let file = ["certificate.pem", "key.pem", "ca.pem"][random.usize(..3)];
-        Ok(fs::write(self.certificates.path().join(file), "-----BEGIN NONSENSE-----\n")?)
+        Ok(fs::write(
+            self.certificates.path().join(file),
+            "-----BEGIN NONSENSE-----\n",
+        )?)
     }
 
     /// Sets the monotonic clock of processes started from now on `seconds` ahead.
     pub(crate) fn set_clock_ahead(&self, seconds: u32) -> Result<()> {
-        Ok(fs::write(self.clock.path().join("ahead"), seconds.to_string())?)
+        Ok(fs::write(
+            self.clock.path().join("ahead"),
+            seconds.to_string(),
+        )?)
     }
 
     /// Fills the log disk.
@@ -120,7 +136,8 @@ impl Disk {
     fn new() -> Result<Self> {
         let folder = TempDir::new()?;
         let kind = Some("tmpfs");
-        mount(kind, folder.path(), kind, MsFlags::empty(), Some(DISK)).context("mounting a tmpfs")?;
+        mount(kind, folder.path(), kind, MsFlags::empty(), Some(DISK))
+            .context("mounting a tmpfs")?;
         Ok(Self(folder))
     }
 

@@ -46,7 +46,14 @@ fn prepare() -> Result<()> {
         ("tmpfs", "/run"),
         ("bpf", "/sys/fs/bpf"),
     ] {
-        mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>).context(place)?;
+        mount(
+            Some(kind),
+            place,
+            Some(kind),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .context(place)?;
     }
     println!("vm-init: {}", fs::read_to_string("/proc/version")?.trim());
     // Modules are not loaded on demand here.
@@ -63,7 +70,8 @@ fn load_module(path: &Path) -> Result<()> {
     use std::os::fd::AsRawFd as _;
     let file = fs::File::open(path)?;
     // SAFETY: the file is open, the parameters are an empty string.
-    let loaded = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
+    let loaded =
+        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
     ensure!(loaded == 0, std::io::Error::last_os_error());
     Ok(())
 }
@@ -84,9 +92,19 @@ fn try_everything() -> Result<()> {
 /// machine, so no other tests run.
 fn fixtures() -> Result<()> {
     let mut command = Command::new("/bin/packets");
-    command.args(["--test-threads", "1", "--nocapture", "fixtures::", "the_verifier_has_room_left"]);
+    command.args([
+        "--test-threads",
+        "1",
+        "--nocapture",
+        "fixtures::",
+        "the_verifier_has_room_left",
+    ]);
     // Without BPF the tests must fail rather than be skipped.
-    let status = command.env("CI", "1").env("BOSH_DNS_SAMPLE", "1").stdin(Stdio::null()).status()?;
+    let status = command
+        .env("CI", "1")
+        .env("BOSH_DNS_SAMPLE", "1")
+        .stdin(Stdio::null())
+        .status()?;
     ensure!(status.success(), "the packet fixtures failed ({status})");
     println!("vm-init: packet fixtures: pass at every hook");
     Ok(())

@@ -43,7 +43,11 @@ const INTERFACES: [(&str, [u8; 4]); 2] = [("lo", [127, 0, 0, 1]), ("srv", [169, 
 pub(crate) fn try_all() -> Result<()> {
     let lab = Lab::new().context("namespaces and a veth")?;
     // tcx requires Linux 6.6.
-    let tc = if KernelVersion::current()? < KernelVersion::new(6, 6, 0) { "clsact" } else { "tcx" };
+    let tc = if KernelVersion::current()? < KernelVersion::new(6, 6, 0) {
+        "clsact"
+    } else {
+        "tcx"
+    };
     let auto = ("auto", [tc, tc]);
     let mut failed = Vec::new();
     // `lo` has no driver and so no native XDP.
@@ -55,7 +59,11 @@ pub(crate) fn try_all() -> Result<()> {
         }
         println!("vm-init: {mode}: {}", said.join("; "));
     }
-    ensure!(failed.is_empty(), "modes that failed: {}", failed.join(", "));
+    ensure!(
+        failed.is_empty(),
+        "modes that failed: {}",
+        failed.join(", ")
+    );
     Ok(())
 }
 
@@ -73,7 +81,13 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
         let status = settled(&server)?;
         said.push(programs(&status)?);
         let serving = serving(&status)?;
-        said.push(serving.iter().map(Serving::to_string).collect::<Vec<_>>().join(", "));
+        said.push(
+            serving
+                .iter()
+                .map(Serving::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+        );
         for (hook, serving) in hooks.iter().zip(&serving) {
             ensure!(
                 serving.hook == *hook,
@@ -89,7 +103,8 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
         server.process().kill(TIMEOUT)?;
         for (interface, address) in INTERFACES {
             for instances in GROUPS {
-                lab.ask(interface, address, instances).context("when the server was killed")?;
+                lab.ask(interface, address, instances)
+                    .context("when the server was killed")?;
             }
         }
         said.push("after kill -9, too".into());
@@ -111,21 +126,36 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        let pair = Pair::joined("m", ("srv", &["169.254.0.2/24"]), ("cli", &["169.254.0.1/24"]))?;
+        let pair = Pair::joined(
+            "m",
+            ("srv", &["169.254.0.2/24"]),
+            ("cli", &["169.254.0.1/24"]),
+        )?;
         let pass = Yardstick::Pass.attach(Hook::Native, &pair.client, "cli")?;
         Ok(Self { pair, _pass: pass })
     }
 
     /// Queries a group over an interface of the server and checks that all addresses arrive.
     fn ask(&self, interface: &str, address: [u8; 4], instances: u16) -> Result<()> {
-        let query = client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?;
-        let from = if interface == "lo" { &self.pair.server } else { &self.pair.client };
+        let query = client::query(
+            &format!("q-s0.q-g{instances}.bosh."),
+            RecordType::A,
+            Some(4096),
+        )?;
+        let from = if interface == "lo" {
+            &self.pair.server
+        } else {
+            &self.pair.client
+        };
         let to = SocketAddr::from((address, LISTENS.port()));
         let query = query.to_vec()?;
         let reply = from.run(|| client::ask_raw(to, &query, TIMEOUT))?;
         let reply = reply.with_context(|| format!("no reply over {interface}"))?;
         let found = client::addresses(&Message::from_vec(&reply)?).len();
-        ensure!(found == usize::from(instances), "{found} addresses over {interface}, not {instances}");
+        ensure!(
+            found == usize::from(instances),
+            "{found} addresses over {interface}, not {instances}"
+        );
         Ok(())
     }
 }
@@ -143,7 +173,9 @@ struct Serving {
 
 impl fmt::Display for Serving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { interface, hook, .. } = self;
+        let Self {
+            interface, hook, ..
+        } = self;
         write!(f, "{interface} by {hook}")
     }
 }
@@ -154,9 +186,12 @@ fn settled(server: &Server) -> Result<Value> {
     wait_until("the interfaces to be dealt with", TIMEOUT, || {
         // Polling also costs CPU time.
         thread::sleep(Duration::from_millis(200));
-        let Ok(status) = status(server) else { return false };
+        let Ok(status) = status(server) else {
+            return false;
+        };
         last = status["fast_path"].clone();
-        serving(&last).is_ok_and(|serving| serving.iter().all(|interface| interface.state != "waiting"))
+        serving(&last)
+            .is_ok_and(|serving| serving.iter().all(|interface| interface.state != "waiting"))
     })?;
     Ok(last)
 }
@@ -164,13 +199,19 @@ fn settled(server: &Server) -> Result<Value> {
 /// Returns the output of `bosh-dns-xdp status --json`.
 pub(crate) fn status(server: &Server) -> Result<Value> {
     let config = server.folder.path().join("config.json");
-    let said = capture(Command::new(server::program()?).args(["status", "--json", "--config"]).arg(config))?;
+    let said = capture(
+        Command::new(server::program()?)
+            .args(["status", "--json", "--config"])
+            .arg(config),
+    )?;
     Ok(serde_json::from_str(&said)?)
 }
 
 /// Describes the status of the programs that the mode needed.
 fn programs(status: &Value) -> Result<String> {
-    let programs = status["programs"].as_array().context("the status lists programs")?;
+    let programs = status["programs"]
+        .as_array()
+        .context("the status lists programs")?;
     let costs = programs.iter().map(|program| {
         let (name, state) = (&program["name"], &program["state"]);
         let looked_at = match program["instructions"].as_u64() {
@@ -178,7 +219,10 @@ fn programs(status: &Value) -> Result<String> {
             None => "instructions unknown".to_owned(),
         };
         let took = program["load_ms"].as_f64().unwrap_or_default();
-        let why = program["why"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+        let why = program["why"]
+            .as_str()
+            .map(|why| format!(": {why}"))
+            .unwrap_or_default();
         let (name, state) = (name.as_str().unwrap_or("?"), state.as_str().unwrap_or("?"));
         format!("{name} {state} ({looked_at}, {took:.0} ms){why}")
     });
@@ -187,12 +231,26 @@ fn programs(status: &Value) -> Result<String> {
 
 /// Returns the status of each of [`INTERFACES`].
 fn serving(status: &Value) -> Result<Vec<Serving>> {
-    let interfaces = status["interfaces"].as_array().context("the status lists interfaces")?;
+    let interfaces = status["interfaces"]
+        .as_array()
+        .context("the status lists interfaces")?;
     let of = |name| {
-        let found = interfaces.iter().find(|interface| interface["name"] == name);
+        let found = interfaces
+            .iter()
+            .find(|interface| interface["name"] == name);
         let found = found.with_context(|| format!("the status does not list {name}"))?;
-        let text = |key: &str| found[key].as_str().map(str::to_owned).context("state, hook and why");
-        Ok(Serving { interface: name, state: text("state")?, hook: text("hook")?, why: text("why")? })
+        let text = |key: &str| {
+            found[key]
+                .as_str()
+                .map(str::to_owned)
+                .context("state, hook and why")
+        };
+        Ok(Serving {
+            interface: name,
+            state: text("state")?,
+            hook: text("hook")?,
+            why: text("why")?,
+        })
     };
     INTERFACES.iter().map(|&(name, _)| of(name)).collect()
 }
@@ -200,17 +258,21 @@ fn serving(status: &Value) -> Result<Vec<Serving>> {
 /// Queries over each interface and checks that the interface gave all replies.
 fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
     let metrics = || Metrics::read(&lab.pair.server);
-    wait_until("the fast path", TIMEOUT, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
+    wait_until("the fast path", TIMEOUT, || {
+        metrics().is_ok_and(|metrics| metrics.is_fast_path_up())
+    })?;
     for ((interface, address), serving) in INTERFACES.into_iter().zip(serving) {
         let label = format!("interface=\"{interface}\"");
-        let replies = |metrics: &Metrics| metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label);
+        let replies =
+            |metrics: &Metrics| metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label);
         for instances in GROUPS {
             // Listed names are published in the background.
             wait_until("a name to be published", TIMEOUT, || {
                 let before = metrics().map(|metrics| replies(&metrics));
                 let asked = lab.ask(interface, address, instances);
                 let after = metrics().map(|metrics| replies(&metrics));
-                asked.is_ok() && matches!((before, after), (Ok(before), Ok(after)) if after > before)
+                asked.is_ok()
+                    && matches!((before, after), (Ok(before), Ok(after)) if after > before)
             })
             .with_context(|| format!("{serving} does not answer"))?;
             let before = metrics()?;
@@ -221,7 +283,10 @@ fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
             let given = replies(&after) - replies(&before);
             // Some queries are passed up as probes.
             let probed = after.probes() - before.probes();
-            ensure!(given + probed == QUERIES, "{given} replies from {interface} itself, not {QUERIES}");
+            ensure!(
+                given + probed == QUERIES,
+                "{given} replies from {interface} itself, not {QUERIES}"
+            );
         }
     }
     Ok(())

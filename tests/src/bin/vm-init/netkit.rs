@@ -67,13 +67,21 @@ fn interface_answers() -> Result<String> {
     let server = Server::start(Some(&host), folder, (ADDRESS, 53).into(), &settings)?;
     wait_for_metrics(&host)?;
     let ask = |instances: u16| -> Result<()> {
-        let query =
-            client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?.to_vec()?;
+        let query = client::query(
+            &format!("q-s0.q-g{instances}.bosh."),
+            RecordType::A,
+            Some(4096),
+        )?
+        .to_vec()?;
         let to = SocketAddr::from((ADDRESS, 53));
-        let reply =
-            container.run(|| client::ask_raw(to, &query, TIMEOUT))?.context("no reply over netkit")?;
+        let reply = container
+            .run(|| client::ask_raw(to, &query, TIMEOUT))?
+            .context("no reply over netkit")?;
         let found = client::addresses(&Message::from_vec(&reply)?).len();
-        ensure!(found == usize::from(instances), "{found} addresses over netkit, not {instances}");
+        ensure!(
+            found == usize::from(instances),
+            "{found} addresses over netkit, not {instances}"
+        );
         Ok(())
     };
     let hits = || -> Result<u64> { Ok(Metrics::read(&host)?.fast_path_replies()) };
@@ -90,14 +98,18 @@ fn interface_answers() -> Result<String> {
             ask(instances)?;
         }
         let after = Metrics::read(&host)?;
-        let (given, probes) =
-            (after.fast_path_replies() - before.fast_path_replies(), after.probes() - before.probes());
+        let (given, probes) = (
+            after.fast_path_replies() - before.fast_path_replies(),
+            after.probes() - before.probes(),
+        );
         ensure!(
             given + probes >= QUERIES && given >= QUERIES / 2,
             "{given} of {QUERIES} replies with {instances} addresses by the interface, {probes} probes: {:?}",
             after.outcomes_since(&before)
         );
-        said.push(format!("{given} of {QUERIES} replies with {instances} addresses by the interface"));
+        said.push(format!(
+            "{given} of {QUERIES} replies with {instances} addresses by the interface"
+        ));
     }
     Ok(said.join(", "))
 }

@@ -46,7 +46,14 @@ struct SetUp {
 }
 
 const SET_UPS: [SetUp; 3] = [
-    SetUp { name: "IPsec tunnel", make: ipsec, answered: QUERIES, why: "IPsec", encrypted: true, open: None },
+    SetUp {
+        name: "IPsec tunnel",
+        make: ipsec,
+        answered: QUERIES,
+        why: "IPsec",
+        encrypted: true,
+        open: None,
+    },
     SetUp {
         name: "VRF",
         make: vrf,
@@ -61,7 +68,12 @@ const SET_UPS: [SetUp; 3] = [
         answered: 0,
         why: "VLAN-aware",
         encrypted: false,
-        open: Some(|pair| bridge(pair, &["vlan", "add", "dev", "srv", "vid", "10", "pvid", "untagged"])),
+        open: Some(|pair| {
+            bridge(
+                pair,
+                &["vlan", "add", "dev", "srv", "vid", "10", "pvid", "untagged"],
+            )
+        }),
     },
 ];
 
@@ -77,7 +89,11 @@ pub(crate) fn try_all() -> Result<()> {
             }
         }
     }
-    ensure!(failed.is_empty(), "set-ups that failed: {}", failed.join(", "));
+    ensure!(
+        failed.is_empty(),
+        "set-ups that failed: {}",
+        failed.join(", ")
+    );
     Ok(())
 }
 
@@ -98,8 +114,14 @@ fn try_one(set_up: &SetUp) -> Result<String> {
         let answered = ask(&pair)?;
         let (in_clear, encrypted) = clear.count()?;
         let hits = Metrics::read(&pair.server)?.fast_path_replies();
-        said.push(format!("{mode}: {answered} of {QUERIES} answered, {hits} at the interface"));
-        ensure!(answered == set_up.answered && hits == 0, "{}", said.join("; "));
+        said.push(format!(
+            "{mode}: {answered} of {QUERIES} answered, {hits} at the interface"
+        ));
+        ensure!(
+            answered == set_up.answered && hits == 0,
+            "{}",
+            said.join("; ")
+        );
         if set_up.encrypted {
             ensure!(
                 (in_clear, encrypted >= QUERIES) == (0, true),
@@ -111,7 +133,11 @@ fn try_one(set_up: &SetUp) -> Result<String> {
         let server = start(&pair, "off")?;
         open(&pair)?;
         let answered = ask(&pair)?;
-        ensure!(answered == QUERIES, "{answered} answered once the kernel delivers\n{}", server.log());
+        ensure!(
+            answered == QUERIES,
+            "{answered} answered once the kernel delivers\n{}",
+            server.log()
+        );
         said.push(format!("{answered} once the kernel delivers"));
     }
     Ok(said.join("; "))
@@ -122,7 +148,9 @@ fn wait_for_refusal(server: &Server, why: &str) -> Result<()> {
     let mut last = Value::Null;
     wait_until("the interface to be refused", TIMEOUT, || {
         thread::sleep(Duration::from_millis(200));
-        let Ok(status) = status(server) else { return false };
+        let Ok(status) = status(server) else {
+            return false;
+        };
         last = status["fast_path"]["interfaces"].clone();
         let mut interfaces = last.as_array().into_iter().flatten();
         interfaces.any(|one| {
@@ -163,7 +191,11 @@ fn ask(pair: &Pair) -> Result<usize> {
         let to = SocketAddr::from((ADDRESS, 53));
         match pair.client.run(|| client::ask_raw(to, &query, REPLY))? {
             Ok(_) => answered += 1,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::ConnectionRefused
+                ) => {}
             // As when the kernel has no route back.
             Err(error) if error.raw_os_error() == Some(libc::EHOSTUNREACH) => {}
             Err(error) => bail!(error),
@@ -196,7 +228,9 @@ impl Outgoing {
         loop {
             let (length, from) = match self.0.recv_from(&mut buffer) {
                 Ok(received) => received,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok((in_clear, encrypted)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Ok((in_clear, encrypted));
+                }
                 Err(error) => return Err(error.into()),
             };
             // SAFETY: the address of a packet socket is a sockaddr_ll, and all of its bytes are valid.
@@ -205,7 +239,10 @@ impl Outgoing {
                 continue;
             }
             // SAFETY: the kernel has written these bytes.
-            let packet: Vec<u8> = buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            let packet: Vec<u8> = buffer[..length]
+                .iter()
+                .map(|byte| unsafe { byte.assume_init() })
+                .collect();
             match packet.get(9) {
                 Some(17) if packet.get(20..22) == Some(&53u16.to_be_bytes()[..]) => in_clear += 1,
                 Some(50) => encrypted += 1,
@@ -219,14 +256,18 @@ impl Outgoing {
 
 /// Gives the server its address on `lo`, and the client a route to it.
 fn address_on_lo(pair: &Pair) -> Result<()> {
-    pair.server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    pair.client.ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])
+    pair.server
+        .ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    pair.client
+        .ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])
 }
 
 /// Encrypts all traffic between client and server address in a tunnel.
 fn ipsec(pair: &Pair) -> Result<()> {
-    const KEYS: [&str; 2] =
-        ["0x0123456789abcdef0123456789abcdef01234567", "0x00112233445566778899aabbccddeeff"];
+    const KEYS: [&str; 2] = [
+        "0x0123456789abcdef0123456789abcdef01234567",
+        "0x00112233445566778899aabbccddeeff",
+    ];
     let (server, client) = ("10.9.0.1", "10.9.0.2");
     for namespace in [&pair.server, &pair.client] {
         for (from, to, spi) in [(client, server, "0x1000"), (server, client, "0x1001")] {
@@ -254,15 +295,18 @@ fn ipsec(pair: &Pair) -> Result<()> {
                 KEYS[1],
             ])?;
         }
-        let [query, reply] =
-            if namespace.name() == pair.server.name() { ["in", "out"] } else { ["out", "in"] };
+        let [query, reply] = if namespace.name() == pair.server.name() {
+            ["in", "out"]
+        } else {
+            ["out", "in"]
+        };
         for (from, to, direction, near, far) in [
             ("10.9.0.2/32", "169.254.0.2/32", query, client, server),
             ("169.254.0.2/32", "10.9.0.2/32", reply, server, client),
         ] {
             namespace.ip(&[
-                "xfrm", "policy", "add", "src", from, "dst", to, "dir", direction, "tmpl", "src", near,
-                "dst", far, "proto", "esp", "reqid", "1", "mode", "tunnel",
+                "xfrm", "policy", "add", "src", from, "dst", to, "dir", direction, "tmpl", "src",
+                near, "dst", far, "proto", "esp", "reqid", "1", "mode", "tunnel",
             ])?;
         }
     }
@@ -271,7 +315,8 @@ fn ipsec(pair: &Pair) -> Result<()> {
 
 /// Puts the server's interface into a VRF; the server's address belongs to the main one.
 fn vrf(pair: &Pair) -> Result<()> {
-    pair.server.ip(&["link", "add", "vrf-a", "type", "vrf", "table", "10"])?;
+    pair.server
+        .ip(&["link", "add", "vrf-a", "type", "vrf", "table", "10"])?;
     pair.server.ip(&["link", "set", "vrf-a", "up"])?;
     address_on_lo(pair)?;
     pair.server.ip(&["link", "set", "srv", "master", "vrf-a"])
@@ -280,18 +325,45 @@ fn vrf(pair: &Pair) -> Result<()> {
 /// Makes the server's interface a port of VLAN 20; the server's address belongs to VLAN 10.
 fn vlan_aware_bridge(pair: &Pair) -> Result<()> {
     const MAC: &str = "02:00:00:00:00:10";
-    pair.server.ip(&["link", "add", "br0", "address", MAC, "type", "bridge", "vlan_filtering", "1"])?;
+    pair.server.ip(&[
+        "link",
+        "add",
+        "br0",
+        "address",
+        MAC,
+        "type",
+        "bridge",
+        "vlan_filtering",
+        "1",
+    ])?;
     pair.server.ip(&["link", "set", "br0", "up"])?;
-    pair.server.ip(&["link", "add", "link", "br0", "name", "br0.10", "type", "vlan", "id", "10"])?;
+    pair.server.ip(&[
+        "link", "add", "link", "br0", "name", "br0.10", "type", "vlan", "id", "10",
+    ])?;
     pair.server.ip(&["link", "set", "br0.10", "up"])?;
-    pair.server.ip(&["addr", "add", "169.254.0.2/24", "dev", "br0.10"])?;
+    pair.server
+        .ip(&["addr", "add", "169.254.0.2/24", "dev", "br0.10"])?;
     pair.server.ip(&["addr", "flush", "dev", "srv"])?;
     pair.server.ip(&["link", "set", "srv", "master", "br0"])?;
     bridge(pair, &["vlan", "add", "dev", "br0", "vid", "10", "self"])?;
     bridge(pair, &["vlan", "del", "dev", "srv", "vid", "1"])?;
-    bridge(pair, &["vlan", "add", "dev", "srv", "vid", "20", "pvid", "untagged"])?;
-    pair.client.ip(&["addr", "add", "169.254.0.1/24", "dev", "cli"])?;
-    pair.client.ip(&["neigh", "replace", "169.254.0.2", "lladdr", MAC, "dev", "cli", "nud", "permanent"])
+    bridge(
+        pair,
+        &["vlan", "add", "dev", "srv", "vid", "20", "pvid", "untagged"],
+    )?;
+    pair.client
+        .ip(&["addr", "add", "169.254.0.1/24", "dev", "cli"])?;
+    pair.client.ip(&[
+        "neigh",
+        "replace",
+        "169.254.0.2",
+        "lladdr",
+        MAC,
+        "dev",
+        "cli",
+        "nud",
+        "permanent",
+    ])
 }
 
 fn bridge(pair: &Pair, arguments: &[&str]) -> Result<()> {

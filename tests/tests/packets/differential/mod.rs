@@ -61,32 +61,55 @@ fn interfaces_answer_as_userspace() -> Result<()> {
         std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
     };
     let (set_ups, packets) = (number("SETUPS", SET_UPS), number("PACKETS", PACKETS));
-    let seed =
-        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
-    println!("seed {seed}: {packets} packets in {set_ups} set-ups (set SEED, PACKETS and SETUPS to repeat)");
+    let seed = std::env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(fastrand::get_seed);
+    println!(
+        "seed {seed}: {packets} packets in {set_ups} set-ups (set SEED, PACKETS and SETUPS to repeat)"
+    );
     let (paths, lacking) = set_up::paths(&Namespace::new("diff")?)?;
     let mut rng = Rng::with_seed(seed);
     let set_ups: Vec<Numbered> = (0..set_ups)
         .map(|number| {
             let mut rng = rng.fork();
-            Numbered { number, set_up: SetUp::random(number, &paths, &mut rng), rng }
+            Numbered {
+                number,
+                set_up: SetUp::random(number, &paths, &mut rng),
+                rng,
+            }
         })
         .collect();
-    let compared = set_ups.iter().filter(|numbered| numbered.set_up.is_comparable()).count();
+    let compared = set_ups
+        .iter()
+        .filter(|numbered| numbered.set_up.is_comparable())
+        .count();
     let each = packets.div_ceil(compared.max(1));
     let lanes = LANES.min(set_ups.len().div_ceil(4));
     let results: Vec<Result<Summary>> = thread::scope(|scope| {
         let set_ups = &set_ups;
-        let run =
-            |lane| scope.spawn(move || run_lane(lane, seed, set_ups.iter().skip(lane).step_by(lanes), each));
+        let run = |lane| {
+            scope
+                .spawn(move || run_lane(lane, seed, set_ups.iter().skip(lane).step_by(lanes), each))
+        };
         let running: Vec<_> = (0..lanes).map(run).collect();
-        running.into_iter().map(|lane| lane.join().expect("no panic")).collect()
+        running
+            .into_iter()
+            .map(|lane| lane.join().expect("no panic"))
+            .collect()
     });
     let mut all = Summary::default();
     for result in results {
-        let Summary { packets, answered, hits } = result?;
-        (all.packets, all.answered, all.hits) =
-            (all.packets + packets, all.answered + answered, all.hits + hits);
+        let Summary {
+            packets,
+            answered,
+            hits,
+        } = result?;
+        (all.packets, all.answered, all.hits) = (
+            all.packets + packets,
+            all.answered + answered,
+            all.hits + hits,
+        );
     }
     println!(
         "{} packets compared in {compared} set-ups, {} more without a reply from the interface past a limit; \
@@ -96,20 +119,33 @@ fn interfaces_answer_as_userspace() -> Result<()> {
         all.answered,
         all.hits
     );
-    ensure!(all.packets >= packets, "{} packets of {packets}", all.packets);
-    ensure!(all.hits as usize > all.answered / 10, "interfaces answered too little: {all:?}");
+    ensure!(
+        all.packets >= packets,
+        "{} packets of {packets}",
+        all.packets
+    );
+    ensure!(
+        all.hits as usize > all.answered / 10,
+        "interfaces answered too little: {all:?}"
+    );
     Ok(())
 }
 
 #[test]
 fn refused_senders_get_no_reply() -> Result<()> {
     requires!(namespaces, bpf);
-    let hosts = [Host::start("refusedf", "auto")?, Host::start("refusedp", "off")?];
+    let hosts = [
+        Host::start("refusedf", "auto")?,
+        Host::start("refusedp", "off")?,
+    ];
     let set_up = SetUp::plain();
     for host in &hosts {
         set_up.make(&host.server, &host.client)?;
     }
-    let wires = [Wire::open(&hosts[0].client, &set_up)?, Wire::open(&hosts[1].client, &set_up)?];
+    let wires = [
+        Wire::open(&hosts[0].client, &set_up)?,
+        Wire::open(&hosts[1].client, &set_up)?,
+    ];
     hosts[0].wait_until_decided(&set_up)?;
     settle(&wires)?;
     let refused = |outcome: &str| -> Result<u64> {
@@ -131,12 +167,17 @@ fn refused_senders_get_no_reply() -> Result<()> {
                 plain.extend(again_plain);
             }
             ensure!(
-                fast.keys().eq(plain.keys()) && plain.len() == if dropped { 0 } else { frames.len() },
+                fast.keys().eq(plain.keys())
+                    && plain.len() == if dropped { 0 } else { frames.len() },
                 "{outcome}: {fast:02x?}, {plain:02x?}"
             );
         }
         let counted = refused(outcome)? - before;
-        ensure!(counted >= 3 * frames.len() as u64, "{counted} of {} counted as {outcome}", frames.len());
+        ensure!(
+            counted >= 3 * frames.len() as u64,
+            "{counted} of {} counted as {outcome}",
+            frames.len()
+        );
     }
     Ok(())
 }
@@ -166,9 +207,17 @@ fn run_lane<'a>(
     set_ups: impl Iterator<Item = &'a Numbered>,
     packets: usize,
 ) -> Result<Summary> {
-    let hosts = [Host::start(&format!("diff{lane}f"), "auto")?, Host::start(&format!("diff{lane}p"), "off")?];
+    let hosts = [
+        Host::start(&format!("diff{lane}f"), "auto")?,
+        Host::start(&format!("diff{lane}p"), "off")?,
+    ];
     let mut summary = Summary::default();
-    for Numbered { number, set_up, rng } in set_ups {
+    for Numbered {
+        number,
+        set_up,
+        rng,
+    } in set_ups
+    {
         let tried = try_set_up(&hosts, set_up, &mut rng.clone(), packets, &mut summary);
         tried.with_context(|| format!("seed {seed}, set-up {number}: {set_up:?}"))?;
         for host in &hosts {
@@ -189,7 +238,10 @@ fn try_set_up(
     for host in hosts {
         set_up.make(&host.server, &host.client)?;
     }
-    let wires = [Wire::open(&hosts[0].client, set_up)?, Wire::open(&hosts[1].client, set_up)?];
+    let wires = [
+        Wire::open(&hosts[0].client, set_up)?,
+        Wire::open(&hosts[1].client, set_up)?,
+    ];
     hosts[0].wait_until_decided(set_up)?;
     if !set_up.is_comparable() {
         return stay_silent(&hosts[0], &wires);
@@ -238,14 +290,20 @@ fn settle(wires: &[Wire; 2]) -> Result<()> {
 fn stay_silent(host: &Host, wires: &[Wire; 2]) -> Result<()> {
     let (begun, mut silent_since) = (Instant::now(), Instant::now());
     // Rules of iptables concern IPv4 alone.
-    let frames: Vec<Frame> = every_valid_frame().into_iter().filter(Frame::is_v4).collect();
+    let frames: Vec<Frame> = every_valid_frame()
+        .into_iter()
+        .filter(Frame::is_v4)
+        .collect();
     while silent_since.elapsed() < SETTLED {
         let before = host.hits()?;
         exchange(wires, &frames)?;
         let given = host.hits()? - before;
         if given > 0 {
             silent_since = Instant::now();
-            ensure!(begun.elapsed() < DECIDED, "{given} replies from the interface, past a limit");
+            ensure!(
+                begun.elapsed() < DECIDED,
+                "{given} replies from the interface, past a limit"
+            );
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -328,7 +386,10 @@ struct Host {
 
 impl Host {
     fn start(label: &str, mode: &str) -> Result<Self> {
-        let (server, client) = (Namespace::new(label)?, Namespace::new(&format!("{label}c"))?);
+        let (server, client) = (
+            Namespace::new(label)?,
+            Namespace::new(&format!("{label}c"))?,
+        );
         set_up::prepare(&server)?;
         let bpffs = Bpffs::new()?;
         let folder = server::folder(&server::records_of_groups(&traffic::GROUPS), None)?;
@@ -338,10 +399,19 @@ impl Host {
             "xdp": {"mode": mode, "bpffs": bpffs.path(), "interfaces": set_up::INTERFACES},
         });
         // A wildcard: the addresses of every set-up are endpoints.
-        let process =
-            Server::start(Some(&server), folder, "[::]:53".parse().context("an address")?, &settings)?;
+        let process = Server::start(
+            Some(&server),
+            folder,
+            "[::]:53".parse().context("an address")?,
+            &settings,
+        )?;
         wait_for_metrics(&server)?;
-        Ok(Self { process, _bpffs: bpffs, server, client })
+        Ok(Self {
+            process,
+            _bpffs: bpffs,
+            server,
+            client,
+        })
     }
 
     fn hits(&self) -> Result<u64> {
@@ -357,7 +427,10 @@ impl Host {
             let status = || -> Result<Value> {
                 let mut command = self.server.command(server::program()?)?;
                 // Its exit status says that up-checks fail, where a rule drops them.
-                let said = command.args(["status", "--json", "--config"]).arg(&config).output()?;
+                let said = command
+                    .args(["status", "--json", "--config"])
+                    .arg(&config)
+                    .output()?;
                 Ok(serde_json::from_slice(&said.stdout)?)
             };
             let Ok(status) = status() else { return false };

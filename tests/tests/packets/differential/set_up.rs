@@ -67,40 +67,78 @@ enum Tool {
     Nft,
 }
 
-const PATHS: [Path; 6] =
-    [Path::Plain, Path::Bridge, Path::Tunnel, Path::ExternalTunnel, Path::Vlan, Path::Vrf];
+const PATHS: [Path; 6] = [
+    Path::Plain,
+    Path::Bridge,
+    Path::Tunnel,
+    Path::ExternalTunnel,
+    Path::Vlan,
+    Path::Vrf,
+];
 
 const fn legacy(text: &'static str, effect: Effect) -> Rule {
-    Rule { tool: Tool::Legacy, text, effect }
+    Rule {
+        tool: Tool::Legacy,
+        text,
+        effect,
+    }
 }
 
 const fn nft(text: &'static str, effect: Effect) -> Rule {
-    Rule { tool: Tool::Nft, text, effect }
+    Rule {
+        tool: Tool::Nft,
+        text,
+        effect,
+    }
 }
 
 /// The rules; ineffective ones are drawn often.
 const RULES: [Rule; 23] = [
     legacy("", Effect::None),
-    legacy("*filter\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*filter\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n",
+        Effect::Decides,
+    ),
     legacy("", Effect::None),
-    legacy("*filter\n-A INPUT -s 10.9.0.3 -j DROP\nCOMMIT\n", Effect::Decides),
-    legacy("*filter\n-A INPUT -m state --state INVALID -j DROP\nCOMMIT\n", Effect::Decides),
-    legacy("*raw\n-A PREROUTING -p udp --dport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*filter\n-A INPUT -s 10.9.0.3 -j DROP\nCOMMIT\n",
+        Effect::Decides,
+    ),
+    legacy(
+        "*filter\n-A INPUT -m state --state INVALID -j DROP\nCOMMIT\n",
+        Effect::Decides,
+    ),
+    legacy(
+        "*raw\n-A PREROUTING -p udp --dport 53 -j DROP\nCOMMIT\n",
+        Effect::Decides,
+    ),
     legacy("", Effect::None),
-    legacy("*nat\n-A PREROUTING -p udp --dport 53 -j REDIRECT --to-ports 5353\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*nat\n-A PREROUTING -p udp --dport 53 -j REDIRECT --to-ports 5353\nCOMMIT\n",
+        Effect::Decides,
+    ),
     legacy(
         "*nat\n-A PREROUTING -d 8.8.8.8 -p udp --dport 53 -j DNAT --to-destination 10.9.0.1\nCOMMIT\n",
         Effect::Decides,
     ),
-    legacy("*filter\n-A OUTPUT -p udp --sport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*filter\n-A OUTPUT -p udp --sport 53 -j DROP\nCOMMIT\n",
+        Effect::Decides,
+    ),
     legacy("", Effect::None),
     legacy(
         "*filter\n:INPUT DROP\n-A INPUT -i lo -j ACCEPT\n-A INPUT -m state --state RELATED,ESTABLISHED -j ACCEPT\n\
          -A INPUT -p udp --dport 53 -j ACCEPT\nCOMMIT\n",
         Effect::Decides,
     ),
-    legacy("*mangle\n-A PREROUTING -p udp -j MARK --set-mark 7\nCOMMIT\n", Effect::None),
-    legacy("*filter\n-A INPUT -p udp --dport 53 -m limit --limit 1/hour -j DROP\nCOMMIT\n", Effect::Limits),
+    legacy(
+        "*mangle\n-A PREROUTING -p udp -j MARK --set-mark 7\nCOMMIT\n",
+        Effect::None,
+    ),
+    legacy(
+        "*filter\n-A INPUT -p udp --dport 53 -m limit --limit 1/hour -j DROP\nCOMMIT\n",
+        Effect::Limits,
+    ),
     nft("", Effect::None),
     legacy(
         "*filter\n-A INPUT -p udp --dport 53 -m hashlimit --hashlimit-name q --hashlimit-above 1/sec \
@@ -131,7 +169,10 @@ const RULES: [Rule; 23] = [
         "table inet t { chain c { type filter hook input priority 0; udp dport 53 limit rate over 1/second drop; }; }\n",
         Effect::Limits,
     ),
-    legacy("*filter\n-A INPUT -d 169.254.0.2 -p udp -j REJECT\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*filter\n-A INPUT -d 169.254.0.2 -p udp -j REJECT\nCOMMIT\n",
+        Effect::Decides,
+    ),
 ];
 
 /// Prepares a host for all set-ups.
@@ -157,7 +198,9 @@ pub(super) fn paths(namespace: &Namespace) -> Result<(Vec<Path>, Vec<Path>)> {
                 namespace.ip(&["link", "del", "try0"])?;
                 supported.push(path);
             }
-            Err(problem) if problem.to_string().contains("Unknown device type") => lacking.push(path),
+            Err(problem) if problem.to_string().contains("Unknown device type") => {
+                lacking.push(path)
+            }
             Err(problem) => return Err(problem),
         }
     }
@@ -180,7 +223,14 @@ impl SetUp {
 
     /// Returns the set-up without anything special.
     pub(super) fn plain() -> Self {
-        Self { path: Path::Plain, mtu: 1500, route_mtu: None, forwards: true, moved: false, rule: RULES[0] }
+        Self {
+            path: Path::Plain,
+            mtu: 1500,
+            route_mtu: None,
+            forwards: true,
+            moved: false,
+            rule: RULES[0],
+        }
     }
 
     /// Returns the interface that the kernel reports to the server.
@@ -221,14 +271,24 @@ impl SetUp {
         })??;
         let mtu = self.mtu;
         let (near, far) = (mac(SERVER_MAC), mac(CLIENT_MAC));
-        let mut lines =
-            if self.moved { "addr del 169.254.0.2/32 dev lo\n".to_owned() } else { String::new() };
+        let mut lines = if self.moved {
+            "addr del 169.254.0.2/32 dev lo\n".to_owned()
+        } else {
+            String::new()
+        };
         // With another interface on top, the link has different addresses.
         let is_below = self.interface() != "srv";
-        let (link, link_far) =
-            if is_below { ("02:00:00:00:01:01", "02:00:00:00:01:02") } else { (&*near, &*far) };
+        let (link, link_far) = if is_below {
+            ("02:00:00:00:01:01", "02:00:00:00:01:02")
+        } else {
+            (&*near, &*far)
+        };
         // A bridge's port takes any address; the client's end is the client itself.
-        let link_far = if self.path == Path::Bridge { &*far } else { link_far };
+        let link_far = if self.path == Path::Bridge {
+            &*far
+        } else {
+            link_far
+        };
         let pair = format!(
             "link add srv mtu {mtu} address {link} type veth peer name cli mtu {mtu} address {link_far} netns {}\n",
             client.name()
@@ -237,10 +297,14 @@ impl SetUp {
         match self.path {
             Path::Plain => {}
             Path::Bridge => {
-                lines += &format!("link add br0 address {near} type bridge\nlink set srv master br0\n");
+                lines +=
+                    &format!("link add br0 address {near} type bridge\nlink set srv master br0\n");
             }
             Path::Tunnel | Path::ExternalTunnel => {
-                let ends = ["local 10.8.0.1 remote 10.8.0.2", "local 10.8.0.2 remote 10.8.0.1"];
+                let ends = [
+                    "local 10.8.0.1 remote 10.8.0.2",
+                    "local 10.8.0.2 remote 10.8.0.1",
+                ];
                 let server_end = if self.path == Path::Tunnel {
                     format!("id 7 dstport 4789 {} dev srv", ends[0])
                 } else {
@@ -256,7 +320,8 @@ impl SetUp {
             }
             Path::Vlan => {
                 lines += &format!("link add link srv name v5 address {near} type vlan id 5\n");
-                client_lines += &format!("link add link cli name v5 address {far} type vlan id 5\n");
+                client_lines +=
+                    &format!("link add link cli name v5 address {far} type vlan id 5\n");
             }
             Path::Vrf => {
                 lines += "link add vrf-a type vrf table 10\nlink set vrf-a up\nlink set srv master vrf-a\n"
@@ -269,15 +334,30 @@ impl SetUp {
         for below in ["cli", client_device] {
             client_lines += &format!("link set {below} up\n");
         }
-        lines += &format!("addr add 10.9.0.1/24 dev {device}\naddr add fd09::1/64 dev {device} nodad\n");
+        lines +=
+            &format!("addr add 10.9.0.1/24 dev {device}\naddr add fd09::1/64 dev {device} nodad\n");
         for client in ["10.9.0.2", "10.9.0.3", "10.9.0.4", "fd09::2", "fd09::3"] {
             lines += &format!("neigh replace {client} lladdr {far} dev {device} nud permanent\n");
         }
-        let table = if self.path == Path::Vrf { " table 10" } else { "" };
-        let mtu = self.route_mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
+        let table = if self.path == Path::Vrf {
+            " table 10"
+        } else {
+            ""
+        };
+        let mtu = self
+            .route_mtu
+            .map(|mtu| format!(" mtu {mtu}"))
+            .unwrap_or_default();
         // IPv6 allows no less than 1280.
-        let mtu6 = self.route_mtu.map(|mtu| format!(" mtu {}", mtu.max(1280))).unwrap_or_default();
-        let key = if self.path == Path::ExternalTunnel { " encap ip id 7 dst 10.8.0.2" } else { "" };
+        let mtu6 = self
+            .route_mtu
+            .map(|mtu| format!(" mtu {}", mtu.max(1280)))
+            .unwrap_or_default();
+        let key = if self.path == Path::ExternalTunnel {
+            " encap ip id 7 dst 10.8.0.2"
+        } else {
+            ""
+        };
         lines += &format!(
             "route replace 10.9.0.0/24{key} dev {device} src 10.9.0.1{mtu}{table}\n\
              route replace default{key} via 10.9.0.2 dev {device} onlink{mtu}{table}\n"
@@ -306,7 +386,10 @@ impl SetUp {
             _ if self.rule.text.is_empty() => {}
             Tool::Legacy => {
                 let tables = ["filter", "nat", "raw", "mangle"];
-                let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
+                let empty: String = tables
+                    .iter()
+                    .map(|table| format!("*{table}\nCOMMIT\n"))
+                    .collect();
                 // The policy is the only thing that an empty table does not reset.
                 let empty = empty.replacen("*filter\n", "*filter\n:INPUT ACCEPT\n", 1);
                 feed(server, &["iptables-legacy-restore", "-w"], &empty)?;
@@ -325,7 +408,13 @@ fn forget_flows(server: &Namespace) -> Result<()> {
     const FLAGS: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
     // `struct nlmsghdr`: length, type, flags, sequence and port; then `struct nfgenmsg` for all families.
     let length = 20u32.to_ne_bytes();
-    let request = [&length[..], &DELETE.to_ne_bytes(), &FLAGS.to_ne_bytes(), &[0; 12]].concat();
+    let request = [
+        &length[..],
+        &DELETE.to_ne_bytes(),
+        &FLAGS.to_ne_bytes(),
+        &[0; 12],
+    ]
+    .concat();
     let mut reply = vec![MaybeUninit::uninit(); 64];
     let length = server.run(|| -> std::io::Result<usize> {
         let protocol = Some(Protocol::from(libc::NETLINK_NETFILTER));
@@ -334,10 +423,19 @@ fn forget_flows(server: &Namespace) -> Result<()> {
         socket.recv(&mut reply)
     })??;
     // SAFETY: the kernel has written these bytes.
-    let reply: Vec<u8> = reply[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    let reply: Vec<u8> = reply[..length]
+        .iter()
+        .map(|byte| unsafe { byte.assume_init() })
+        .collect();
     // The error code follows the header.
-    let error = reply.get(16..).and_then(|rest| rest.first_chunk()).map(|code| i32::from_ne_bytes(*code));
-    ensure!(error == Some(0), "connection tracking keeps its entries: {error:?}");
+    let error = reply
+        .get(16..)
+        .and_then(|rest| rest.first_chunk())
+        .map(|code| i32::from_ne_bytes(*code));
+    ensure!(
+        error == Some(0),
+        "connection tracking keeps its entries: {error:?}"
+    );
     Ok(())
 }
 

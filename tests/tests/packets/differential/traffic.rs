@@ -106,9 +106,14 @@ impl Wire {
         address.sll_protocol = protocol;
         address.sll_ifindex = index.cast_signed();
         // SAFETY: family and length belong to a sockaddr_ll.
-        let address = unsafe { SockAddr::new(storage, size_of::<libc::sockaddr_ll>() as libc::socklen_t) };
+        let address =
+            unsafe { SockAddr::new(storage, size_of::<libc::sockaddr_ll>() as libc::socklen_t) };
         let socket = client.run(|| -> std::io::Result<Socket> {
-            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol))))?;
+            let socket = Socket::new(
+                Domain::PACKET,
+                Type::RAW,
+                Some(Protocol::from(i32::from(protocol))),
+            )?;
             socket.bind(&address)?;
             socket.set_recv_buffer_size(4 << 20)?;
             Ok(socket)
@@ -122,7 +127,8 @@ impl Wire {
         for frame in frames {
             match self.socket.send_to(&frame.bytes, &self.address) {
                 Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL)) => {}
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL)) => {}
                 Err(error) => return Err(error).context("sending a frame"),
             }
         }
@@ -136,7 +142,9 @@ impl Wire {
         loop {
             let (length, from) = match self.socket.recv_from(&mut buffer) {
                 Ok(received) => received,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
                     return Ok(replies);
                 }
                 Err(error) => return Err(error.into()),
@@ -147,7 +155,10 @@ impl Wire {
                 continue;
             }
             // SAFETY: the kernel has written these bytes.
-            let frame: Vec<u8> = buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            let frame: Vec<u8> = buffer[..length]
+                .iter()
+                .map(|byte| unsafe { byte.assume_init() })
+                .collect();
             if let Some((from, to, udp)) = fragments.take(&frame)
                 && let Some((key, reply)) = read(from, to, &udp)
             {
@@ -183,17 +194,32 @@ impl Fragments {
                 }
                 let place = half(20)?;
                 let part = frame.get(14 + header..end)?;
-                (address(26)?, address(30)?, half(18)?.into(), place & 0x1fff, place & 0x2000 != 0, part)
+                (
+                    address(26)?,
+                    address(30)?,
+                    half(18)?.into(),
+                    place & 0x1fff,
+                    place & 0x2000 != 0,
+                    part,
+                )
             }
             0x86dd => {
-                let address = |at: usize| Some(IpAddr::from(*frame.get(at..)?.first_chunk::<16>()?));
+                let address =
+                    |at: usize| Some(IpAddr::from(*frame.get(at..)?.first_chunk::<16>()?));
                 let end = 54 + usize::from(half(18)?);
                 match *frame.get(20)? {
                     17 => (address(22)?, address(38)?, 0, 0, false, frame.get(54..end)?),
                     44 if *frame.get(54)? == 17 => {
                         let id = u32::from_be_bytes(*frame.get(58..)?.first_chunk()?);
                         let place = half(56)?;
-                        (address(22)?, address(38)?, id, place >> 3, place & 1 != 0, frame.get(62..end)?)
+                        (
+                            address(22)?,
+                            address(38)?,
+                            id,
+                            place >> 3,
+                            place & 1 != 0,
+                            frame.get(62..end)?,
+                        )
                     }
                     _ => return None,
                 }
@@ -224,23 +250,43 @@ fn read(from: IpAddr, to: IpAddr, udp: &[u8]) -> Option<(Key, Reply)> {
     let header: [u8; 12] = *message.first_chunk()?;
     let is_cut = header[2] & 2 != 0;
     let count = usize::from(u16::from_be_bytes([header[6], header[7]]));
-    let mut answers = if is_cut { Vec::new() } else { answers(message, count) };
+    let mut answers = if is_cut {
+        Vec::new()
+    } else {
+        answers(message, count)
+    };
     answers.sort();
     let id = u16::from_be_bytes([header[0], header[1]]);
-    Some(((to, half(2)?, id), Reply { from, length: message.len(), header, answers }))
+    Some((
+        (to, half(2)?, id),
+        Reply {
+            from,
+            length: message.len(),
+            header,
+            answers,
+        },
+    ))
 }
 
 /// Splits the answer section after one question.
 fn answers(message: &[u8], count: usize) -> Vec<Vec<u8>> {
     let mut at = 12;
-    while message.get(at).is_some_and(|&label| label != 0 && label < 64) {
+    while message
+        .get(at)
+        .is_some_and(|&label| label != 0 && label < 64)
+    {
         at += 1 + usize::from(message[at]);
     }
     at += 5;
     let mut found = Vec::new();
     for _ in 0..count {
         // The owner is a pointer; then type, class, TTL and the length of the data.
-        let Some(length) = message.get(at + 10..).and_then(|rest| rest.first_chunk::<2>()) else { break };
+        let Some(length) = message
+            .get(at + 10..)
+            .and_then(|rest| rest.first_chunk::<2>())
+        else {
+            break;
+        };
         let end = at + 12 + usize::from(u16::from_be_bytes(*length));
         found.extend(message.get(at..end).map(<[u8]>::to_vec));
         at = end;
@@ -260,14 +306,27 @@ fn frame(datagram: &Datagram) -> Vec<u8> {
 pub(super) fn every_valid_frame() -> Vec<Frame> {
     let mut frames = Vec::new();
     for (number, client) in CLIENTS.into_iter().enumerate() {
-        for server in SERVERS.into_iter().filter(|server| server.is_ipv4() == client.is_ipv4()) {
+        for server in SERVERS
+            .into_iter()
+            .filter(|server| server.is_ipv4() == client.is_ipv4())
+        {
             for group in GROUPS {
                 let id = frames.len() as u16;
-                let query = Query { id, ..Query::new(&format!("q-s0.q-g{group}.bosh"), A) };
+                let query = Query {
+                    id,
+                    ..Query::new(&format!("q-s0.q-g{group}.bosh"), A)
+                };
                 let query = query.opt(Opt::new(1232)).bytes();
                 let port = 30_000 + number as u16;
-                let datagram = Datagram { from: (client, port), to: (server, PORT), ..Datagram::v4(query) };
-                frames.push(Frame { id, bytes: frame(&datagram) });
+                let datagram = Datagram {
+                    from: (client, port),
+                    to: (server, PORT),
+                    ..Datagram::v4(query)
+                };
+                frames.push(Frame {
+                    id,
+                    bytes: frame(&datagram),
+                });
             }
         }
     }
@@ -277,14 +336,34 @@ pub(super) fn every_valid_frame() -> Vec<Frame> {
 /// Returns frames that the program passes to the kernel: the outcome that it counts, and whether the
 /// kernel drops them.
 pub(super) fn refused_frames() -> [(&'static str, bool, Vec<Frame>); 3] {
-    let query = |id| Query { id, ..Query::new("q-s0.q-g3.bosh", A) }.bytes();
+    let query = |id| {
+        Query {
+            id,
+            ..Query::new("q-s0.q-g3.bosh", A)
+        }
+        .bytes()
+    };
     let from = |sender: IpAddr, port: u16, id: u16| {
-        let to = if sender.is_ipv4() { SERVERS[0] } else { SERVERS[3] };
-        let datagram = Datagram { from: (sender, port), to: (to, PORT), ..Datagram::v4(query(id)) };
-        Frame { id, bytes: frame(&datagram) }
+        let to = if sender.is_ipv4() {
+            SERVERS[0]
+        } else {
+            SERVERS[3]
+        };
+        let datagram = Datagram {
+            from: (sender, port),
+            to: (to, PORT),
+            ..Datagram::v4(query(id))
+        };
+        Frame {
+            id,
+            bytes: frame(&datagram),
+        }
     };
     let bad = BAD_SENDERS.iter().filter_map(|text| text.parse().ok());
-    let mut senders: Vec<Frame> = bad.zip(1..).map(|(sender, id)| from(sender, 40_000, id)).collect();
+    let mut senders: Vec<Frame> = bad
+        .zip(1..)
+        .map(|(sender, id)| from(sender, 40_000, id))
+        .collect();
     senders.extend([from(CLIENTS[0], 0, 101), from(CLIENTS[3], 0, 102)]);
     let mut of_many = from(CLIENTS[0], 40_000, 103);
     of_many.bytes[6..12].fill(0xff);
@@ -296,9 +375,20 @@ pub(super) fn refused_frames() -> [(&'static str, bool, Vec<Frame>); 3] {
     checksums[2].bytes[60] ^= 0x10;
     checksums[3].bytes[60..62].fill(0);
     // Only the kernel knows these: it has delivered the two networks since Linux 5.3.
-    let odd: [IpAddr; 2] = [Ipv4Addr::new(0, 1, 2, 3).into(), Ipv4Addr::new(240, 0, 0, 1).into()];
-    let odd = vec![of_many, from(odd[0], 40_000, 104), from(odd[1], 40_000, 105)];
-    [("bad_sender", true, senders), ("bad_sender", false, odd), ("bad_checksum", true, checksums)]
+    let odd: [IpAddr; 2] = [
+        Ipv4Addr::new(0, 1, 2, 3).into(),
+        Ipv4Addr::new(240, 0, 0, 1).into(),
+    ];
+    let odd = vec![
+        of_many,
+        from(odd[0], 40_000, 104),
+        from(odd[1], 40_000, 105),
+    ];
+    [
+        ("bad_sender", true, senders),
+        ("bad_sender", false, odd),
+        ("bad_checksum", true, checksums),
+    ]
 }
 
 /// Returns a frame that is valid, or invalid in one or several ways.
@@ -310,24 +400,46 @@ pub(super) fn random_frame(id: u16, rng: &mut Rng) -> Frame {
         _ => format!("q-s0.q-g{group}.bosh"),
     };
     let kind = [A, A, A, A, AAAA, 33, 255][rng.usize(..7)];
-    let mut query = Query { id, ..Query::new(&name, kind) };
+    let mut query = Query {
+        id,
+        ..Query::new(&name, kind)
+    };
     if rng.bool() {
         query.opt = Some(Opt::new([100, 512, 1232, 4096][rng.usize(..4)]));
     }
     let v6 = rng.u8(..3) == 0;
     let pick = |rng: &mut Rng, all: &[IpAddr]| {
-        let all: Vec<IpAddr> = all.iter().copied().filter(|address| address.is_ipv6() == v6).collect();
+        let all: Vec<IpAddr> = all
+            .iter()
+            .copied()
+            .filter(|address| address.is_ipv6() == v6)
+            .collect();
         all[rng.usize(..all.len())]
     };
     let (mut from, to) = (pick(rng, &CLIENTS), pick(rng, &SERVERS));
     let is_bad = rng.u8(..10) == 0;
     if is_bad {
-        let bad: Vec<IpAddr> = BAD_SENDERS.iter().filter_map(|text| text.parse().ok()).collect();
+        let bad: Vec<IpAddr> = BAD_SENDERS
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .collect();
         from = pick(rng, &bad);
     }
-    let from_port = if rng.u8(..30) == 0 { 0 } else { rng.u16(1024..) };
-    let to_port = if rng.u8(..20) == 0 { [54, 5353][rng.usize(..2)] } else { PORT };
-    let mut datagram = Datagram { from: (from, from_port), to: (to, to_port), ..Datagram::v4(query.bytes()) };
+    let from_port = if rng.u8(..30) == 0 {
+        0
+    } else {
+        rng.u16(1024..)
+    };
+    let to_port = if rng.u8(..20) == 0 {
+        [54, 5353][rng.usize(..2)]
+    } else {
+        PORT
+    };
+    let mut datagram = Datagram {
+        from: (from, from_port),
+        to: (to, to_port),
+        ..Datagram::v4(query.bytes())
+    };
     if rng.u8(..20) == 0 {
         datagram.tags = vec![(0x8100, rng.u16(..8))];
     }

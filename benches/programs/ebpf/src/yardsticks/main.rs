@@ -81,7 +81,11 @@ pub fn constant_tc(context: TcContext) -> i32 {
     let answered = reflect(context.data(), context.data_end()).is_some()
         && grown()
         && append(context.data(), context.data_end(), length).is_some();
-    if answered { redirect(&context) } else { TC_ACT_UNSPEC }
+    if answered {
+        redirect(&context)
+    } else {
+        TC_ACT_UNSPEC
+    }
 }
 
 /// Sends the packet back out of the interface it arrived on.
@@ -106,7 +110,11 @@ fn at_xdp(context: &XdpContext) -> u32 {
     let data = unsafe { (&raw const (*context.ctx).data).read_volatile() as usize };
     let end = unsafe { (&raw const (*context.ctx).data_end).read_volatile() as usize };
     let moved = grown && move_forward(data, end, more as usize, length).is_some();
-    if moved && append(data, end, length).is_some() { xdp_action::XDP_TX } else { xdp_action::XDP_DROP }
+    if moved && append(data, end, length).is_some() {
+        xdp_action::XDP_TX
+    } else {
+        xdp_action::XDP_DROP
+    }
 }
 
 #[inline(always)]
@@ -151,7 +159,9 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
     // SAFETY: just compared with the packet's end.
     unsafe {
         let old = load::<u16>(data + 16);
-        let new = u16::from_be(old).wrapping_add((answers * ANSWER_LEN) as u16).to_be();
+        let new = u16::from_be(old)
+            .wrapping_add((answers * ANSWER_LEN) as u16)
+            .to_be();
         store(data + 16, new);
         // Updates the checksum for one changed word of the header (RFC 1624, equation 3).
         let sum = u32::from(!load::<u16>(data + 24)) + u32::from(!old) + u32::from(new);

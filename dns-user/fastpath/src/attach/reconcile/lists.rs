@@ -21,7 +21,12 @@ impl InterfaceReconciler {
         match self.netlink.addresses() {
             Ok(local) => self.local = local,
             // Endpoints on loopback addresses need no list of addresses.
-            Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
+            Err(_)
+                if self
+                    .setting
+                    .listen
+                    .iter()
+                    .all(|listen| listen.ip().is_loopback()) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
                 return;
@@ -37,18 +42,24 @@ impl InterfaceReconciler {
                 || netlink.is_local(endpoint.ip()).unwrap_or(false)
         });
         let served = &all[..all.len().min(MAX_ENDPOINTS)];
-        let endpoints: Vec<Endpoint> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
+        let endpoints: Vec<Endpoint> = served
+            .iter()
+            .map(|&endpoint| to_endpoint(endpoint))
+            .collect();
         let scope = &self.setting.scope;
         scope.set_endpoints(&endpoints);
         let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
         scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
         let with_slots = served.iter().zip(&endpoints);
-        let placed: Vec<(SocketAddr, usize)> =
-            with_slots.filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?))).collect();
+        let placed: Vec<(SocketAddr, usize)> = with_slots
+            .filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?)))
+            .collect();
         // A different endpoint in a slot starts with a closed gate.
         let stays = |slot: usize| {
             let of = |all: &[(SocketAddr, usize)]| {
-                all.iter().find(|(_, known)| *known == slot).map(|(address, _)| *address)
+                all.iter()
+                    .find(|(_, known)| *known == slot)
+                    .map(|(address, _)| *address)
             };
             of(&placed).is_some() && of(&placed) == of(&self.endpoints)
         };
@@ -70,15 +81,28 @@ impl InterfaceReconciler {
     /// Looks for clsact filters of a predecessor: links are found by their pins, filters only at the
     /// interfaces.
     pub(super) fn find_earlier_filters(&mut self) {
-        let Self { setting, netlink, links, earlier_filters, .. } = self;
+        let Self {
+            setting,
+            netlink,
+            links,
+            earlier_filters,
+            ..
+        } = self;
         for link in links.iter() {
             // An error means that the interface is gone.
-            if setting.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
+            if setting
+                .filters
+                .is_on(link.ifindex, netlink)
+                .unwrap_or(false)
+            {
                 earlier_filters.insert(link.ifindex);
             }
         }
         if !earlier_filters.is_empty() {
-            tracing::info!(filters = earlier_filters.len(), "taking over the predecessor's clsact filters");
+            tracing::info!(
+                filters = earlier_filters.len(),
+                "taking over the predecessor's clsact filters"
+            );
         }
     }
 
@@ -93,8 +117,12 @@ impl InterfaceReconciler {
             }
         };
         let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
-        let gone: Vec<u32> =
-            self.links.iter().map(|link| link.ifindex).filter(|&ifindex| !is_there(ifindex)).collect();
+        let gone: Vec<u32> = self
+            .links
+            .iter()
+            .map(|link| link.ifindex)
+            .filter(|&ifindex| !is_there(ifindex))
+            .collect();
         for &ifindex in &gone {
             self.attached.remove(&ifindex);
             self.earlier_filters.remove(&ifindex);
@@ -128,13 +156,17 @@ pub(super) fn lost_to_queues() -> u64 {
 fn lost_v4(text: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
     let (names, numbers) = (lines.next()?, lines.next()?);
-    let place = names.split_whitespace().position(|name| name == "RcvbufErrors")?;
+    let place = names
+        .split_whitespace()
+        .position(|name| name == "RcvbufErrors")?;
     numbers.split_whitespace().nth(place)?.parse().ok()
 }
 
 /// Parses the counter in `snmp6`: a name and a number per line.
 fn lost_v6(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.starts_with("Udp6RcvbufErrors"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("Udp6RcvbufErrors"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -146,7 +178,10 @@ mod tests {
     fn kernel_files_are_read() {
         let v4 = "Tcp: RtoMin\nTcp: 200\nUdp: InDatagrams InErrors RcvbufErrors\nUdp: 7 2 13\nUdpLite: RcvbufErrors\nUdpLite: 9\n";
         assert_eq!(lost_v4(v4), Some(13));
-        assert_eq!(lost_v6("Udp6InErrors \t0\nUdp6RcvbufErrors                \t4\n"), Some(4));
+        assert_eq!(
+            lost_v6("Udp6InErrors \t0\nUdp6RcvbufErrors                \t4\n"),
+            Some(4)
+        );
         let ours = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
         assert!(lost_v4(&ours).is_some(), "{ours}");
         assert_eq!(lost_v4(""), None);

@@ -34,7 +34,10 @@ pub(super) struct Machine<'a, F> {
 
 impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     pub(super) fn new(packet: &Packet, sets: F) -> Self {
-        Self { packet: Some(packet.clone()), ..Self::blind(sets) }
+        Self {
+            packet: Some(packet.clone()),
+            ..Self::blind(sets)
+        }
     }
 
     pub(super) fn blind(sets: F) -> Self {
@@ -64,8 +67,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     pub(super) fn step(&mut self, expression: &Expression) {
         let fields = Fields(&expression.data);
         const LOADING: [&str; 12] = [
-            "meta", "payload", "ct", "fib", "rt", "socket", "hash", "osf", "xfrm", "tunnel", "inner",
-            "numgen",
+            "meta", "payload", "ct", "fib", "rt", "socket", "hash", "osf", "xfrm", "tunnel",
+            "inner", "numgen",
         ];
         if let Some(name) = LOADING.into_iter().find(|name| *name == expression.name) {
             self.origin = name;
@@ -92,7 +95,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "dynset" => {
                 // A meter: holds expressions for each element, such as limits.
                 let is_meter = fields.get(7).is_some() || fields.get(10).is_some();
-                self.meets = self.meets.and(if is_meter { Meets::Rate } else { Meets::Maybe("dynset") });
+                self.meets = self.meets.and(if is_meter {
+                    Meets::Rate
+                } else {
+                    Meets::Maybe("dynset")
+                });
             }
             "objref" => self.object(&fields),
             "reject" => self.decide(Action::Drop),
@@ -114,7 +121,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "rt" | "hash" | "osf" | "xfrm" | "tunnel" | "inner" => self.forget(0, REGISTERS),
             _ => {
                 self.forget(0, REGISTERS);
-                self.meets = self.meets.and(Meets::Maybe("an expression unknown to the server"));
+                self.meets = self
+                    .meets
+                    .and(Meets::Maybe("an expression unknown to the server"));
             }
         }
     }
@@ -148,13 +157,21 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     /// Marks `length` bytes from register byte `at` as unknown.
     fn forget(&mut self, at: usize, length: usize) {
-        self.registers.iter_mut().skip(at).take(length).for_each(|byte| *byte = UNKNOWN);
+        self.registers
+            .iter_mut()
+            .skip(at)
+            .take(length)
+            .for_each(|byte| *byte = UNKNOWN);
     }
 
     /// Returns `length` bytes from register byte `at`, if all are known.
     fn get(&self, at: usize, length: usize) -> Option<Vec<u8>> {
         let is_known = |&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value);
-        self.registers.get(at..at + length)?.iter().map(is_known).collect()
+        self.registers
+            .get(at..at + length)?
+            .iter()
+            .map(is_known)
+            .collect()
     }
 
     fn extension_match(&mut self, fields: &Fields<'_>) {
@@ -170,7 +187,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     fn extension_target(&mut self, fields: &Fields<'_>) {
         let name = fields.text(1);
-        let target = target(fields, &name, self.packet.as_ref().is_some_and(Packet::is_v6));
+        let target = target(
+            fields,
+            &name,
+            self.packet.as_ref().is_some_and(Packet::is_v6),
+        );
         let meets = self.meets;
         if let Some(packet) = &mut self.packet {
             target.change(meets, packet);
@@ -185,7 +206,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
         let to = self.packet.as_ref().map(|packet| packet.to);
         let stays = to.is_some() && self.nat_target(fields) == to;
-        self.decide(if stays { Action::Accept } else { Action::Divert });
+        self.decide(if stays {
+            Action::Accept
+        } else {
+            Action::Divert
+        });
     }
 
     fn meta(&mut self, fields: &Fields<'_>) {
@@ -193,9 +218,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let Some(register) = fields.register(1) else {
             // The expression sets a value: a mark, or a priority.
             if key == Some(3) {
-                let (mark, is_certain) = (self.mark_in(fields.register(3)), self.meets == Meets::Yes);
+                let (mark, is_certain) =
+                    (self.mark_in(fields.register(3)), self.meets == Meets::Yes);
                 if let Some(packet) = &mut self.packet {
-                    packet.mark = if is_certain { mark } else { mark.or_else(packet.mark) };
+                    packet.mark = if is_certain {
+                        mark
+                    } else {
+                        mark.or_else(packet.mark)
+                    };
                 }
             }
             return;
@@ -205,14 +235,19 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         if key == Some(24) {
             self.meets = self.meets.and(Meets::Rate);
         }
-        let Some(packet) = self.packet.clone() else { return };
+        let Some(packet) = self.packet.clone() else {
+            return;
+        };
         if key == Some(3) {
             return self.set_bits(Some(register), &packet.mark.to_bytes());
         }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
         let name = |device: &Option<Device>| {
             let mut bytes = [0; 16];
-            for (place, byte) in bytes.iter_mut().zip(device.iter().flat_map(|device| device.name.bytes())) {
+            for (place, byte) in bytes
+                .iter_mut()
+                .zip(device.iter().flat_map(|device| device.name.bytes()))
+            {
                 *place = byte;
             }
             bytes
@@ -242,7 +277,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn payload(&mut self, fields: &Fields<'_>) {
-        let Some(register) = fields.register(1) else { return };
+        let Some(register) = fields.register(1) else {
+            return;
+        };
         let length = fields.number(4).unwrap_or(0) as usize;
         self.forget(register, length.next_multiple_of(4));
         let Some(packet) = &self.packet else { return };
@@ -250,13 +287,16 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let header = match base {
             Some(1) => network_header(packet),
             Some(2) => {
-                let ports = [packet.from.port(), packet.to.port()].map(u16::to_be_bytes).concat();
+                let ports = [packet.from.port(), packet.to.port()]
+                    .map(u16::to_be_bytes)
+                    .concat();
                 ports.into_iter().map(Some).collect()
             }
             _ => Vec::new(),
         };
-        let bytes: Option<Vec<u8>> =
-            header.get(offset..offset + length).and_then(|bytes| bytes.iter().copied().collect());
+        let bytes: Option<Vec<u8>> = header
+            .get(offset..offset + length)
+            .and_then(|bytes| bytes.iter().copied().collect());
         if let Some(bytes) = bytes {
             self.set(Some(register), &bytes);
         }
@@ -267,8 +307,16 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let Some(register) = fields.register(1) else {
             // The expression sets a value, such as the mark of the flow.
             let (mark, is_certain) = (self.mark_in(fields.register(4)), self.meets == Meets::Yes);
-            if let Some(packet) = self.packet.as_mut().filter(|packet| key == Some(3) && !packet.untracked) {
-                packet.flow_mark = if is_certain { mark } else { mark.or_else(packet.flow_mark) };
+            if let Some(packet) = self
+                .packet
+                .as_mut()
+                .filter(|packet| key == Some(3) && !packet.untracked)
+            {
+                packet.flow_mark = if is_certain {
+                    mark
+                } else {
+                    mark.or_else(packet.flow_mark)
+                };
             }
             return;
         };
@@ -291,8 +339,12 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
         // `NF_CT_STATE_BIT`: established, new, untracked.
         let state: u32 = match packet {
-            Packet { untracked: true, .. } => 64,
-            Packet { established: true, .. } => 2,
+            Packet {
+                untracked: true, ..
+            } => 64,
+            Packet {
+                established: true, ..
+            } => 2,
             _ => 8,
         };
         let known = match key {
@@ -315,14 +367,20 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         const INPUT: u32 = 8;
         const OUTPUT: u32 = 16;
         const PRESENT: u32 = 32;
-        let Some(register) = fields.register(1) else { return };
+        let Some(register) = fields.register(1) else {
+            return;
+        };
         self.forget(register, 16);
         let Some(packet) = &self.packet else { return };
         let (result, flags) = (fields.number(2), fields.number(3).unwrap_or(0));
         let word: u32 = match (result, &packet.input) {
             // `NFT_FIB_RESULT_ADDRTYPE`: `RTN_LOCAL`, `RTN_UNICAST`.
             (Some(3), _) if flags & (INPUT | OUTPUT) == 0 => {
-                let is_ours = if flags & SENDER != 0 { packet.from_us } else { packet.to_us };
+                let is_ours = if flags & SENDER != 0 {
+                    packet.from_us
+                } else {
+                    packet.to_us
+                };
                 if is_ours { 2 } else { 1 }
             }
             // `NFT_FIB_RESULT_OIF`.
@@ -352,7 +410,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     /// Evaluates `NFTA_SOCKET_*`, only for transparency, which the server's socket lacks.
     fn socket(&mut self, fields: &Fields<'_>) {
-        let Some(register) = fields.register(2) else { return };
+        let Some(register) = fields.register(2) else {
+            return;
+        };
         self.forget(register, 16);
         if fields.number(1) == Some(0) && self.packet.is_some() {
             self.set(Some(register), &[0]);
@@ -371,7 +431,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let bits = at.and_then(|at| self.registers.get(at..at + wanted.len()));
         // One known bit that differs decides.
         let differs = bits.is_some_and(|bits| {
-            bits.iter().zip(&wanted).any(|((value, known), wanted)| (value ^ wanted) & known != 0)
+            bits.iter()
+                .zip(&wanted)
+                .any(|((value, known), wanted)| (value ^ wanted) & known != 0)
         });
         let meets = match (found, operation) {
             (Some(found), Some(operation)) => Meets::known(match operation {
@@ -389,10 +451,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn range(&mut self, fields: &Fields<'_>) {
-        let (from, to) =
-            (fields.get(3).map(value).unwrap_or_default(), fields.get(4).map(value).unwrap_or_default());
+        let (from, to) = (
+            fields.get(3).map(value).unwrap_or_default(),
+            fields.get(4).map(value).unwrap_or_default(),
+        );
         let meets = match fields.register(1).and_then(|at| self.get(at, from.len())) {
-            Some(found) => Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1))),
+            Some(found) => {
+                Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1)))
+            }
             None => Meets::Maybe(self.origin),
         };
         self.meets = self.meets.and(meets);
@@ -402,12 +468,16 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     fn bitwise(&mut self, fields: &Fields<'_>) {
         let (source, target) = (fields.register(1), fields.register(2));
         let length = fields.number(3).unwrap_or(0) as usize;
-        let found = source.and_then(|at| self.registers.get(at..at + length)).map(<[_]>::to_vec);
+        let found = source
+            .and_then(|at| self.registers.get(at..at + length))
+            .map(<[_]>::to_vec);
         if let Some(at) = target {
             self.forget(at, length.next_multiple_of(4));
         }
         let (mask, xor) = (fields.get(4).map(value), fields.get(5).map(value));
-        if let (Some(found), Some(mask), Some(xor), None | Some(0)) = (found, mask, xor, fields.number(6)) {
+        if let (Some(found), Some(mask), Some(xor), None | Some(0)) =
+            (found, mask, xor, fields.number(6))
+        {
             // A mask makes the bits that it clears known.
             let masked = |((&(value, known), mask), xor): ((&(u8, u8), u8), u8)| {
                 let known = known | !mask;
@@ -454,7 +524,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             self.meets = self.meets.and(Meets::Maybe("lookup"));
             return;
         };
-        let key = fields.register(2).and_then(|at| self.get(at, set.key_length));
+        let key = fields
+            .register(2)
+            .and_then(|at| self.get(at, set.key_length));
         let found = match &self.packet {
             Some(packet) => match (set.find(key.as_deref()), &key, target) {
                 // Packets or time change the set.
@@ -495,8 +567,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             (Some(2 | 4 | 5), _) => Meets::Rate,
             (Some(_), _) => Meets::Yes,
             (None, Some(set)) if self.packet.is_some() => {
-                let key = fields.register(3).and_then(|at| self.get(at, set.key_length));
-                if set.find(key.as_deref()) == Found::Nothing { Meets::No } else { Meets::Rate }
+                let key = fields
+                    .register(3)
+                    .and_then(|at| self.get(at, set.key_length));
+                if set.find(key.as_deref()) == Found::Nothing {
+                    Meets::No
+                } else {
+                    Meets::Rate
+                }
             }
             (None, _) => Meets::Rate,
         };
@@ -508,7 +586,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let ip = match (fields.register(3), to.ip()) {
             (None, ip) => ip,
             (Some(at), IpAddr::V4(_)) => IpAddr::from(<[u8; 4]>::try_from(self.get(at, 4)?).ok()?),
-            (Some(at), IpAddr::V6(_)) => IpAddr::from(<[u8; 16]>::try_from(self.get(at, 16)?).ok()?),
+            (Some(at), IpAddr::V6(_)) => {
+                IpAddr::from(<[u8; 16]>::try_from(self.get(at, 16)?).ok()?)
+            }
         };
         let port = match fields.register(5) {
             None => to.port(),
@@ -528,8 +608,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 None => true,
             },
         };
-        let port =
-            |register: Option<usize>| register.is_none_or(|at| may_hold(at, &endpoint.port().to_be_bytes()));
+        let port = |register: Option<usize>| {
+            register.is_none_or(|at| may_hold(at, &endpoint.port().to_be_bytes()))
+        };
         match expression.name.as_str() {
             "nat" if fields.number(1) == Some(1) => {
                 // `NFPROTO_INET` covers both address families.
@@ -538,11 +619,16 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     Some(10) => endpoint.is_ipv6(),
                     _ => true,
                 };
-                let address = fields.register(3).is_some_and(|at| may_hold(at, &octets(endpoint.ip())));
+                let address = fields
+                    .register(3)
+                    .is_some_and(|at| may_hold(at, &octets(endpoint.ip())));
                 // An address from a map is followed by the port from the same element.
                 of_family
                     && address
-                    && (self.mapped.iter().any(|(at, _)| Some(*at) == fields.register(3))
+                    && (self
+                        .mapped
+                        .iter()
+                        .any(|(at, _)| Some(*at) == fields.register(3))
                         || port(fields.register(5)))
             }
             "redir" => endpoint.ip().is_loopback() && port(fields.register(1)),
@@ -554,14 +640,25 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
 /// Reads `NFTA_TARGET_*`.
 fn target<'a>(fields: &Fields<'a>, name: &'a str, v6: bool) -> Target<'a> {
-    let (revision, info) = (fields.number(2).unwrap_or(0) as u8, fields.get(3).unwrap_or_default());
-    Target { name, revision, info, v6 }
+    let (revision, info) = (
+        fields.number(2).unwrap_or(0) as u8,
+        fields.get(3).unwrap_or_default(),
+    );
+    Target {
+        name,
+        revision,
+        info,
+        v6,
+    }
 }
 
 /// Builds the IP header; unknown bytes are `None`.
 fn network_header(packet: &Packet) -> Vec<Option<u8>> {
-    let (mut header, at) =
-        if packet.is_v6() { (vec![None; 40], (8, 24)) } else { (vec![None; 20], (12, 16)) };
+    let (mut header, at) = if packet.is_v6() {
+        (vec![None; 40], (8, 24))
+    } else {
+        (vec![None; 20], (12, 16))
+    };
     let mut put = |at: usize, bytes: &[u8]| {
         for (place, byte) in header[at..].iter_mut().zip(bytes) {
             *place = Some(*byte);

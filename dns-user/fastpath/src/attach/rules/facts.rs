@@ -58,10 +58,7 @@ struct IpSet {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Question {
     /// Whether an ipset matches.
-    IpSet {
-        index: u16,
-        parts: Vec<Part>,
-    },
+    IpSet { index: u16, parts: Vec<Part> },
     NftElement {
         family: u8,
         table: String,
@@ -88,9 +85,17 @@ impl Facts {
         source: &Part,
         destination: &Part,
     ) -> Option<bool> {
-        let part = |dimension: u8| if flags & 1 << dimension != 0 { source } else { destination };
+        let part = |dimension: u8| {
+            if flags & 1 << dimension != 0 {
+                source
+            } else {
+                destination
+            }
+        };
         // `IPSET_DIM_MAX` is 6.
-        let parts = (1..=dimensions.min(6)).map(|dimension| part(dimension).clone()).collect();
+        let parts = (1..=dimensions.min(6))
+            .map(|dimension| part(dimension).clone())
+            .collect();
         self.lock().answer(Question::IpSet { index, parts })
     }
 
@@ -101,15 +106,23 @@ impl Facts {
         key: &[u8],
     ) -> Option<bool> {
         let (table, set) = (table.clone(), set.clone());
-        self.lock().answer(Question::NftElement { family: *family, table, set, key: key.to_vec() })
+        self.lock().answer(Question::NftElement {
+            family: *family,
+            table,
+            set,
+            key: key.to_vec(),
+        })
     }
 
     /// Asks every question again; returns whether an answer has changed.
     pub(crate) fn ask_again(&self) -> bool {
         let mut answers = self.lock();
         answers.ipsets.clear();
-        let questions: Vec<(Question, Option<bool>)> =
-            answers.known.iter().map(|(question, answer)| (question.clone(), *answer)).collect();
+        let questions: Vec<(Question, Option<bool>)> = answers
+            .known
+            .iter()
+            .map(|(question, answer)| (question.clone(), *answer))
+            .collect();
         let changed: Vec<Question> = questions
             .into_iter()
             .filter_map(|(question, before)| (answers.ask(&question) != before).then_some(question))
@@ -155,14 +168,22 @@ impl Answers {
     fn ask(&mut self, question: &Question) -> Option<bool> {
         match question {
             Question::IpSet { index, parts } => self.ask_ipset(*index, parts),
-            Question::NftElement { family, table, set, key } => {
+            Question::NftElement {
+                family,
+                table,
+                set,
+                key,
+            } => {
                 let mut body = vec![*family, 0, 0, 0];
                 push_text(&mut body, 1, table);
                 push_text(&mut body, 2, set);
                 // `NFTA_SET_ELEM_LIST_ELEMENTS`, `NFTA_LIST_ELEM`, `NFTA_SET_ELEM_KEY`, `NFTA_DATA_VALUE`.
                 let element = nested(1, &nested(1, &attribute(1, key)));
                 push_attribute(&mut body, 3 | NESTED, &element);
-                match self.socket()?.request(NFT_GET_ELEMENT, REQUEST, &body, |_, _| {}) {
+                match self
+                    .socket()?
+                    .request(NFT_GET_ELEMENT, REQUEST, &body, |_, _| {})
+                {
                     Ok(()) => Some(true),
                     Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Some(false),
                     Err(error) => unknown(&error),
@@ -174,7 +195,11 @@ impl Answers {
     fn ask_ipset(&mut self, index: u16, parts: &[Part]) -> Option<bool> {
         let IpSet { name, kind, family } = self.ipset(index)?;
         let first = parts.first()?;
-        let of_packet = if first.endpoint.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let of_packet = if first.endpoint.is_ipv4() {
+            libc::AF_INET
+        } else {
+            libc::AF_INET6
+        };
         // The kernel considers no member of a set of the other family (`ip_set_test`).
         if family != 0 && i32::from(family) != of_packet {
             return Some(false);
@@ -186,7 +211,10 @@ impl Answers {
         let data = members(&kind, parts)?;
         let mut body = ipset_body(&name);
         push_attribute(&mut body, 7 | NESTED, &data);
-        match self.socket()?.request(IPSET_TEST, REQUEST, &body, |_, _| {}) {
+        match self
+            .socket()?
+            .request(IPSET_TEST, REQUEST, &body, |_, _| {})
+        {
             Ok(()) => Some(true),
             Err(error) if error.raw_os_error() == Some(IPSET_NO_MEMBER) => Some(false),
             Err(error) => unknown(&error),
@@ -217,20 +245,29 @@ impl Answers {
         });
         asked.map_err(|error| unknown(&error)).ok()?;
         let name = name?;
-        let asked = socket.request(IPSET_HEADER, REQUEST, &ipset_body(&name), |message, body| {
-            if message != IPSET_HEADER {
-                return;
-            }
-            for (attribute, value) in Attributes(body.get(4..).unwrap_or_default()) {
-                match attribute {
-                    3 => kind = Some(text(value)),
-                    5 => family = value.first().copied().unwrap_or(0),
-                    _ => {}
+        let asked = socket.request(
+            IPSET_HEADER,
+            REQUEST,
+            &ipset_body(&name),
+            |message, body| {
+                if message != IPSET_HEADER {
+                    return;
                 }
-            }
-        });
+                for (attribute, value) in Attributes(body.get(4..).unwrap_or_default()) {
+                    match attribute {
+                        3 => kind = Some(text(value)),
+                        5 => family = value.first().copied().unwrap_or(0),
+                        _ => {}
+                    }
+                }
+            },
+        );
         asked.map_err(|error| unknown(&error)).ok()?;
-        Some(IpSet { name, kind: kind?, family })
+        Some(IpSet {
+            name,
+            kind: kind?,
+            family,
+        })
     }
 
     fn socket(&mut self) -> Option<&mut Socket> {
@@ -258,13 +295,24 @@ fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
             "ip" | "net" => {
                 let ip = part.endpoint.ip();
                 // `IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`.
-                let address = attribute(NETWORK_ORDER | if ip.is_ipv4() { 1 } else { 2 }, &octets(ip));
+                let address = attribute(
+                    NETWORK_ORDER | if ip.is_ipv4() { 1 } else { 2 },
+                    &octets(ip),
+                );
                 // `IPSET_ATTR_IP`, `IPSET_ATTR_IP2`.
-                let number = if std::mem::replace(&mut is_second_address, true) { 20 } else { 1 };
+                let number = if std::mem::replace(&mut is_second_address, true) {
+                    20
+                } else {
+                    1
+                };
                 push_attribute(&mut data, number | NESTED, &address);
             }
             "port" => {
-                push_attribute(&mut data, 4 | NETWORK_ORDER, &part.endpoint.port().to_be_bytes());
+                push_attribute(
+                    &mut data,
+                    4 | NETWORK_ORDER,
+                    &part.endpoint.port().to_be_bytes(),
+                );
                 if fields.contains("ip") || fields.contains("net") {
                     push_attribute(&mut data, 7, &[libc::IPPROTO_UDP as u8]);
                 }

@@ -113,20 +113,27 @@ pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> M
         Evaluation::Never => Meets::No,
         Evaluation::Rate => Meets::Rate,
         Evaluation::Kernel => Meets::Maybe(name),
-        Evaluation::Computed(evaluate) => {
-            evaluate(&Match { revision, info, packet }).unwrap_or(Meets::Maybe(name))
-        }
+        Evaluation::Computed(evaluate) => evaluate(&Match {
+            revision,
+            info,
+            packet,
+        })
+        .unwrap_or(Meets::Maybe(name)),
     }
 }
 
 /// Reads two bytes in native order.
 pub(super) fn u16_at(info: &[u8], at: usize) -> Option<u16> {
-    info.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+    info.get(at..)?
+        .first_chunk()
+        .map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
 /// Reads four bytes in native order.
 pub(super) fn u32_at(info: &[u8], at: usize) -> Option<u32> {
-    info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+    info.get(at..)?
+        .first_chunk()
+        .map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// Evaluates `struct xt_udp`: two ranges of ports, and flags that invert them.
@@ -135,7 +142,9 @@ fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
         let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
         Some(range.contains(&port) != (info.get(8)? & invert != 0))
     };
-    Some(Meets::known(within(0, packet.from.port(), 1)? && within(4, packet.to.port(), 2)?))
+    Some(Meets::known(
+        within(0, packet.from.port(), 1)? && within(4, packet.to.port(), 2)?,
+    ))
 }
 
 /// Returns the only destination port that `struct xt_udp` matches.
@@ -144,7 +153,13 @@ pub(super) fn only_udp_port(info: &[u8]) -> Option<u16> {
     (first == last && info.get(8)? & 2 == 0).then_some(first)
 }
 
-fn multiport(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+fn multiport(
+    &Match {
+        revision,
+        info,
+        packet,
+    }: &Match<'_>,
+) -> Option<Meets> {
     if revision != 1 {
         return None;
     }
@@ -155,7 +170,11 @@ fn multiport(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
         let mut index = 0;
         while index < count {
             let first = port(index)?;
-            let last = if is_range(index)? { port(index + 1)? } else { first };
+            let last = if is_range(index)? {
+                port(index + 1)?
+            } else {
+                first
+            };
             if (first..=last).contains(&wanted) {
                 return Some(true);
             }
@@ -175,18 +194,30 @@ fn multiport(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
 /// Returns the state bit of the packet's flow; `untracked` is the bit for untracked packets.
 fn state_bit(packet: &Packet, untracked: u16) -> u16 {
     match packet {
-        Packet { untracked: true, .. } => untracked,
-        Packet { established: true, .. } => ESTABLISHED,
+        Packet {
+            untracked: true, ..
+        } => untracked,
+        Packet {
+            established: true, ..
+        } => ESTABLISHED,
         _ => NEW,
     }
 }
 
 fn state(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    Some(Meets::known(u32_at(info, 0)? & u32::from(state_bit(packet, 1 << 6)) != 0))
+    Some(Meets::known(
+        u32_at(info, 0)? & u32::from(state_bit(packet, 1 << 6)) != 0,
+    ))
 }
 
 /// Evaluates `struct xt_conntrack_mtinfo1` to `3`.
-fn conntrack(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+fn conntrack(
+    &Match {
+        revision,
+        info,
+        packet,
+    }: &Match<'_>,
+) -> Option<Meets> {
     const NAME: &str = "conntrack";
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
@@ -225,7 +256,13 @@ fn conntrack(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
 }
 
 /// Evaluates `struct xt_addrtype_info_v1`, or `xt_addrtype_info` for revision 0.
-fn addrtype(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+fn addrtype(
+    &Match {
+        revision,
+        info,
+        packet,
+    }: &Match<'_>,
+) -> Option<Meets> {
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
     let of = |is_ours: bool| if is_ours { LOCAL } else { UNICAST };
@@ -239,7 +276,8 @@ fn addrtype(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
         return None;
     }
     let source = source == 0 || (source & of(packet.from_us) != 0) != invert_source;
-    let destination = destination == 0 || (destination & of(packet.to_us) != 0) != invert_destination;
+    let destination =
+        destination == 0 || (destination & of(packet.to_us) != 0) != invert_destination;
     Some(Meets::known(source && destination))
 }
 
@@ -271,7 +309,9 @@ fn connmark(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     if packet.untracked {
         return Some(Meets::No);
     }
-    let meets = packet.flow_mark.is(u32_at(info, 0)?, u32_at(info, 4)?, "connmark");
+    let meets = packet
+        .flow_mark
+        .is(u32_at(info, 0)?, u32_at(info, 4)?, "connmark");
     Some(meets.inverted(*info.get(8)? != 0))
 }
 
@@ -291,7 +331,11 @@ fn helper(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
 /// Evaluates `struct xt_length_info` if it treats all queries, or all replies, alike.
 fn length(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     let (from, to, invert) = (u16_at(info, 0)?, u16_at(info, 2)?, *info.get(4)? != 0);
-    let lengths = if packet.established { REPLY_LENGTHS } else { QUERY_LENGTHS };
+    let lengths = if packet.established {
+        REPLY_LENGTHS
+    } else {
+        QUERY_LENGTHS
+    };
     if from > *lengths.end() || to < *lengths.start() {
         return Some(Meets::known(invert));
     }
@@ -300,7 +344,9 @@ fn length(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_pkttype_info`: the type, and whether to invert the match.
 fn pkttype(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
-    Some(Meets::known((u32_at(info, 0)? == 0) != (u32_at(info, 4)? != 0)))
+    Some(Meets::known(
+        (u32_at(info, 0)? == 0) != (u32_at(info, 4)? != 0),
+    ))
 }
 
 /// Evaluates `struct xt_dscp_info`: plain queries and replies have DSCP 0.
@@ -316,7 +362,8 @@ fn tos(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_physdev_info`: only packets of a bridge have a physical device.
 fn physdev(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let is_of_bridge = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.is_bridge);
+    let is_of_bridge =
+        |device: &Option<Device>| device.as_ref().is_some_and(|device| device.is_bridge);
     if is_of_bridge(&packet.input) || is_of_bridge(&packet.output) {
         return None;
     }
@@ -332,7 +379,9 @@ fn socket(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_rpfilter_info`: a plain packet passes the reverse path check.
 fn rpfilter(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
-    Some(Meets::known(info.first().is_none_or(|flags| flags & 8 == 0)))
+    Some(Meets::known(
+        info.first().is_none_or(|flags| flags & 8 == 0),
+    ))
 }
 
 /// Evaluates `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none". Decided for hosts
@@ -342,7 +391,13 @@ fn policy(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
 }
 
 /// Evaluates `struct xt_set_info_match_v1` to `4`, by asking the kernel.
-fn set(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+fn set(
+    &Match {
+        revision,
+        info,
+        packet,
+    }: &Match<'_>,
+) -> Option<Meets> {
     const INVERT: u8 = 1;
     const RETURN_NOMATCH: u32 = 1 << 7;
     let compares_counters = match revision {
@@ -357,10 +412,19 @@ fn set(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
     }
     let part = |endpoint, device: &Option<Device>| Part {
         endpoint,
-        device: device.as_ref().map(|device| device.name.clone()).unwrap_or_default(),
+        device: device
+            .as_ref()
+            .map(|device| device.name.clone())
+            .unwrap_or_default(),
     };
-    let (source, destination) = (part(packet.from, &packet.input), part(packet.to, &packet.output));
-    let is_member = packet.facts.ipset(u16_at(info, 0)?, (dimensions, flags), &source, &destination)?;
+    let (source, destination) = (
+        part(packet.from, &packet.input),
+        part(packet.to, &packet.output),
+    );
+    let is_member =
+        packet
+            .facts
+            .ipset(u16_at(info, 0)?, (dimensions, flags), &source, &destination)?;
     Some(Meets::known(is_member != (flags & INVERT != 0)))
 }
 
@@ -378,16 +442,23 @@ impl Target<'_> {
         match self.name {
             "REJECT" => Action::Drop,
             "DNAT" | "REDIRECT" => {
-                let is_same = |to| self.new_target().is_some_and(|target| target.is_exactly(to));
-                if to.is_some_and(is_same) { Action::Accept } else { Action::Divert }
+                let is_same = |to| {
+                    self.new_target()
+                        .is_some_and(|target| target.is_exactly(to))
+                };
+                if to.is_some_and(is_same) {
+                    Action::Accept
+                } else {
+                    Action::Divert
+                }
             }
             "NETMAP" | "TPROXY" | "SYNPROXY" | "DNPT" => Action::Divert,
             "MASQUERADE" | "SNAT" | "SNPT" => Action::Translate,
             // Later rules still see the packet; these targets change nothing that matters here.
             "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "MARK" | "CONNMARK" | "CONNSECMARK"
             | "SECMARK" | "CT" | "NOTRACK" | "DSCP" | "TOS" | "TTL" | "HL" | "ECN" | "CHECKSUM"
-            | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER" | "LED"
-            | "HMARK" => Action::Continue,
+            | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER"
+            | "LED" | "HMARK" => Action::Continue,
             "NFQUEUE" | "QUEUE" => Action::Unknown("NFQUEUE"),
             "CLUSTERIP" => Action::Unknown("CLUSTERIP"),
             _ => Action::Unknown("a target unknown to the server"),
@@ -397,7 +468,9 @@ impl Target<'_> {
     /// Returns whether the target may redirect packets for other machines to `endpoint`.
     pub(super) fn leads_to(&self, endpoint: SocketAddr) -> bool {
         match self.name {
-            "DNAT" | "REDIRECT" => self.new_target().is_none_or(|target| target.may_be(endpoint)),
+            "DNAT" | "REDIRECT" => self
+                .new_target()
+                .is_none_or(|target| target.may_be(endpoint)),
             "NETMAP" => true,
             _ => false,
         }
@@ -405,7 +478,9 @@ impl Target<'_> {
 
     /// Applies the target's changes to a packet that meets its rule, perhaps.
     pub(super) fn change(&self, meets: Meets, packet: &mut Packet) {
-        let Packet { mark, flow_mark, .. } = *packet;
+        let Packet {
+            mark, flow_mark, ..
+        } = *packet;
         let (mut new_mark, mut new_flow_mark) = (mark, flow_mark);
         match self.name {
             "MARK" => new_mark = self.marked(mark).unwrap_or(Mark::UNKNOWN),
@@ -417,7 +492,9 @@ impl Target<'_> {
             },
             "HMARK" => new_mark = Mark::UNKNOWN,
             // `struct xt_set_info_target_v3`: the third set may hold marks; 0xffff means none.
-            "SET" if self.revision >= 3 && u16_at(self.info, 8) != Some(0xffff) => new_mark = Mark::UNKNOWN,
+            "SET" if self.revision >= 3 && u16_at(self.info, 8) != Some(0xffff) => {
+                new_mark = Mark::UNKNOWN
+            }
             // `struct xt_ct_target_info`: flags, of which the first means notrack.
             "CT" if self.info.first().is_some_and(|flags| flags & 1 == 0) => {}
             "CT" | "NOTRACK" => packet.untracked |= meets == Meets::Yes,
@@ -476,13 +553,21 @@ impl NewTarget {
         let is_redirect = name == "REDIRECT";
         // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range; ports in network order.
         let (flags, address, ports) = if !v6 && (is_redirect || revision == 0) {
-            let ip = |at: usize| info.get(at..)?.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
+            let ip = |at: usize| {
+                info.get(at..)?
+                    .first_chunk::<4>()
+                    .map(|octets| IpAddr::from(*octets))
+            };
             (u32_at(info, 4)?, (ip(8)?, ip(12)?), (info.get(16..20)?))
         } else {
             // `struct nf_nat_range`, `struct nf_nat_range2`.
             let ip = |at: usize| {
                 let octets = info.get(at..)?.first_chunk::<16>()?;
-                Some(if v6 { IpAddr::from(*octets) } else { IpAddr::from(*octets.first_chunk::<4>()?) })
+                Some(if v6 {
+                    IpAddr::from(*octets)
+                } else {
+                    IpAddr::from(*octets.first_chunk::<4>()?)
+                })
             };
             (u32_at(info, 0)?, (ip(4)?, ip(20)?), (info.get(36..40)?))
         };
@@ -497,13 +582,19 @@ impl NewTarget {
     /// Returns whether the rule leaves every packet's destination unchanged.
     fn is_exactly(&self, to: SocketAddr) -> bool {
         !self.is_redirect
-            && self.addresses.is_none_or(|range| range == (to.ip(), to.ip()))
-            && self.ports.is_none_or(|range| range == (to.port(), to.port()))
+            && self
+                .addresses
+                .is_none_or(|range| range == (to.ip(), to.ip()))
+            && self
+                .ports
+                .is_none_or(|range| range == (to.port(), to.port()))
     }
 
     /// Returns whether a packet for another machine may be redirected to this endpoint.
     fn may_be(&self, endpoint: SocketAddr) -> bool {
-        let port = self.ports.is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
+        let port = self
+            .ports
+            .is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
         let address = match self.addresses {
             Some((from, to)) => (from..=to).contains(&endpoint.ip()),
             None => self.is_redirect && endpoint.ip().is_loopback(),
@@ -534,7 +625,11 @@ mod tests {
     #[test]
     fn kernel_matches_are_known() {
         for name in OF_KERNEL.split_whitespace() {
-            assert_ne!(meets(name, 1, &[], &packet()), meets("new", 1, &[], &packet()), "{name}");
+            assert_ne!(
+                meets(name, 1, &[], &packet()),
+                meets("new", 1, &[], &packet()),
+                "{name}"
+            );
         }
     }
 
@@ -546,7 +641,9 @@ mod tests {
                 Evaluation::Never => assert_eq!(found, Meets::No, "{name}"),
                 Evaluation::Rate => assert_eq!(found, Meets::Rate, "{name}"),
                 Evaluation::Computed(_) if ["comment", "rpfilter"].contains(name) => {}
-                Evaluation::Kernel | Evaluation::Computed(_) => assert_eq!(found, Meets::Maybe(name)),
+                Evaluation::Kernel | Evaluation::Computed(_) => {
+                    assert_eq!(found, Meets::Maybe(name))
+                }
             }
         }
     }
@@ -573,7 +670,8 @@ mod tests {
             }
         }
         let objection = |meets, action| {
-            let ends: Ends = crate::attach::rules::walk::walk(&mut OneRule(meets, action), 0, Action::Accept);
+            let ends: Ends =
+                crate::attach::rules::walk::walk(&mut OneRule(meets, action), 0, Action::Accept);
             Objection::to(ends, Objection::Held)
         };
         let unknown = meets("new", 0, &[], &packet());
@@ -584,8 +682,15 @@ mod tests {
             assert_eq!(objection(Meets::Yes, action), Some(Objection::Held));
             assert_eq!(objection(Meets::No, action), None);
         }
-        assert_eq!(objection(unknown, Action::Accept), None, "either way it is delivered");
-        assert_eq!(objection(Meets::Yes, Action::Unknown("queue")), Some(Objection::Undecided("queue")));
+        assert_eq!(
+            objection(unknown, Action::Accept),
+            None,
+            "either way it is delivered"
+        );
+        assert_eq!(
+            objection(Meets::Yes, Action::Unknown("queue")),
+            Some(Objection::Undecided("queue"))
+        );
     }
 
     /// Targets of Linux 6.18 for either family, except the end of a chain (`/proc/net/ip_tables_targets`,
@@ -596,7 +701,15 @@ mod tests {
 
     #[test]
     fn kernel_targets_are_known() {
-        let action = |name| Target { name, revision: 0, info: &[], v6: true }.action(None);
+        let action = |name| {
+            Target {
+                name,
+                revision: 0,
+                info: &[],
+                v6: true,
+            }
+            .action(None)
+        };
         for name in TARGETS_OF_KERNEL.split_whitespace() {
             assert_ne!(action(name), action("NEW"), "{name}");
         }

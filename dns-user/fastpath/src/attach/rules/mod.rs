@@ -57,13 +57,17 @@ pub(crate) enum Objection {
         "NAT changes the source address of local queries, and a fast-path reply on lo is not translated back"
     )]
     LocalSourceNat,
-    #[error("NAT at INPUT changes the source address of queries, so that probes cannot be recognised")]
+    #[error(
+        "NAT at INPUT changes the source address of queries, so that probes cannot be recognised"
+    )]
     SourceNat,
     #[error(
         "NAT at PREROUTING redirects queries for other addresses to the server before they reach the bridge"
     )]
     BridgedNat,
-    #[error("INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow")]
+    #[error(
+        "INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow"
+    )]
     LocalRepliesHeld,
     #[error("the packet filter decides by \"{0}\", which only the kernel can evaluate")]
     Undecided(&'static str),
@@ -110,7 +114,11 @@ impl PacketFilter {
             }
             Err(error) => return Err(error),
         };
-        Ok(Self { legacy: xtables::read()?, nft, generation })
+        Ok(Self {
+            legacy: xtables::read()?,
+            nft,
+            generation,
+        })
     }
 
     pub(crate) fn objection(
@@ -133,7 +141,10 @@ impl PacketFilter {
         }
         Objection::to(ends, Objection::Held).or_else(|| {
             let mut reply = query.reply(device, client, endpoint);
-            Objection::to(self.way_out(&mut reply, Nat::Skipped), Objection::RepliesHeld)
+            Objection::to(
+                self.way_out(&mut reply, Nat::Skipped),
+                Objection::RepliesHeld,
+            )
         })
     }
 
@@ -157,7 +168,12 @@ impl PacketFilter {
         }
         let mut reply = query.reply(lo, client, endpoint);
         Objection::to(ends, Objection::Held)
-            .or_else(|| Objection::to(self.way_out(&mut reply, Nat::Skipped), Objection::RepliesHeld))
+            .or_else(|| {
+                Objection::to(
+                    self.way_out(&mut reply, Nat::Skipped),
+                    Objection::RepliesHeld,
+                )
+            })
             .or_else(|| Objection::to(self.way_in(&mut given), Objection::LocalRepliesHeld))
     }
 
@@ -173,7 +189,10 @@ impl PacketFilter {
     /// NAT. Conditions on interfaces or senders are not met.
     fn is_untracked(&self, hook: usize, to: SocketAddr) -> bool {
         let from = any_client(to);
-        let mut packet = Packet { to_us: false, ..Packet::without_device(from, to, &Facts::default()) };
+        let mut packet = Packet {
+            to_us: false,
+            ..Packet::without_device(from, to, &Facts::default())
+        };
         self.at_hook(hook, &mut packet, Nat::Skipped);
         packet.untracked
     }
@@ -181,8 +200,11 @@ impl PacketFilter {
     /// Returns the possible fates of a packet on its way to our sockets.
     fn way_in(&self, packet: &mut Packet) -> Ends {
         // NAT has already been applied to a local query on its way out.
-        let is_local =
-            packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX);
+        let is_local = packet.from_us
+            && packet
+                .input
+                .as_ref()
+                .is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX);
         let nat = if is_local { Nat::Skipped } else { Nat::Applies };
         let mut ends = self.at_device(packet.input.clone(), DeviceHook::Ingress, packet);
         for (hook, nat) in [(PREROUTING, nat), (INPUT, Nat::Applies)] {
@@ -202,7 +224,9 @@ impl PacketFilter {
     }
 
     fn at_device(&self, device: Option<Device>, hook: DeviceHook, packet: &mut Packet) -> Ends {
-        device.map_or(Ends::DELIVERED, |device| self.nft.pass_device(&device, hook, packet))
+        device.map_or(Ends::DELIVERED, |device| {
+            self.nft.pass_device(&device, hook, packet)
+        })
     }
 }
 

@@ -84,14 +84,19 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     let rules = socket.dump(RULES, &all, rule)?;
     let names = socket.dump(SETS, &all, set)?;
     let dormant = socket.dump(TABLES, &all, dormant_table)?;
-    let mut ruleset = Ruleset { chains, sets: BTreeMap::new() };
+    let mut ruleset = Ruleset {
+        chains,
+        sets: BTreeMap::new(),
+    };
     for chain in &mut ruleset.chains {
         if dormant.contains(&(chain.family, chain.table.clone())) {
             chain.base = None;
         }
     }
     for (family, table, name, expressions) in rules {
-        let of = |chain: &&mut Chain| chain.family == family && chain.table == table && chain.name == name;
+        let of = |chain: &&mut Chain| {
+            chain.family == family && chain.table == table && chain.name == name
+        };
         if let Some(chain) = ruleset.chains.iter_mut().find(of) {
             chain.rules.push(expressions);
         }
@@ -102,7 +107,15 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         push_text(&mut body, 2, &key.2);
         let elements = socket.dump(ELEMENTS, &body, |message| Some(elements(message)))?;
         let elements = elements.into_iter().flatten().collect();
-        ruleset.sets.insert(key.clone(), Set { id: key, flags, key_length, elements });
+        ruleset.sets.insert(
+            key.clone(),
+            Set {
+                id: key,
+                flags,
+                key_length,
+                elements,
+            },
+        );
     }
     Ok(ruleset)
 }
@@ -120,12 +133,19 @@ impl Ruleset {
     }
 
     /// Returns the possible fates of a packet at ingress or egress of an interface.
-    pub(super) fn pass_device(&self, device: &Device, hook: DeviceHook, packet: &mut Packet) -> Ends {
+    pub(super) fn pass_device(
+        &self,
+        device: &Device,
+        hook: DeviceHook,
+        packet: &mut Packet,
+    ) -> Ends {
         const INET_INGRESS: u32 = 5;
         let is_met = |chain: &Chain, base: &Base| {
             base.devices.contains(&device.name)
                 && (chain.family == NETDEV && base.hook == hook as u32
-                    || chain.family == INET && hook == DeviceHook::Ingress && base.hook == INET_INGRESS)
+                    || chain.family == INET
+                        && hook == DeviceHook::Ingress
+                        && base.hook == INET_INGRESS)
         };
         self.through(packet, is_met)
     }
@@ -146,7 +166,14 @@ impl Ruleset {
                 continue;
             }
             let policy = if drops { Action::Drop } else { Action::Accept };
-            ends = ends.then(walk(&mut Way { ruleset: self, packet }, index, policy));
+            ends = ends.then(walk(
+                &mut Way {
+                    ruleset: self,
+                    packet,
+                },
+                index,
+                policy,
+            ));
         }
         ends
     }
@@ -160,7 +187,10 @@ impl Ruleset {
         is_exempt: impl Fn(SocketAddr) -> bool,
     ) -> bool {
         let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
-            chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(hook))
+            chain
+                .base
+                .as_ref()
+                .is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(hook))
         });
         let mut chains: Vec<usize> = starts.map(|(index, _)| index).collect();
         let mut next = 0;
@@ -178,7 +208,9 @@ impl Ruleset {
                         return true;
                     }
                 }
-                let named = machine.verdicts().filter_map(|verdict| self.index(chain, verdict.chain()?));
+                let named = machine
+                    .verdicts()
+                    .filter_map(|verdict| self.index(chain, verdict.chain()?));
                 for to in named.collect::<Vec<_>>() {
                     if !chains.contains(&to) {
                         chains.push(to);
@@ -190,14 +222,15 @@ impl Ruleset {
     }
 
     fn set(&self, chain: &Chain, name: &str) -> Option<&Set> {
-        self.sets.get(&(chain.family, chain.table.clone(), name.to_owned()))
+        self.sets
+            .get(&(chain.family, chain.table.clone(), name.to_owned()))
     }
 
     /// Returns the chain of this name in the table of another chain.
     fn index(&self, of: &Chain, name: &str) -> Option<usize> {
-        self.chains
-            .iter()
-            .position(|chain| chain.family == of.family && chain.table == of.table && chain.name == name)
+        self.chains.iter().position(|chain| {
+            chain.family == of.family && chain.table == of.table && chain.name == name
+        })
     }
 }
 
@@ -222,12 +255,12 @@ impl Chains for Way<'_, '_> {
         let mut actions = Vec::new();
         for verdict in machine.verdicts() {
             let action = match verdict {
-                Verdict::Jump(name) => {
-                    ruleset.index(chain, name).map_or(Action::Unknown("a missing chain"), Action::Jump)
-                }
-                Verdict::Goto(name) => {
-                    ruleset.index(chain, name).map_or(Action::Unknown("a missing chain"), Action::Goto)
-                }
+                Verdict::Jump(name) => ruleset
+                    .index(chain, name)
+                    .map_or(Action::Unknown("a missing chain"), Action::Jump),
+                Verdict::Goto(name) => ruleset
+                    .index(chain, name)
+                    .map_or(Action::Unknown("a missing chain"), Action::Goto),
                 Verdict::Plain(action) => *action,
             };
             actions.push((meets, action));
@@ -252,8 +285,18 @@ fn chain(message: &[u8]) -> Option<Chain> {
     let (family, fields) = split(message)?;
     // NF_DROP.
     let drops = fields.number(5) == Some(0);
-    let base = fields.get(4).map(|value| Base { drops, is_nat: fields.text(7) == TYPE_NAT, ..hook(value) });
-    Some(Chain { family, table: fields.name(1)?, name: fields.name(3)?, base, rules: Vec::new() })
+    let base = fields.get(4).map(|value| Base {
+        drops,
+        is_nat: fields.text(7) == TYPE_NAT,
+        ..hook(value)
+    });
+    Some(Chain {
+        family,
+        table: fields.name(1)?,
+        name: fields.name(3)?,
+        base,
+        rules: Vec::new(),
+    })
 }
 
 fn hook(value: &[u8]) -> Base {
@@ -271,12 +314,21 @@ fn hook(value: &[u8]) -> Base {
 /// Parses `NFT_MSG_NEWRULE`: family, table, chain, expressions.
 fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
     let (family, fields) = split(message)?;
-    Some((family, fields.name(1)?, fields.name(2)?, expressions(fields.get(4).unwrap_or_default())))
+    Some((
+        family,
+        fields.name(1)?,
+        fields.name(2)?,
+        expressions(fields.get(4).unwrap_or_default()),
+    ))
 }
 
 /// Parses `NFT_MSG_NEWSET`: family, table and name; flags; length of a key.
 fn set(message: &[u8]) -> Option<((u8, String, String), u32, usize)> {
     let (family, fields) = split(message)?;
     let key_length = fields.number(5).unwrap_or(0) as usize;
-    Some(((family, fields.name(1)?, fields.name(2)?), fields.number(3).unwrap_or(0), key_length))
+    Some((
+        (family, fields.name(1)?, fields.name(2)?),
+        fields.number(3).unwrap_or(0),
+        key_length,
+    ))
 }

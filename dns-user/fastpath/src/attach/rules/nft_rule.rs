@@ -36,11 +36,16 @@ pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
     let read = |value| {
         let fields = Fields(value);
         let data = fields.get(2).unwrap_or_default().to_vec();
-        let expression = Expression { name: fields.text(1), data };
+        let expression = Expression {
+            name: fields.text(1),
+            data,
+        };
         // A counter that packets advance must not look like a changed rule.
         (expression.name != "counter").then_some(expression)
     };
-    Attributes(list).filter_map(|(_, value)| read(value)).collect()
+    Attributes(list)
+        .filter_map(|(_, value)| read(value))
+        .collect()
 }
 
 pub(super) fn value(data: &[u8]) -> Vec<u8> {
@@ -76,13 +81,19 @@ pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
                 let wanted = fields.get(3).map(value).unwrap_or_default();
                 match field.take() {
                     Some((Some(1), Some(16), Some(4))) => {
-                        ip = wanted.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
+                        ip = wanted
+                            .first_chunk::<4>()
+                            .map(|octets| IpAddr::from(*octets));
                     }
                     Some((Some(1), Some(24), Some(16))) => {
-                        ip = wanted.first_chunk::<16>().map(|octets| IpAddr::from(*octets));
+                        ip = wanted
+                            .first_chunk::<16>()
+                            .map(|octets| IpAddr::from(*octets));
                     }
                     Some((Some(2), Some(2), Some(2))) => {
-                        port = wanted.first_chunk::<2>().map(|octets| u16::from_be_bytes(*octets));
+                        port = wanted
+                            .first_chunk::<2>()
+                            .map(|octets| u16::from_be_bytes(*octets));
                     }
                     _ => {}
                 }
@@ -103,12 +114,16 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, wanted: u16) -> Option<&'a [u8]> {
-        Attributes(self.0).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+        Attributes(self.0)
+            .find(|(kind, _)| *kind == wanted)
+            .map(|(_, value)| value)
     }
 
     /// Returns a number in network order.
     pub(super) fn number(&self, wanted: u16) -> Option<u32> {
-        self.get(wanted)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+        self.get(wanted)?
+            .first_chunk()
+            .map(|bytes| u32::from_be_bytes(*bytes))
     }
 
     pub(super) fn name(&self, wanted: u16) -> Option<String> {
@@ -183,7 +198,9 @@ impl Set {
         if self.elements.is_empty() && self.flags & Self::CHANGING == 0 {
             return Found::Nothing;
         }
-        let Some(key) = key.filter(|_| self.flags & Self::CHANGING == 0) else { return Found::Unknown };
+        let Some(key) = key.filter(|_| self.flags & Self::CHANGING == 0) else {
+            return Found::Unknown;
+        };
         let mut best: Option<&Element> = None;
         for element in self.elements.iter().filter(|element| !element.is_rest) {
             let is_met = match &element.last {
@@ -192,7 +209,8 @@ impl Set {
                     // The greatest bound that does not exceed the key decides.
                     if element.key.as_slice() <= key
                         && best.is_none_or(|best| {
-                            (best.key.as_slice(), !best.ends) <= (element.key.as_slice(), !element.ends)
+                            (best.key.as_slice(), !best.ends)
+                                <= (element.key.as_slice(), !element.ends)
                         })
                     {
                         best = Some(element);
@@ -217,7 +235,9 @@ impl Set {
     }
 
     pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
-        self.elements.iter().filter_map(|element| element.verdict.as_ref())
+        self.elements
+            .iter()
+            .filter_map(|element| element.verdict.as_ref())
     }
 }
 
@@ -225,19 +245,27 @@ impl Set {
 /// Fields are padded to four bytes and compared word by word.
 fn concatenation_contains(first: &[u8], last: &[u8], key: &[u8]) -> bool {
     let words = first.chunks(4).zip(last.chunks(4)).zip(key.chunks(4));
-    first.len() == key.len() && words.into_iter().all(|((first, last), key)| (first..=last).contains(&key))
+    first.len() == key.len()
+        && words
+            .into_iter()
+            .all(|((first, last), key)| (first..=last).contains(&key))
 }
 
 /// Parses `NFT_MSG_NEWSETELEM`.
 pub(super) fn elements(message: &[u8]) -> Vec<Element> {
-    let Some((_, fields)) = split(message) else { return Vec::new() };
+    let Some((_, fields)) = split(message) else {
+        return Vec::new();
+    };
     let elements = Attributes(fields.get(3).unwrap_or_default());
     elements.map(|(_, value)| element(value)).collect()
 }
 
 fn element(attributes: &[u8]) -> Element {
     let fields = Fields(attributes);
-    let (data, flags) = (fields.get(2).unwrap_or_default(), fields.number(3).unwrap_or(0));
+    let (data, flags) = (
+        fields.get(2).unwrap_or_default(),
+        fields.number(3).unwrap_or(0),
+    );
     Element {
         key: fields.get(1).map(value).unwrap_or_default(),
         last: fields.get(10).map(value),

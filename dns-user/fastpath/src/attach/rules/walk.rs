@@ -87,8 +87,14 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) const DELIVERED: Self =
-        Self { deliver: true, drop: false, divert: false, translated: false, rate: false, unsure: None };
+    pub(super) const DELIVERED: Self = Self {
+        deliver: true,
+        drop: false,
+        divert: false,
+        translated: false,
+        rate: false,
+        unsure: None,
+    };
 
     fn or(self, other: Self) -> Self {
         Self {
@@ -103,7 +109,10 @@ impl Ends {
 
     /// Combines the ends of two consecutive chains.
     pub(super) fn then(self, next: Self) -> Self {
-        Self { deliver: self.deliver && next.deliver, ..self.or(next) }
+        Self {
+            deliver: self.deliver && next.deliver,
+            ..self.or(next)
+        }
     }
 
     /// Returns whether the packet is certainly not delivered.
@@ -142,9 +151,20 @@ fn end(action: Action) -> Ends {
     let none = Ends::default();
     match action {
         Action::Drop => Ends { drop: true, ..none },
-        Action::Divert => Ends { divert: true, ..none },
-        Action::Translate => Ends { translated: true, ..Ends::DELIVERED },
-        Action::Unknown(name) => Ends { deliver: true, drop: true, unsure: Some(name), ..none },
+        Action::Divert => Ends {
+            divert: true,
+            ..none
+        },
+        Action::Translate => Ends {
+            translated: true,
+            ..Ends::DELIVERED
+        },
+        Action::Unknown(name) => Ends {
+            deliver: true,
+            drop: true,
+            unsure: Some(name),
+            ..none
+        },
         _ => Ends::DELIVERED,
     }
 }
@@ -180,10 +200,14 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
             };
             // The condition decides between this action and the following rules.
             let condition = match meets {
-                Meets::Rate if action != Action::Continue => Ends { rate: true, ..Ends::default() },
-                Meets::Maybe(name) if action != Action::Continue => {
-                    Ends { unsure: Some(name), ..Ends::default() }
-                }
+                Meets::Rate if action != Action::Continue => Ends {
+                    rate: true,
+                    ..Ends::default()
+                },
+                Meets::Maybe(name) if action != Action::Continue => Ends {
+                    unsure: Some(name),
+                    ..Ends::default()
+                },
                 _ => Ends::default(),
             };
             ends = ends.or(found).or(condition);
@@ -212,10 +236,21 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn of(link: &Link) -> Self {
-        let Link { name, ifindex, layer, kind, .. } = link;
+        let Link {
+            name,
+            ifindex,
+            layer,
+            kind,
+            ..
+        } = link;
         // A VLAN may belong to a bridge.
         let is_bridge = matches!(kind.as_deref(), Some("bridge" | "vlan"));
-        Self { name: name.clone(), ifindex: *ifindex, layer: *layer, is_bridge }
+        Self {
+            name: name.clone(),
+            ifindex: *ifindex,
+            layer: *layer,
+            is_bridge,
+        }
     }
 }
 
@@ -232,13 +267,19 @@ impl Mark {
     pub(super) const UNKNOWN: Self = Self { value: 0, known: 0 };
 
     pub(super) const fn known(value: u32) -> Self {
-        Self { value, known: u32::MAX }
+        Self {
+            value,
+            known: u32::MAX,
+        }
     }
 
     /// Joins bytes in native order, each with its known bits.
     pub(super) fn from_bytes(bytes: [(u8, u8); 4]) -> Self {
         let known = u32::from_ne_bytes(bytes.map(|(_, known)| known));
-        Self { value: u32::from_ne_bytes(bytes.map(|(value, _)| value)) & known, known }
+        Self {
+            value: u32::from_ne_bytes(bytes.map(|(value, _)| value)) & known,
+            known,
+        }
     }
 
     /// Splits the number into bytes in native order, each with its known bits.
@@ -248,18 +289,27 @@ impl Mark {
     }
 
     pub(super) fn and(self, mask: u32) -> Self {
-        Self { value: self.value & mask, known: self.known | !mask }
+        Self {
+            value: self.value & mask,
+            known: self.known | !mask,
+        }
     }
 
     pub(super) fn xor(self, other: Self) -> Self {
         let known = self.known & other.known;
-        Self { value: (self.value ^ other.value) & known, known }
+        Self {
+            value: (self.value ^ other.value) & known,
+            known,
+        }
     }
 
     /// Returns the bits that are the same in both.
     pub(super) fn or_else(self, other: Self) -> Self {
         let known = self.known & other.known & !(self.value ^ other.value);
-        Self { value: self.value & known, known }
+        Self {
+            value: self.value & known,
+            known,
+        }
     }
 
     /// Returns whether the bits in `mask` equal `wanted`'s.
@@ -309,8 +359,16 @@ const CLIENT_PORT: u16 = 40_000;
 
 impl Packet {
     /// Returns a query from `client` to `endpoint` that arrives on `device`.
-    pub(super) fn query(device: &Device, client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
-        Self { input: Some(device.clone()), ..Self::without_device(client, endpoint, facts) }
+    pub(super) fn query(
+        device: &Device,
+        client: IpAddr,
+        endpoint: SocketAddr,
+        facts: &Facts,
+    ) -> Self {
+        Self {
+            input: Some(device.clone()),
+            ..Self::without_device(client, endpoint, facts)
+        }
     }
 
     /// Returns a query whose interface is unknown.
@@ -345,20 +403,38 @@ impl Packet {
         }
     }
 
-    pub(super) fn local_query(lo: &Device, client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
+    pub(super) fn local_query(
+        lo: &Device,
+        client: IpAddr,
+        endpoint: SocketAddr,
+        facts: &Facts,
+    ) -> Self {
         let query = Self::query(lo, client, endpoint, facts);
-        Self { input: None, output: Some(lo.clone()), from_us: true, ..query }
+        Self {
+            input: None,
+            output: Some(lo.clone()),
+            from_us: true,
+            ..query
+        }
     }
 
     /// Returns this local query on its way in from `lo`: mark and exemption from connection tracking stay.
     pub(super) fn back_from_lo(&self) -> Self {
-        Self { input: self.output.clone(), output: None, ..self.clone() }
+        Self {
+            input: self.output.clone(),
+            output: None,
+            ..self.clone()
+        }
     }
 
     /// Returns the program's reply on `lo` to this query, on its way in: it is the same buffer, so connection
     /// tracking considers its flow new, like the query's, or exempts it as well.
     pub(super) fn local_reply_in(&self) -> Self {
-        Self { from: self.to, to: self.from, ..self.back_from_lo() }
+        Self {
+            from: self.to,
+            to: self.from,
+            ..self.back_from_lo()
+        }
     }
 
     pub(super) fn is_v6(&self) -> bool {
@@ -372,13 +448,30 @@ mod tests {
 
     #[test]
     fn unknown_bits_leave_others_known() {
-        let mark = Mark::known(0x4000).xor(Mark { value: 0, known: !0x8000 });
+        let mark = Mark::known(0x4000).xor(Mark {
+            value: 0,
+            known: !0x8000,
+        });
         assert_eq!(mark.is(0x4000, 0x4000, "mark"), Meets::Yes);
         assert_eq!(mark.is(0, 0x4000, "mark"), Meets::No);
         assert_eq!(mark.is(0x8000, 0x8000, "mark"), Meets::Maybe("mark"));
-        assert_eq!(mark.is(0x8000, 0xc000, "mark"), Meets::No, "one known bit differs");
-        assert_eq!(mark.and(!0x8000), Mark::known(0x4000), "the mask clears the unknown bit");
+        assert_eq!(
+            mark.is(0x8000, 0xc000, "mark"),
+            Meets::No,
+            "one known bit differs"
+        );
+        assert_eq!(
+            mark.and(!0x8000),
+            Mark::known(0x4000),
+            "the mask clears the unknown bit"
+        );
         assert_eq!(Mark::from_bytes(mark.to_bytes()), mark);
-        assert_eq!(Mark::known(5).or_else(Mark::known(4)), Mark { value: 4, known: !1 });
+        assert_eq!(
+            Mark::known(5).or_else(Mark::known(4)),
+            Mark {
+                value: 4,
+                known: !1
+            }
+        );
     }
 }

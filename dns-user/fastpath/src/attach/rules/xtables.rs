@@ -125,7 +125,10 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
     let mut tables = Vec::new();
     for (number, v6) in [false, true].into_iter().enumerate() {
         let names = read_list(number)?;
-        for name in ORDER.into_iter().filter(|name| names.lines().any(|line| line == *name)) {
+        for name in ORDER
+            .into_iter()
+            .filter(|name| names.lines().any(|line| line == *name))
+        {
             tables.extend(Table::read(name, v6)?);
         }
     }
@@ -135,13 +138,20 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
 pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
     let v6 = packet.is_v6();
     let is_passed = |table: &&Table| nat == Nat::Applies || table.name != "nat";
-    let of_family = tables.iter().filter(|table| table.v6 == v6).filter(is_passed);
+    let of_family = tables
+        .iter()
+        .filter(|table| table.v6 == v6)
+        .filter(is_passed);
     let mut ends = Ends::DELIVERED;
     for table in of_family {
         // Packets exempted from connection tracking pass no NAT.
         let is_passed_by = table.name == "nat" && packet.untracked;
         if let Some(start) = table.hooks[hook].filter(|_| !is_passed_by) {
-            let mut way = Way { table, packet, rules: HashMap::new() };
+            let mut way = Way {
+                table,
+                packet,
+                rules: HashMap::new(),
+            };
             ends = ends.then(walk(&mut way, start, Action::Accept));
         }
     }
@@ -156,26 +166,29 @@ pub(super) fn leads_to(
     endpoint: SocketAddr,
     is_exempt: impl Fn(SocketAddr) -> bool,
 ) -> bool {
-    let nat = tables.iter().filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
-    nat.filter_map(|table| Some((table, table.hooks[hook]?))).any(|(table, start)| {
-        let (mut chains, mut next) = (vec![start], 0);
-        while let Some(&chain) = chains.get(next) {
-            next += 1;
-            for at in table.chain(chain) {
-                let Some(entry) = table.entry(at) else { break };
-                if entry.only_destination().is_some_and(&is_exempt) {
-                    continue;
-                }
-                if entry.may_be_udp() && entry.target().leads_to(endpoint) {
-                    return true;
-                }
-                if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
-                    chains.push(to);
+    let nat = tables
+        .iter()
+        .filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
+    nat.filter_map(|table| Some((table, table.hooks[hook]?)))
+        .any(|(table, start)| {
+            let (mut chains, mut next) = (vec![start], 0);
+            while let Some(&chain) = chains.get(next) {
+                next += 1;
+                for at in table.chain(chain) {
+                    let Some(entry) = table.entry(at) else { break };
+                    if entry.only_destination().is_some_and(&is_exempt) {
+                        continue;
+                    }
+                    if entry.may_be_udp() && entry.target().leads_to(endpoint) {
+                        return true;
+                    }
+                    if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
+                        chains.push(to);
+                    }
                 }
             }
-        }
-        false
-    })
+            false
+        })
 }
 
 impl Table {
@@ -194,17 +207,26 @@ impl Table {
             buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
             buffer
         };
-        let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else { return Ok(None) };
+        let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else {
+            return Ok(None);
+        };
         let word = |at: usize| u32_at(&info, at).unwrap_or(0);
         let (valid, size) = (word(32), word(80));
         let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
         wanted[32..36].copy_from_slice(&size.to_ne_bytes());
-        let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else { return Ok(None) };
+        let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else {
+            return Ok(None);
+        };
         let mut hooks = [None; 5];
         for (hook, start) in hooks.iter_mut().enumerate() {
             *start = (valid & 1 << hook != 0).then(|| word(36 + hook * 4) as usize);
         }
-        let mut table = Self { name, v6, hooks, entries: found[ENTRIES_AT..].to_vec() };
+        let mut table = Self {
+            name,
+            v6,
+            hooks,
+            entries: found[ENTRIES_AT..].to_vec(),
+        };
         table.forget_counters();
         Ok(Some(table))
     }
@@ -232,7 +254,13 @@ impl Table {
         if length < layout.matches + 32 || target < layout.matches || target + 32 > length {
             return None;
         }
-        Some(Entry { at, layout, bytes: bytes.get(..length)?, target, length })
+        Some(Entry {
+            at,
+            layout,
+            bytes: bytes.get(..length)?,
+            target,
+            length,
+        })
     }
 
     /// Returns the offsets of the entries from `start` to the end of its chain.
@@ -261,7 +289,13 @@ fn get(
     let mut length = libc::socklen_t::try_from(buffer.len()).map_err(io::Error::other)?;
     // SAFETY: the length passed is the buffer's, and the buffer outlives the call.
     let result = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut length)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            buffer.as_mut_ptr().cast(),
+            &raw mut length,
+        )
     };
     if result == 0 {
         return Ok(Some(buffer));
@@ -357,7 +391,12 @@ impl<'a> Entry<'a> {
 
     /// Returns the only destination address and UDP port that the rule matches.
     fn only_destination(&self) -> Option<SocketAddr> {
-        let Layout { address, flags, matches: first_match, .. } = *self.layout;
+        let Layout {
+            address,
+            flags,
+            matches: first_match,
+            ..
+        } = *self.layout;
         let [wanted, mask] = [address, 3 * address].map(|at| &self.bytes[at..at + address]);
         if self.bytes[flags + 1] & 0x10 != 0 || mask.iter().any(|byte| *byte != 0xff) {
             return None;
@@ -369,7 +408,10 @@ impl<'a> Entry<'a> {
         let mut at = first_match;
         while at < self.target {
             let size = usize::from(u16_at(self.bytes, at)?);
-            let found = self.bytes.get(at..at + size).filter(|found| found.len() >= 32)?;
+            let found = self
+                .bytes
+                .get(at..at + size)
+                .filter(|found| found.len() >= 32)?;
             if name(&found[2..31]) == "udp" {
                 return Some(SocketAddr::new(ip, matches::only_udp_port(&found[32..])?));
             }
@@ -380,10 +422,19 @@ impl<'a> Entry<'a> {
 
     /// Returns whether addresses, interfaces and protocol match the packet.
     fn meets_header(&self, packet: &Packet) -> Meets {
-        let Layout { address, devices, flags, fragments, .. } = *self.layout;
+        let Layout {
+            address,
+            devices,
+            flags,
+            fragments,
+            ..
+        } = *self.layout;
         let inverted = self.bytes[flags + 1];
         let is = |ip: IpAddr, at: usize, invert: u8| {
-            let (wanted, mask) = (&self.bytes[at..at + address], &self.bytes[at + 2 * address..][..address]);
+            let (wanted, mask) = (
+                &self.bytes[at..at + address],
+                &self.bytes[at + 2 * address..][..address],
+            );
             let same = octets(ip)
                 .iter()
                 .zip(wanted)
@@ -399,10 +450,13 @@ impl<'a> Entry<'a> {
                 .iter()
                 .zip(mask)
                 .enumerate()
-                .all(|(index, (wanted, mask))| (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0);
+                .all(|(index, (wanted, mask))| {
+                    (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0
+                });
             same != (inverted & invert != 0)
         };
-        let is_fragment_rule = fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
+        let is_fragment_rule =
+            fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
         Meets::known(
             is(packet.from.ip(), 0, 8)
                 && is(packet.to.ip(), address, 0x10)
@@ -418,10 +472,19 @@ impl<'a> Entry<'a> {
         let mut at = self.layout.matches;
         while at < self.target && meets != Meets::No {
             let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
-            let Some(found) = self.bytes.get(at..at + size).filter(|found| found.len() >= 32) else {
+            let Some(found) = self
+                .bytes
+                .get(at..at + size)
+                .filter(|found| found.len() >= 32)
+            else {
                 return Meets::Maybe("a malformed match");
             };
-            meets = meets.and(matches::meets(name(&found[2..31]), found[31], &found[32..], packet));
+            meets = meets.and(matches::meets(
+                name(&found[2..31]),
+                found[31],
+                &found[32..],
+                packet,
+            ));
             at += size;
         }
         meets
@@ -435,7 +498,9 @@ impl<'a> Entry<'a> {
                 Some(-2) => Action::Accept,
                 Some(-5) => Action::Return,
                 Some(0..) => match self.jump() {
-                    Some(to) if self.bytes[self.layout.flags] & self.layout.goto != 0 => Action::Goto(to),
+                    Some(to) if self.bytes[self.layout.flags] & self.layout.goto != 0 => {
+                        Action::Goto(to)
+                    }
                     Some(to) => Action::Jump(to),
                     None => Action::Continue,
                 },
@@ -458,7 +523,10 @@ impl<'a> Entry<'a> {
 
 /// Returns a NUL-terminated name.
 fn name(bytes: &[u8]) -> &str {
-    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).unwrap_or_default()
 }
 
@@ -472,8 +540,13 @@ struct Way<'a, 'p> {
 
 impl Chains for Way<'_, '_> {
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
-        let at = self.rules.get(&chain).and_then(|rules| rules.get(rule).copied());
-        let Some(entry) = at.and_then(|at| self.table.entry(at)) else { return Vec::new() };
+        let at = self
+            .rules
+            .get(&chain)
+            .and_then(|rules| rules.get(rule).copied());
+        let Some(entry) = at.and_then(|at| self.table.entry(at)) else {
+            return Vec::new();
+        };
         let meets = entry.meets(self.packet);
         let action = entry.action(self.packet);
         if meets != Meets::No {
@@ -484,7 +557,10 @@ impl Chains for Way<'_, '_> {
 
     fn rules(&mut self, chain: usize) -> usize {
         let table = self.table;
-        self.rules.entry(chain).or_insert_with(|| table.chain(chain)).len()
+        self.rules
+            .entry(chain)
+            .or_insert_with(|| table.chain(chain))
+            .len()
     }
 }
 
@@ -495,11 +571,16 @@ mod tests {
     #[test]
     fn modules_show_whether_tables_can_exist() {
         let modules = tempfile::tempdir().unwrap();
-        let decide = |list| excluded_by_modules(modules.path(), list).map_err(|error| error.to_string());
+        let decide =
+            |list| excluded_by_modules(modules.path(), list).map_err(|error| error.to_string());
         let add = |path: &str| fs::create_dir_all(modules.path().join(path)).unwrap();
         // Part of the kernel: tables may be as well, without a trace.
         add("ip_tables");
-        assert!(decide(0).unwrap_err().contains("ip_tables is part of this kernel"));
+        assert!(
+            decide(0)
+                .unwrap_err()
+                .contains("ip_tables is part of this kernel")
+        );
         add("ip_tables/initstate");
         assert_eq!(decide(0), Ok(String::new()));
         add("ip6table_nat");

@@ -45,7 +45,12 @@ impl<W: Words> EntryStore<W> {
     pub(crate) fn of(index: Arc<IndexMemory<W>>) -> Self {
         let memory = index.entries.clone();
         let allocator = CellAllocator::new(memory.chunks());
-        Self { index: Index::new(index), allocator, memory, written: 0 }
+        Self {
+            index: Index::new(index),
+            allocator,
+            memory,
+            written: 0,
+        }
     }
 
     /// Allocates cells for `size` bytes without touching the reserve.
@@ -80,13 +85,20 @@ impl<W: Words> EntryStore<W> {
         words: &[u64],
         old: Option<(Location, usize)>,
     ) -> Result<(), Full> {
-        let Placed { key, location, size } = new;
+        let Placed {
+            key,
+            location,
+            size,
+        } = new;
         if self.memory.prepare(location, size).is_err() {
             self.allocator.free(location, size);
             return Err(Full);
         }
         self.memory.write(location, words);
-        if let Err(full) = self.index.set(key, location, old.map(|(location, _)| location)) {
+        if let Err(full) = self
+            .index
+            .set(key, location, old.map(|(location, _)| location))
+        {
             self.allocator.free(location, size);
             return Err(full);
         }

@@ -21,7 +21,9 @@ impl Table {
     pub(super) fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
         let held = self.records.get(key).map(|record| record.kind);
         match kind {
-            Kind::Published | Kind::Learned if !matches!(held, Some(Kind::Published | Kind::Learned)) => {
+            Kind::Published | Kind::Learned
+                if !matches!(held, Some(Kind::Published | Kind::Learned)) =>
+            {
                 while self.records.positive_count() >= self.limits.max_names {
                     let left = if kind == Kind::Published {
                         self.evict(Kind::Learned)
@@ -51,7 +53,9 @@ impl Table {
 
     /// Evicts one name of a kind; `false` if there is none.
     pub(super) fn evict(&mut self, kind: Kind) -> bool {
-        let Some(key) = self.records.next_to_evict(kind, &self.store) else { return false };
+        let Some(key) = self.records.next_to_evict(kind, &self.store) else {
+            return false;
+        };
         self.remove(key);
         self.evicted += 1;
         true
@@ -85,7 +89,9 @@ impl Table {
         } else {
             self.store.allocate_beside_reserve(size)
         };
-        if found.is_none() && !self.store.will_have(self.store.batch(0)) && self.exchange.take(Instant::now())
+        if found.is_none()
+            && !self.store.will_have(self.store.batch(0))
+            && self.exchange.take(Instant::now())
         {
             self.evict_batch();
             self.reclaim();
@@ -98,7 +104,9 @@ impl Table {
     fn evict_batch(&mut self) -> bool {
         let enough = self.store.batch(self.encoded.size());
         let mut evicted = false;
-        while !self.store.will_have(enough) && (self.evict(Kind::Negative) || self.evict(Kind::Learned)) {
+        while !self.store.will_have(enough)
+            && (self.evict(Kind::Negative) || self.evict(Kind::Learned))
+        {
             evicted = true;
         }
         evicted

@@ -176,7 +176,14 @@ impl Table {
         if changes.is_empty() {
             return;
         }
-        let Changes { facets, renewed, listed, still_listed, unlisted, zones: _ } = changes;
+        let Changes {
+            facets,
+            renewed,
+            listed,
+            still_listed,
+            unlisted,
+            zones: _,
+        } = changes;
         let mut keys = self.records.with_facets(&facets);
         for name in &unlisted {
             let key = self.key(name);
@@ -200,8 +207,12 @@ impl Table {
         keys.dedup();
         keys.retain(|&key| self.records.get(key).is_some());
         let too_large = self.listing.too_large();
-        let may_fit = too_large
-            .filter(|(_, name)| self.answers.facets(name).iter().any(|facet| facets.contains(facet)));
+        let may_fit = too_large.filter(|(_, name)| {
+            self.answers
+                .facets(name)
+                .iter()
+                .any(|facet| facets.contains(facet))
+        });
         new.extend(may_fit.map(|(key, name)| (key, name.clone())));
         let (first, later) = self.hottest(keys, false);
         for (index, key) in first.into_iter().enumerate() {
@@ -215,7 +226,9 @@ impl Table {
             self.publish_listed(key, &name);
         }
         if !later.is_empty() || !new_later.is_empty() {
-            self.pass.get_or_insert_default().add_first(later, new_later);
+            self.pass
+                .get_or_insert_default()
+                .add_first(later, new_later);
         }
     }
 
@@ -223,8 +236,11 @@ impl Table {
         self.is_outdated = false;
         let answers = self.answers.clone();
         let mut names = answers.published_names();
-        let listed: Vec<(u64, Name)> =
-            names.by_ref().take(self.limits.max_precomputed).map(|name| (self.key(&name), name)).collect();
+        let listed: Vec<(u64, Name)> = names
+            .by_ref()
+            .take(self.limits.max_precomputed)
+            .map(|name| (self.key(&name), name))
+            .collect();
         self.listing = Listing::new(&listed, names.count());
         let known = self.records.iter().map(|(key, _)| key).collect();
         self.pass = Some(Pass::new(known, listed));
@@ -250,8 +266,12 @@ impl Table {
             // A name that cannot be read is removed.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
         };
-        let keys: Vec<u64> =
-            self.records.iter().filter(|(_, record)| concerned(record)).map(|(key, _)| key).collect();
+        let keys: Vec<u64> = self
+            .records
+            .iter()
+            .filter(|(_, record)| concerned(record))
+            .map(|(key, _)| key)
+            .collect();
         self.refresh_all(keys, progress);
     }
 
@@ -266,7 +286,9 @@ impl Table {
     /// Continues the current pass, approximately until `until`. Returns `true` once it has ended;
     /// if newer answers were waiting, the next pass has begun by then.
     pub(crate) fn go_on(&mut self, until: Instant) -> bool {
-        let Some(mut pass) = self.pass.take() else { return false };
+        let Some(mut pass) = self.pass.take() else {
+            return false;
+        };
         loop {
             for _ in 0..64 {
                 match pass.next() {
@@ -290,7 +312,9 @@ impl Table {
     /// Updates a name already in the map to the newest answers.
     fn reconsider(&mut self, key: u64) {
         // An earlier step may have evicted it.
-        let Some(record) = self.records.get(key) else { return };
+        let Some(record) = self.records.get(key) else {
+            return;
+        };
         let used = self.store.memory.last_used_ns(record.location) != 0;
         if record.kind == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
@@ -311,8 +335,11 @@ impl Table {
         if keys.len() <= 1 {
             return (keys, Vec::new());
         }
-        let last_used =
-            |key| self.records.get(key).map_or(0, |record| self.store.memory.last_used_ns(record.location));
+        let last_used = |key| {
+            self.records
+                .get(key)
+                .map_or(0, |record| self.store.memory.last_used_ns(record.location))
+        };
         let mut used: Vec<(u64, u64)> = keys.into_iter().map(|key| (last_used(key), key)).collect();
         if used_only {
             used.retain(|&(last_used, _)| last_used != 0);
@@ -338,7 +365,9 @@ impl Table {
     }
 
     fn refresh_known(&mut self, key: u64) {
-        let Some(record) = self.records.get(key) else { return };
+        let Some(record) = self.records.get(key) else {
+            return;
+        };
         match read_name(&self.store.memory, record.location) {
             Some(name) => self.refresh(key, &name),
             // A foreign process has overwritten the store.
@@ -367,7 +396,10 @@ impl Table {
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
-            if self.records.get(key).is_some_and(|record| is_named(&self.store.memory, record.location, name))
+            if self
+                .records
+                .get(key)
+                .is_some_and(|record| is_named(&self.store.memory, record.location, name))
             {
                 self.remove(key);
             }
@@ -423,10 +455,12 @@ impl Table {
             }
             None => {}
         }
-        let Some((resolution, policy)) = self.answers.resolve_with_policy(&*self.health, name) else {
+        let Some((resolution, policy)) = self.answers.resolve_with_policy(&*self.health, name)
+        else {
             return;
         };
-        if resolution.existence == Existence::Found && self.admission.may_publish(name, &resolution) {
+        if resolution.existence == Existence::Found && self.admission.may_publish(name, &resolution)
+        {
             self.put(key, name, Kind::Published, &resolution, policy);
         }
     }
@@ -457,7 +491,8 @@ impl Table {
     ) {
         if let Err(reason) = self.encoded.encode(key, name, resolution, policy) {
             self.remove(key);
-            self.listing.note_unfitting(key, name, Unfitting::Entry(reason));
+            self.listing
+                .note_unfitting(key, name, Unfitting::Entry(reason));
             return;
         }
         let instances = &resolution.checks.instances;
@@ -480,7 +515,14 @@ impl Table {
             self.listing.note_unfitting(key, name, Unfitting::NoRoom);
             return;
         };
-        if !self.write(Placed { key, location, size: self.encoded.size() }, kind) {
+        if !self.write(
+            Placed {
+                key,
+                location,
+                size: self.encoded.size(),
+            },
+            kind,
+        ) {
             self.listing.note_unfitting(key, name, Unfitting::NoRoom);
             return;
         }
@@ -493,35 +535,54 @@ impl Table {
     fn says_so(&self, key: u64) -> bool {
         self.records.get(key).is_some_and(|record| {
             record.size() == self.encoded.size()
-                && self.store.memory.equals_but_last_used(record.location, self.encoded.words())
+                && self
+                    .store
+                    .memory
+                    .equals_but_last_used(record.location, self.encoded.words())
         })
     }
 
     /// Writes the entry encoded last to its allocated cells; `false` if the index is full.
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
-        let Placed { key, location, size } = entry;
+        let Placed {
+            key,
+            location,
+            size,
+        } = entry;
         // Making room may have evicted this name itself.
-        let old = self.records.get(key).map(|record| (record.location, record.size()));
+        let old = self
+            .records
+            .get(key)
+            .map(|record| (record.location, record.size()));
         if let Some((old, _)) = old {
-            self.encoded.set_last_used_ns(self.store.memory.last_used_ns(old));
+            self.encoded
+                .set_last_used_ns(self.store.memory.last_used_ns(old));
         }
         if self.store.write(entry, self.encoded.words(), old).is_err() {
             return false;
         }
         match self.records.get_mut(key) {
             Some(record) => record.place(location, size),
-            None => self.records.insert(entry, kind, self.store.memory.last_used_ns(location)),
+            None => self
+                .records
+                .insert(entry, kind, self.store.memory.last_used_ns(location)),
         }
         true
     }
 
     fn remove(&mut self, key: u64) {
-        let Some(record) = self.records.remove(key) else { return };
+        let Some(record) = self.records.remove(key) else {
+            return;
+        };
         if let Some(set) = record.dependency {
             self.dependents.release(key, set);
         }
         self.filter.release(key);
-        self.store.remove(Placed { key, location: record.location, size: record.size() });
+        self.store.remove(Placed {
+            key,
+            location: record.location,
+            size: record.size(),
+        });
     }
 
     /// Records the instances and the facets on which a name depends.
@@ -542,7 +603,9 @@ impl Table {
         // exists, or the reverse.
         let too_many = self.records.positive_count() > self.limits.max_names;
         let too_many_negative = self.records.count(Kind::Negative) > self.limits.negative;
-        if too_many && !self.evict(Kind::Learned) || too_many_negative && !self.evict(Kind::Negative) {
+        if too_many && !self.evict(Kind::Learned)
+            || too_many_negative && !self.evict(Kind::Negative)
+        {
             self.remove(key);
         }
     }

@@ -105,8 +105,19 @@ impl Records {
 
     /// Adds a name as the last of its kind to be evicted. `last_used_ns` is taken from its entry.
     pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
-        let Placed { key, location, size } = entry;
-        let mut record = NameRecord { dependency: None, ticket: 0, location, facet: NONE, size: 0, kind };
+        let Placed {
+            key,
+            location,
+            size,
+        } = entry;
+        let mut record = NameRecord {
+            dependency: None,
+            ticket: 0,
+            location,
+            facet: NONE,
+            size: 0,
+            kind,
+        };
         record.place(location, size);
         self.by_key.insert(key, record);
         self.counts[kind as usize] += 1;
@@ -123,7 +134,9 @@ impl Records {
     }
 
     pub(super) fn set_facets(&mut self, key: u64, facets: &Facets) {
-        let Some(record) = self.by_key.get_mut(&key) else { return };
+        let Some(record) = self.by_key.get_mut(&key) else {
+            return;
+        };
         if record.facet == SEVERAL {
             self.several.remove(&key);
         }
@@ -139,17 +152,26 @@ impl Records {
 
     pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
         let is_concerned = |(key, record): (&u64, &NameRecord)| match record.facet {
-            SEVERAL => {
-                self.several.get(key).is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet)))
-            }
+            SEVERAL => self
+                .several
+                .get(key)
+                .is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet))),
             facet => changed.contains(&facet),
         };
-        self.by_key.iter().filter(|&entry| is_concerned(entry)).map(|(&key, _)| key).collect()
+        self.by_key
+            .iter()
+            .filter(|&entry| is_concerned(entry))
+            .map(|(&key, _)| key)
+            .collect()
     }
 
     /// Moves a name to another kind; `false` if it already has that kind, or is not in the map.
     pub(super) fn set_kind(&mut self, key: u64, kind: Kind, store: &EntryStore) -> bool {
-        let Some(record) = self.by_key.get_mut(&key).filter(|record| record.kind != kind) else {
+        let Some(record) = self
+            .by_key
+            .get_mut(&key)
+            .filter(|record| record.kind != kind)
+        else {
             return false;
         };
         self.counts[record.kind as usize] -= 1;
@@ -162,19 +184,37 @@ impl Records {
 
     /// Returns the next name of a kind to evict; `None` if the kind has no names to evict.
     pub(super) fn next_to_evict(&mut self, kind: Kind, store: &EntryStore) -> Option<u64> {
-        let Self { by_key, counts, learned, negative, several: _ } = self;
+        let Self {
+            by_key,
+            counts,
+            learned,
+            negative,
+            several: _,
+        } = self;
         queue_of(learned, negative, kind)?.next(counts[kind as usize], |key, ticket| {
-            let record = by_key.get(&key).filter(|record| record.holds(kind, ticket))?;
+            let record = by_key
+                .get(&key)
+                .filter(|record| record.holds(kind, ticket))?;
             Some(store.memory.last_used_ns(record.location))
         })
     }
 
     /// Queues a name as the last of its kind if the kind has a queue.
     fn queue(&mut self, key: u64, kind: Kind, last_used_ns: u64) {
-        let Self { by_key, counts, learned, negative, several: _ } = self;
-        let Some(queue) = queue_of(learned, negative, kind) else { return };
+        let Self {
+            by_key,
+            counts,
+            learned,
+            negative,
+            several: _,
+        } = self;
+        let Some(queue) = queue_of(learned, negative, kind) else {
+            return;
+        };
         let ticket = queue.queue(key, last_used_ns, counts[kind as usize], |key, ticket| {
-            by_key.get(&key).is_some_and(|record| record.holds(kind, ticket))
+            by_key
+                .get(&key)
+                .is_some_and(|record| record.holds(kind, ticket))
         });
         if let Some(record) = by_key.get_mut(&key) {
             record.ticket = ticket;
@@ -223,7 +263,11 @@ pub(super) struct Listing {
 impl Listing {
     /// Returns a new list; `beyond` is the number of names past the limit of listed names.
     pub(super) fn new(listed: &[(u64, Name)], beyond: usize) -> Self {
-        Self { keys: listed.iter().map(|&(key, _)| key).collect(), beyond, ..Self::default() }
+        Self {
+            keys: listed.iter().map(|&(key, _)| key).collect(),
+            beyond,
+            ..Self::default()
+        }
     }
 
     /// Adds a name, unless the list has `limit` names; returns whether it is listed. A name that is not
@@ -271,11 +315,16 @@ impl Listing {
     }
 
     pub(super) fn unfitting(&self) -> UnfittingStatus {
-        let mut status = UnfittingStatus { no_room: self.beyond, ..Default::default() };
+        let mut status = UnfittingStatus {
+            no_room: self.beyond,
+            ..Default::default()
+        };
         for reason in self.unfitting.values() {
             *match reason {
                 Unfitting::Entry(EntryUnfitting::NulByte) => &mut status.nul_byte,
-                Unfitting::Entry(EntryUnfitting::TooManyAddresses) => &mut status.too_many_addresses,
+                Unfitting::Entry(EntryUnfitting::TooManyAddresses) => {
+                    &mut status.too_many_addresses
+                }
                 Unfitting::Collision => &mut status.collision,
                 Unfitting::NoRoom => &mut status.no_room,
             } += 1;
@@ -301,13 +350,22 @@ pub(super) enum Step {
 
 impl Pass {
     pub(super) fn new(known: Vec<u64>, listed: Vec<(u64, Name)>) -> Self {
-        Self { known: known.into(), listed: listed.into() }
+        Self {
+            known: known.into(),
+            listed: listed.into(),
+        }
     }
 
     /// Adds names before all others.
     pub(super) fn add_first(&mut self, known: Vec<u64>, listed: Vec<(u64, Name)>) {
-        known.into_iter().rev().for_each(|key| self.known.push_front(key));
-        listed.into_iter().rev().for_each(|name| self.listed.push_front(name));
+        known
+            .into_iter()
+            .rev()
+            .for_each(|key| self.known.push_front(key));
+        listed
+            .into_iter()
+            .rev()
+            .for_each(|name| self.listed.push_front(name));
     }
 }
 
@@ -316,7 +374,11 @@ impl Iterator for Pass {
 
     fn next(&mut self) -> Option<Step> {
         let known = self.known.pop_front().map(Step::Reconsider);
-        known.or_else(|| self.listed.pop_front().map(|(key, name)| Step::Publish(key, name)))
+        known.or_else(|| {
+            self.listed
+                .pop_front()
+                .map(|(key, name)| Step::Publish(key, name))
+        })
     }
 }
 
@@ -369,7 +431,12 @@ impl UnfittingStatus {
 
     /// Returns each number with its label in metrics.
     pub fn by_reason(&self) -> [(&'static str, usize); 4] {
-        let &Self { nul_byte, too_many_addresses, collision, no_room } = self;
+        let &Self {
+            nul_byte,
+            too_many_addresses,
+            collision,
+            no_room,
+        } = self;
         [
             ("nul_byte", nul_byte),
             ("too_many_addresses", too_many_addresses),

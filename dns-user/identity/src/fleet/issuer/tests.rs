@@ -24,8 +24,15 @@ fn options(folder: &Path) -> IssuerOptions {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
-    fs::write(folder.join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    params.key_usages = vec![
+        rcgen::KeyUsagePurpose::KeyCertSign,
+        rcgen::KeyUsagePurpose::CrlSign,
+    ];
+    fs::write(
+        folder.join("ca.crt"),
+        params.self_signed(&key).unwrap().pem(),
+    )
+    .unwrap();
     fs::write(folder.join("ca.key"), key.serialize_pem()).unwrap();
     let rows: Vec<_> = (0..MEMBERS)
         .map(|number| {
@@ -39,7 +46,14 @@ fn options(folder: &Path) -> IssuerOptions {
             ])
         })
         .collect();
-    let keys = json!(["id", "instance_group", "network", "deployment", "ip", "domain"]);
+    let keys = json!([
+        "id",
+        "instance_group",
+        "network",
+        "deployment",
+        "ip",
+        "domain"
+    ]);
     let records = json!({"record_keys": keys, "record_infos": rows}).to_string();
     fs::write(folder.join("records.json"), records).unwrap();
     IssuerOptions {
@@ -62,7 +76,10 @@ fn id(number: u32) -> String {
 
 fn written() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/io").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("wchar: "))
+        .unwrap();
     line.parse().unwrap()
 }
 
@@ -87,7 +104,11 @@ impl Agents {
             request: self.request.clone(),
         };
         let peer = Peer(Some(id(number)));
-        let reply = self.service.pair(&peer, None, &request, now).map_err(|refusal| refusal.error).unwrap();
+        let reply = self
+            .service
+            .pair(&peer, None, &request, now)
+            .map_err(|refusal| refusal.error)
+            .unwrap();
         let ders = certificates(reply.certificate.as_bytes()).unwrap();
         let validity = validity(&parse_all(&ders).unwrap()[0]);
         let window = RenewalWindow::of(validity.length());
@@ -102,9 +123,16 @@ impl Agents {
 
     fn report(&self, number: u32, now: SystemTime) {
         let issuers = BTreeSet::from([self.service.shared.lock().authority.fingerprint.clone()]);
-        let report = Report { generation: 1, issuers, not_after: self.ends[&number] };
+        let report = Report {
+            generation: 1,
+            issuers,
+            not_after: self.ends[&number],
+        };
         let reply = self.service.report(&Peer(Some(id(number))), report, now);
-        assert_eq!(reply.map_err(|refusal| refusal.error).unwrap().generation, 1);
+        assert_eq!(
+            reply.map_err(|refusal| refusal.error).unwrap().generation,
+            1
+        );
     }
 }
 
@@ -131,7 +159,9 @@ fn quiet_day_writes_little() {
     for tick in 0..24 * 360 {
         let now = begun + Duration::from_secs(10) * tick;
         while let Some(due) = agents.due.first_entry().filter(|due| *due.key() <= now) {
-            due.remove().into_iter().for_each(|(number, role)| agents.renew(number, role, now));
+            due.remove()
+                .into_iter()
+                .for_each(|(number, role)| agents.renew(number, role, now));
         }
         // Each member reports; the issuer reads its files.
         agents.report(tick % MEMBERS, now);
@@ -149,6 +179,9 @@ fn quiet_day_writes_little() {
     assert_eq!(saved.len(), agents.ends.len());
     for (number, end) in agents.ends {
         let saved = saved[&id(number)].not_after;
-        assert!(end <= saved && saved < end + 6 * 3600, "{number}: {saved}, not {end}");
+        assert!(
+            end <= saved && saved < end + 6 * 3600,
+            "{number}: {saved}, not {end}"
+        );
     }
 }

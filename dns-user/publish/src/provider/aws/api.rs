@@ -41,10 +41,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONG_PAUSE: Duration = Duration::from_mins(1);
 
 /// Codes of throttled calls.
-const THROTTLING: [&str; 4] =
-    ["Throttling", "ThrottlingException", "PriorRequestNotComplete", "TooManyRequestsException"];
+const THROTTLING: [&str; 4] = [
+    "Throttling",
+    "ThrottlingException",
+    "PriorRequestNotComplete",
+    "TooManyRequestsException",
+];
 
-const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T[hour][minute][second]Z");
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year][month][day]T[hour][minute][second]Z");
 
 pub(super) struct Api {
     pub(super) settings: Settings,
@@ -55,19 +60,37 @@ pub(super) struct Api {
 
 impl Api {
     pub(super) fn new(settings: Settings) -> Result<Self, ProviderError> {
-        let Settings { endpoint, token_endpoint, metadata_endpoint, .. } = &settings;
+        let Settings {
+            endpoint,
+            token_endpoint,
+            metadata_endpoint,
+            ..
+        } = &settings;
         let urls = [endpoint, token_endpoint, metadata_endpoint].map(String::as_str);
         let http = Http::new(urls.into_iter(), &settings.files, settings.timeout)?;
-        Ok(Self { settings, http, temporary: None })
+        Ok(Self {
+            settings,
+            http,
+            temporary: None,
+        })
     }
 
-    pub(super) async fn get(&mut self, path: &str, query: &[(&str, &str)]) -> Result<Element, ProviderError> {
+    pub(super) async fn get(
+        &mut self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Element, ProviderError> {
         self.call("GET", path, query, String::new()).await
     }
 
-    pub(super) async fn post(&mut self, path: &str, body: &Element) -> Result<Element, ProviderError> {
+    pub(super) async fn post(
+        &mut self,
+        path: &str,
+        body: &Element,
+    ) -> Result<Element, ProviderError> {
         let namespace = format!("https://route53.amazonaws.com/doc/{VERSION}/");
-        self.call("POST", path, &[], body.document(&namespace)).await
+        self.call("POST", path, &[], body.document(&namespace))
+            .await
     }
 
     /// Repeats a call with growing random pauses while the service throttles.
@@ -80,9 +103,22 @@ impl Api {
     ) -> Result<Element, ProviderError> {
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
-        let Settings { endpoint, region, retries, .. } = &self.settings;
+        let Settings {
+            endpoint,
+            region,
+            retries,
+            ..
+        } = &self.settings;
         let (service, path, content_type) = ("route53", &path, "text/xml");
-        let unsigned = Unsigned { service, region, method, path, query, content_type, body: &body };
+        let unsigned = Unsigned {
+            service,
+            region,
+            method,
+            path,
+            query,
+            content_type,
+            body: &body,
+        };
         let (mut pause, mut attempt) = (FIRST_PAUSE, 0);
         loop {
             let request = unsigned.sign(endpoint, &credentials)?;
@@ -97,7 +133,11 @@ impl Api {
         }
     }
 
-    async fn exchange(&self, server: &str, request: Request<Full<Bytes>>) -> Result<Element, ProviderError> {
+    async fn exchange(
+        &self,
+        server: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Element, ProviderError> {
         let response = self.http.send(server, request).await?;
         let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
@@ -105,7 +145,9 @@ impl Api {
         }
         let answer = parsed.unwrap_or_default();
         let code = answer.find("Code").map_or("", |code| code.text.trim());
-        let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
+        let message = answer
+            .find("Message")
+            .map_or("no reason given", |message| message.text.trim());
         let server = server.to_owned();
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
             let messages: Vec<&str> = answer
@@ -113,16 +155,29 @@ impl Api {
                 .into_iter()
                 .flat_map(|list| list.children.iter().map(|message| message.text.as_str()))
                 .collect();
-            let reason = if messages.is_empty() { message.to_owned() } else { messages.join("; ") };
+            let reason = if messages.is_empty() {
+                message.to_owned()
+            } else {
+                messages.join("; ")
+            };
             return Err(ProviderError::Refused { server, reason });
         }
         let status = response.status();
         if THROTTLING.contains(&code) || status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(ProviderError::Throttled { server, wait: LONG_PAUSE });
+            return Err(ProviderError::Throttled {
+                server,
+                wait: LONG_PAUSE,
+            });
         }
         Err(match status.is_server_error() {
-            true => ProviderError::Unreachable { server, reason: format!("{status} {code}: {message}") },
-            false => ProviderError::Refused { server, reason: format!("{code}: {message}") },
+            true => ProviderError::Unreachable {
+                server,
+                reason: format!("{status} {code}: {message}"),
+            },
+            false => ProviderError::Refused {
+                server,
+                reason: format!("{code}: {message}"),
+            },
         })
     }
 }
@@ -143,7 +198,10 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
     let mut is_profile = false;
     let mut values = BTreeMap::new();
     for line in text.lines().map(str::trim) {
-        if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+        if let Some(section) = line
+            .strip_prefix('[')
+            .and_then(|line| line.strip_suffix(']'))
+        {
             is_profile = section.trim() == profile;
         } else if let (true, Some((name, value))) = (is_profile, line.split_once('=')) {
             values.insert(name.trim().to_owned(), value.trim().to_owned());
@@ -151,8 +209,15 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
     }
     let mut value = |name: &str| values.remove(name).filter(|value| !value.is_empty());
     match (value("aws_access_key_id"), value("aws_secret_access_key")) {
-        (Some(key_id), Some(secret)) => Ok(Credentials { key_id, secret, token: value("aws_session_token") }),
-        _ => Err(unreadable(file, format!("the profile {profile:?} has no access key; set AWS_PROFILE"))),
+        (Some(key_id), Some(secret)) => Ok(Credentials {
+            key_id,
+            secret,
+            token: value("aws_session_token"),
+        }),
+        _ => Err(unreadable(
+            file,
+            format!("the profile {profile:?} has no access key; set AWS_PROFILE"),
+        )),
     }
 }
 
@@ -172,7 +237,13 @@ struct Profile {
 impl Api {
     /// Returns credentials that remain valid for at least [`RENEWAL`].
     async fn credentials(&mut self) -> Result<Credentials, ProviderError> {
-        let Settings { credentials: given, web_identity, shared_file, role, .. } = &self.settings;
+        let Settings {
+            credentials: given,
+            web_identity,
+            shared_file,
+            role,
+            ..
+        } = &self.settings;
         if let (Some(given), None) = (given, role) {
             return Ok(given.clone());
         }
@@ -185,9 +256,10 @@ impl Api {
             (Some(given), _, _) => (given.clone(), SystemTime::now()),
             (None, Some((file, role)), _) => self.of_web_identity(file, role).await?,
             // Read again from time to time, because other programs renew it.
-            (None, None, Some((file, profile))) => {
-                (of_shared_file(file, profile)?, SystemTime::now() + 2 * RENEWAL)
-            }
+            (None, None, Some((file, profile))) => (
+                of_shared_file(file, profile)?,
+                SystemTime::now() + 2 * RENEWAL,
+            ),
             (None, None, None) => self.of_machine().await?,
         };
         let temporary = match role {
@@ -209,25 +281,46 @@ impl Api {
             ))
         };
         let ask = async |request: hyper::http::request::Builder| {
-            let request =
-                request.body(Full::new(Bytes::new())).map_err(|error| missing(error.to_string()))?;
-            let response =
-                self.http.send(server, request).await.map_err(|error| missing(error.to_string()))?;
+            let request = request
+                .body(Full::new(Bytes::new()))
+                .map_err(|error| missing(error.to_string()))?;
+            let response = self
+                .http
+                .send(server, request)
+                .await
+                .map_err(|error| missing(error.to_string()))?;
             match response.status() {
                 StatusCode::OK => Ok(String::from_utf8_lossy(response.body()).trim().to_owned()),
                 status => Err(missing(status.to_string())),
             }
         };
         let token = Request::put(format!("{server}/latest/api/token"));
-        let token = ask(token.header("x-aws-ec2-metadata-token-ttl-seconds", METADATA_TOKEN_SECONDS)).await?;
+        let token = ask(token.header(
+            "x-aws-ec2-metadata-token-ttl-seconds",
+            METADATA_TOKEN_SECONDS,
+        ))
+        .await?;
         let get = |path: String| Request::get(path).header("x-aws-ec2-metadata-token", &token);
         let name = ask(get(format!("{server}{PROFILE}"))).await?;
         let text = ask(get(format!("{server}{PROFILE}{name}"))).await?;
-        let profile: Profile = serde_json::from_str(&text).map_err(|error| missing(error.to_string()))?;
+        let profile: Profile =
+            serde_json::from_str(&text).map_err(|error| missing(error.to_string()))?;
         let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)
             .map_err(|error| missing(error.to_string()))?;
-        let Profile { access_key_id: key_id, secret_access_key: secret, token, expiration: _ } = profile;
-        Ok((Credentials { key_id, secret, token: Some(token) }, until.into()))
+        let Profile {
+            access_key_id: key_id,
+            secret_access_key: secret,
+            token,
+            expiration: _,
+        } = profile;
+        Ok((
+            Credentials {
+                key_id,
+                secret,
+                token: Some(token),
+            },
+            until.into(),
+        ))
     }
 
     async fn assume(
@@ -235,10 +328,22 @@ impl Api {
         role: &str,
         base: &Credentials,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
-        let Settings { token_endpoint, region, .. } = &self.settings;
+        let Settings {
+            token_endpoint,
+            region,
+            ..
+        } = &self.settings;
         let body = &role_form("AssumeRole", role, None);
         let (service, method, path, content_type) = ("sts", "POST", "/", FORM);
-        let unsigned = Unsigned { service, region, method, path, query: &[], content_type, body };
+        let unsigned = Unsigned {
+            service,
+            region,
+            method,
+            path,
+            query: &[],
+            content_type,
+            body,
+        };
         let request = unsigned.sign(token_endpoint, base)?;
         self.credentials_of(request).await
     }
@@ -251,8 +356,8 @@ impl Api {
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let token = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
         let form = role_form("AssumeRoleWithWebIdentity", role, Some(token.trim()));
-        let request =
-            Request::post(format!("{}/", self.settings.token_endpoint)).header("content-type", FORM);
+        let request = Request::post(format!("{}/", self.settings.token_endpoint))
+            .header("content-type", FORM);
         let request = request.body(Full::new(Bytes::from(form)));
         let request = request.map_err(|error| settings(format!("token service: {error}")))?;
         self.credentials_of(request).await
@@ -305,11 +410,19 @@ pub(super) struct Element {
 
 impl Element {
     pub(super) fn text(name: &str, text: &str) -> Self {
-        Self { name: name.to_owned(), text: text.to_owned(), children: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            text: text.to_owned(),
+            children: Vec::new(),
+        }
     }
 
     pub(super) fn of(name: &str, children: impl IntoIterator<Item = Self>) -> Self {
-        Self { name: name.to_owned(), text: String::new(), children: children.into_iter().collect() }
+        Self {
+            name: name.to_owned(),
+            text: String::new(),
+            children: children.into_iter().collect(),
+        }
     }
 
     pub(super) fn parse(document: &[u8]) -> anyhow::Result<Self> {
@@ -322,11 +435,17 @@ impl Element {
                         bail!("elements are nested too deeply");
                     }
                     let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
-                    open.push(Self { name, ..Self::default() });
+                    open.push(Self {
+                        name,
+                        ..Self::default()
+                    });
                 }
                 Event::Empty(start) => {
                     let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
-                    innermost(&mut open)?.children.push(Self { name, ..Self::default() });
+                    innermost(&mut open)?.children.push(Self {
+                        name,
+                        ..Self::default()
+                    });
                 }
                 Event::End(_) => {
                     let mut closed = open.pop().context(CLOSED_TWICE)?;
@@ -340,7 +459,9 @@ impl Element {
                     innermost(&mut open)?.text.push_str(&text.decode()?);
                 }
                 Event::CData(data) => {
-                    innermost(&mut open)?.text.push_str(&String::from_utf8_lossy(&data));
+                    innermost(&mut open)?
+                        .text
+                        .push_str(&String::from_utf8_lossy(&data));
                 }
                 Event::GeneralRef(reference) => {
                     let text = &mut innermost(&mut open)?.text;
@@ -356,7 +477,9 @@ impl Element {
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
-        let [root] = &mut open[..] else { bail!("it is truncated") };
+        let [root] = &mut open[..] else {
+            bail!("it is truncated")
+        };
         root.children.pop().context("it has no element")
     }
 
@@ -381,7 +504,11 @@ impl Element {
     }
 
     pub(super) fn write(&self, xml: &mut String) {
-        let Self { name, text, children } = self;
+        let Self {
+            name,
+            text,
+            children,
+        } = self;
         xml.push_str(&format!("<{name}>{}", escape(text.as_str())));
         for child in children {
             child.write(xml);
@@ -435,10 +562,18 @@ struct Unsigned<'a> {
 
 impl Unsigned<'_> {
     /// Signs a request to `endpoint` at this time.
-    fn sign(&self, endpoint: &str, credentials: &Credentials) -> Result<Request<Full<Bytes>>, ProviderError> {
+    fn sign(
+        &self,
+        endpoint: &str,
+        credentials: &Credentials,
+    ) -> Result<Request<Full<Bytes>>, ProviderError> {
         let bad = |error: String| settings(format!("endpoint {endpoint}: {error}"));
-        let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
-        let time = OffsetDateTime::now_utc().format(TIME).map_err(|error| bad(error.to_string()))?;
+        let host = endpoint
+            .split_once("://")
+            .map_or(endpoint, |(_, host)| host);
+        let time = OffsetDateTime::now_utc()
+            .format(TIME)
+            .map_err(|error| bad(error.to_string()))?;
         let headers = [("content-type", self.content_type), ("host", host)];
         let mut uri = format!("{endpoint}{}", self.path);
         if !self.query.is_empty() {
@@ -470,14 +605,27 @@ impl Unsigned<'_> {
         headers.sort_unstable();
         let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
         let names = names.join(";");
-        let lines: String =
-            headers.iter().map(|(name, value)| format!("{name}:{}\n", value.trim())).collect();
-        let Self { service, region, method, path, query, content_type: _, body } = self;
+        let lines: String = headers
+            .iter()
+            .map(|(name, value)| format!("{name}:{}\n", value.trim()))
+            .collect();
+        let Self {
+            service,
+            region,
+            method,
+            path,
+            query,
+            content_type: _,
+            body,
+        } = self;
         let (query, body) = (encode_query(query), hex_hash(body.as_bytes()));
         let canonical = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{body}");
         let date = time.get(..8).unwrap_or(time);
         let scope = format!("{date}/{region}/{service}/aws4_request");
-        let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_hash(canonical.as_bytes()));
+        let text = format!(
+            "AWS4-HMAC-SHA256\n{time}\n{scope}\n{}",
+            hex_hash(canonical.as_bytes())
+        );
         let mut key = mac(format!("AWS4{}", credentials.secret).as_bytes(), date);
         for part in [region, service, "aws4_request"] {
             key = mac(&key, part);
@@ -487,16 +635,26 @@ impl Unsigned<'_> {
             "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
             credentials.key_id
         );
-        let mut signed = vec![("x-amz-date", time.to_owned()), ("authorization", authorization)];
-        signed.extend(credentials.token.clone().map(|token| ("x-amz-security-token", token)));
+        let mut signed = vec![
+            ("x-amz-date", time.to_owned()),
+            ("authorization", authorization),
+        ];
+        signed.extend(
+            credentials
+                .token
+                .clone()
+                .map(|token| ("x-amz-security-token", token)),
+        );
         signed
     }
 }
 
 /// Encodes parameters, sorted by name.
 pub(super) fn encode_query(query: &[(&str, &str)]) -> String {
-    let mut pairs: Vec<String> =
-        query.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value))).collect();
+    let mut pairs: Vec<String> = query
+        .iter()
+        .map(|(name, value)| format!("{}={}", encode(name), encode(value)))
+        .collect();
     pairs.sort_unstable();
     pairs.join("&")
 }
@@ -504,7 +662,9 @@ pub(super) fn encode_query(query: &[(&str, &str)]) -> String {
 /// Percent-encodes all but unreserved characters (RFC 3986, section 2.3).
 fn encode(text: &str) -> String {
     let octet = |octet: u8| match octet {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(octet).to_string(),
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(octet).to_string()
+        }
         _ => format!("%{octet:02X}"),
     };
     text.bytes().map(octet).collect()
@@ -519,7 +679,9 @@ fn hex(octets: &[u8]) -> String {
 }
 
 fn mac(key: &[u8], text: &str) -> Vec<u8> {
-    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes()).as_ref().to_vec()
+    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes())
+        .as_ref()
+        .to_vec()
 }
 
 #[cfg(test)]
@@ -528,7 +690,15 @@ mod tests {
 
     fn signature(service: &str, query: &[(&str, &str)], headers: &[(&str, &str)]) -> String {
         let (region, method, path) = ("us-east-1", "GET", "/");
-        let request = Unsigned { service, region, method, path, query, content_type: "", body: "" };
+        let request = Unsigned {
+            service,
+            region,
+            method,
+            path,
+            query,
+            content_type: "",
+            body: "",
+        };
         let credentials = Credentials {
             key_id: "AKIDEXAMPLE".to_owned(),
             secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".to_owned(),
@@ -550,7 +720,10 @@ mod tests {
     #[test]
     fn query_matches_documented_example() {
         let headers = [
-            ("content-type", "application/x-www-form-urlencoded; charset=utf-8"),
+            (
+                "content-type",
+                "application/x-www-form-urlencoded; charset=utf-8",
+            ),
             ("host", "iam.amazonaws.com"),
         ];
         let query = [("Version", "2010-05-08"), ("Action", "ListUsers")];

@@ -21,8 +21,8 @@ use self::{
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles,
+    Transaction, TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
@@ -80,45 +80,75 @@ impl Settings {
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let (region, suffix) = match parameters.text("aws-region") {
             Some(region) if region.starts_with("cn-") => ("cn-northwest-1", "amazonaws.com.cn"),
-            Some(region) if region.starts_with("us-gov-") => ("us-gov-west-1", "us-gov.amazonaws.com"),
+            Some(region) if region.starts_with("us-gov-") => {
+                ("us-gov-west-1", "us-gov.amazonaws.com")
+            }
             _ => ("us-east-1", "amazonaws.com"),
         };
-        let token_suffix = if region == "cn-northwest-1" { "amazonaws.com.cn" } else { "amazonaws.com" };
+        let token_suffix = if region == "cn-northwest-1" {
+            "amazonaws.com.cn"
+        } else {
+            "amazonaws.com"
+        };
         let visibility = match parameters.text("aws-zone-type") {
             None => None,
             Some("public") => Some(Visibility::Public),
             Some("private") => Some(Visibility::Private),
             Some(other) => {
-                return Err(settings(format!("aws-zone-type is {other:?}; write public or private")));
+                return Err(settings(format!(
+                    "aws-zone-type is {other:?}; write public or private"
+                )));
             }
         };
         let tag = |tag: &str| match tag.split_once('=') {
             Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
             None => (tag.to_owned(), None),
         };
-        let domains = DomainFilter::new(parameters.list("domain-filter"), parameters.list("exclude-domains"));
+        let domains = DomainFilter::new(
+            parameters.list("domain-filter"),
+            parameters.list("exclude-domains"),
+        );
         let domains = domains.map_err(|error| settings(format!("domain-filter: {error}")))?;
         let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
-        let endpoint =
-            |name, default: &str| parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned();
+        let endpoint = |name, default: &str| {
+            parameters
+                .text(name)
+                .unwrap_or(default)
+                .trim_end_matches('/')
+                .to_owned()
+        };
         Ok(Self {
             endpoint: endpoint("aws-endpoint", &format!("https://route53.{suffix}")),
-            token_endpoint: endpoint("aws-sts-endpoint", &format!("https://sts.{region}.{token_suffix}")),
+            token_endpoint: endpoint(
+                "aws-sts-endpoint",
+                &format!("https://sts.{region}.{token_suffix}"),
+            ),
             metadata_endpoint: endpoint("aws-metadata-endpoint", "http://169.254.169.254"),
             region: region.to_owned(),
             credentials: credentials(parameters)?,
             web_identity: parameters
                 .path("aws-web-identity-token-file")
-                .map(|file| Ok::<_, ProviderError>((file, parameters.required("aws-role-arn")?.to_owned())))
+                .map(|file| {
+                    Ok::<_, ProviderError>((file, parameters.required("aws-role-arn")?.to_owned()))
+                })
                 .transpose()?,
             shared_file: shared_file(parameters),
             role: parameters.text("aws-assume-role").map(str::to_owned),
             visibility,
-            tags: parameters.list("aws-zone-tags").into_iter().map(tag).collect(),
-            zone_ids: parameters.list("zone-id-filter").into_iter().map(str::to_owned).collect(),
+            tags: parameters
+                .list("aws-zone-tags")
+                .into_iter()
+                .map(tag)
+                .collect(),
+            zone_ids: parameters
+                .list("zone-id-filter")
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
             domains,
             batch_size: batch_size.clamp(1, MAX_CHANGES),
-            batch_interval: parameters.duration("aws-batch-change-interval", Duration::from_secs(1))?,
+            batch_interval: parameters
+                .duration("aws-batch-change-interval", Duration::from_secs(1))?,
             retries: parameters.number("aws-api-retries", 3)?,
             balancers: balancers(parameters)?,
             files: TlsFiles::from_parameters(parameters)?,
@@ -128,7 +158,10 @@ impl Settings {
 }
 
 fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderError> {
-    match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
+    match (
+        parameters.text("aws-access-key-id"),
+        parameters.text("aws-secret-access-key"),
+    ) {
         (Some(key_id), Some(secret)) => Ok(Some(Credentials {
             key_id: key_id.to_owned(),
             secret: secret.to_owned(),
@@ -155,7 +188,9 @@ fn balancers(parameters: &Parameters) -> Result<BalancerRecords, ProviderError> 
 fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
     let profile = parameters.text("aws-profile");
     let usual = || std::env::home_dir().map(|home| home.join(".aws/credentials"));
-    let file = parameters.path("aws-shared-credentials-file").or_else(usual)?;
+    let file = parameters
+        .path("aws-shared-credentials-file")
+        .or_else(usual)?;
     let is_meant = profile.is_some() || parameters.text("aws-shared-credentials-file").is_some();
     (is_meant || file.exists()).then(|| (file, profile.unwrap_or("default").to_owned()))
 }
@@ -171,7 +206,11 @@ pub struct Aws {
 impl Aws {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
-        Ok(Self { api: Api::new(settings)?, listed: HashMap::new(), last_batch: None })
+        Ok(Self {
+            api: Api::new(settings)?,
+            listed: HashMap::new(),
+            last_batch: None,
+        })
     }
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
@@ -188,7 +227,11 @@ impl Aws {
         let mut marker = String::new();
         loop {
             let query = [("marker", marker.as_str()), ("maxitems", "100")];
-            let query = if marker.is_empty() { &query[1..] } else { &query[..] };
+            let query = if marker.is_empty() {
+                &query[1..]
+            } else {
+                &query[..]
+            };
             let page = self.api.get("hostedzone", query).await?;
             for zone in page.list("HostedZones") {
                 hosted.extend(self.accept(zone)?);
@@ -206,36 +249,66 @@ impl Aws {
 
     /// Parses a zone; `None` if a filter excludes it.
     fn accept(&self, zone: &Element) -> Result<Option<Zone>, ProviderError> {
-        let Settings { visibility: wanted, zone_ids, domains, .. } = &self.api.settings;
-        let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
+        let Settings {
+            visibility: wanted,
+            zone_ids,
+            domains,
+            ..
+        } = &self.api.settings;
+        let id = zone
+            .text_of("Id")
+            .trim_start_matches("/hostedzone/")
+            .to_owned();
         let apex = Name::parse(zone.text_of("Name"))
             .map_err(|error| bad_answer(&self.api.settings.endpoint, error))?;
-        let is_private = zone.find("PrivateZone").is_some_and(|private| private.text.trim() == "true");
-        let visibility = if is_private { Visibility::Private } else { Visibility::Public };
+        let is_private = zone
+            .find("PrivateZone")
+            .is_some_and(|private| private.text.trim() == "true");
+        let visibility = if is_private {
+            Visibility::Private
+        } else {
+            Visibility::Public
+        };
         let accepted = wanted.is_none_or(|wanted| wanted == visibility)
             && (zone_ids.is_empty() || zone_ids.iter().any(|suffix| id.ends_with(suffix.as_str())))
             && domains.may_contain(&apex);
-        Ok(accepted.then(|| Zone { id, visibility, ..Zone::of(apex) }))
+        Ok(accepted.then(|| Zone {
+            id,
+            visibility,
+            ..Zone::of(apex)
+        }))
     }
 
     async fn with_tags(&mut self, hosted: Vec<Zone>) -> Result<Vec<Zone>, ProviderError> {
         let mut kept: Vec<String> = Vec::new();
         for zones in hosted.chunks(TAGS_PER_CALL) {
-            let ids = zones.iter().map(|zone| Element::text("ResourceId", &zone.id));
-            let request = Element::of("ListTagsForResourcesRequest", [Element::of("ResourceIds", ids)]);
+            let ids = zones
+                .iter()
+                .map(|zone| Element::text("ResourceId", &zone.id));
+            let request = Element::of(
+                "ListTagsForResourcesRequest",
+                [Element::of("ResourceIds", ids)],
+            );
             let answer = self.api.post("tags/hostedzone", &request).await?;
             for tagged in answer.list("ResourceTagSets") {
-                let tags: Vec<(&str, &str)> =
-                    tagged.list("Tags").map(|tag| (tag.text_of("Key"), tag.text_of("Value"))).collect();
+                let tags: Vec<(&str, &str)> = tagged
+                    .list("Tags")
+                    .map(|tag| (tag.text_of("Key"), tag.text_of("Value")))
+                    .collect();
                 let has = |(key, value): &(String, Option<String>)| {
-                    tags.iter().any(|tag| tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value))
+                    tags.iter().any(|tag| {
+                        tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value)
+                    })
                 };
                 if self.api.settings.tags.iter().all(has) {
                     kept.push(tagged.text_of("ResourceId").to_owned());
                 }
             }
         }
-        Ok(hosted.into_iter().filter(|zone| kept.contains(&zone.id)).collect())
+        Ok(hosted
+            .into_iter()
+            .filter(|zone| kept.contains(&zone.id))
+            .collect())
     }
 
     /// Lists a zone page by page, without its SOA and its own NS records.
@@ -245,8 +318,10 @@ impl Aws {
         let path = format!("hostedzone/{id}/rrset");
         let mut next: Vec<(&str, String)> = Vec::new();
         loop {
-            let mut query: Vec<(&str, &str)> =
-                next.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let mut query: Vec<(&str, &str)> = next
+                .iter()
+                .map(|(name, value)| (*name, value.as_str()))
+                .collect();
             query.push(("maxitems", PAGE));
             let page = self.api.get(&path, &query).await?;
             for set in page.list("ResourceRecordSets") {
@@ -294,10 +369,16 @@ impl Aws {
             }
             let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
                           use fewer targets";
-            Err(ProviderError::Unfit { name: transaction.name.clone(), reason: reason.to_owned() })
+            Err(ProviderError::Unfit {
+                name: transaction.name.clone(),
+                reason: reason.to_owned(),
+            })
         };
         let changes = batch.transactions.iter().map(convert).collect();
-        let mut sender = Sender { aws: self, zone: &batch.zone };
+        let mut sender = Sender {
+            aws: self,
+            zone: &batch.zone,
+        };
         send_groups(&mut sender, changes, batch.on_conflict, progress).await
     }
 }
@@ -338,7 +419,9 @@ impl GroupSender for Sender<'_> {
         self.aws.last_batch = Some(Instant::now());
         vec![match result {
             Ok(_) => TransactionResult::Applied,
-            Err(ProviderError::Refused { reason, .. }) if is_conflict(&reason) => TransactionResult::Conflict,
+            Err(ProviderError::Refused { reason, .. }) if is_conflict(&reason) => {
+                TransactionResult::Conflict
+            }
             Err(error) => TransactionResult::Failed(error),
         }]
     }
@@ -346,7 +429,11 @@ impl GroupSender for Sender<'_> {
 
 /// Returns whether a message reports that the zone differs from the listed state.
 fn is_conflict(message: &str) -> bool {
-    ["but it already exists", "but it was not found", "but the values provided do not match"]
-        .iter()
-        .any(|text| message.contains(text))
+    [
+        "but it already exists",
+        "but it was not found",
+        "but the values provided do not match",
+    ]
+    .iter()
+    .any(|text| message.contains(text))
 }

@@ -31,22 +31,33 @@ const TARGET_ZONE: &str = "aws/target-hosted-zone";
 const TARGET_HEALTH: &str = "aws/evaluate-target-health";
 
 pub(super) fn is_alias(record: &Record) -> bool {
-    record.properties.get(ALIAS).is_some_and(|alias| alias == "true")
+    record
+        .properties
+        .get(ALIAS)
+        .is_some_and(|alias| alias == "true")
 }
 
 pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
     let name = Name::parse(&octal_to_decimal(set.text_of("Name")))?;
     let record_type: RecordType = set.text_of("Type").parse()?;
     let mut record = Record::new(name, record_type, []);
-    set.text_of("SetIdentifier").clone_into(&mut record.set_identifier);
+    set.text_of("SetIdentifier")
+        .clone_into(&mut record.set_identifier);
     for (property, element) in ROUTING {
         if let Some(value) = set.child(element) {
-            record.properties.insert(property.to_owned(), value.text.trim().to_owned());
+            record
+                .properties
+                .insert(property.to_owned(), value.text.trim().to_owned());
         }
     }
     for (property, element) in GEOLOCATION {
-        if let Some(value) = set.child("GeoLocation").and_then(|location| location.child(element)) {
-            record.properties.insert(property.to_owned(), value.text.trim().to_owned());
+        if let Some(value) = set
+            .child("GeoLocation")
+            .and_then(|location| location.child(element))
+        {
+            record
+                .properties
+                .insert(property.to_owned(), value.text.trim().to_owned());
         }
     }
     if let Some(alias) = set.child("AliasTarget") {
@@ -58,14 +69,20 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
             (TARGET_ZONE, alias.text_of("HostedZoneId")),
             (TARGET_HEALTH, alias.text_of("EvaluateTargetHealth")),
         ] {
-            record.properties.insert(property.to_owned(), value.to_owned());
+            record
+                .properties
+                .insert(property.to_owned(), value.to_owned());
         }
         return Ok(record);
     }
     record.ttl = set.text_of("TTL").parse().ok();
     for value in set.list("ResourceRecords") {
         let text = value.text_of("Value");
-        let text = if record_type == RecordType::TXT { octal_to_decimal(text) } else { text.to_owned() };
+        let text = if record_type == RecordType::TXT {
+            octal_to_decimal(text)
+        } else {
+            text.to_owned()
+        };
         record.targets.insert(Target::parse(record_type, &text)?);
     }
     Ok(record)
@@ -102,15 +119,30 @@ pub(super) fn write(record: &Record) -> Element {
             [
                 Element::text("HostedZoneId", property(TARGET_ZONE).unwrap_or("")),
                 Element::text("DNSName", target),
-                Element::text("EvaluateTargetHealth", property(TARGET_HEALTH).unwrap_or("true")),
+                Element::text(
+                    "EvaluateTargetHealth",
+                    property(TARGET_HEALTH).unwrap_or("true"),
+                ),
             ],
         ));
     } else {
         let value = |target: &Target| {
-            Element::of("ResourceRecord", [Element::text("Value", &value_text(record.record_type, target))])
+            Element::of(
+                "ResourceRecord",
+                [Element::text(
+                    "Value",
+                    &value_text(record.record_type, target),
+                )],
+            )
         };
-        children.push(Element::text("TTL", &record.ttl.unwrap_or(DEFAULT_TTL).to_string()));
-        children.push(Element::of("ResourceRecords", record.targets.iter().map(value)));
+        children.push(Element::text(
+            "TTL",
+            &record.ttl.unwrap_or(DEFAULT_TTL).to_string(),
+        ));
+        children.push(Element::of(
+            "ResourceRecords",
+            record.targets.iter().map(value),
+        ));
     }
     children.extend(property(health_check).map(|value| Element::text(health_check_element, value)));
     Element::of("ResourceRecordSet", children)
@@ -147,7 +179,10 @@ fn octal_to_decimal(text: &str) -> String {
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
         rewritten.push_str(before);
-        match escape.get(1..4).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+        match escape
+            .get(1..4)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok())
+        {
             Some(octet) => {
                 rewritten.push_str(&format!("\\{octet:03}"));
                 rest = &escape[4..];
@@ -183,7 +218,9 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
             .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
         let target = record.targets.first().map_or("", Target::as_str);
         let alias = match balancers {
-            BalancerRecords::Alias { evaluate_health } if record.record_type == RecordType::CNAME => {
+            BalancerRecords::Alias { evaluate_health }
+                if record.record_type == RecordType::CNAME =>
+            {
                 hosted_zone(target).map(|zone| (zone, evaluate_health))
             }
             _ => None,
@@ -195,12 +232,19 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
             continue;
         };
         record.ttl = Some(DEFAULT_TTL);
-        record.properties.insert(ALIAS.to_owned(), "true".to_owned());
-        record.properties.insert(TARGET_ZONE.to_owned(), zone.to_owned());
+        record
+            .properties
+            .insert(ALIAS.to_owned(), "true".to_owned());
+        record
+            .properties
+            .insert(TARGET_ZONE.to_owned(), zone.to_owned());
         let health = record.properties.entry(TARGET_HEALTH.to_owned());
         health.or_insert_with(|| evaluate_health.to_string());
         for record_type in [RecordType::A, RecordType::AAAA] {
-            adjusted.push(Record { record_type, ..record.clone() });
+            adjusted.push(Record {
+                record_type,
+                ..record.clone()
+            });
         }
     }
     *desired = adjusted;
@@ -258,8 +302,15 @@ const ZONES: &[(&str, &str)] = &[
 ];
 
 fn hosted_zone(target: &str) -> Option<&'static str> {
-    let is_below = |suffix: &str| target.strip_suffix(suffix).is_some_and(|before| before.ends_with('.'));
-    ZONES.iter().find(|(suffix, _)| is_below(suffix)).map(|(_, zone)| *zone)
+    let is_below = |suffix: &str| {
+        target
+            .strip_suffix(suffix)
+            .is_some_and(|before| before.ends_with('.'))
+    };
+    ZONES
+        .iter()
+        .find(|(suffix, _)| is_below(suffix))
+        .map(|(_, zone)| *zone)
 }
 
 pub(super) const MAX_CHANGES: usize = 1_000;
@@ -285,11 +336,23 @@ impl Size {
     pub(super) fn of(set: &Element) -> Self {
         if let Some(alias) = set.child("AliasTarget") {
             let octets = alias.text_of("DNSName").trim_end_matches('.').len();
-            return Self { changes: 1, octets, values: 1 };
+            return Self {
+                changes: 1,
+                octets,
+                values: 1,
+            };
         }
-        let values = set.list("ResourceRecords").map(|value| value.text_of("Value").len());
-        let (octets, values) = values.fold((0, 0), |(octets, count), length| (octets + length, count + 1));
-        Self { changes: 1, octets, values }
+        let values = set
+            .list("ResourceRecords")
+            .map(|value| value.text_of("Value").len());
+        let (octets, values) = values.fold((0, 0), |(octets, count), length| {
+            (octets + length, count + 1)
+        });
+        Self {
+            changes: 1,
+            octets,
+            values,
+        }
     }
 
     fn add(&mut self, other: Self) {
@@ -316,7 +379,10 @@ impl Changes {
     ///
     /// A deletion must name the exact set, so it also compares: a set that must stay is deleted and
     /// created in the same batch. A creation fails if the set exists.
-    pub(super) fn new(transaction: &Transaction, listed: impl Fn(&Record) -> Option<Element>) -> Self {
+    pub(super) fn new(
+        transaction: &Transaction,
+        listed: impl Fn(&Record) -> Option<Element>,
+    ) -> Self {
         let old = |record: &Record| listed(record).unwrap_or_else(|| write(record));
         let mut changes = Vec::new();
         for step in &transaction.steps {
@@ -353,12 +419,17 @@ pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
 }
 
 pub(super) fn request(group: &[Changes]) -> Element {
-    let mut changes: Vec<&(&str, Element)> = group.iter().flat_map(|changes| &changes.changes).collect();
+    let mut changes: Vec<&(&str, Element)> =
+        group.iter().flat_map(|changes| &changes.changes).collect();
     changes.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
-    let change =
-        |(verb, set): &(&str, Element)| Element::of("Change", [Element::text("Action", verb), set.clone()]);
+    let change = |(verb, set): &(&str, Element)| {
+        Element::of("Change", [Element::text("Action", verb), set.clone()])
+    };
     let changes = Element::of("Changes", changes.into_iter().map(change));
-    let batch = Element::of("ChangeBatch", [Element::text("Comment", "bosh-dns-publish"), changes]);
+    let batch = Element::of(
+        "ChangeBatch",
+        [Element::text("Comment", "bosh-dns-publish"), changes],
+    );
     Element::of("ChangeResourceRecordSetsRequest", [batch])
 }
 
@@ -368,13 +439,26 @@ mod tests {
 
     #[test]
     fn balancer_becomes_alias_of_both_types() {
-        let cname =
-            Record::parse("www.example.org", RecordType::CNAME, ["lb.us-east-1.elb.amazonaws.com"]).unwrap();
+        let cname = Record::parse(
+            "www.example.org",
+            RecordType::CNAME,
+            ["lb.us-east-1.elb.amazonaws.com"],
+        )
+        .unwrap();
         let mut desired = vec![cname.clone()];
-        adjust(&mut desired, BalancerRecords::Alias { evaluate_health: true });
+        adjust(
+            &mut desired,
+            BalancerRecords::Alias {
+                evaluate_health: true,
+            },
+        );
         let types: Vec<RecordType> = desired.iter().map(|record| record.record_type).collect();
         assert_eq!(types, [RecordType::A, RecordType::AAAA]);
-        assert!(desired.iter().all(|record| is_alias(record) && record.ttl == Some(300)));
+        assert!(
+            desired
+                .iter()
+                .all(|record| is_alias(record) && record.ttl == Some(300))
+        );
         let again = read(&write(&desired[0])).unwrap();
         assert_eq!(again, desired[0]);
         let mut kept = vec![cname.clone()];
@@ -384,17 +468,28 @@ mod tests {
 
     #[test]
     fn sets_survive_xml() {
-        let mut record =
-            Record::parse("*.example.org", RecordType::TXT, ["a \"b\" \\303 <&> \u{e9}"]).unwrap();
+        let mut record = Record::parse(
+            "*.example.org",
+            RecordType::TXT,
+            ["a \"b\" \\303 <&> \u{e9}"],
+        )
+        .unwrap();
         record.ttl = Some(60);
         record.set_identifier = "blue".to_owned();
-        record.properties.insert("aws/weight".to_owned(), "10".to_owned());
-        record.properties.insert("aws/geolocation-country-code".to_owned(), "DE".to_owned());
+        record
+            .properties
+            .insert("aws/weight".to_owned(), "10".to_owned());
+        record
+            .properties
+            .insert("aws/geolocation-country-code".to_owned(), "DE".to_owned());
         let xml = write(&record).document("urn:x");
         let parsed = Element::parse(xml.as_bytes()).unwrap();
         assert_eq!(read(&parsed).unwrap(), record);
         let listed = xml.replace("<Name>*.", "<Name>\\052.");
-        assert_eq!(read(&Element::parse(listed.as_bytes()).unwrap()).unwrap(), record);
+        assert_eq!(
+            read(&Element::parse(listed.as_bytes()).unwrap()).unwrap(),
+            record
+        );
     }
 
     /// Parses `VERB name type target,target` or `VERB name type ALIAS target`.
@@ -404,31 +499,49 @@ mod tests {
         let name = Name::parse(&format!("{}.example.org", words[1])).unwrap();
         let mut record = Record::new(name.clone(), record_type, []);
         if let ["ALIAS", target] = words[3..] {
-            record.targets.insert(Target::alias(&Name::parse(target).unwrap()));
-            record.properties.insert("alias".to_owned(), "true".to_owned());
-        } else {
             record
                 .targets
-                .extend(words[3].split(',').map(|target| Target::parse(record_type, target).unwrap()));
+                .insert(Target::alias(&Name::parse(target).unwrap()));
+            record
+                .properties
+                .insert("alias".to_owned(), "true".to_owned());
+        } else {
+            record.targets.extend(
+                words[3]
+                    .split(',')
+                    .map(|target| Target::parse(record_type, target).unwrap()),
+            );
         }
         // A replacement corresponds to UPSERT: both count the values twice.
         let step = match words[0] {
             "CREATE" => Step::Create(record),
             "DELETE" => Step::Delete(record),
-            _ => Step::Replace { before: record.clone(), after: record },
+            _ => Step::Replace {
+                before: record.clone(),
+                after: record,
+            },
         };
-        Changes::new(&Transaction { name, steps: vec![step] }, |_| None)
+        Changes::new(
+            &Transaction {
+                name,
+                steps: vec![step],
+            },
+            |_| None,
+        )
     }
 
     #[test]
     fn sizes_match_cases() {
         let default = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
-        let folder = std::env::var("BOSH_DNS_EXTERNAL_CASES").unwrap_or_else(|_| default.to_owned());
+        let folder =
+            std::env::var("BOSH_DNS_EXTERNAL_CASES").unwrap_or_else(|_| default.to_owned());
         let file = std::fs::read_to_string(format!("{folder}/route53_cases.json")).unwrap();
         let cases: Vec<serde_json::Value> = serde_json::from_str(&file).unwrap();
         for case in &cases {
             let id = case["id"].as_str().unwrap();
-            if let (Some(bytes), Some(changes)) = (case["bytes"].as_u64(), case["changes"].as_array()) {
+            if let (Some(bytes), Some(changes)) =
+                (case["bytes"].as_u64(), case["changes"].as_array())
+            {
                 let mut size = Size::default();
                 for line in changes {
                     size.add(change(line.as_str().unwrap()).size);
@@ -439,24 +552,35 @@ mod tests {
                 assert_eq!(u64::from(DEFAULT_TTL), ttl, "{id}");
             } else if let Some(desired) = case["desired"].as_str() {
                 let words: Vec<&str> = desired.split(' ').collect();
-                let wanted = Record::parse(words[0], words[1].parse().unwrap(), [words[2]]).unwrap();
+                let wanted =
+                    Record::parse(words[0], words[1].parse().unwrap(), [words[2]]).unwrap();
                 let mut adjusted = vec![wanted];
-                adjust(&mut adjusted, BalancerRecords::Alias { evaluate_health: true });
+                adjust(
+                    &mut adjusted,
+                    BalancerRecords::Alias {
+                        evaluate_health: true,
+                    },
+                );
                 let kind = |record: &Record| if is_alias(record) { "ALIAS" } else { "" };
                 let shown: Vec<String> = adjusted
                     .iter()
-                    .map(|record| format!("{} {} {}", record.name, record.record_type, kind(record)))
+                    .map(|record| {
+                        format!("{} {} {}", record.name, record.record_type, kind(record))
+                    })
                     .collect();
                 assert_eq!(serde_json::json!(shown), case["becomes"], "{id}");
             } else {
-                println!("{id}: skipped, because it describes calls; tests/servers/route53.rs makes them");
+                println!(
+                    "{id}: skipped, because it describes calls; tests/servers/route53.rs makes them"
+                );
             }
         }
     }
 
     #[test]
     fn deletions_come_first() {
-        let record = |name: &str, record_type, target| Record::parse(name, record_type, [target]).unwrap();
+        let record =
+            |name: &str, record_type, target| Record::parse(name, record_type, [target]).unwrap();
         let steps = vec![
             Step::Create(record("b.example.org", RecordType::A, "192.0.2.1")),
             Step::Delete(record("c.example.org", RecordType::CNAME, "x.example.net")),
@@ -470,8 +594,21 @@ mod tests {
             .unwrap()
             .children
             .iter()
-            .map(|change| format!("{} {}", change.text_of("Action"), change.children[1].text_of("Name")))
+            .map(|change| {
+                format!(
+                    "{} {}",
+                    change.text_of("Action"),
+                    change.children[1].text_of("Name")
+                )
+            })
             .collect();
-        assert_eq!(order, ["DELETE a.example.org.", "DELETE c.example.org.", "CREATE b.example.org."]);
+        assert_eq!(
+            order,
+            [
+                "DELETE a.example.org.",
+                "DELETE c.example.org.",
+                "CREATE b.example.org."
+            ]
+        );
     }
 }

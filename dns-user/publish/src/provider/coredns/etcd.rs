@@ -48,7 +48,9 @@ impl Txn {
     pub(super) fn compare_revision(&mut self, key: &[u8], revision: i64) {
         let key = STANDARD.encode(key);
         let revision = revision.to_string();
-        self.compare.push(json!({"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}));
+        self.compare.push(
+            json!({"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}),
+        );
     }
 
     /// Writes a value, or deletes the key without one.
@@ -66,8 +68,13 @@ impl Txn {
         let below = [key, b"/"].concat();
         // `0` follows `/` in ASCII.
         let end = [key, b"0"].concat();
-        let (key, below, end) = (STANDARD.encode(key), STANDARD.encode(below), STANDARD.encode(end));
-        self.compare.push(json!({"key": key, "target": "MOD", "result": "LESS", "mod_revision": next}));
+        let (key, below, end) = (
+            STANDARD.encode(key),
+            STANDARD.encode(below),
+            STANDARD.encode(end),
+        );
+        self.compare
+            .push(json!({"key": key, "target": "MOD", "result": "LESS", "mod_revision": next}));
         self.compare.push(json!({
             "key": below, "range_end": end, "target": "MOD", "result": "LESS", "mod_revision": next
         }));
@@ -103,7 +110,12 @@ impl Etcd {
     pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
         let urls = settings.urls.iter().map(String::as_str);
         let http = Http::new(urls, &settings.files, settings.timeout)?;
-        Ok(Self { urls: settings.urls.clone(), user: settings.user.clone(), token: None, http })
+        Ok(Self {
+            urls: settings.urls.clone(),
+            user: settings.user.clone(),
+            token: None,
+            http,
+        })
     }
 
     /// Returns all keys that start with `prefix`, which ends with a slash, at one revision of the
@@ -115,7 +127,10 @@ impl Etcd {
                 result => return result,
             }
         }
-        Err(bad_answer(&self.server(), "its history is compacted faster than keys can be listed"))
+        Err(bad_answer(
+            &self.server(),
+            "its history is compacted faster than keys can be listed",
+        ))
     }
 
     async fn range_once(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
@@ -134,13 +149,23 @@ impl Etcd {
             }
             let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
             let bad = |reason: &str| bad_answer(&self.server(), reason);
-            let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is not a number"));
+            let number = |text: &str| {
+                text.parse::<i64>()
+                    .map_err(|_| bad("a revision is not a number"))
+            };
             revision.get_or_insert(number(&response.header.revision)?);
             for pair in response.kvs {
-                let decode =
-                    |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is not base64"));
+                let decode = |text: &str| {
+                    STANDARD
+                        .decode(text)
+                        .map_err(|_| bad("a key or value is not base64"))
+                };
                 let mod_revision = number(&pair.mod_revision)?;
-                pairs.push(Pair { key: decode(&pair.key)?, value: decode(&pair.value)?, mod_revision });
+                pairs.push(Pair {
+                    key: decode(&pair.key)?,
+                    value: decode(&pair.value)?,
+                    mod_revision,
+                });
             }
             match pairs.last() {
                 Some(last) if response.more => from = [&last.key[..], b"\0"].concat(),
@@ -152,7 +177,10 @@ impl Etcd {
     /// Applies transactions as one. Returns false if a comparison failed.
     pub(super) async fn txn(&mut self, transactions: &[Txn]) -> Result<bool, ProviderError> {
         let compare: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.compare).collect();
-        let success: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.operations).collect();
+        let success: Vec<&Value> = transactions
+            .iter()
+            .flat_map(|txn| &txn.operations)
+            .collect();
         let body = json!({"compare": compare, "success": success});
         let response: Value = self.call("/v3/kv/txn", &body).await?;
         Ok(response["succeeded"] == true)
@@ -180,11 +208,16 @@ impl Etcd {
 
     async fn authenticate(&mut self) -> Result<(), ProviderError> {
         self.token = None;
-        let Some((name, password)) = &self.user else { return Ok(()) };
+        let Some((name, password)) = &self.user else {
+            return Ok(());
+        };
         let body = json!({"name": name, "password": password});
         let response: Value = self.try_members("/v3/auth/authenticate", &body).await?;
         self.token = response["token"].as_str().map(str::to_owned);
-        self.token.as_ref().map(drop).ok_or_else(|| bad_answer(&self.server(), "it has no token"))
+        self.token
+            .as_ref()
+            .map(drop)
+            .ok_or_else(|| bad_answer(&self.server(), "it has no token"))
     }
 
     /// Calls the first reachable member, which then comes first in the order.
@@ -197,10 +230,16 @@ impl Etcd {
         body: &Value,
     ) -> Result<T, ProviderError> {
         // One attempt more than members, because an idle connection may have been closed.
-        let attempts = if path == "/v3/kv/txn" { 1 } else { self.urls.len() + 1 };
+        let attempts = if path == "/v3/kv/txn" {
+            1
+        } else {
+            self.urls.len() + 1
+        };
         let mut result = self.post(path, body).await;
         for _ in 1..attempts {
-            let Err(ProviderError::Unreachable { .. }) = result else { break };
+            let Err(ProviderError::Unreachable { .. }) = result else {
+                break;
+            };
             self.urls.rotate_left(1);
             result = self.post(path, body).await;
         }
@@ -213,8 +252,8 @@ impl Etcd {
         body: &Value,
     ) -> Result<T, ProviderError> {
         let server = self.server();
-        let mut request =
-            Request::post(format!("{server}{path}")).header(header::CONTENT_TYPE, "application/json");
+        let mut request = Request::post(format!("{server}{path}"))
+            .header(header::CONTENT_TYPE, "application/json");
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, token);
         }
@@ -223,14 +262,21 @@ impl Etcd {
             .map_err(|error| settings(format!("etcd-urls: {error}")))?;
         let response = self.http.send(&server, request).await?;
         if response.status() == StatusCode::OK {
-            return serde_json::from_slice(response.body()).map_err(|error| bad_answer(&server, error));
+            return serde_json::from_slice(response.body())
+                .map_err(|error| bad_answer(&server, error));
         }
         let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
-        let text =
-            answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
+        let text = answer["error"]
+            .as_str()
+            .or(answer["message"].as_str())
+            .unwrap_or("no reason given")
+            .to_owned();
         let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
         if response.status() == StatusCode::UNAUTHORIZED || is_token {
-            return Err(ProviderError::Refused { server, reason: text + NO_TOKEN });
+            return Err(ProviderError::Refused {
+                server,
+                reason: text + NO_TOKEN,
+            });
         }
         let reason = format!("{} ({text})", response.status());
         Err(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
@@ -273,13 +319,23 @@ fn is_zero(number: &u32) -> bool {
 impl Service {
     pub(super) fn of(record_type: RecordType, target: &Target) -> Self {
         if record_type != RecordType::TXT {
-            return Self { host: target.as_str().to_owned(), ..Self::default() };
+            return Self {
+                host: target.as_str().to_owned(),
+                ..Self::default()
+            };
         }
         let octets = target.text_octets();
         let text = String::from_utf8(octets).unwrap_or_else(|_| target.as_str().to_owned());
         // external-dns writes owner texts with their quotes.
-        let text = if text.starts_with("heritage=") { format!("\"{text}\"") } else { text };
-        Self { text, ..Self::default() }
+        let text = if text.starts_with("heritage=") {
+            format!("\"{text}\"")
+        } else {
+            text
+        };
+        Self {
+            text,
+            ..Self::default()
+        }
     }
 
     /// Returns the records of the value: one for the host, and one for the text.
@@ -288,7 +344,11 @@ impl Service {
         if !self.host.is_empty() {
             let record_type = host_type(&self.host, name);
             // CoreDNS cannot answer an invalid host name either.
-            records.extend(Target::parse(record_type, &self.host).ok().map(|target| (record_type, target)));
+            records.extend(
+                Target::parse(record_type, &self.host)
+                    .ok()
+                    .map(|target| (record_type, target)),
+            );
         }
         if !self.text.is_empty() {
             let target = Target::parse(RecordType::TXT, &self.text);
@@ -300,7 +360,11 @@ impl Service {
     /// Returns whether this value has the target of `wanted`.
     pub(super) fn has_target_of(&self, wanted: &Self, record_type: RecordType) -> bool {
         let value = |service: &Self| {
-            let text = if record_type == RecordType::TXT { &service.text } else { &service.host };
+            let text = if record_type == RecordType::TXT {
+                &service.text
+            } else {
+                &service.host
+            };
             Target::parse(record_type, text).ok()
         };
         value(self) == value(wanted)
@@ -321,7 +385,9 @@ impl Service {
 }
 
 fn host_type(host: &str, name: &Name) -> RecordType {
-    let is_reverse = [".in-addr.arpa", ".ip6.arpa"].iter().any(|suffix| name.as_str().ends_with(suffix));
+    let is_reverse = [".in-addr.arpa", ".ip6.arpa"]
+        .iter()
+        .any(|suffix| name.as_str().ends_with(suffix));
     match RecordType::of_host(host) {
         RecordType::CNAME if is_reverse => RecordType::PTR,
         other => other,
@@ -338,7 +404,11 @@ pub(super) fn key_of(prefix: &str, name: &Name) -> Vec<u8> {
 /// Returns the name of a key without its first `strip` labels.
 pub(super) fn name_of(prefix: &str, key: &[u8], strip: u32) -> Option<Name> {
     let path = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
-    let labels: Vec<&str> = path.split('/').rev().skip(usize::try_from(strip).ok()?).collect();
+    let labels: Vec<&str> = path
+        .split('/')
+        .rev()
+        .skip(usize::try_from(strip).ok()?)
+        .collect();
     if labels.is_empty() {
         return None;
     }

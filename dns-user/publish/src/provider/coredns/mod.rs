@@ -14,8 +14,8 @@ use futures_util::future::BoxFuture;
 
 use self::etcd::{Etcd, EtcdKey, Service, Txn, key_of, name_of};
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles, Transaction,
-    TransactionResult, Zone, send_groups, settings,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
+    Transaction, TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Key, Name, Record, RecordType};
 
@@ -26,8 +26,13 @@ const MAX_OPERATIONS: usize = 128;
 const GROUP: &str = "coredns/group";
 
 /// Types that the format can represent.
-const HELD: [RecordType; 5] =
-    [RecordType::A, RecordType::AAAA, RecordType::CNAME, RecordType::PTR, RecordType::TXT];
+const HELD: [RecordType; 5] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::CNAME,
+    RecordType::PTR,
+    RecordType::TXT,
+];
 
 /// Settings of one etcd cluster.
 #[derive(Debug, Clone)]
@@ -50,7 +55,11 @@ impl Settings {
     /// Parses the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
     /// `etcd-username`, `etcd-password` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let mut urls: Vec<String> = parameters.list("etcd-urls").into_iter().map(str::to_owned).collect();
+        let mut urls: Vec<String> = parameters
+            .list("etcd-urls")
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
         if urls.is_empty() {
             urls.push("http://localhost:2379".to_owned());
         }
@@ -62,9 +71,18 @@ impl Settings {
             }
             url.truncate(url.trim_end_matches('/').len());
         }
-        let prefix = parameters.text("coredns-prefix").unwrap_or("skydns").trim_matches('/').to_owned();
+        let prefix = parameters
+            .text("coredns-prefix")
+            .unwrap_or("skydns")
+            .trim_matches('/')
+            .to_owned();
         let user = parameters.pair("etcd-username", "etcd-password")?;
-        let owner = || parameters.text("txt-owner-id").unwrap_or("default").to_owned();
+        let owner = || {
+            parameters
+                .text("txt-owner-id")
+                .unwrap_or("default")
+                .to_owned()
+        };
         let strict_owner = parameters.flag("coredns-strictly-owned")?.then(owner);
         Ok(Self {
             urls,
@@ -96,13 +114,20 @@ impl CoreDns {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
         let etcd = Etcd::new(&settings)?;
-        Ok(Self { settings, etcd, listed: Listed::default() })
+        Ok(Self {
+            settings,
+            etcd,
+            listed: Listed::default(),
+        })
     }
 
     async fn list_keys(&mut self) -> Result<Zone, ProviderError> {
         let prefix = self.settings.prefix.clone();
         let (revision, pairs) = self.etcd.range(&prefix).await?;
-        let mut listed = Listed { revision, ..Listed::default() };
+        let mut listed = Listed {
+            revision,
+            ..Listed::default()
+        };
         let mut records: BTreeMap<Key, Record> = BTreeMap::new();
         let mut warnings = Vec::new();
         for pair in pairs {
@@ -110,7 +135,9 @@ impl CoreDns {
             let service: Service = match serde_json::from_slice(&pair.value) {
                 Ok(service) => service,
                 Err(error) => {
-                    warnings.push(format!("etcd key {key} left unchanged: its value is not JSON ({error})"));
+                    warnings.push(format!(
+                        "etcd key {key} left unchanged: its value is not JSON ({error})"
+                    ));
                     continue;
                 }
             };
@@ -119,31 +146,50 @@ impl CoreDns {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
-                warnings.push(format!("etcd key {key} left unchanged: it contains no domain name"));
+                warnings.push(format!(
+                    "etcd key {key} left unchanged: it contains no domain name"
+                ));
                 continue;
             };
             for (record_type, target) in service.records(&name) {
-                let mut record = Record { ttl: service.ttl, ..Record::new(name.clone(), record_type, []) };
+                let mut record = Record {
+                    ttl: service.ttl,
+                    ..Record::new(name.clone(), record_type, [])
+                };
                 if let Some(group) = &service.group {
                     record.properties.insert(GROUP.to_owned(), group.clone());
                 }
                 let key = record.key();
-                listed.sets.entry(key.clone()).or_default().push(pair.key.clone());
+                listed
+                    .sets
+                    .entry(key.clone())
+                    .or_default()
+                    .push(pair.key.clone());
                 records.entry(key).or_insert(record).targets.insert(target);
             }
-            listed.services.insert(pair.key, (pair.mod_revision, service));
+            listed
+                .services
+                .insert(pair.key, (pair.mod_revision, service));
         }
         self.listed = listed;
         let content = Ok(records.into_values().collect());
         // The names of all zones share one tree.
-        Ok(Zone { id: prefix, content, warnings, ..Zone::of(Name::root()) })
+        Ok(Zone {
+            id: prefix,
+            content,
+            warnings,
+            ..Zone::of(Name::root())
+        })
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         // The comparison of a name covers the keys below it, so shorter names are written first.
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
-        let converted = order.iter().map(|place| self.convert(&batch.transactions[*place])).collect();
+        let converted = order
+            .iter()
+            .map(|place| self.convert(&batch.transactions[*place]))
+            .collect();
         let sent = send_groups(&mut self.etcd, converted, batch.on_conflict, progress).await;
         let mut results = vec![TransactionResult::Conflict; order.len()];
         for (place, result) in order.into_iter().zip(sent) {
@@ -171,7 +217,11 @@ impl CoreDns {
             if !matches!(step, Step::Require(_)) {
                 self.edit(&mut edits, before, after)?;
             }
-            for key in before.and_then(|before| self.listed.sets.get(&before.key())).into_iter().flatten() {
+            for key in before
+                .and_then(|before| self.listed.sets.get(&before.key()))
+                .into_iter()
+                .flatten()
+            {
                 if let Some((revision, _)) = self.listed.services.get(key) {
                     txn.compare_revision(key, *revision);
                 }
@@ -187,9 +237,13 @@ impl CoreDns {
             txn.write(&key, value.as_deref());
         }
         if txn.compare.len() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
-            let reason =
-                format!("its change exceeds etcd's limit of {MAX_OPERATIONS} operations; use fewer targets");
-            return Err(ProviderError::Unfit { name: transaction.name.clone(), reason });
+            let reason = format!(
+                "its change exceeds etcd's limit of {MAX_OPERATIONS} operations; use fewer targets"
+            );
+            return Err(ProviderError::Unfit {
+                name: transaction.name.clone(),
+                reason,
+            });
         }
         Ok(txn)
     }
@@ -207,14 +261,25 @@ impl CoreDns {
         };
         let old = before.and_then(|before| self.listed.sets.get(&before.key()));
         for key in old.into_iter().flatten() {
-            let Some((_, listed)) = self.listed.services.get(key) else { continue };
-            let current = edits.get(key).cloned().unwrap_or_else(|| Some(listed.clone()));
+            let Some((_, listed)) = self.listed.services.get(key) else {
+                continue;
+            };
+            let current = edits
+                .get(key)
+                .cloned()
+                .unwrap_or_else(|| Some(listed.clone()));
             let record_type = before.map_or(RecordType::A, |before| before.record_type);
-            let same = wanted.iter().position(|(_, service)| listed.has_target_of(service, record_type));
+            let same = wanted
+                .iter()
+                .position(|(_, service)| listed.has_target_of(service, record_type));
             let edited = match same {
                 Some(index) => {
                     let (_, service) = wanted.swap_remove(index);
-                    current.map(|current| Service { ttl: service.ttl, group: service.group, ..current })
+                    current.map(|current| Service {
+                        ttl: service.ttl,
+                        group: service.group,
+                        ..current
+                    })
                 }
                 None => current.map(|current| current.without(record_type)),
             };
@@ -224,23 +289,38 @@ impl CoreDns {
                 edits.insert(key.clone(), edited);
             }
         }
-        edits.extend(wanted.into_iter().map(|(key, service)| (key, Some(service))));
+        edits.extend(
+            wanted
+                .into_iter()
+                .map(|(key, service)| (key, Some(service))),
+        );
         Ok(())
     }
 
     fn services(&self, record: &Record) -> Result<Vec<(EtcdKey, Service)>, ProviderError> {
         if !HELD.contains(&record.record_type) {
-            let reason = format!("CoreDNS's etcd format has no records of type {}", record.record_type);
-            return Err(ProviderError::Unfit { name: record.name.clone(), reason });
+            let reason = format!(
+                "CoreDNS's etcd format has no records of type {}",
+                record.record_type
+            );
+            return Err(ProviderError::Unfit {
+                name: record.name.clone(),
+                reason,
+            });
         }
         let directory = key_of(&self.settings.prefix, &record.name);
         if name_of(&self.settings.prefix, &directory, 0).as_ref() != Some(&record.name) {
-            let reason =
-                "a slash within a label would divide it in CoreDNS's etcd format; choose another name";
-            return Err(ProviderError::Unfit { name: record.name.clone(), reason: reason.to_owned() });
+            let reason = "a slash within a label would divide it in CoreDNS's etcd format; choose another name";
+            return Err(ProviderError::Unfit {
+                name: record.name.clone(),
+                reason: reason.to_owned(),
+            });
         }
         let is_pointer = record.record_type == RecordType::PTR;
-        let targets = record.targets.iter().take(if is_pointer { 1 } else { usize::MAX });
+        let targets = record
+            .targets
+            .iter()
+            .take(if is_pointer { 1 } else { usize::MAX });
         let service = |target| {
             let mut key = directory.clone();
             if !is_pointer {

@@ -70,7 +70,10 @@ impl Transfer {
 
     /// Processes the next message, without its signature. Returns whether it was the last one.
     pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
-        self.left = self.left.checked_sub(message.len()).ok_or(TransferError::TooLarge)?;
+        self.left = self
+            .left
+            .checked_sub(message.len())
+            .ok_or(TransferError::TooLarge)?;
         let mut reader = MessageReader::new(message);
         let header = reader.header()?;
         if header.id != self.id || !header.is_response() {
@@ -108,8 +111,17 @@ impl Transfer {
                     }
                     if record.class == CLASS_IN && !SIGNATURES.contains(&record.record_type.0) {
                         let target = decode(message, &record)?;
-                        let RawRecord { name, record_type, ttl, data, .. } = record;
-                        let set = Record { ttl: Some(ttl), ..Record::new(name, record_type, []) };
+                        let RawRecord {
+                            name,
+                            record_type,
+                            ttl,
+                            data,
+                            ..
+                        } = record;
+                        let set = Record {
+                            ttl: Some(ttl),
+                            ..Record::new(name, record_type, [])
+                        };
                         let key = set.key();
                         let set = self.records.entry(key.clone()).or_insert(set);
                         let is_new = set.targets.insert(target.clone());
@@ -124,7 +136,13 @@ impl Transfer {
     }
 
     /// Keeps the data of a TXT record if it cannot be derived from the value.
-    fn keep_text(&mut self, key: Key, target: Target, data: &[u8], is_new: bool) -> Result<(), WireError> {
+    fn keep_text(
+        &mut self,
+        key: Key,
+        target: Target,
+        data: &[u8],
+        is_new: bool,
+    ) -> Result<(), WireError> {
         let canonical = encode(RecordType::TXT, &target)?;
         if is_new && canonical == data {
             return Ok(());
@@ -140,7 +158,15 @@ impl Transfer {
 
     /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
     pub(super) fn finish(self) -> Result<(Vec<Record>, ListedTexts), TransferError> {
-        let Self { apex, id: _, serial: _, is_complete, records, texts, left: _ } = self;
+        let Self {
+            apex,
+            id: _,
+            serial: _,
+            is_complete,
+            records,
+            texts,
+            left: _,
+        } = self;
         if !is_complete {
             return Err(TransferError::Incomplete);
         }
@@ -192,7 +218,14 @@ impl Encoded {
                     prerequisites.push(zone, name, *record_type, CLASS_NONE, 0, &[])?;
                 }
                 Step::Create(record) => {
-                    prerequisites.push(zone, &record.name, record.record_type, CLASS_NONE, 0, &[])?;
+                    prerequisites.push(
+                        zone,
+                        &record.name,
+                        record.record_type,
+                        CLASS_NONE,
+                        0,
+                        &[],
+                    )?;
                 }
                 Step::Delete(record) | Step::Replace { before: record, .. } => {
                     same(&mut prerequisites, zone, record, listed)?;
@@ -210,7 +243,12 @@ impl Encoded {
                 }
             }
         }
-        Ok(Self { name: transaction.name.clone(), prerequisites, updates, largest })
+        Ok(Self {
+            name: transaction.name.clone(),
+            prerequisites,
+            updates,
+            largest,
+        })
     }
 
     fn len(&self) -> usize {
@@ -238,13 +276,20 @@ fn same(
 /// Returns the data of a set, as listed where it was listed.
 fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireError> {
     let texts = match record.record_type {
-        RecordType::TXT if !listed.is_empty() => listed.get(&record.key()).map_or(&[][..], Vec::as_slice),
+        RecordType::TXT if !listed.is_empty() => {
+            listed.get(&record.key()).map_or(&[][..], Vec::as_slice)
+        }
         _ => &[],
     };
     let mut all = Vec::with_capacity(record.targets.len());
     for target in &record.targets {
         let known = all.len();
-        all.extend(texts.iter().filter(|(value, _)| value == target).map(|(_, data)| data.clone()));
+        all.extend(
+            texts
+                .iter()
+                .filter(|(value, _)| value == target)
+                .map(|(_, data)| data.clone()),
+        );
         if all.len() == known {
             all.push(encode(record.record_type, target)?);
         }
@@ -332,14 +377,18 @@ impl Records {
         ttl: u32,
         data: &[u8],
     ) -> Result<(), WireError> {
-        let length = u16::try_from(data.len()).map_err(|_| WireError("data above 65,535 octets"))?;
+        let length =
+            u16::try_from(data.len()).map_err(|_| WireError("data above 65,535 octets"))?;
         push_name_below(&mut self.octets, name, zone);
         self.octets.extend(record_type.0.to_be_bytes());
         self.octets.extend(class.to_be_bytes());
         self.octets.extend(ttl.to_be_bytes());
         self.octets.extend(length.to_be_bytes());
         self.octets.extend_from_slice(data);
-        self.count = self.count.checked_add(1).ok_or(WireError("above 65,535 records"))?;
+        self.count = self
+            .count
+            .checked_add(1)
+            .ok_or(WireError("above 65,535 records"))?;
         Ok(())
     }
 }
@@ -411,13 +460,18 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             let strings = format!("\"{strings}");
             let strings = quoted_strings(&strings).ok_or(MALFORMED)?;
             for string in strings {
-                data.push(u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?);
+                data.push(
+                    u8::try_from(string.len())
+                        .map_err(|_| WireError("a string above 255 octets"))?,
+                );
                 data.extend(string);
             }
             push_name(&mut data, &name(replacement)?);
         }
         _ => {
-            let hex = text.rsplit_once(' ').map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
+            let hex = text
+                .rsplit_once(' ')
+                .map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
             for pair in hex.as_bytes().chunks(2) {
                 let digits = std::str::from_utf8(pair).unwrap_or_default();
                 data.push(u8::from_str_radix(digits, 16).map_err(|_| MALFORMED)?);
@@ -483,8 +537,14 @@ impl<'a> MessageReader<'a> {
     }
 
     pub(super) fn octets(&mut self, count: usize) -> Result<&'a [u8], WireError> {
-        let end = self.at.checked_add(count).ok_or(WireError("a length beyond the message"))?;
-        let octets = self.message.get(self.at..end).ok_or(WireError("it is truncated"))?;
+        let end = self
+            .at
+            .checked_add(count)
+            .ok_or(WireError("a length beyond the message"))?;
+        let octets = self
+            .message
+            .get(self.at..end)
+            .ok_or(WireError("it is truncated"))?;
         self.at = end;
         Ok(octets)
     }
@@ -553,7 +613,14 @@ impl<'a> MessageReader<'a> {
         let length = usize::from(self.u16()?);
         let data = self.at..self.at + length;
         self.octets(length)?;
-        Ok(RawRecord { name, record_type, class, ttl, start, data })
+        Ok(RawRecord {
+            name,
+            record_type,
+            class,
+            ttl,
+            start,
+            data,
+        })
     }
 }
 
@@ -561,7 +628,8 @@ fn address<const LENGTH: usize>(data: &[u8]) -> Result<String, WireError>
 where
     IpAddr: From<[u8; LENGTH]>,
 {
-    let octets = <[u8; LENGTH]>::try_from(data).map_err(|_| WireError("an address of another length"))?;
+    let octets =
+        <[u8; LENGTH]>::try_from(data).map_err(|_| WireError("an address of another length"))?;
     Ok(IpAddr::from(octets).to_string())
 }
 
@@ -589,7 +657,13 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
         }
         RecordType::MX => format!("{} {}", reader.u16()?, reader.name()?),
         RecordType::SRV => {
-            format!("{} {} {} {}", reader.u16()?, reader.u16()?, reader.u16()?, reader.name()?)
+            format!(
+                "{} {} {} {}",
+                reader.u16()?,
+                reader.u16()?,
+                reader.u16()?,
+                reader.name()?
+            )
         }
         RecordType::NAPTR => {
             let mut text = format!("{} {}", reader.u16()?, reader.u16()?);

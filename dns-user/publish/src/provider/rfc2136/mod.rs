@@ -28,12 +28,14 @@ pub use self::{
     tsig::{Algorithm, TsigKey},
 };
 use self::{
-    messages::{Encoded, ListedTexts, MessageReader, TYPE_AXFR, Transfer, TransferError, WireError},
+    messages::{
+        Encoded, ListedTexts, MessageReader, TYPE_AXFR, Transfer, TransferError, WireError,
+    },
     tsig::TsigError,
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles, Transaction,
-    TransactionResult, Zone, send_groups, settings,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles,
+    Transaction, TransactionResult, Zone, send_groups, settings,
 };
 use crate::record::{Name, Record};
 
@@ -69,30 +71,52 @@ impl Settings {
     /// Parses the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         parameters.required("rfc2136-host")?;
-        let servers = parameters.list("rfc2136-host").into_iter().map(Server::parse);
+        let servers = parameters
+            .list("rfc2136-host")
+            .into_iter()
+            .map(Server::parse);
         let mut servers = servers.collect::<Result<Vec<_>, _>>()?;
         for server in &mut servers {
-            server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
+            server.port = match parameters
+                .number("rfc2136-port", u32::from(server.port))?
+                .try_into()
+            {
                 Ok(port) => port,
                 Err(_) => return Err(settings("rfc2136-port is above 65535")),
             };
         }
-        let zones =
-            parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
+        let zones = parameters
+            .list("rfc2136-zone")
+            .into_iter()
+            .map(Name::parse)
+            .collect::<Result<Vec<_>, _>>();
         let zones = zones.map_err(|error| settings(format!("rfc2136-zone: {error}")))?;
         if zones.is_empty() {
-            return Err(settings("rfc2136-zone is missing; name the zones to update"));
+            return Err(settings(
+                "rfc2136-zone is missing; name the zones to update",
+            ));
         }
         let key = if parameters.flag("rfc2136-gss-tsig")? {
-            return Err(settings("rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key"));
+            return Err(settings(
+                "rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key",
+            ));
         } else if parameters.flag("rfc2136-insecure")? {
             None
         } else {
-            let algorithm = parameters.text("rfc2136-tsig-secret-alg").unwrap_or("hmac-sha256").parse()?;
+            let algorithm = parameters
+                .text("rfc2136-tsig-secret-alg")
+                .unwrap_or("hmac-sha256")
+                .parse()?;
             let name = parameters.required("rfc2136-tsig-keyname")?;
-            Some(TsigKey::new(name, algorithm, parameters.required("rfc2136-tsig-secret")?)?)
+            Some(TsigKey::new(
+                name,
+                algorithm,
+                parameters.required("rfc2136-tsig-secret")?,
+            )?)
         };
-        let min_ttl = parameters.duration("rfc2136-min-ttl", Duration::ZERO)?.as_secs();
+        let min_ttl = parameters
+            .duration("rfc2136-min-ttl", Duration::ZERO)?
+            .as_secs();
         Ok(Self {
             servers,
             zones,
@@ -120,7 +144,10 @@ pub struct Rfc2136 {
 impl Rfc2136 {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, texts: HashMap::new() }
+        Self {
+            settings,
+            texts: HashMap::new(),
+        }
     }
 
     /// Connects to the first reachable server, which then comes first in the order.
@@ -166,19 +193,30 @@ impl Rfc2136 {
         let query = messages::question(id, 0, apex, TYPE_AXFR);
         let mut transfer = Transfer::new(apex, id);
         let take = |_, message: &[u8]| Ok(transfer.take(message)?);
-        let asked = connection.ask(std::iter::once(query), self.settings.key.as_ref(), take).await;
+        let asked = connection
+            .ask(std::iter::once(query), self.settings.key.as_ref(), take)
+            .await;
         let finished = asked.and_then(|()| Ok(transfer.finish()?));
         finished.map_err(|failure| failure.of(self.settings.server(), apex))
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
-        let Some(zone) = self.settings.zones.iter().find(|zone| zone.as_str() == batch.zone).cloned() else {
+        let Some(zone) = self
+            .settings
+            .zones
+            .iter()
+            .find(|zone| zone.as_str() == batch.zone)
+            .cloned()
+        else {
             let error = settings(format!("no zone {}", batch.zone));
             return vec![TransactionResult::Failed(error); batch.transactions.len()];
         };
         let listed = self.texts.remove(&zone).unwrap_or_default();
         let encode = |transaction: &Transaction| {
-            let unfit = |reason| ProviderError::Unfit { name: transaction.name.clone(), reason };
+            let unfit = |reason| ProviderError::Unfit {
+                name: transaction.name.clone(),
+                reason,
+            };
             match Encoded::new(&zone, transaction, &listed) {
                 Ok(encoded) if encoded.fits() => Ok(encoded),
                 Ok(_) => Err(unfit("the change exceeds 64,000 octets".to_owned())),
@@ -187,7 +225,11 @@ impl Rfc2136 {
         };
         let encoded = batch.transactions.iter().map(encode).collect();
         self.texts.insert(zone.clone(), listed);
-        let mut sender = Sender { provider: self, zone, connection: None };
+        let mut sender = Sender {
+            provider: self,
+            zone,
+            connection: None,
+        };
         send_groups(&mut sender, encoded, batch.on_conflict, progress).await
     }
 }
@@ -195,7 +237,9 @@ impl Rfc2136 {
 impl Provider for Rfc2136 {
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
-            let ttl = record.ttl.or_else(|| (self.settings.min_ttl > DEFAULT_TTL).then_some(0));
+            let ttl = record
+                .ttl
+                .or_else(|| (self.settings.min_ttl > DEFAULT_TTL).then_some(0));
             record.ttl = ttl.map(|ttl| ttl.max(self.settings.min_ttl));
             record.properties.clear();
         }
@@ -206,7 +250,10 @@ impl Provider for Rfc2136 {
             let mut zones = Vec::new();
             for apex in self.settings.zones.clone() {
                 let content = self.list_zone(&apex).await;
-                zones.push(Zone { content, ..Zone::of(apex) });
+                zones.push(Zone {
+                    content,
+                    ..Zone::of(apex)
+                });
             }
             Ok(zones)
         })
@@ -251,7 +298,11 @@ impl GroupSender for Sender<'_> {
 
 impl Sender<'_> {
     /// Sends one message for each group, and stores the response codes.
-    async fn update(&mut self, groups: &[&[Encoded]], codes: &mut [Option<u8>]) -> Result<(), ProviderError> {
+    async fn update(
+        &mut self,
+        groups: &[&[Encoded]],
+        codes: &mut [Option<u8>],
+    ) -> Result<(), ProviderError> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             empty => empty.insert(self.provider.connect(&self.zone).await?),
@@ -259,8 +310,8 @@ impl Sender<'_> {
         let first = fastrand::u16(..);
         let zone = &self.zone;
         let messages = groups.iter().zip(0_u16..);
-        let messages =
-            messages.map(|(group, number)| messages::message(first.wrapping_add(number), zone, group));
+        let messages = messages
+            .map(|(group, number)| messages::message(first.wrapping_add(number), zone, group));
         let take = |number: usize, message: &[u8]| {
             let header = MessageReader::new(message).header()?;
             if !header.is_response() {
@@ -351,9 +402,18 @@ impl Failure {
         let about = |reason: String| format!("zone {zone}: {reason}");
         match self {
             Self::Settings(error) => error,
-            Self::Unreachable(reason) => ProviderError::Unreachable { server, reason: about(reason) },
-            Self::BadAnswer(reason) => ProviderError::BadAnswer { server, reason: about(reason) },
-            Self::Refused(reason) => ProviderError::Refused { server, reason: about(reason) },
+            Self::Unreachable(reason) => ProviderError::Unreachable {
+                server,
+                reason: about(reason),
+            },
+            Self::BadAnswer(reason) => ProviderError::BadAnswer {
+                server,
+                reason: about(reason),
+            },
+            Self::Refused(reason) => ProviderError::Refused {
+                server,
+                reason: about(reason),
+            },
         }
     }
 }
@@ -389,8 +449,10 @@ pub struct Server {
 impl Server {
     /// Parses `host`, `host:port`, `[address]:port` or `tls://host:port`.
     pub fn parse(text: &str) -> Result<Self, ProviderError> {
-        let (tls, rest) =
-            text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
+        let (tls, rest) = text
+            .trim()
+            .strip_prefix("tls://")
+            .map_or((false, text.trim()), |rest| (true, rest));
         let default = if tls { 853 } else { 53 };
         let bad = || {
             settings(format!(
@@ -410,7 +472,11 @@ impl Server {
             return Err(bad());
         }
         let port = port.map_or(Ok(default), str::parse).map_err(|_| bad())?;
-        Ok(Self { host: host.to_owned(), port, tls })
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+            tls,
+        })
     }
 }
 
@@ -441,7 +507,12 @@ struct Connection {
 
 impl Connection {
     async fn open(settings: &Settings) -> Result<Self, Failure> {
-        let Settings { files, timeout: limit, clock, .. } = settings;
+        let Settings {
+            files,
+            timeout: limit,
+            clock,
+            ..
+        } = settings;
         let (server, limit, clock) = (settings.server(), *limit, *clock);
         let open = async {
             let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
@@ -456,7 +527,11 @@ impl Connection {
             Ok(Box::new(TlsConnector::from(config).connect(name, tcp).await?) as Box<dyn Stream>)
         };
         let stream = within(limit, open).await?;
-        Ok(Self { stream, limit, clock })
+        Ok(Self {
+            stream,
+            limit,
+            clock,
+        })
     }
 
     /// Sends messages with different ids, signed if there is a key, without waiting in between. Passes every
@@ -471,7 +546,11 @@ impl Connection {
         let mut asked = Vec::new();
         for mut message in messages {
             let id = MessageReader::new(&message).header()?.id;
-            asked.push((Some(id), key.map(|key| key.sign(&mut message, self.now())).transpose()?));
+            asked.push((
+                Some(id),
+                key.map(|key| key.sign(&mut message, self.now()))
+                    .transpose()?,
+            ));
             self.send(&message).await?;
         }
         while asked.iter().any(|(waits, _)| waits.is_some()) {
@@ -485,7 +564,9 @@ impl Connection {
             }
             if take(number, &response)? {
                 *waits = None;
-                verifier.as_ref().map_or(Ok(()), |verifier| verifier.finish())?;
+                verifier
+                    .as_ref()
+                    .map_or(Ok(()), |verifier| verifier.finish())?;
             }
         }
         Ok(())
@@ -493,11 +574,14 @@ impl Connection {
 
     /// Returns the time in seconds since 1970.
     fn now(&self) -> u64 {
-        (self.clock)().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+        (self.clock)()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())
     }
 
     async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        let length = u16::try_from(message.len()).map_err(|_| WireError("a message above 65,535 octets"))?;
+        let length =
+            u16::try_from(message.len()).map_err(|_| WireError("a message above 65,535 octets"))?;
         let framed = [&length.to_be_bytes(), message].concat();
         within(self.limit, async {
             self.stream.write_all(&framed).await?;
@@ -524,7 +608,10 @@ impl Connection {
     }
 }
 
-async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     let late = || Failure::Unreachable(format!("no answer within {} s", limit.as_secs()));
     timeout(limit, work).await.map_err(|_| late())?
 }

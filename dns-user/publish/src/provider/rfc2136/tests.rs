@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::{
     TsigKey,
     messages::{
-        self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError, append, decode,
-        encode, question,
+        self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError,
+        append, decode, encode, question,
     },
     tsig::TsigError,
 };
@@ -33,14 +33,24 @@ fn response(id: u16, records: &[Option<(&str, RecordType, &str)>]) -> Vec<u8> {
     for record in records {
         match record {
             Some((name, record_type, target)) => {
-                let data = encode(*record_type, &Target::parse(*record_type, target).unwrap()).unwrap();
+                let data =
+                    encode(*record_type, &Target::parse(*record_type, target).unwrap()).unwrap();
                 section
-                    .push(&apex(), &Name::parse(name).unwrap(), *record_type, CLASS_IN, 60, &data)
+                    .push(
+                        &apex(),
+                        &Name::parse(name).unwrap(),
+                        *record_type,
+                        CLASS_IN,
+                        60,
+                        &data,
+                    )
                     .unwrap();
             }
             None => {
                 let soa = [&[0, 0][..], &7_u32.to_be_bytes(), &[0; 16]].concat();
-                section.push(&apex(), &apex(), RecordType::SOA, CLASS_IN, 60, &soa).unwrap();
+                section
+                    .push(&apex(), &apex(), RecordType::SOA, CLASS_IN, 60, &soa)
+                    .unwrap();
             }
         }
     }
@@ -63,21 +73,42 @@ fn transfer_must_be_complete() {
     };
     let whole = response(9, &[None, API, None]);
     assert_eq!(take(std::slice::from_ref(&whole)), Ok(1));
-    assert_eq!(take(&[response(9, &[None, API]), response(9, &[None])]), Ok(1));
-    assert_eq!(take(&[response(9, &[None, API])]), Err(TransferError::Incomplete));
-    assert_eq!(take(&[response(9, &[API, None])]), Err(TransferError::NoSoa(apex())));
-    assert_eq!(take(&[response(8, &[None, API, None])]), Err(TransferError::OtherQuestion));
-    assert_eq!(take(&[whole.clone(), response(9, &[API])]), Err(TransferError::Trailing));
+    assert_eq!(
+        take(&[response(9, &[None, API]), response(9, &[None])]),
+        Ok(1)
+    );
+    assert_eq!(
+        take(&[response(9, &[None, API])]),
+        Err(TransferError::Incomplete)
+    );
+    assert_eq!(
+        take(&[response(9, &[API, None])]),
+        Err(TransferError::NoSoa(apex()))
+    );
+    assert_eq!(
+        take(&[response(8, &[None, API, None])]),
+        Err(TransferError::OtherQuestion)
+    );
+    assert_eq!(
+        take(&[whole.clone(), response(9, &[API])]),
+        Err(TransferError::Trailing)
+    );
     let outside = Some(("api.example.net", RecordType::A, "192.0.2.1"));
     let outside_name = Name::parse("api.example.net").unwrap();
-    assert_eq!(take(&[response(9, &[None, outside, None])]), Err(TransferError::Outside(outside_name)));
+    assert_eq!(
+        take(&[response(9, &[None, outside, None])]),
+        Err(TransferError::Outside(outside_name))
+    );
     let mut refused = whole.clone();
     refused[3] |= 5;
     assert_eq!(take(&[refused]), Err(TransferError::Code(5)));
     let mut changed = whole;
     let serial = changed.len() - 17;
     changed[serial] ^= 1;
-    assert_eq!(take(&[changed]), Err(TransferError::Changed { first: 7, last: 6 }));
+    assert_eq!(
+        take(&[changed]),
+        Err(TransferError::Changed { first: 7, last: 6 })
+    );
 }
 
 #[test]
@@ -97,7 +128,9 @@ fn endless_transfers_are_refused() {
 fn overlong_data_are_refused() {
     let decoded = |record_type: RecordType, data: &[u8], length: u16| {
         let mut section = Records::default();
-        section.push(&apex(), &apex(), record_type, CLASS_IN, 60, data).unwrap();
+        section
+            .push(&apex(), &apex(), record_type, CLASS_IN, 60, data)
+            .unwrap();
         let mut message = question(9, 0, &apex(), TYPE_AXFR);
         append(&mut message, 1, &section);
         let place = message.len() - data.len() - 2;
@@ -109,11 +142,20 @@ fn overlong_data_are_refused() {
     };
     let text = b"\x04text";
     assert!(decoded(RecordType::TXT, text, 5).is_ok());
-    assert!(decoded(RecordType::TXT, text, 4).is_err(), "the string is longer than the data");
+    assert!(
+        decoded(RecordType::TXT, text, 4).is_err(),
+        "the string is longer than the data"
+    );
     let host = b"\0\x0a\x01a\0";
     assert!(decoded(RecordType::MX, host, 5).is_ok());
-    assert!(decoded(RecordType::MX, host, 4).is_err(), "the name is longer than the data");
-    assert!(decoded(RecordType::CNAME, b"\x01a\0more", 7).is_err(), "the name is shorter than the data");
+    assert!(
+        decoded(RecordType::MX, host, 4).is_err(),
+        "the name is longer than the data"
+    );
+    assert!(
+        decoded(RecordType::CNAME, b"\x01a\0more", 7).is_err(),
+        "the name is shorter than the data"
+    );
 }
 
 #[test]
@@ -124,7 +166,10 @@ fn unsigned_messages_are_refused() {
     let mut plain = response(9, &[None]);
     assert_eq!(verifier.verify(&mut plain, NOW), Err(TsigError::Missing));
     // A request is not a valid response to itself: its signature covers no earlier one.
-    assert_eq!(verifier.verify(&mut request, NOW), Err(TsigError::BadSignature));
+    assert_eq!(
+        verifier.verify(&mut request, NOW),
+        Err(TsigError::BadSignature)
+    );
 }
 
 #[test]
@@ -142,10 +187,18 @@ fn names_share_a_message() {
         Encoded::new(&apex(), &Transaction { name, steps }, &HashMap::new()).unwrap()
     };
     let encoded: Vec<Encoded> = (0..1_000).map(transaction).collect();
-    assert_eq!(messages::fitting(&encoded[..120]), 120, "120 names go in one message");
+    assert_eq!(
+        messages::fitting(&encoded[..120]),
+        120,
+        "120 names go in one message"
+    );
     let fitting = messages::fitting(&encoded);
     let message = messages::message(1, &apex(), &encoded[..fitting]);
-    assert!((50_000..=64_000).contains(&message.len()), "{}", message.len());
+    assert!(
+        (50_000..=64_000).contains(&message.len()),
+        "{}",
+        message.len()
+    );
 }
 
 proptest! {

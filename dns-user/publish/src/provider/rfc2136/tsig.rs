@@ -7,7 +7,9 @@ use std::{fmt, str::FromStr};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 
-use super::messages::{CLASS_ANY, HEADER, MessageReader, Records, TYPE_TSIG, WireError, append, push_name};
+use super::messages::{
+    CLASS_ANY, HEADER, MessageReader, Records, TYPE_TSIG, WireError, append, push_name,
+};
 use crate::{
     provider::{ProviderError, settings},
     record::{Name, RecordType},
@@ -47,9 +49,14 @@ impl Algorithm {
     }
 }
 
-#[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
+#[expect(
+    clippy::expect_used,
+    reason = "HMAC takes keys of every length (RFC 2104)"
+)]
 fn hmac<M: Mac + KeyInit>(secret: &[u8], octets: &[u8]) -> M {
-    <M as KeyInit>::new_from_slice(secret).expect("HMAC takes keys of every length").chain_update(octets)
+    <M as KeyInit>::new_from_slice(secret)
+        .expect("HMAC takes keys of every length")
+        .chain_update(octets)
 }
 
 impl FromStr for Algorithm {
@@ -83,13 +90,21 @@ impl fmt::Debug for TsigKey {
 impl TsigKey {
     /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
-        let parse =
-            |name| Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")));
+        let parse = |name| {
+            Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")))
+        };
         let (name, algorithm_name) = (parse(name)?, parse(algorithm.name)?);
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
-            settings(format!("rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"))
+            settings(format!(
+                "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"
+            ))
         })?;
-        Ok(Self { name, algorithm, algorithm_name, secret })
+        Ok(Self {
+            name,
+            algorithm,
+            algorithm_name,
+            secret,
+        })
     }
 
     /// Appends a signature at `now` (seconds since 1970) and returns a verifier of the responses.
@@ -107,9 +122,21 @@ impl TsigKey {
         data.extend(&message[..2]);
         data.extend([0; 4]);
         let mut record = Records::default();
-        record.push(&Name::root(), &self.name, RecordType(TYPE_TSIG), CLASS_ANY, 0, &data)?;
+        record.push(
+            &Name::root(),
+            &self.name,
+            RecordType(TYPE_TSIG),
+            CLASS_ANY,
+            0,
+            &data,
+        )?;
         append(message, 3, &record);
-        Ok(Verifier { key: self, covered: with_length(&code), is_first: true, unsigned: 0 })
+        Ok(Verifier {
+            key: self,
+            covered: with_length(&code),
+            is_first: true,
+            unsigned: 0,
+        })
     }
 
     /// Returns the variables that a signature covers besides the message (RFC 8945, section 4.3.3).
@@ -152,7 +179,9 @@ pub(super) enum TsigError {
     BadSignature,
     #[error("it is signed with another key or algorithm")]
     OtherKey,
-    #[error("the server does not know the key {0}; check rfc2136-tsig-keyname and rfc2136-tsig-secret-alg")]
+    #[error(
+        "the server does not know the key {0}; check rfc2136-tsig-keyname and rfc2136-tsig-secret-alg"
+    )]
     UnknownKey(Name),
     #[error("the server rejects the signature; check rfc2136-tsig-secret")]
     Rejected,
@@ -192,7 +221,8 @@ impl Verifier<'_> {
         if self.is_first {
             // The server's fudge applies.
             let times = (signature.time, signature.fudge);
-            self.covered.extend(self.key.variables(times, signature.error, &signature.other));
+            self.covered
+                .extend(self.key.variables(times, signature.error, &signature.other));
         } else {
             // In later messages only the time is covered (RFC 8945, section 5.3.1).
             self.covered.extend(&signature.time.to_be_bytes()[2..]);
@@ -209,14 +239,23 @@ impl Verifier<'_> {
                 Err(TsigError::Clock(signature.time.abs_diff(now)))
             }
             0 => Ok(()),
-            18 => Err(TsigError::Clock(signature.server_time().unwrap_or(signature.time).abs_diff(now))),
+            18 => Err(TsigError::Clock(
+                signature
+                    .server_time()
+                    .unwrap_or(signature.time)
+                    .abs_diff(now),
+            )),
             other => Err(TsigError::Other(other)),
         }
     }
 
     /// Returns an error if messages followed the last signature.
     pub(super) fn finish(&self) -> Result<(), TsigError> {
-        if self.is_first || self.unsigned > 0 { Err(TsigError::Missing) } else { Ok(()) }
+        if self.is_first || self.unsigned > 0 {
+            Err(TsigError::Missing)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -244,7 +283,10 @@ impl Signature {
         for _ in 0..header.counts[0] {
             reader.question()?;
         }
-        let others: usize = header.counts[1..].iter().map(|count| usize::from(*count)).sum();
+        let others: usize = header.counts[1..]
+            .iter()
+            .map(|count| usize::from(*count))
+            .sum();
         for _ in 1..others {
             reader.record()?;
         }
@@ -277,6 +319,10 @@ impl Signature {
     /// Returns the server's time in a BADTIME response.
     fn server_time(&self) -> Option<u64> {
         let octets: [u8; 6] = self.other.as_slice().try_into().ok()?;
-        Some(octets.iter().fold(0, |time, octet| time << 8 | u64::from(*octet)))
+        Some(
+            octets
+                .iter()
+                .fold(0, |time, octet| time << 8 | u64::from(*octet)),
+        )
     }
 }

@@ -18,7 +18,12 @@ pub(in crate::cli) struct Address {
     #[arg(long, value_name = "ID", required_unless_present = "instance_group", conflicts_with_all = ["instance_group", "network", "deployment"])]
     group: Option<String>,
     /// Instance group, for the long form; needs --network and --deployment
-    #[arg(long, value_name = "NAME", requires = "network", requires = "deployment")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "network",
+        requires = "deployment"
+    )]
     instance_group: Option<String>,
     /// Network of the long form
     #[arg(long, value_name = "NAME")]
@@ -119,7 +124,9 @@ impl Address {
                 numbers: self.num_id.clone(),
                 networks: self.network_id.clone(),
                 status: self.status.into(),
-                synchronous: self.initial_health_check.map(|when| when == InitialCheck::Synchronous),
+                synchronous: self
+                    .initial_health_check
+                    .map(|when| when == InitialCheck::Synchronous),
             }),
         };
         let group = match &self.group {
@@ -134,11 +141,16 @@ impl Address {
                 }
             }
         };
-        LinkAddress { group, first, domain: self.domain.clone() }
+        LinkAddress {
+            group,
+            first,
+            domain: self.domain.clone(),
+        }
     }
 
     fn zones(&self) -> Result<Vec<String>, Problem> {
-        let is_id = |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
+        let is_id =
+            |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
         if self.az.iter().all(is_id) {
             return Ok(self.az.clone());
         }
@@ -147,7 +159,10 @@ impl Address {
             if is_id(zone) {
                 return Ok(zone.clone());
             }
-            let found = known.iter().find(|(name, _)| name == zone).map(|(_, id)| id.clone());
+            let found = known
+                .iter()
+                .find(|(name, _)| name == zone)
+                .map(|(_, id)| id.clone());
             found.ok_or_else(|| {
                 let names: Vec<&str> = known.iter().map(|(name, _)| name.as_str()).collect();
                 Problem::BadAnswer(format!(
@@ -190,12 +205,21 @@ struct Records {
 
 /// Returns the distinct pairs of name and id of the availability zones in records.json.
 fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
-    let Records { record_keys, record_infos } = serde_json::from_slice(bytes)?;
+    let Records {
+        record_keys,
+        record_infos,
+    } = serde_json::from_slice(bytes)?;
     let column = |name: &str| record_keys.iter().position(|key| key == name);
-    let (Some(name), Some(id)) = (column("az"), column("az_id")) else { return Ok(Vec::new()) };
-    let cell = |row: &Vec<Value>, column: usize| row.get(column).and_then(Value::as_str).map(str::to_owned);
-    let mut zones: Vec<_> =
-        record_infos.iter().filter_map(|row| Some((cell(row, name)?, cell(row, id)?))).collect();
+    let (Some(name), Some(id)) = (column("az"), column("az_id")) else {
+        return Ok(Vec::new());
+    };
+    let cell = |row: &Vec<Value>, column: usize| {
+        row.get(column).and_then(Value::as_str).map(str::to_owned)
+    };
+    let mut zones: Vec<_> = record_infos
+        .iter()
+        .filter_map(|row| Some((cell(row, name)?, cell(row, id)?)))
+        .collect();
     zones.sort_unstable();
     zones.dedup();
     Ok(zones)
@@ -227,13 +251,31 @@ mod tests {
         for (options, name) in [
             ("--group 5", "q-s0.q-g5.bosh"),
             ("--group 5 --status healthy --az 1,2", "q-a1a2s3.q-g5.bosh"),
-            ("--group 5 --status all --index 0 --num-id 7 --network-id 3", "q-i0m7n3s4.q-g5.bosh"),
-            ("--group 5 --initial-health-check synchronous --domain x.y.", "q-s0y1.q-g5.x.y"),
-            ("--instance-group web --network net --deployment dep", "q-s0.web.net.dep.bosh"),
-            ("--instance abc --instance-group web --network net --deployment dep", "abc.web.net.dep.bosh"),
+            (
+                "--group 5 --status all --index 0 --num-id 7 --network-id 3",
+                "q-i0m7n3s4.q-g5.bosh",
+            ),
+            (
+                "--group 5 --initial-health-check synchronous --domain x.y.",
+                "q-s0y1.q-g5.x.y",
+            ),
+            (
+                "--instance-group web --network net --deployment dep",
+                "q-s0.web.net.dep.bosh",
+            ),
+            (
+                "--instance abc --instance-group web --network net --deployment dep",
+                "abc.web.net.dep.bosh",
+            ),
             ("--instance abc --group 1", "abc.q-g1.bosh"),
-            ("--group 5 --az 2,10,1 --network-id 1 --status healthy", "q-a1a10a2n1s3.q-g5.bosh"),
-            ("--wildcard --instance-group web --network net --deployment dep", "*.web.net.dep.bosh"),
+            (
+                "--group 5 --az 2,10,1 --network-id 1 --status healthy",
+                "q-a1a10a2n1s3.q-g5.bosh",
+            ),
+            (
+                "--wildcard --instance-group web --network net --deployment dep",
+                "*.web.net.dep.bosh",
+            ),
         ] {
             assert_eq!(built(options), name, "{options}");
         }
@@ -258,6 +300,12 @@ mod tests {
         let records = br#"{"record_keys": ["az_id", "az"], "record_infos":
             [["1", "z1"], ["2", "z2"], ["1", "z1"], [null, null]]}"#;
         let zones = zones_of(records).unwrap();
-        assert_eq!(zones, [("z1".to_owned(), "1".to_owned()), ("z2".to_owned(), "2".to_owned())]);
+        assert_eq!(
+            zones,
+            [
+                ("z1".to_owned(), "1".to_owned()),
+                ("z2".to_owned(), "2".to_owned())
+            ]
+        );
     }
 }

@@ -95,14 +95,23 @@ impl Cache {
 
 impl List {
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, zone, query_type, limit, json } = self;
+        let Self {
+            connection,
+            zone,
+            query_type,
+            limit,
+            json,
+        } = self;
         let limit = limit.to_string();
         let parameters = [("zone", zone), ("type", query_type), ("limit", Some(limit))];
         let answer = fetch(&connection, parameters)?;
         if json {
             return print_json(&format!("{}\n", answer.json::<Value>()?));
         }
-        let CacheContents { listing, local_replies } = answer.json()?;
+        let CacheContents {
+            listing,
+            local_replies,
+        } = answer.json()?;
         let headings = "NAME TYPE CLASS FLAGS RCODE FRESH TTL BYTES INTERFACE HANDLER";
         let mut table = Table::new(&headings.split(' ').collect::<Vec<_>>());
         for entry in listing.entries {
@@ -122,14 +131,27 @@ impl List {
         for reply in local_replies {
             let flags = flags(reply.dnssec_ok, reply.checking_disabled);
             let (name, bytes) = (reply.name.as_str(), reply.bytes.to_string());
-            let cells =
-                [name, &reply.query_type, "IN", &flags, "-", "until a change", "-", &bytes, "yes", "-"];
+            let cells = [
+                name,
+                &reply.query_type,
+                "IN",
+                &flags,
+                "-",
+                "until a change",
+                "-",
+                &bytes,
+                "yes",
+                "-",
+            ];
             table.line(cells.map(str::to_owned));
         }
         print(&table.text(0))?;
         match listing.omitted {
             0 => Ok(()),
-            count => print(&format!("{} more; see --limit\n", table::count(count as u64))),
+            count => print(&format!(
+                "{} more; see --limit\n",
+                table::count(count as u64)
+            )),
         }
     }
 }
@@ -137,30 +159,66 @@ impl List {
 impl Lookup {
     /// Prints the answers with their records; a name that is not cached is a negative result.
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, name, query_type, json } = self;
-        let answer =
-            fetch(&connection, [("name", Some(name.clone())), ("type", query_type), ("zone", None)])?;
-        let CacheContents { listing, local_replies } = answer.json()?;
+        let Self {
+            connection,
+            name,
+            query_type,
+            json,
+        } = self;
+        let answer = fetch(
+            &connection,
+            [
+                ("name", Some(name.clone())),
+                ("type", query_type),
+                ("zone", None),
+            ],
+        )?;
+        let CacheContents {
+            listing,
+            local_replies,
+        } = answer.json()?;
         let found = !listing.entries.is_empty() || !local_replies.is_empty();
         if json {
             print_json(&format!("{}\n", answer.json::<Value>()?))?;
         } else {
-            listing.entries.iter().try_for_each(|entry| print(&entry_text(entry)))?;
-            for LocalReply { name, query_type, bytes, .. } in local_replies {
+            listing
+                .entries
+                .iter()
+                .try_for_each(|entry| print(&entry_text(entry)))?;
+            for LocalReply {
+                name,
+                query_type,
+                bytes,
+                ..
+            } in local_replies
+            {
                 print(&format!(
                     "{name} IN {query_type}: a local reply, answered by the interface until a change, {bytes} bytes\n"
                 ))?;
             }
         }
-        if found { Ok(()) } else { Err(Problem::BadAnswer(format!("{name}: nothing is cached"))) }
+        if found {
+            Ok(())
+        } else {
+            Err(Problem::BadAnswer(format!("{name}: nothing is cached")))
+        }
     }
 }
 
 fn entry_text(entry: &CachedAnswer) -> String {
-    let CachedAnswer { name, class, query_type, rcode, bytes, age_seconds, .. } = entry;
+    let CachedAnswer {
+        name,
+        class,
+        query_type,
+        rcode,
+        bytes,
+        age_seconds,
+        ..
+    } = entry;
     let fresh = freshness(entry);
-    let mut text =
-        format!("{name} {class} {query_type}: {rcode}, {fresh}, {bytes} bytes, {age_seconds} s old");
+    let mut text = format!(
+        "{name} {class} {query_type}: {rcode}, {fresh}, {bytes} bytes, {age_seconds} s old"
+    );
     match flags(entry.dnssec_ok, entry.checking_disabled).as_str() {
         "-" => {}
         flags => text.push_str(&format!(", for queries with {flags}")),
@@ -183,29 +241,58 @@ fn entry_text(entry: &CachedAnswer) -> String {
 
 impl Flush {
     fn run(self) -> Result<(), Problem> {
-        let Self { connection, name, query_type, zone, json } = self;
+        let Self {
+            connection,
+            name,
+            query_type,
+            zone,
+            json,
+        } = self;
         let all = name.as_deref() == Some("all");
         let name = name.filter(|_| !all);
         let all = all && query_type.is_none();
-        flush(&connection, &CacheFlush { all, criteria: Criteria { name, zone, query_type } }, json)
+        flush(
+            &connection,
+            &CacheFlush {
+                all,
+                criteria: Criteria {
+                    name,
+                    zone,
+                    query_type,
+                },
+            },
+            json,
+        )
     }
 }
 
-pub(super) fn flush(connection: &Connection, selection: &CacheFlush, json: bool) -> Result<(), Problem> {
+pub(super) fn flush(
+    connection: &Connection,
+    selection: &CacheFlush,
+    json: bool,
+) -> Result<(), Problem> {
     let body = Bytes::from(serde_json::to_vec(selection).unwrap_or_default());
     let answer = post(connection, "/cache/flush", body)?;
     if json {
         return print_json(&(answer.text() + "\n"));
     }
-    match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
+    match answer
+        .json::<Value>()?
+        .get("flushed")
+        .and_then(Value::as_u64)
+    {
         Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
         None => print("there is no cache\n"),
     }
 }
 
-fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Result<Answer, Problem> {
-    let given =
-        parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
+fn fetch(
+    connection: &Connection,
+    parameters: [(&str, Option<String>); 3],
+) -> Result<Answer, Problem> {
+    let given = parameters
+        .iter()
+        .filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
     let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
     get(connection, &path)
 }

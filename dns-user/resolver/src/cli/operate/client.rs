@@ -85,7 +85,11 @@ impl Client {
     /// Fails if the server was started with another configuration than `config`: several servers may share
     /// the default socket's path, or an old file may name the socket of another server.
     async fn require_config(&self, config: &Path) -> Result<(), Problem> {
-        let ServerStatus { config: Some(served), .. } = self.get("/status").await?.good()?.json()? else {
+        let ServerStatus {
+            config: Some(served),
+            ..
+        } = self.get("/status").await?.good()?.json()?
+        else {
             // An older server.
             return Ok(());
         };
@@ -98,7 +102,11 @@ impl Client {
             return Ok(());
         }
         let (place, served, config) = (self.place(), served.display(), config.display());
-        let option = if matches!(self, Self::Socket(_)) { "--socket" } else { "--api" };
+        let option = if matches!(self, Self::Socket(_)) {
+            "--socket"
+        } else {
+            "--api"
+        };
         Err(Problem::Unreachable(format!(
             "the server at {place} runs with {served}, not with {config}, whose server is not running; to reach \
              the running one, use --config {served}, or {option} {place}"
@@ -120,7 +128,10 @@ impl Client {
         if response.status() != StatusCode::OK {
             return Err(collect(response).await?.refusal());
         }
-        Ok(Lines { body: response.into_body(), rest: BytesMut::new() })
+        Ok(Lines {
+            body: response.into_body(),
+            rest: BytesMut::new(),
+        })
     }
 
     async fn whole(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Problem> {
@@ -129,9 +140,17 @@ impl Client {
     }
 
     /// Sends a request; returns the response with its body unread.
-    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Problem> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Problem> {
         let exchange = async {
-            let stream = self.connect().await.map_err(|error| self.unreachable(&error))?;
+            let stream = self
+                .connect()
+                .await
+                .map_err(|error| self.unreachable(&error))?;
             let request = Request::builder()
                 .method(method)
                 .uri(path)
@@ -140,11 +159,18 @@ impl Client {
                 .header("content-type", "application/json")
                 .body(Full::new(body))
                 .map_err(|error| Problem::BadAnswer(error.to_string()))?;
-            http_client::send(stream, request).await.map_err(|error| self.unreachable(&error))
+            http_client::send(stream, request)
+                .await
+                .map_err(|error| self.unreachable(&error))
         };
-        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| {
-            Err(Problem::Unreachable(format!("no answer from {} within {TIMEOUT:?}", self.place())))
-        })
+        tokio::time::timeout(TIMEOUT, exchange)
+            .await
+            .unwrap_or_else(|_| {
+                Err(Problem::Unreachable(format!(
+                    "no answer from {} within {TIMEOUT:?}",
+                    self.place()
+                )))
+            })
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
@@ -153,7 +179,11 @@ impl Client {
             Self::Tls { address, tls } => {
                 let stream = TcpStream::connect(address).await?;
                 let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
-                Ok(Box::new(TlsConnector::from(tls.client_config()).connect(name, stream).await?))
+                Ok(Box::new(
+                    TlsConnector::from(tls.client_config())
+                        .connect(name, stream)
+                        .await?,
+                ))
             }
         }
     }
@@ -177,22 +207,32 @@ impl Client {
 /// Explains a failed connection to a control socket, with the remedy.
 fn no_connection(socket: &Path, error: &io::Error) -> String {
     let remedy = match error.kind() {
-        io::ErrorKind::PermissionDenied => "; use sudo, or join the group of the socket (control.group)",
+        io::ErrorKind::PermissionDenied => {
+            "; use sudo, or join the group of the socket (control.group)"
+        }
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             "; is the server running (systemctl status bosh-dns-xdp)? --socket or --config name another one"
         }
         _ => "",
     };
-    format!("cannot connect to the server at {}: {error}{remedy}", socket.display())
+    format!(
+        "cannot connect to the server at {}: {error}{remedy}",
+        socket.display()
+    )
 }
 
 async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
     let body = response.into_body().collect().await;
     let body = body.map_err(|error| {
-        Problem::Unreachable(format!("the connection closed during the response: {error}"))
+        Problem::Unreachable(format!(
+            "the connection closed during the response: {error}"
+        ))
     })?;
-    Ok(Answer { status, body: body.to_bytes() })
+    Ok(Answer {
+        status,
+        body: body.to_bytes(),
+    })
 }
 
 impl Answer {
@@ -202,7 +242,11 @@ impl Answer {
 
     /// Returns the response if its status is 200; otherwise an error with the server's reason.
     pub(super) fn good(self) -> Result<Self, Problem> {
-        if self.status == StatusCode::OK { Ok(self) } else { Err(self.refusal()) }
+        if self.status == StatusCode::OK {
+            Ok(self)
+        } else {
+            Err(self.refusal())
+        }
     }
 
     /// Returns the server's reason for a status other than 200.
@@ -215,7 +259,9 @@ impl Answer {
             StatusCode::NOT_FOUND if self.body.is_empty() => {
                 "the server does not know this request: does it have the same version?".to_owned()
             }
-            _ if self.body.is_empty() => "the server failed without a reason: see its log".to_owned(),
+            _ if self.body.is_empty() => {
+                "the server failed without a reason: see its log".to_owned()
+            }
             _ => self.text(),
         };
         Problem::BadAnswer(text)
@@ -226,14 +272,21 @@ impl Answer {
     }
 
     pub(super) fn json_lines<T: DeserializeOwned>(&self) -> Result<Vec<T>, Problem> {
-        let lines = self.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        lines.map(|line| serde_json::from_slice(line).map_err(|error| not_understood(&error))).collect()
+        let lines = self
+            .body
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).map_err(|error| not_understood(&error)))
+            .collect()
     }
 }
 
 /// Builds the error for a response from another version or another program.
 fn not_understood(error: &serde_json::Error) -> Problem {
-    Problem::BadAnswer(format!("cannot parse the response ({error}): does the server have the same version?"))
+    Problem::BadAnswer(format!(
+        "cannot parse the response ({error}): does the server have the same version?"
+    ))
 }
 
 /// A response received line by line.
@@ -265,7 +318,11 @@ impl Lines {
 /// Requests the status of the server that a configuration leads to, whichever configuration it runs with.
 pub(super) async fn status_of(config: &Path) -> Result<ServerStatus, Problem> {
     let connection = Connection::with_config(config);
-    Client::find(&connection)?.get("/status").await?.good()?.json()
+    Client::find(&connection)?
+        .get("/status")
+        .await?
+        .good()?
+        .json()
 }
 
 /// Requests a path of the server's API; a status other than 200 is an error.
@@ -275,7 +332,13 @@ pub(super) fn get(connection: &Connection, path: &str) -> Result<Answer, Problem
 
 /// Sends a body to a path of the server's API; a status other than 200 is an error.
 pub(super) fn post(connection: &Connection, path: &str, body: Bytes) -> Result<Answer, Problem> {
-    wait_for(async { Client::new(connection).await?.post(path, body).await?.good() })
+    wait_for(async {
+        Client::new(connection)
+            .await?
+            .post(path, body)
+            .await?
+            .good()
+    })
 }
 
 pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
@@ -293,11 +356,19 @@ pub(super) fn escaped(value: &str) -> String {
 //----------- Connection --------------------------------------------------------
 
 /// Usual locations of config.json: the bosh-dns job on a VM, then the Debian package.
-const CONFIGS: [&str; 2] = ["/var/vcap/jobs/bosh-dns/config/config.json", "/etc/bosh-dns-xdp/config.json"];
+const CONFIGS: [&str; 2] = [
+    "/var/vcap/jobs/bosh-dns/config/config.json",
+    "/etc/bosh-dns-xdp/config.json",
+];
 
 /// Returns the first existing file of [`CONFIGS`], or the first one if there is none.
 fn usual_config() -> &'static Path {
-    Path::new(CONFIGS.into_iter().find(|file| Path::new(file).exists()).unwrap_or(CONFIGS[0]))
+    Path::new(
+        CONFIGS
+            .into_iter()
+            .find(|file| Path::new(file).exists())
+            .unwrap_or(CONFIGS[0]),
+    )
 }
 
 /// How to reach the server.
@@ -335,7 +406,10 @@ pub(super) struct Target {
 impl Connection {
     /// Leads to the server of a configuration.
     pub(super) fn with_config(config: &Path) -> Self {
-        Self { config: Some(config.to_owned()), ..Self::default() }
+        Self {
+            config: Some(config.to_owned()),
+            ..Self::default()
+        }
     }
 
     /// Determines the target from, in order: options, a configuration given as option, the
@@ -347,7 +421,14 @@ impl Connection {
     /// Returns the control socket: the given one or the one in the configuration. `None` if options
     /// or variables name the API's port.
     pub(super) fn socket(&self) -> Result<Option<PathBuf>, Problem> {
-        let Self { config, socket, api, ca, cert, key } = self;
+        let Self {
+            config,
+            socket,
+            api,
+            ca,
+            cert,
+            key,
+        } = self;
         if socket.is_some() {
             return Ok(socket.clone());
         }
@@ -360,7 +441,9 @@ impl Connection {
         let config = match read(file) {
             Ok((config, problems)) => {
                 for problem in problems {
-                    complain(&format_args!("{problem}; the other settings are used to find the server"));
+                    complain(&format_args!(
+                        "{problem}; the other settings are used to find the server"
+                    ));
                 }
                 config
             }
@@ -373,14 +456,25 @@ impl Connection {
             Err(error) => return Err(Problem::Unreachable(error.to_string())),
         };
         // A configuration that only names an API refers to its port.
-        let named = config.control.filter(|control| !control.is_default || config.api.is_none());
+        let named = config
+            .control
+            .filter(|control| !control.is_default || config.api.is_none());
         Ok(named.map(|control| control.socket))
     }
 
     /// Returns the configuration given as option; `None` if another option names the server.
     pub(super) fn given_config(&self) -> Option<&Path> {
-        let Self { config, socket, api, ca: _, cert: _, key: _ } = self;
-        config.as_deref().filter(|_| socket.is_none() && api.is_none())
+        let Self {
+            config,
+            socket,
+            api,
+            ca: _,
+            cert: _,
+            key: _,
+        } = self;
+        config
+            .as_deref()
+            .filter(|_| socket.is_none() && api.is_none())
     }
 
     /// Returns whether the API's port can be used if the control socket is unavailable.
@@ -395,19 +489,28 @@ impl Connection {
         job_config: &Path,
     ) -> Result<Target, Problem> {
         let variable = |names: &[&str]| {
-            let found = names.iter().find_map(|name| environment(name).filter(|value| !value.is_empty()));
+            let found = names
+                .iter()
+                .find_map(|name| environment(name).filter(|value| !value.is_empty()));
             found.filter(|_| self.config.is_none())
         };
         let path = |option: &Option<PathBuf>, names: &[&str]| {
-            option.clone().or_else(|| variable(names).map(PathBuf::from))
+            option
+                .clone()
+                .or_else(|| variable(names).map(PathBuf::from))
         };
-        let address = self
-            .api
-            .clone()
-            .or_else(|| variable(&["DNS_API_ADDRESS"]).map(|value| value.to_string_lossy().into_owned()));
+        let address = self.api.clone().or_else(|| {
+            variable(&["DNS_API_ADDRESS"]).map(|value| value.to_string_lossy().into_owned())
+        });
         let ca = path(&self.ca, &["DNS_API_TLS_CA_CERT_PATH"]);
-        let certificate = path(&self.cert, &["DNS_API_TLS_CERTIFICATE_PATH", "DNS_API_TLS_CERT_PATH"]);
-        let private_key = path(&self.key, &["DNS_API_TLS_PRIVATE_KEY_PATH", "DNS_API_TLS_KEY_PATH"]);
+        let certificate = path(
+            &self.cert,
+            &["DNS_API_TLS_CERTIFICATE_PATH", "DNS_API_TLS_CERT_PATH"],
+        );
+        let private_key = path(
+            &self.key,
+            &["DNS_API_TLS_PRIVATE_KEY_PATH", "DNS_API_TLS_KEY_PATH"],
+        );
         if let (Some(address), Some(ca), Some(certificate), Some(private_key)) =
             (&address, &ca, &certificate, &private_key)
         {
@@ -416,7 +519,10 @@ impl Connection {
                 private_key: private_key.clone(),
                 ca: ca.clone(),
             };
-            return Ok(Target { address: host_and_port(address), files });
+            return Ok(Target {
+                address: host_and_port(address),
+                files,
+            });
         }
         let configured = self.configured(job_config)?;
         Ok(Target {
@@ -445,7 +551,10 @@ impl Connection {
                 file.display()
             ))
         })?;
-        Ok(Target { address: format!("127.0.0.1:{}", api.port), files: client_files(&api.tls) })
+        Ok(Target {
+            address: format!("127.0.0.1:{}", api.port),
+            files: client_files(&api.tls),
+        })
     }
 }
 
@@ -464,12 +573,17 @@ fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
 /// if they do not exist.
 fn client_files(server: &TlsFiles) -> TlsFiles {
     let client = |path: &Path| sibling(path, "server", "client");
-    let (certificate, private_key) = match (client(&server.certificate), client(&server.private_key)) {
-        (Some(certificate), Some(private_key)) => (certificate, private_key),
-        _ => (server.certificate.clone(), server.private_key.clone()),
-    };
+    let (certificate, private_key) =
+        match (client(&server.certificate), client(&server.private_key)) {
+            (Some(certificate), Some(private_key)) => (certificate, private_key),
+            _ => (server.certificate.clone(), server.private_key.clone()),
+        };
     let ca = sibling(&server.ca, "client", "server").unwrap_or_else(|| server.ca.clone());
-    TlsFiles { certificate, private_key, ca }
+    TlsFiles {
+        certificate,
+        private_key,
+        ca,
+    }
 }
 
 /// Returns the file next to `path` with `old` replaced by `new` in its name, if it exists.
@@ -481,7 +595,10 @@ fn sibling(path: &Path, old: &str, new: &str) -> Option<PathBuf> {
 
 /// Returns host and port of an address that may be a URL.
 fn host_and_port(address: &str) -> String {
-    address.trim_start_matches("https://").trim_end_matches('/').to_owned()
+    address
+        .trim_start_matches("https://")
+        .trim_end_matches('/')
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -500,17 +617,31 @@ mod tests {
             (StatusCode::NOT_FOUND, "no such tag", "no such tag"),
             (StatusCode::INTERNAL_SERVER_ERROR, "", "see its log"),
         ] {
-            let answer = Answer { status, body: Bytes::from_static(body.as_bytes()) };
+            let answer = Answer {
+                status,
+                body: Bytes::from_static(body.as_bytes()),
+            };
             let text = answer.good().unwrap_err().to_string();
             assert!(text.contains(part), "{text}");
             assert!(!text.contains(status.as_str()), "{text}");
         }
-        assert!(Answer { status: StatusCode::OK, body: Bytes::new() }.good().is_ok());
+        assert!(
+            Answer {
+                status: StatusCode::OK,
+                body: Bytes::new()
+            }
+            .good()
+            .is_ok()
+        );
     }
 
     /// Returns environment variables from a list.
     fn environment<'a>(list: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
-        move |name| list.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+        move |name| {
+            list.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| OsString::from(value))
+        }
     }
 
     #[test]
@@ -521,8 +652,9 @@ mod tests {
             ("DNS_API_TLS_CERTIFICATE_PATH", "/cert"),
             ("DNS_API_TLS_PRIVATE_KEY_PATH", "/key"),
         ];
-        let target =
-            Connection::default().target_with(&environment(&variables), Path::new("/nowhere")).unwrap();
+        let target = Connection::default()
+            .target_with(&environment(&variables), Path::new("/nowhere"))
+            .unwrap();
         assert_eq!(target.address, "127.0.0.1:53080");
         assert_eq!(target.files.ca, Path::new("/ca"));
         assert_eq!(target.files.certificate, Path::new("/cert"));
@@ -537,8 +669,13 @@ mod tests {
             ("DNS_API_TLS_CERT_PATH", "/cert"),
             ("DNS_API_TLS_KEY_PATH", "/key"),
         ];
-        let connection = Connection { api: Some("127.0.0.1:2".into()), ..Connection::default() };
-        let target = connection.target_with(&environment(&variables), Path::new("/nowhere")).unwrap();
+        let connection = Connection {
+            api: Some("127.0.0.1:2".into()),
+            ..Connection::default()
+        };
+        let target = connection
+            .target_with(&environment(&variables), Path::new("/nowhere"))
+            .unwrap();
         assert_eq!(target.address, "127.0.0.1:2");
     }
 
@@ -546,7 +683,13 @@ mod tests {
     fn configuration_overrides_variables() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
-        for name in ["server.crt", "server.key", "client.crt", "client.key", "client_ca.crt"] {
+        for name in [
+            "server.crt",
+            "server.key",
+            "client.crt",
+            "client.key",
+            "client_ca.crt",
+        ] {
             std::fs::write(file(name), "").unwrap();
         }
         let config = serde_json::json!({
@@ -557,9 +700,14 @@ mod tests {
             },
         });
         std::fs::write(file("config.json"), config.to_string()).unwrap();
-        let connection = Connection { config: Some(file("config.json")), ..Connection::default() };
+        let connection = Connection {
+            config: Some(file("config.json")),
+            ..Connection::default()
+        };
         let variables = [("DNS_API_ADDRESS", "127.0.0.1:1")];
-        let target = connection.target_with(&environment(&variables), Path::new("/nowhere")).unwrap();
+        let target = connection
+            .target_with(&environment(&variables), Path::new("/nowhere"))
+            .unwrap();
         assert_eq!(target.address, "127.0.0.1:53080");
         assert_eq!(target.files.certificate, file("client.crt"));
         assert_eq!(target.files.private_key, file("client.key"));
@@ -569,8 +717,9 @@ mod tests {
 
     #[test]
     fn missing_target_error_lists_options() {
-        let problem =
-            Connection::default().target_with(&environment(&[]), Path::new("/nowhere")).unwrap_err();
+        let problem = Connection::default()
+            .target_with(&environment(&[]), Path::new("/nowhere"))
+            .unwrap_err();
         assert!(problem.to_string().contains("DNS_API_ADDRESS"), "{problem}");
     }
 }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::ops::{
     status::{
-        Budget, CertificateStatus, FastPathView, InterfaceView, OverloadStatus, RecordsStatus, RepliesStatus,
-        ServerStatus,
+        Budget, CertificateStatus, FastPathView, InterfaceView, OverloadStatus, RecordsStatus,
+        RepliesStatus, ServerStatus,
     },
     tap::seconds_since_1970,
 };
@@ -41,15 +41,22 @@ impl StatusArgs {
         } else {
             print_coloured(&text(&status), colour_of)?;
         }
-        if status.ready { Ok(()) } else { Err(Problem::BadAnswer("the server is not ready".to_owned())) }
+        if status.ready {
+            Ok(())
+        } else {
+            Err(Problem::BadAnswer("the server is not ready".to_owned()))
+        }
     }
 }
 
 fn colour_of(line: &str) -> Option<u8> {
     let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
-    if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY")) {
+    if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY"))
+    {
         Some(RED)
-    } else if starts(&["  warn", "  note"]) || (starts(&["bosh-dns-xdp "]) && line.contains("degraded")) {
+    } else if starts(&["  warn", "  note"])
+        || (starts(&["bosh-dns-xdp "]) && line.contains("degraded"))
+    {
         Some(YELLOW)
     } else if starts(&["bosh-dns-xdp "]) {
         Some(GREEN)
@@ -78,7 +85,11 @@ fn text(status: &ServerStatus) -> String {
         let _ = writeln!(
             out,
             "  {:<4}  {}: {}",
-            if check.ok { check.result.word() } else { "FAIL" },
+            if check.ok {
+                check.result.word()
+            } else {
+                "FAIL"
+            },
             check.name,
             terminal::line(&check.detail)
         );
@@ -96,7 +107,11 @@ fn text(status: &ServerStatus) -> String {
     }
     overload_text(&mut out, &status.overload);
     recursors_text(&mut out, &status.recursors);
-    for (title, value) in [("Consul", &status.consul), ("cache", &status.cache), ("health", &status.health)] {
+    for (title, value) in [
+        ("Consul", &status.consul),
+        ("cache", &status.cache),
+        ("health", &status.health),
+    ] {
         if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
             let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
         }
@@ -107,15 +122,23 @@ fn text(status: &ServerStatus) -> String {
         out.push_str("\nnewest warnings and errors\n");
         for problem in &status.problems {
             let time = time_of(problem.time);
-            let _ = writeln!(out, "  {time} {} [{}] {}", problem.level, problem.tag, problem.text);
+            let _ = writeln!(
+                out,
+                "  {time} {} [{}] {}",
+                problem.level, problem.tag, problem.text
+            );
         }
     }
     out
 }
 
 fn records_text(out: &mut String, records: &RecordsStatus) {
-    let version = records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
-    let age = records.age_seconds.map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
+    let version = records
+        .version
+        .map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let age = records
+        .age_seconds
+        .map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
     let _ = writeln!(
         out,
         "records     version {version}, read {age}: {} instances, {} aliases, domains {}",
@@ -149,8 +172,15 @@ fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
         let left = certificate.not_after - seconds_since_1970();
         lines.line([
             certificate.purpose.clone(),
-            certificate.subject.clone().unwrap_or_else(|| "-".to_owned()),
-            if left > 0.0 { duration(left) } else { "EXPIRED".to_owned() },
+            certificate
+                .subject
+                .clone()
+                .unwrap_or_else(|| "-".to_owned()),
+            if left > 0.0 {
+                duration(left)
+            } else {
+                "EXPIRED".to_owned()
+            },
             certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
@@ -169,9 +199,18 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         count(refused),
         count(*shed)
     );
-    let mut lines = Table::new(&["WAITING FOR", "QUERIES", "LIMIT", "CLIENTS", "MOST BY", "REFUSED"]);
+    let mut lines = Table::new(&[
+        "WAITING FOR",
+        "QUERIES",
+        "LIMIT",
+        "CLIENTS",
+        "MOST BY",
+        "REFUSED",
+    ]);
     for Budget { name, status } in budgets.iter().filter(|budget| budget.status.refused > 0) {
-        let most = status.heaviest.map(|(client, queries)| format!("{client} ({})", count(queries as u64)));
+        let most = status
+            .heaviest
+            .map(|(client, queries)| format!("{client} ({})", count(queries as u64)));
         lines.line([
             terminal::line(name).into_owned(),
             count(status.waiting as u64),
@@ -182,7 +221,13 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         ]);
     }
     lines.add_to(out, 2);
-    let mut lines = Table::new(&["LIMITED CLIENT", "WAITING FOR", "QUERIES", "REFUSED", "LAST"]);
+    let mut lines = Table::new(&[
+        "LIMITED CLIENT",
+        "WAITING FOR",
+        "QUERIES",
+        "REFUSED",
+        "LAST",
+    ]);
     for (budget, client) in overload.limited() {
         lines.line([
             client.client.to_string(),
@@ -196,7 +241,9 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
 }
 
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
-    let lease = fast_path.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration);
+    let lease = fast_path
+        .lease_seconds
+        .map_or_else(|| "RUN OUT".to_owned(), duration);
     let _ = writeln!(
         out,
         "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
@@ -219,7 +266,12 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     ] {
         let mut lines = Table::new(&[title, "HOOK", "REPLIES", "WHY"]);
         for group in InterfaceGroup::all(&fast_path.interfaces, state) {
-            lines.line([group.names(), group.hook.to_owned(), count(group.replies), group.why.to_owned()]);
+            lines.line([
+                group.names(),
+                group.hook.to_owned(),
+                count(group.replies),
+                group.why.to_owned(),
+            ]);
         }
         lines.add_to(out, 2);
     }
@@ -228,20 +280,32 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         lines.line([
             program.name.to_string(),
             program.state.label().to_owned(),
-            program.instructions.map_or_else(|| "-".to_owned(), |number| count(number.into())),
-            program.load_ms.map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+            program
+                .instructions
+                .map_or_else(|| "-".to_owned(), |number| count(number.into())),
+            program
+                .load_ms
+                .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
             program.why.clone().unwrap_or_default(),
         ]);
     }
     lines.add_to(out, 2);
-    for program in fast_path.programs.iter().filter(|program| !program.verifier.is_empty()) {
+    for program in fast_path
+        .programs
+        .iter()
+        .filter(|program| !program.verifier.is_empty())
+    {
         let _ = writeln!(out, "\n  the verifier's last lines on {}", program.name);
         for line in &program.verifier {
             let _ = writeln!(out, "    {line}");
         }
     }
     let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
-    for (outcome, packets) in fast_path.outcomes.iter().filter(|(_, packets)| **packets > 0) {
+    for (outcome, packets) in fast_path
+        .outcomes
+        .iter()
+        .filter(|(_, packets)| **packets > 0)
+    {
         lines.line([outcome.clone(), count(*packets)]);
     }
     lines.add_to(out, 2);
@@ -264,14 +328,31 @@ impl<'a> InterfaceGroup<'a> {
     /// Groups the interfaces in this state, largest group first.
     fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
-        for interface in interfaces.iter().filter(|interface| interface.state == state) {
-            let InterfaceView { name, hook, why, replies, .. } = interface;
-            match groups.iter_mut().find(|group| group.hook == hook && group.why == why) {
+        for interface in interfaces
+            .iter()
+            .filter(|interface| interface.state == state)
+        {
+            let InterfaceView {
+                name,
+                hook,
+                why,
+                replies,
+                ..
+            } = interface;
+            match groups
+                .iter_mut()
+                .find(|group| group.hook == hook && group.why == why)
+            {
                 Some(group) => {
                     group.names.push(name);
                     group.replies += replies;
                 }
-                None => groups.push(Self { hook, why, names: vec![name], replies: *replies }),
+                None => groups.push(Self {
+                    hook,
+                    why,
+                    names: vec![name],
+                    replies: *replies,
+                }),
             }
         }
         groups.sort_by_key(|group| std::cmp::Reverse(group.names.len()));
@@ -290,18 +371,29 @@ impl<'a> InterfaceGroup<'a> {
 
 /// Adds the section of recursors, in the order in which they are queried.
 fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
-    let mut lines =
-        Table::new(&["RECURSOR", "ASKED", "QUERIES", "FAILED", "OF LAST 25", "LATENCY", "REASONS"]);
+    let mut lines = Table::new(&[
+        "RECURSOR",
+        "ASKED",
+        "QUERIES",
+        "FAILED",
+        "OF LAST 25",
+        "LATENCY",
+        "REASONS",
+    ]);
     for recursor in recursors {
         let mut failures: Vec<_> = recursor.failures.iter().collect();
         failures.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-        let mut reasons: Vec<String> =
-            failures.into_iter().map(|(reason, failed)| format!("{reason} {}", count(*failed))).collect();
+        let mut reasons: Vec<String> = failures
+            .into_iter()
+            .map(|(reason, failed)| format!("{reason} {}", count(*failed)))
+            .collect();
         if recursor.drops_edns {
             reasons.push("drops EDNS".to_owned());
         }
         let address = match recursor.resolved.map(|address| address.to_string()) {
-            Some(resolved) if recursor.address != resolved => format!("{} ({resolved})", recursor.address),
+            Some(resolved) if recursor.address != resolved => {
+                format!("{} ({resolved})", recursor.address)
+            }
             _ => recursor.address.clone(),
         };
         lines.line([
@@ -310,7 +402,9 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
             count(recursor.tries),
             count(recursor.failures.values().sum()),
             recursor.recent_failures.to_string(),
-            recursor.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            recursor
+                .latency_ms
+                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
             reasons.join(", "),
         ]);
     }
@@ -321,9 +415,15 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
 fn reloads_text(out: &mut String, status: &ServerStatus) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
-    for (result, events) in [("read", &status.last_reload), ("FAILED", &status.last_failure)] {
+    for (result, events) in [
+        ("read", &status.last_reload),
+        ("FAILED", &status.last_failure),
+    ] {
         for (kind, event) in events {
-            let is_cured = status.last_reload.get(kind).is_some_and(|reload| reload.time > event.time);
+            let is_cured = status
+                .last_reload
+                .get(kind)
+                .is_some_and(|reload| reload.time > event.time);
             if result == "FAILED" && is_cured {
                 continue;
             }
@@ -331,7 +431,9 @@ fn reloads_text(out: &mut String, status: &ServerStatus) {
                 kind.clone(),
                 result.to_owned(),
                 duration((now - event.time).max(0.0)) + " ago",
-                event.took_ms.map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+                event
+                    .took_ms
+                    .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
                 event.detail.clone(),
             ]);
         }

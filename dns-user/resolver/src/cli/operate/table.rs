@@ -13,12 +13,19 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(heading: &[&str]) -> Self {
-        Self { lines: vec![heading.iter().map(|&text| text.to_owned()).collect()] }
+        Self {
+            lines: vec![heading.iter().map(|&text| text.to_owned()).collect()],
+        }
     }
 
     /// Adds a row; control characters are escaped, so that it stays on one line.
     pub(super) fn line(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.lines.push(cells.into_iter().map(|cell| terminal::line(&cell).into_owned()).collect());
+        self.lines.push(
+            cells
+                .into_iter()
+                .map(|cell| terminal::line(&cell).into_owned())
+                .collect(),
+        );
     }
 
     /// Adds an empty line and the table, unless it has only a heading.
@@ -33,9 +40,15 @@ impl Table {
     pub(super) fn text(&self, indent: usize) -> String {
         let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
-            self.lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max()
+            self.lines
+                .iter()
+                .filter_map(|line| line.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
         };
-        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| width(column).unwrap_or(0))
+            .collect();
         let mut text = String::new();
         for line in &self.lines {
             let mut out = " ".repeat(indent);
@@ -84,7 +97,11 @@ pub(super) fn duration(seconds: f64) -> String {
 
 /// Formats a percentage: `97.3 %`, or a dash if `whole` is zero.
 pub(super) fn percent(part: u64, whole: u64) -> String {
-    if whole == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+    if whole == 0 {
+        "-".to_owned()
+    } else {
+        format!("{:.1} %", part as f64 * 100.0 / whole as f64)
+    }
 }
 
 /// Formats any JSON value as indented text: objects as `key: value`, lists of objects as tables.
@@ -97,7 +114,11 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
                 if is_plain(member) {
                     text.push_str(&format!("{:indent$}{key}: {}\n", "", plain(member)));
                 } else {
-                    text.push_str(&format!("{:indent$}{key}:\n{}", "", self::value(member, indent + 2)));
+                    text.push_str(&format!(
+                        "{:indent$}{key}:\n{}",
+                        "",
+                        self::value(member, indent + 2)
+                    ));
                 }
             }
             text
@@ -106,13 +127,19 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
             let mut keys: Vec<&str> = Vec::new();
             for item in items.iter().filter_map(Value::as_object) {
                 keys.extend(
-                    item.keys().map(String::as_str).filter(|key| !keys.contains(key)).collect::<Vec<_>>(),
+                    item.keys()
+                        .map(String::as_str)
+                        .filter(|key| !keys.contains(key))
+                        .collect::<Vec<_>>(),
                 );
             }
             let headings: Vec<String> = keys.iter().map(|key| key.replace('_', " ")).collect();
             let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
             for item in items {
-                table.line(keys.iter().map(|key| item.get(key).map_or_else(String::new, plain)));
+                table.line(
+                    keys.iter()
+                        .map(|key| item.get(key).map_or_else(String::new, plain)),
+                );
             }
             table.text(indent)
         }
@@ -132,14 +159,18 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Object(_) => false,
-        Value::Array(items) => items.iter().all(|item| !item.is_object() && !item.is_array()),
+        Value::Array(items) => items
+            .iter()
+            .all(|item| !item.is_object() && !item.is_array()),
         _ => true,
     }
 }
 
 /// Returns whether a value is an object whose members fit into cells.
 fn is_flat_object(value: &Value) -> bool {
-    value.as_object().is_some_and(|members| members.values().all(is_plain))
+    value
+        .as_object()
+        .is_some_and(|members| members.values().all(is_plain))
 }
 
 /// Formats a value on one line.
@@ -186,7 +217,10 @@ mod tests {
 
     #[test]
     fn nested_values_are_shown() {
-        let shown = value(&json!({"a_b": 1, "list": [{"x": 1}, {"x": 2, "y": null}], "none": []}), 0);
+        let shown = value(
+            &json!({"a_b": 1, "list": [{"x": 1}, {"x": 2, "y": null}], "none": []}),
+            0,
+        );
         assert_eq!(shown, "a b: 1\nlist:\n  x  y\n  1\n  2  -\nnone: -\n");
     }
 }

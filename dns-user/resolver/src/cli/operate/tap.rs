@@ -69,7 +69,12 @@ pub(super) enum PathFilter {
 
 impl Filter {
     pub(super) fn path(&self, every: u32, rate: u32, misses: bool) -> String {
-        let Self { name, client, query_type, path } = self;
+        let Self {
+            name,
+            client,
+            query_type,
+            path,
+        } = self;
         let mut text = format!("/tap?every={every}&rate={rate}");
         if misses {
             text.push_str("&misses=1");
@@ -90,7 +95,9 @@ impl Filter {
 
 /// Parses the mnemonic of a query type; returns it in the server's spelling.
 pub(super) fn query_type(text: &str) -> Result<String, &'static str> {
-    parse_type(text).map(type_text).ok_or("unknown query type; use a name such as AAAA or TYPE65")
+    parse_type(text)
+        .map(type_text)
+        .ok_or("unknown query type; use a name such as AAAA or TYPE65")
 }
 
 /// A line received from the API.
@@ -108,9 +115,21 @@ pub(super) enum ReceivedLine {
 
 impl TapArgs {
     pub(super) fn run(self) -> Result<(), Problem> {
-        let Self { connection, filter, misses, every, rate, count, seconds, json } = self;
+        let Self {
+            connection,
+            filter,
+            misses,
+            every,
+            rate,
+            count,
+            seconds,
+            json,
+        } = self;
         wait_for(async {
-            let mut lines = Client::new(&connection).await?.lines(&filter.path(every, rate, misses)).await?;
+            let mut lines = Client::new(&connection)
+                .await?
+                .lines(&filter.path(every, rate, misses))
+                .await?;
             let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
             let mut shown = 0;
             while count.is_none_or(|count| shown < count) {
@@ -122,7 +141,9 @@ impl TapArgs {
                     None => lines.next().await,
                 };
                 let Some(line) = line else {
-                    return Err(Problem::Unreachable("the server ended the stream".to_owned()));
+                    return Err(Problem::Unreachable(
+                        "the server ended the stream".to_owned(),
+                    ));
                 };
                 if json {
                     print_json(&(String::from_utf8_lossy(&line).into_owned() + "\n"))?;
@@ -137,7 +158,9 @@ impl TapArgs {
                     Ok(ReceivedLine::Suppressed { suppressed }) => {
                         print(&format!("... {suppressed} lines suppressed\n"))?
                     }
-                    Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
+                    Err(error) => {
+                        return Err(Problem::BadAnswer(format!("cannot parse a line: {error}")));
+                    }
                 }
             }
             Ok(())
@@ -155,7 +178,10 @@ fn text(line: &TapLine) -> String {
     };
     let interface = line.interface.as_deref().unwrap_or("-");
     let answer = match (&line.rcode, line.micros) {
-        (Some(rcode), Some(micros)) => format!("{rcode} {} by {} in {micros} us", line.answers, line.outcome),
+        (Some(rcode), Some(micros)) => format!(
+            "{rcode} {} by {} in {micros} us",
+            line.answers, line.outcome
+        ),
         (Some(rcode), None) => format!("{rcode} {} {}", line.answers, line.outcome),
         (None, _) => format!("passed on: {}", line.outcome),
     };
@@ -206,7 +232,14 @@ mod tests {
 
     #[test]
     fn filters_are_escaped() {
-        let filter = Filter { name: Some("a&b".into()), path: Some(PathFilter::Fast), ..Filter::default() };
-        assert_eq!(filter.path(1, 10, true), "/tap?every=1&rate=10&misses=1&name=a%26b&path=fast");
+        let filter = Filter {
+            name: Some("a&b".into()),
+            path: Some(PathFilter::Fast),
+            ..Filter::default()
+        };
+        assert_eq!(
+            filter.path(1, 10, true),
+            "/tap?every=1&rate=10&misses=1&name=a%26b&path=fast"
+        );
     }
 }

@@ -79,9 +79,18 @@ impl Watch {
         tokio::time::sleep(Duration::from_millis(200)).await;
         model.update(status(&client).await?);
         let every = sampling(model.rate());
-        let lines = client.lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false)).await?;
+        let lines = client
+            .lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false))
+            .await?;
         let period = Duration::from_secs(top.seconds);
-        Ok(Self { client, filter: top.filter.clone(), period, model, lines, every })
+        Ok(Self {
+            client,
+            filter: top.filter.clone(),
+            period,
+            model,
+            lines,
+            every,
+        })
     }
 
     /// Reads tap lines for one period, then the counters.
@@ -97,7 +106,8 @@ impl Watch {
     }
 
     fn take(&mut self, line: Option<&[u8]>) -> Result<(), Problem> {
-        let line = line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
+        let line =
+            line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
         match serde_json::from_slice(line) {
             Ok(ReceivedLine::Query(line)) => self.model.count_line(&line),
             Ok(ReceivedLine::Suppressed { suppressed }) => self.model.suppressed(suppressed),

@@ -19,7 +19,8 @@ use crate::{
         readiness::{CheckResult, Readiness},
         service_status::{Kind, ServiceReport},
         status::{
-            CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus, ServerStatus,
+            CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus,
+            ServerStatus,
         },
         tap::Tap,
         version,
@@ -68,16 +69,31 @@ impl Backend {
             Some(checks) => Some(checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await),
             None => None,
         };
-        let Some(jobs_dir) = self.jobs_dir.clone() else { return vec![Group::of_vm(health.as_ref())] };
+        let Some(jobs_dir) = self.jobs_dir.clone() else {
+            return vec![Group::of_vm(health.as_ref())];
+        };
         let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, health.as_ref()));
         reading.await.unwrap_or_default()
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        let (snapshot, reloads) = (self.server_state.snapshot(), self.readiness.service_status.reloads());
-        let ServiceReport { listen, fast_path_off, files, notes, .. } = self.readiness.service_status.state();
+        let (snapshot, reloads) = (
+            self.server_state.snapshot(),
+            self.readiness.service_status.reloads(),
+        );
+        let ServiceReport {
+            listen,
+            fast_path_off,
+            files,
+            notes,
+            ..
+        } = self.readiness.service_status.state();
         let checks = self.readiness.checks();
-        let first = |kind: Kind| files.get(kind.label()).and_then(|state| state.files.first());
+        let first = |kind: Kind| {
+            files
+                .get(kind.label())
+                .and_then(|state| state.files.first())
+        };
         let (file, config) = (first(Kind::Records), first(Kind::Config));
         ServerStatus {
             server_version: version::VERSION.to_owned(),
@@ -85,7 +101,9 @@ impl Backend {
             pid: std::process::id(),
             config: config.and_then(|config| std::path::absolute(config).ok()),
             ready: checks.iter().all(|check| check.ok),
-            degraded: checks.iter().any(|check| check.result == CheckResult::Degraded),
+            degraded: checks
+                .iter()
+                .any(|check| check.result == CheckResult::Degraded),
             checks,
             started: self.readiness.service_status.started_at(),
             uptime_seconds: self.readiness.service_status.uptime().as_secs_f64(),
@@ -93,27 +111,51 @@ impl Backend {
             records: RecordsStatus {
                 file: file.map(|file| file.display().to_string()),
                 version: snapshot.version(),
-                age_seconds: self.readiness.service_status.records_age().map(|age| age.as_secs_f64()),
+                age_seconds: self
+                    .readiness
+                    .service_status
+                    .records_age()
+                    .map(|age| age.as_secs_f64()),
                 instances: snapshot.instances().len(),
                 domains: snapshot.domains().map(ToString::to_string).collect(),
                 aliases: snapshot.alias_count(),
             },
             replies: self.replies(),
-            fast_path: self.server_state.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
+            fast_path: self
+                .server_state
+                .fast_path
+                .get()
+                .map(|fast_path| FastPathView::of(&fast_path)),
             fast_path_off: fast_path_off.as_ref().map(|off| off.why().to_owned()),
             overload: self.overload.status(),
             recursors: self.readiness.upstreams.recursors(),
-            consul: self.readiness.consul.as_ref().map(|names| names.view()).unwrap_or_default(),
+            consul: self
+                .readiness
+                .consul
+                .as_ref()
+                .map(|names| names.view())
+                .unwrap_or_default(),
             cache: serde_json::to_value(self.readiness.upstreams.cache()).unwrap_or_default(),
-            health: self.readiness.health.as_ref().map_or(Value::Null, |checks| health_status(checks)),
-            certificates: self.readiness.certificates.iter().map(|tls| certificate(tls)).collect(),
+            health: self
+                .readiness
+                .health
+                .as_ref()
+                .map_or(Value::Null, |checks| health_status(checks)),
+            certificates: self
+                .readiness
+                .certificates
+                .iter()
+                .map(|tls| certificate(tls))
+                .collect(),
             last_reload: reloads
                 .iter()
                 .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last.clone()?)))
                 .collect(),
             last_failure: reloads
                 .iter()
-                .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last_failure.clone()?)))
+                .filter_map(|(kind, reloads)| {
+                    Some(((*kind).to_owned(), reloads.last_failure.clone()?))
+                })
                 .collect(),
             files: serde_json::to_value(&files).unwrap_or_default(),
             problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
@@ -123,18 +165,38 @@ impl Backend {
     }
 
     /// Explains a name; without a type for both types of addresses.
-    pub(super) fn explain(&self, name: &str, query_type: Option<u16>) -> Result<Value, NameRefused> {
+    pub(super) fn explain(
+        &self,
+        name: &str,
+        query_type: Option<u16>,
+    ) -> Result<Value, NameRefused> {
         let name = parse(name)?;
         let state = self.server_state.state_full();
-        let consul = self.readiness.consul.as_ref().filter(|_| state.is_consuls(&name));
+        let consul = self
+            .readiness
+            .consul
+            .as_ref()
+            .filter(|_| state.is_consuls(&name));
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
             return Ok(self.explain_consuls(&name, explanation));
         }
-        let explanation = explain(&self.server_state.snapshot(), &*self.server_state.health, &name);
+        let explanation = explain(
+            &self.server_state.snapshot(),
+            &*self.server_state.health,
+            &name,
+        );
         let route = Route::of(&state, &name, query_type.unwrap_or(TYPE_A));
-        let reverse = if matches!(route, Route::Reverse(_)) { self.reverse(&name) } else { None };
-        let is_of_records = reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty());
-        let handler = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
+        let reverse = if matches!(route, Route::Reverse(_)) {
+            self.reverse(&name)
+        } else {
+            None
+        };
+        let is_of_records = reverse
+            .as_ref()
+            .is_some_and(|reverse| !reverse.names.is_empty());
+        let handler = name
+            .suffixes()
+            .find(|suffix| state.routes.handlers.contains_key(*suffix));
         let handler = handler.and_then(|suffix| Name::from_wire(suffix).ok());
         let handler = handler.map_or_else(Name::root, |(domain, _)| domain);
         let rcode = match route {
@@ -157,9 +219,17 @@ impl Backend {
                 TYPE_AAAA => address.is_ipv6(),
                 _ => false,
             };
-            let addresses: Vec<String> =
-                result.addresses.iter().filter(is_asked).map(ToString::to_string).collect();
-            let data = if addresses.is_empty() { "no data".to_owned() } else { addresses.join(" ") };
+            let addresses: Vec<String> = result
+                .addresses
+                .iter()
+                .filter(is_asked)
+                .map(ToString::to_string)
+                .collect();
+            let data = if addresses.is_empty() {
+                "no data".to_owned()
+            } else {
+                addresses.join(" ")
+            };
             text = format!("{}\n  {}: {data}\n", text.trim_end(), type_text(query_type));
         }
         if let Some(forwarding) = &forwarding {
@@ -167,9 +237,12 @@ impl Backend {
         }
         let mut value = serde_json::to_value(&explanation).unwrap_or_default();
         value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
-        value["answered_by"] = self.answered_by(&name, &route, &handler, is_of_records).into();
+        value["answered_by"] = self
+            .answered_by(&name, &route, &handler, is_of_records)
+            .into();
         value["rcode"] = rcode.into();
-        value["reverse"] = serde_json::to_value(reverse.map(|reverse| reverse.names)).unwrap_or_default();
+        value["reverse"] =
+            serde_json::to_value(reverse.map(|reverse| reverse.names)).unwrap_or_default();
         value["text"] = text.into();
         Ok(value)
     }
@@ -186,7 +259,11 @@ impl Backend {
                 types.join(" and ")
             ),
         };
-        let dns_consul::Explanation { domain, text, rcode } = explanation;
+        let dns_consul::Explanation {
+            domain,
+            text,
+            rcode,
+        } = explanation;
         json!({
             "name": name.to_string(), "zone": domain, "text": text, "rcode": rcode, "answered_by": answered_by,
         })
@@ -194,7 +271,13 @@ impl Backend {
 
     /// Describes the part that answers a name: `handler` is the domain of its handler; `is_of_records`: it is the reverse name
     /// of an address in the records.
-    fn answered_by(&self, name: &Name, route: &Route, handler: &Name, is_of_records: bool) -> String {
+    fn answered_by(
+        &self,
+        name: &Name,
+        route: &Route,
+        handler: &Name,
+        is_of_records: bool,
+    ) -> String {
         let answered_by = match route {
             Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
             Route::Local if self.server_state.fast_path.is_published(name) => {
@@ -206,11 +289,18 @@ impl Backend {
             },
             Route::Consul(_) => "userspace: Consul's names".to_owned(),
             Route::Handler(_) => format!("userspace: the handler for {handler}"),
-            Route::Reverse(_) if is_of_records => "userspace: reverse names of the records".to_owned(),
-            Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
+            Route::Reverse(_) if is_of_records => {
+                "userspace: reverse names of the records".to_owned()
+            }
+            Route::Reverse(_) => {
+                "userspace: reverse names of the records, then recursors".to_owned()
+            }
             Route::Recursors(_) => match self.readiness.upstreams.recursors().first() {
                 Some(first) => {
-                    format!("recursors, {} first: the name is not one of the fleet", first.address)
+                    format!(
+                        "recursors, {} first: the name is not one of the fleet",
+                        first.address
+                    )
                 }
                 None => "recursors, but none are known: the reply is SERVFAIL".to_owned(),
             },
@@ -224,7 +314,9 @@ impl Backend {
         };
         match (held.as_str(), is_of_records) {
             ("", _) => answered_by,
-            (_, true) => format!("the interface (fast path), for {held} over UDP; else {answered_by}"),
+            (_, true) => {
+                format!("the interface (fast path), for {held} over UDP; else {answered_by}")
+            }
             (_, false) => format!(
                 "the interface (fast path), for {held} over UDP until the cached answer expires; then {answered_by}"
             ),
@@ -235,8 +327,13 @@ impl Backend {
     fn reverse(&self, name: &Name) -> Option<ReverseNames> {
         let address = name::address_of(name.as_wire())?;
         let names = self.server_state.snapshot().reverse(address);
-        let names = names.iter().filter_map(|name| Some(Name::from_wire(name).ok()?.0.to_string()));
-        Some(ReverseNames { address, names: names.collect() })
+        let names = names
+            .iter()
+            .filter_map(|name| Some(Name::from_wire(name).ok()?.0.to_string()));
+        Some(ReverseNames {
+            address,
+            names: names.collect(),
+        })
     }
 
     pub(super) async fn reload(&self) -> anyhow::Result<Reloaded> {
@@ -247,16 +344,24 @@ impl Backend {
         tokio::time::timeout(RELOAD_LIMIT, result)
             .await
             .with_context(|| {
-                format!("the reload takes longer than {RELOAD_LIMIT:?}; it continues in the background")
+                format!(
+                    "the reload takes longer than {RELOAD_LIMIT:?}; it continues in the background"
+                )
             })?
             .context(ENDING)
     }
 
     pub(super) async fn local_replies(&self, selection: &Selection) -> Vec<LocalReply> {
-        let Selection { name, zone, query_type } = selection;
+        let Selection {
+            name,
+            zone,
+            query_type,
+        } = selection;
         let is_selected = |held: &HeldReply| {
             name.as_ref().is_none_or(|name| *name == held.question.name)
-                && zone.as_ref().is_none_or(|zone| held.question.name.is_within(zone))
+                && zone
+                    .as_ref()
+                    .is_none_or(|zone| held.question.name.is_within(zone))
                 && query_type.is_none_or(|wanted| wanted == held.question.qtype)
         };
         let view = |held: HeldReply| LocalReply {
@@ -277,13 +382,22 @@ impl Backend {
     fn held_types(&self, name: &Name) -> Vec<&'static str> {
         let is_held = |qtype: u16| {
             [false, true].into_iter().any(|dnssec_ok| {
-                let key = AnswerKey { name: name.into(), qtype, dnssec_ok, checking_disabled: false };
+                let key = AnswerKey {
+                    name: name.into(),
+                    qtype,
+                    dnssec_ok,
+                    checking_disabled: false,
+                };
                 self.server_state.fast_path.holds_answer(&key)
             })
         };
         let types = [TYPE_A, TYPE_AAAA, 33, TYPE_TXT, TYPE_PTR, 64, 65, TYPE_ANY];
         let types = types.map(|qtype| (qtype, type_label(qtype)));
-        types.into_iter().filter(|(qtype, _)| is_held(*qtype)).map(|(_, label)| label).collect()
+        types
+            .into_iter()
+            .filter(|(qtype, _)| is_held(*qtype))
+            .map(|(_, label)| label)
+            .collect()
     }
 
     /// Removes the selected answers from all caches; returns their number, `None` without a cache.
@@ -323,9 +437,13 @@ struct ReverseNames {
 impl ReverseNames {
     fn text(&self, name: &Name) -> String {
         let Self { address, names } = self;
-        let mut text =
-            format!("{name}\n  reverse name of {address}, with {} names in the records\n", names.len());
-        names.iter().for_each(|name| text.push_str(&format!("    + {name}\n")));
+        let mut text = format!(
+            "{name}\n  reverse name of {address}, with {} names in the records\n",
+            names.len()
+        );
+        names
+            .iter()
+            .for_each(|name| text.push_str(&format!("    + {name}\n")));
         text
     }
 }
@@ -334,14 +452,21 @@ impl Backend {
     fn replies(&self) -> RepliesStatus {
         let families = self.metrics.gather();
         let sum = |name: &str, label: Option<(&str, &str)>| {
-            let metrics =
-                families.iter().find(|family| family.name() == name).map(|family| family.get_metric());
+            let metrics = families
+                .iter()
+                .find(|family| family.name() == name)
+                .map(|family| family.get_metric());
             let wanted = metrics.unwrap_or_default().iter().filter(|metric| {
                 label.is_none_or(|(key, value)| {
-                    metric.get_label().iter().any(|label| label.name() == key && label.value() == value)
+                    metric
+                        .get_label()
+                        .iter()
+                        .any(|label| label.name() == key && label.value() == value)
                 })
             });
-            wanted.map(|metric| metric.get_counter().get_value() as u64).sum()
+            wanted
+                .map(|metric| metric.get_counter().get_value() as u64)
+                .sum()
         };
         RepliesStatus {
             fast: sum(names::REPLIES_TOTAL, Some(("path", "fast"))),
@@ -353,7 +478,8 @@ impl Backend {
 }
 
 pub(super) fn parse(text: &str) -> Result<Name, NameRefused> {
-    Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
+    Name::from_text(text)
+        .map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
 }
 
 fn health_status(checks: &HealthService) -> Value {
@@ -366,7 +492,10 @@ fn health_status(checks: &HealthService) -> Value {
 
 fn certificate(tls: &RotatingTls) -> CertificateStatus {
     let facts = &tls.current().certificate;
-    let not_after = facts.not_after.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let not_after = facts
+        .not_after
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     CertificateStatus {
         purpose: tls.purpose.to_owned(),
         subject: facts.common_name.clone(),
@@ -410,7 +539,10 @@ impl Group {
     /// Returns the line for the VM as a whole; `health` is what its health server reports.
     fn of_vm(health: Option<&InstanceHealth>) -> Self {
         let state = health.map_or("", |health| health.state.label());
-        Self { health_state: state.to_owned(), ..Self::default() }
+        Self {
+            health_state: state.to_owned(),
+            ..Self::default()
+        }
     }
 }
 
@@ -430,21 +562,32 @@ struct Link {
 fn read_jobs(jobs_dir: &Path, health: Option<&InstanceHealth>) -> Vec<Group> {
     let state_of = |group: &str| {
         let mut groups = health.into_iter().flat_map(|health| &health.groups);
-        groups.find(|(id, _)| **id == *group).map_or("", |(_, state)| state.label()).to_owned()
+        groups
+            .find(|(id, _)| **id == *group)
+            .map_or("", |(_, state)| state.label())
+            .to_owned()
     };
     let mut lines = vec![Group::of_vm(health)];
     for job in job_names(jobs_dir) {
         let file = jobs_dir.join(&job).join(".bosh/links.json");
         match read_links(&file) {
-            Ok(links) => lines.extend(links.into_iter().map(|Link { group, name, link_type }| Group {
-                job_name: job.clone(),
-                link_name: name,
-                link_type,
-                health_state: state_of(&group),
-                group_id: group,
-            })),
+            Ok(links) => lines.extend(links.into_iter().map(
+                |Link {
+                     group,
+                     name,
+                     link_type,
+                 }| Group {
+                    job_name: job.clone(),
+                    link_name: name,
+                    link_type,
+                    health_state: state_of(&group),
+                    group_id: group,
+                },
+            )),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(file = %file.display(), %error, "cannot read the links of a job"),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "cannot read the links of a job")
+            }
         }
     }
     lines
@@ -483,10 +626,16 @@ mod tests {
     fn jobs_without_usable_links_are_left_out() {
         let folder = tempfile::tempdir().unwrap();
         for (job, links) in [
-            ("b", r#"[{"group": "2", "name": "link", "type": "conn", "more": 1}]"#),
+            (
+                "b",
+                r#"[{"group": "2", "name": "link", "type": "conn", "more": 1}]"#,
+            ),
             ("a", r#"[{"group": "1", "name": "link", "type": "conn"}]"#),
             ("broken", "{"),
-            ("c", r#"[{"group": "../../../etc/passwd", "name": "../..", "type": "/"}]"#),
+            (
+                "c",
+                r#"[{"group": "../../../etc/passwd", "name": "../..", "type": "/"}]"#,
+            ),
         ] {
             let bosh = folder.path().join(job).join(".bosh");
             fs::create_dir_all(&bosh).unwrap();
@@ -504,14 +653,21 @@ mod tests {
         nix::unistd::mkfifo(&bosh.join("links.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(folder.path().join("README"), "a file").unwrap();
         let groups = Box::new([("1".into(), HealthState::Failing)]);
-        let health = InstanceHealth { state: HealthState::Running, groups };
+        let health = InstanceHealth {
+            state: HealthState::Running,
+            groups,
+        };
         let lines: Vec<(String, String, String)> = read_jobs(folder.path(), Some(&health))
             .into_iter()
             .map(|line| (line.job_name, line.group_id, line.health_state))
             .collect();
-        let expected =
-            [("", "", "running"), ("a", "1", "failing"), ("b", "2", ""), ("c", "../../../etc/passwd", "")]
-                .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
+        let expected = [
+            ("", "", "running"),
+            ("a", "1", "failing"),
+            ("b", "2", ""),
+            ("c", "../../../etc/passwd", ""),
+        ]
+        .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
         assert_eq!(lines, expected);
     }
 }

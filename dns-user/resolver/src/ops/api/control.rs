@@ -37,7 +37,11 @@ pub(super) async fn resolve(
     State(backend): State<Arc<Backend>>,
     Query(ResolveParameters { name, query_type }): Query<ResolveParameters>,
 ) -> Response {
-    let query_type = match query_type.as_deref().map(|text| parse_type(text).ok_or(text)).transpose() {
+    let query_type = match query_type
+        .as_deref()
+        .map(|text| parse_type(text).ok_or(text))
+        .transpose()
+    {
         Ok(query_type) => query_type,
         Err(unknown) => return bad_request(format!("{unknown:?} is no query type")),
     };
@@ -51,7 +55,11 @@ pub(super) async fn resolve(
 pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     match backend.reload().await {
         Ok(reloaded) => {
-            let status = if reloaded.failed.is_empty() { StatusCode::OK } else { StatusCode::CONFLICT };
+            let status = if reloaded.failed.is_empty() {
+                StatusCode::OK
+            } else {
+                StatusCode::CONFLICT
+            };
             (status, Json(reloaded)).into_response()
         }
         Err(problem) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{problem}\n")).into_response(),
@@ -85,8 +93,10 @@ pub struct LogChange {
 }
 
 pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
-    let known: Vec<_> =
-        tags::TAGS.iter().map(|tag| json!({ "name": tag.name, "about": tag.about })).collect();
+    let known: Vec<_> = tags::TAGS
+        .iter()
+        .map(|tag| json!({ "name": tag.name, "about": tag.about }))
+        .collect();
     let levels = backend.logs.as_ref().map(|logs| logs.status());
     Json(json!({ "levels": levels, "known_tags": known })).into_response()
 }
@@ -98,8 +108,16 @@ pub(super) async fn change_levels(
     let Some(logs) = &backend.logs else {
         return (StatusCode::CONFLICT, "this process does not log\n").into_response();
     };
-    let LogChange { level, tag, requests_per_second } = change;
-    let tag = match tag.as_deref().map(|tag| tags::spelt(tag).ok_or(tag)).transpose() {
+    let LogChange {
+        level,
+        tag,
+        requests_per_second,
+    } = change;
+    let tag = match tag
+        .as_deref()
+        .map(|tag| tags::spelt(tag).ok_or(tag))
+        .transpose()
+    {
         Ok(tag) => tag,
         Err(unknown) => {
             let known = tags::names().collect::<Vec<_>>().join(", ");
@@ -179,7 +197,9 @@ impl Criteria {
         let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
         let query_type = |text: &String| {
             parse_type(text).ok_or_else(|| {
-                NameRefused(format!("{text:?} is no query type; use a name such as AAAA or TYPE65"))
+                NameRefused(format!(
+                    "{text:?} is no query type; use a name such as AAAA or TYPE65"
+                ))
             })
         };
         Ok(Selection {
@@ -203,8 +223,14 @@ pub(super) async fn list_cached(
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     let local_replies = backend.local_replies(&selection).await;
     // Describing many answers takes milliseconds, during which other requests must be served.
-    match tokio::task::spawn_blocking(move || backend.readiness.upstreams.list(&selection, limit)).await {
-        Ok(listing) => Json(CacheContents { listing, local_replies }).into_response(),
+    match tokio::task::spawn_blocking(move || backend.readiness.upstreams.list(&selection, limit))
+        .await
+    {
+        Ok(listing) => Json(CacheContents {
+            listing,
+            local_replies,
+        })
+        .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
@@ -215,10 +241,14 @@ pub(super) async fn flush_selected(
     Json(CacheFlush { criteria, all }): Json<CacheFlush>,
 ) -> Response {
     if all != (criteria == Criteria::default()) {
-        return bad_request("select answers by name, zone or type, or all of them with \"all\": true");
+        return bad_request(
+            "select answers by name, zone or type, or all of them with \"all\": true",
+        );
     }
     match criteria.selection() {
-        Ok(selection) => Json(json!({ "flushed": backend.flush(&selection).await })).into_response(),
+        Ok(selection) => {
+            Json(json!({ "flushed": backend.flush(&selection).await })).into_response()
+        }
         Err(NameRefused(reason)) => bad_request(reason),
     }
 }

@@ -52,7 +52,10 @@ pub(super) async fn instances(
     State(backend): State<Arc<Backend>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
-    let address = parameters.iter().find(|(key, _)| key == "address").map(|(_, value)| value.as_str());
+    let address = parameters
+        .iter()
+        .find(|(key, _)| key == "address")
+        .map(|(_, value)| value.as_str());
     let snapshot = backend.server_state.snapshot();
     let positions = match address.filter(|address| !address.is_empty()) {
         None => Ok((0..snapshot.instances().len() as u32).collect()),
@@ -64,20 +67,27 @@ pub(super) async fn instances(
     }
 }
 
-fn matching(backend: &Backend, snapshot: &Snapshot, address: &str) -> Result<Vec<u32>, NameRefused> {
-    resolve::instances(snapshot, &*backend.server_state.health, &parse(address)?).map_err(|existence| {
-        match existence {
+fn matching(
+    backend: &Backend,
+    snapshot: &Snapshot,
+    address: &str,
+) -> Result<Vec<u32>, NameRefused> {
+    resolve::instances(snapshot, &*backend.server_state.health, &parse(address)?).map_err(
+        |existence| match existence {
             Existence::Malformed => NameRefused(format!("{address} is malformed")),
             _ => NameRefused(format!("{address}: no instance matches")),
-        }
-    })
+        },
+    )
 }
 
 fn lines(backend: Arc<Backend>, snapshot: Arc<Snapshot>, positions: Vec<u32>) -> Response {
     let mut positions = positions.into_iter();
     let parts = std::iter::from_fn(move || {
         let mut part = Vec::with_capacity(PART + 1024);
-        for instance in positions.by_ref().filter_map(|position| snapshot.instance(position)) {
+        for instance in positions
+            .by_ref()
+            .filter_map(|position| snapshot.instance(position))
+        {
             serde_json::to_writer(&mut part, &line(&backend, &instance))
                 .expect("texts can always be written as JSON");
             part.push(b'\n');
@@ -87,13 +97,19 @@ fn lines(backend: Arc<Backend>, snapshot: Arc<Snapshot>, positions: Vec<u32>) ->
         }
         (!part.is_empty()).then(|| Ok::<_, Infallible>(Bytes::from(part)))
     });
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream::iter(parts))).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/x-ndjson")],
+        Body::from_stream(stream::iter(parts)),
+    )
+        .into_response()
 }
 
 /// Builds a line. The health state belongs to the instance and does not depend on the queried name
 /// (observed).
 fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
-    let state = instance.ip.map(|ip| backend.server_state.health.state(ip, None).label());
+    let state = instance
+        .ip
+        .map(|ip| backend.server_state.health.state(ip, None).label());
     InstanceLine {
         id: instance.id.into(),
         group: instance.instance_group.into(),
@@ -102,7 +118,10 @@ fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
         ip: instance.ip.map(|ip| ip.to_string()).unwrap_or_default(),
         domain: instance.domain.into(),
         az: instance.az.into(),
-        index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
+        index: instance
+            .index
+            .map(|index| index.to_string())
+            .unwrap_or_default(),
         health_state: state.unwrap_or("unknown").into(),
     }
 }
@@ -121,7 +140,12 @@ pub(super) async fn addresses(
         };
         let state = server_state.state_full();
         server_state.keep_checked(&state, &name);
-        found.push(resolve::addresses(&state.snapshot, &*server_state.health, &name, &withdrawn));
+        found.push(resolve::addresses(
+            &state.snapshot,
+            &*server_state.health,
+            &name,
+            &withdrawn,
+        ));
         // The names of a fleet take time.
         tokio::task::yield_now().await;
     }

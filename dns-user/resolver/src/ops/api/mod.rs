@@ -72,7 +72,9 @@ impl ApiServer {
         let (registry, limits) = (backend.metrics.registry(), Limits::default());
         let register = || -> prometheus::Result<_> {
             let limit = families::LIMIT.gauges()?;
-            limit.with_label_values(&["api_connections"]).set(limits.connections as i64);
+            limit
+                .with_label_values(&["api_connections"])
+                .set(limits.connections as i64);
             registry.register(Box::new(limit))?;
             let replaced = families::API_REFUSED_CONNECTIONS_TOTAL.counter()?;
             registry.register(Box::new(replaced.clone()))?;
@@ -80,7 +82,11 @@ impl ApiServer {
         };
         let replaced = register().map_err(io::Error::other)?;
         let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
-        Ok(Self { server: Server::new("the API", listener).count_replaced(replaced), backend, admins })
+        Ok(Self {
+            server: Server::new("the API", listener).count_replaced(replaced),
+            backend,
+            admins,
+        })
     }
 
     /// Returns the bound address, including a port chosen by the kernel.
@@ -90,32 +96,54 @@ impl ApiServer {
 
     /// Serves until `shutdown` completes.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { server, backend, admins } = self;
+        let Self {
+            server,
+            backend,
+            admins,
+        } = self;
         let (all, refused) = (routes(backend), operations(any(not_an_admin)));
         let is_admin = move |name: Option<String>| match &admins {
             Some(admins) => name.is_some_and(|name| admins.contains(&name)),
             None => true,
         };
-        let routes_for = move |client: &dns_kit::http_server::Client| match is_admin(client.common_name()) {
-            true => all.clone(),
-            false => refused.clone().fallback_service(all.clone()),
-        };
+        let routes_for =
+            move |client: &dns_kit::http_server::Client| match is_admin(client.common_name()) {
+                true => all.clone(),
+                false => refused.clone().fallback_service(all.clone()),
+            };
         server.run(routes_for, shutdown).await;
     }
 }
 
 /// Binds the control socket and sets its owner and group, which requires root. Without `control.user`
 /// the owner is `server_user`, the user that the server switches to.
-pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Result<ControlSocket> {
-    let ControlConfig { socket, user, group, is_default: _ } = config;
+pub fn bind_control(
+    config: &ControlConfig,
+    server_user: Option<&str>,
+) -> io::Result<ControlSocket> {
+    let ControlConfig {
+        socket,
+        user,
+        group,
+        is_default: _,
+    } = config;
     let missing = |error| io::Error::new(io::ErrorKind::NotFound, error);
-    let of_user = |key, name: &str| system::user(key, name).map(|user| user.uid).map_err(missing);
-    let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;
+    let of_user = |key, name: &str| {
+        system::user(key, name)
+            .map(|user| user.uid)
+            .map_err(missing)
+    };
+    let server = server_user
+        .map(|name| of_user("xdp.user", name))
+        .transpose()?;
     let user = match user {
         Some(name) => Some(of_user("control.user", name)?),
         None => server,
     };
-    let group = group.as_ref().map(|name| system::group("control.group", name)).transpose();
+    let group = group
+        .as_ref()
+        .map(|name| system::group("control.group", name))
+        .transpose();
     let group = group.map_err(missing)?.map(|group| group.gid);
     let trusted: Vec<Uid> = server.into_iter().collect();
     ControlSocket::bind(socket, Access { user, group }, &trusted)
@@ -126,15 +154,26 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
 pub async fn serve_control(socket: ControlSocket, backend: Arc<Backend>) -> io::Result<()> {
     let all = routes(backend);
     let server = Server::new("the control socket", Listener::Control(socket.listen()?));
-    server.run(move |_| all.clone(), std::future::pending()).await;
+    server
+        .run(move |_| all.clone(), std::future::pending())
+        .await;
     Ok(())
 }
 
 /// Routes all administrative paths to `there`.
 fn operations(there: MethodRouter) -> Router {
-    ["/cache", "/cache/flush", "/flush", "/log", "/tap", "/reload"]
-        .into_iter()
-        .fold(Router::new(), |router, path| router.route(path, there.clone()))
+    [
+        "/cache",
+        "/cache/flush",
+        "/flush",
+        "/log",
+        "/tap",
+        "/reload",
+    ]
+    .into_iter()
+    .fold(Router::new(), |router, path| {
+        router.route(path, there.clone())
+    })
 }
 
 async fn not_an_admin() -> Response {
@@ -149,7 +188,10 @@ fn routes(backend: Arc<Backend>) -> Router {
         .route("/local-groups", any(instances::local_groups))
         .route("/status", get(control::status))
         .route("/resolve", get(control::resolve))
-        .route("/addresses", post(instances::addresses).layer(DefaultBodyLimit::max(MAX_QUERIES)))
+        .route(
+            "/addresses",
+            post(instances::addresses).layer(DefaultBodyLimit::max(MAX_QUERIES)),
+        )
         .route("/tap", get(tap::tap))
         .route("/log", get(control::levels).post(control::change_levels))
         .route("/reload", post(control::reload))
@@ -164,7 +206,9 @@ fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
     for line in lines {
         match serde_json::to_string(&line) {
             Ok(json) => text.push_str(&json),
-            Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+            Err(error) => {
+                return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
+            }
         }
         text.push('\n');
     }

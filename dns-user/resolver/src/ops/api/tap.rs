@@ -57,11 +57,26 @@ pub(super) struct TapParameters {
 
 impl TapParameters {
     fn admit(&self, line: &TapLine) -> bool {
-        let Self { every: _, name, client, query_type, path, misses, rate: _ } = self;
+        let Self {
+            every: _,
+            name,
+            client,
+            query_type,
+            path,
+            misses,
+            rate: _,
+        } = self;
         let passed_on = line.path == TapPath::Fast && line.rcode.is_none();
-        name.as_ref().is_none_or(|text| line.name.to_ascii_lowercase().contains(&text.to_ascii_lowercase()))
-            && client.as_ref().is_none_or(|text| line.client.ip().to_string().starts_with(text.as_str()))
-            && query_type.as_ref().is_none_or(|text| line.query_type.eq_ignore_ascii_case(text))
+        name.as_ref().is_none_or(|text| {
+            line.name
+                .to_ascii_lowercase()
+                .contains(&text.to_ascii_lowercase())
+        }) && client
+            .as_ref()
+            .is_none_or(|text| line.client.ip().to_string().starts_with(text.as_str()))
+            && query_type
+                .as_ref()
+                .is_none_or(|text| line.query_type.eq_ignore_ascii_case(text))
             && path.is_none_or(|path| line.path == path)
             && (!passed_on || misses.is_some_and(|misses| misses != 0))
     }
@@ -87,7 +102,11 @@ pub(super) async fn tap(
         let text = state.next().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), state))
     });
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/x-ndjson")],
+        Body::from_stream(lines),
+    )
+        .into_response()
 }
 
 /// The stream of one client.
@@ -112,11 +131,16 @@ impl Stream {
     /// nothing arrived for [`KEEP_ALIVE`].
     async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
         loop {
-            let due = self.held.first_key_value().map(|(_, (arrived, _))| *arrived + REORDER);
+            let due = self
+                .held
+                .first_key_value()
+                .map(|(_, (arrived, _))| *arrived + REORDER);
             if self.held.len() > MOST_HELD || due.is_some_and(|due| due <= Instant::now()) {
                 return Ok(self.held.pop_first().map(|(_, (_, line))| line));
             }
-            let patience = due.map_or(KEEP_ALIVE, |due| due.saturating_duration_since(Instant::now()));
+            let patience = due.map_or(KEEP_ALIVE, |due| {
+                due.saturating_duration_since(Instant::now())
+            });
             match tokio::time::timeout(patience, self.view.next()).await {
                 Ok(Some(TapItem::Lost(lost))) => self.suppressed += lost,
                 Ok(Some(TapItem::Line(line))) if self.parameters.admit(&line) => {
@@ -211,7 +235,10 @@ mod tests {
         }
         let mut times = Vec::new();
         for _ in 0..4 {
-            let text = tokio::time::timeout(Duration::from_secs(30), stream.next()).await.unwrap().unwrap();
+            let text = tokio::time::timeout(Duration::from_secs(30), stream.next())
+                .await
+                .unwrap()
+                .unwrap();
             times.push(serde_json::from_str::<TapLine>(&text).unwrap().time);
         }
         assert_eq!(times, [9.9, 10.0, 10.1, 10.2]);

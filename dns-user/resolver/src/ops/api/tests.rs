@@ -3,7 +3,8 @@ use std::{path::Path, time::Duration};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
 };
 use rustls_pki_types::ServerName;
 use serde_json::Value;
@@ -43,11 +44,16 @@ fn backend(tap: Tap) -> Arc<Backend> {
     let (reloads, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);
     tokio::spawn(async move {
         while let Some(done) = orders.recv().await {
-            let _ = done.send(Reloaded { done: vec![], failed: vec!["records".into()] });
+            let _ = done.send(Reloaded {
+                done: vec![],
+                failed: vec!["records".into()],
+            });
         }
     });
-    let upstreams =
-        CurrentUpstreams::new(Upstream::new(&config, &[], &NoInterfaces::shared()), Handlers::default());
+    let upstreams = CurrentUpstreams::new(
+        Upstream::new(&config, &[], &NoInterfaces::shared()),
+        Handlers::default(),
+    );
     let overload = OverloadSource {
         waiting: Admission::new(1),
         upstreams: upstreams.clone(),
@@ -64,7 +70,13 @@ fn backend(tap: Tap) -> Arc<Backend> {
         },
         logs: None,
         metrics: Metrics::new("dns://test".into(), fast_path.clone()).unwrap(),
-        server_state: Arc::new(ServerState::new(snapshot, Arc::new(AllRunning), fast_path, None, None)),
+        server_state: Arc::new(ServerState::new(
+            snapshot,
+            Arc::new(AllRunning),
+            fast_path,
+            None,
+            None,
+        )),
         jobs_dir: None,
         reloads,
         overload,
@@ -78,12 +90,15 @@ fn write_certificates(folder: &Path) {
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
     std::fs::write(folder.join("ca.crt"), authority.pem()).unwrap();
-    for (name, purpose) in
-        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-    {
+    for (name, purpose) in [
+        ("server", ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["api.bosh-dns".to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "api.bosh-dns");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "api.bosh-dns");
         params.extended_key_usages = vec![purpose];
         let certificate = params.signed_by(&key, &authority).unwrap();
         std::fs::write(folder.join(format!("{name}.crt")), certificate.pem()).unwrap();
@@ -112,24 +127,40 @@ impl Running {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
-        let tls = RotatingTls::load("api", "api.bosh-dns", &files(folder.path(), "server")).unwrap();
+        let tls =
+            RotatingTls::load("api", "api.bosh-dns", &files(folder.path(), "server")).unwrap();
         let tap = Tap::default();
         let backend = backend(tap.clone());
-        let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None).await.unwrap();
+        let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None)
+            .await
+            .unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(server.run(std::future::pending()));
-        Self { folder, address, tap }
+        Self {
+            folder,
+            address,
+            tap,
+        }
     }
 
     /// Sends a request with the client certificate; the body of the response is left unread.
-    async fn send(&self, method: &str, path: &str, body: &str) -> hyper::Response<hyper::body::Incoming> {
-        let tls = RotatingTls::load("cli", "api.bosh-dns", &files(self.folder.path(), "client")).unwrap();
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> hyper::Response<hyper::body::Incoming> {
+        let tls =
+            RotatingTls::load("cli", "api.bosh-dns", &files(self.folder.path(), "client")).unwrap();
         let stream = TcpStream::connect(self.address).await.unwrap();
         let name = ServerName::try_from("api.bosh-dns").unwrap();
-        let stream =
-            tokio_rustls::TlsConnector::from(tls.client_config()).connect(name, stream).await.unwrap();
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let stream = tokio_rustls::TlsConnector::from(tls.client_config())
+            .connect(name, stream)
+            .await
+            .unwrap();
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .unwrap();
         tokio::spawn(connection);
         let request = hyper::Request::builder()
             .method(method)
@@ -167,9 +198,16 @@ async fn instances_match_bosh_dns() {
         ("GET", "/instances?foo=bar"),
         ("GET", "/instances?address=i.g.n.d.bosh&address=bad.bosh"),
     ] {
-        assert_eq!(api.ask(method, path, "").await, (200, format!("{line}\n")), "{path}");
+        assert_eq!(
+            api.ask(method, path, "").await,
+            (200, format!("{line}\n")),
+            "{path}"
+        );
     }
-    assert_eq!(api.ask("GET", "/instances?address=bad.bosh", "").await.0, 422);
+    assert_eq!(
+        api.ask("GET", "/instances?address=bad.bosh", "").await.0,
+        422
+    );
     assert_eq!(api.ask("GET", "/instances/", "").await.0, 404);
     assert_eq!(api.ask("GET", "/nothing", "").await.0, 404);
 }
@@ -177,16 +215,44 @@ async fn instances_match_bosh_dns() {
 #[tokio::test]
 async fn addresses_come_by_name() {
     let api = Running::start().await;
-    let query =
-        |name: &str| AddressQuery { name: name.to_owned(), withdrawn: ["10.0.0.1".parse().unwrap()].into() };
+    let query = |name: &str| AddressQuery {
+        name: name.to_owned(),
+        withdrawn: ["10.0.0.1".parse().unwrap()].into(),
+    };
     let queries = ["i.g.n.d.bosh", "q-s0.q-g1.bosh", "example.org"].map(query);
-    let (status, text) = api.ask("POST", "/addresses", &serde_json::to_string(&queries).unwrap()).await;
+    let (status, text) = api
+        .ask(
+            "POST",
+            "/addresses",
+            &serde_json::to_string(&queries).unwrap(),
+        )
+        .await;
     assert_eq!(status, 200, "{text}");
     let found: Vec<Result<FleetAddresses, NoAddresses>> = serde_json::from_str(&text).unwrap();
-    let one = FleetAddresses { addresses: ["10.0.0.1".parse().unwrap()].into(), ..FleetAddresses::default() };
-    assert_eq!(found, [Ok(one), Err(NoAddresses::NoInstance), Err(NoAddresses::Foreign)]);
-    let (status, text) = api.ask("POST", "/addresses", r#"[{"name": "a..b", "withdrawn": []}]"#).await;
-    assert_eq!((status, text.contains("is not a domain name")), (422, true), "{text}");
+    let one = FleetAddresses {
+        addresses: ["10.0.0.1".parse().unwrap()].into(),
+        ..FleetAddresses::default()
+    };
+    assert_eq!(
+        found,
+        [
+            Ok(one),
+            Err(NoAddresses::NoInstance),
+            Err(NoAddresses::Foreign)
+        ]
+    );
+    let (status, text) = api
+        .ask(
+            "POST",
+            "/addresses",
+            r#"[{"name": "a..b", "withdrawn": []}]"#,
+        )
+        .await;
+    assert_eq!(
+        (status, text.contains("is not a domain name")),
+        (422, true),
+        "{text}"
+    );
     assert_eq!(api.ask("GET", "/addresses", "").await.0, 405);
 }
 
@@ -194,13 +260,25 @@ async fn addresses_come_by_name() {
 async fn mutations_require_post() {
     let api = Running::start().await;
     assert_eq!(api.ask("GET", "/reload", "").await.0, 405);
-    assert_eq!(api.ask("POST", "/reload", "").await, (409, r#"{"done":[],"failed":["records"]}"#.into()));
-    assert_eq!(api.ask("POST", "/flush", "").await, (200, r#"{"flushed":0}"#.into()));
+    assert_eq!(
+        api.ask("POST", "/reload", "").await,
+        (409, r#"{"done":[],"failed":["records"]}"#.into())
+    );
+    assert_eq!(
+        api.ask("POST", "/flush", "").await,
+        (200, r#"{"flushed":0}"#.into())
+    );
     // This backend has no log.
     assert_eq!(api.ask("POST", "/log", "{}").await.0, 409);
     let (status, text) = api.ask("GET", "/status", "").await;
     assert_eq!(status, 200);
-    assert_eq!(serde_json::from_str::<ServerStatus>(&text).unwrap().records.version, Some(7));
+    assert_eq!(
+        serde_json::from_str::<ServerStatus>(&text)
+            .unwrap()
+            .records
+            .version,
+        Some(7)
+    );
 }
 
 #[tokio::test]
@@ -241,7 +319,9 @@ async fn client_certificate_is_required() {
     let authority = std::fs::read(api.folder.path().join("ca.crt")).unwrap();
     let mut roots = rustls::RootCertStore::empty();
     use rustls_pki_types::pem::PemObject;
-    roots.add(rustls_pki_types::CertificateDer::from_pem_slice(&authority).unwrap()).unwrap();
+    roots
+        .add(rustls_pki_types::CertificateDer::from_pem_slice(&authority).unwrap())
+        .unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -251,9 +331,14 @@ async fn client_certificate_is_required() {
     let stream = TcpStream::connect(api.address).await.unwrap();
     let name = ServerName::try_from("api.bosh-dns").unwrap();
     // In TLS 1.3 the client's handshake completes before the server rejects the certificate.
-    if let Ok(mut stream) = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await {
+    if let Ok(mut stream) = tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+    {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let _ = stream.write_all(b"GET /instances HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let _ = stream
+            .write_all(b"GET /instances HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await;
         let mut answer = Vec::new();
         let error = stream.read_to_end(&mut answer).await;
         assert!(answer.is_empty() && error.is_err(), "{answer:?} {error:?}");

@@ -14,8 +14,8 @@ use std::{
 use dns_core::{
     config::CookiesConfig,
     wire::{
-        MIN_UDP_SIZE, OPTION_COOKIE, Query, UDP_PAYLOAD_SIZE, error_reply, opt_record, opt_without_question,
-        push_option,
+        MIN_UDP_SIZE, OPTION_COOKIE, Query, UDP_PAYLOAD_SIZE, error_reply, opt_record,
+        opt_without_question, push_option,
     },
 };
 use hickory_proto::op::ResponseCode;
@@ -41,7 +41,9 @@ pub struct Cookies {
 
 impl std::fmt::Debug for Cookies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cookies").field("secrets", &self.secrets.len()).finish()
+        f.debug_struct("Cookies")
+            .field("secrets", &self.secrets.len())
+            .finish()
     }
 }
 
@@ -57,7 +59,9 @@ impl Presented<'_> {
     fn read(data: &[u8]) -> Presented<'_> {
         match data.split_first_chunk() {
             Some((client, [])) => Presented::Client(*client),
-            Some((client, server)) if SERVER_LEN.contains(&server.len()) => Presented::Both(*client, server),
+            Some((client, server)) if SERVER_LEN.contains(&server.len()) => {
+                Presented::Both(*client, server)
+            }
             _ => Presented::Malformed,
         }
     }
@@ -77,7 +81,9 @@ impl Cookies {
     /// Adds the client's cookie and a server cookie to the reply to a query with a cookie. A malformed
     /// one makes the reply FORMERR (RFC 7873, section 5.2.2).
     pub(super) fn add(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
-        let Some((presented, address)) = self.presented(query) else { return };
+        let Some((presented, address)) = self.presented(query) else {
+            return;
+        };
         let now = seconds_since_1970();
         let (client, server) = match presented {
             Presented::Malformed => return *reply = error_reply(query, ResponseCode::FormErr),
@@ -107,13 +113,19 @@ impl Cookies {
         if self.secrets.is_empty() {
             return;
         }
-        let Some((edns, mut options)) = opt_without_question(message) else { return };
-        let Some(option) = options.find(|option| option.code == OPTION_COOKIE) else { return };
+        let Some((edns, mut options)) = opt_without_question(message) else {
+            return;
+        };
+        let Some(option) = options.find(|option| option.code == OPTION_COOKIE) else {
+            return;
+        };
         let (address, now) = (address.to_canonical(), seconds_since_1970());
         let (client, rcode, known) = match Presented::read(option.data) {
             Presented::Malformed => return,
             Presented::Client(client) => (client, ResponseCode::NoError, None),
-            Presented::Both(client, server) if self.age(&client, server, address, now).is_none() => {
+            Presented::Both(client, server)
+                if self.age(&client, server, address, now).is_none() =>
+            {
                 (client, ResponseCode::BADCOOKIE, None)
             }
             Presented::Both(client, server) => {
@@ -121,19 +133,26 @@ impl Cookies {
                 (client, ResponseCode::NoError, is_recent.then_some(server))
             }
         };
-        let Some(new) = self.create(&client, address, now) else { return };
+        let Some(new) = self.create(&client, address, now) else {
+            return;
+        };
         // The header without counts; RCODE is in the low bits of its fourth byte.
         reply[3] = reply[3] & 0xf0 | rcode.low();
         reply.extend_from_slice(&opt_record(UDP_PAYLOAD_SIZE, rcode.high(), edns.dnssec_ok));
         reply[11] = 1;
-        push_option(reply, MIN_UDP_SIZE, OPTION_COOKIE, &[&client, known.unwrap_or(&new)]);
+        push_option(
+            reply,
+            MIN_UDP_SIZE,
+            OPTION_COOKIE,
+            &[&client, known.unwrap_or(&new)],
+        );
     }
 
     pub(in crate::server) fn is_proved(&self, query: &Query<'_>) -> bool {
         match self.presented(query) {
-            Some((Presented::Both(client, server), address)) => {
-                self.age(&client, server, address, seconds_since_1970()).is_some()
-            }
+            Some((Presented::Both(client, server), address)) => self
+                .age(&client, server, address, seconds_since_1970())
+                .is_some(),
             _ => false,
         }
     }
@@ -143,7 +162,10 @@ impl Cookies {
         if self.secrets.is_empty() || !query.has_options() {
             return None;
         }
-        Some((Presented::read(query.option(OPTION_COOKIE)?.data), query.client?))
+        Some((
+            Presented::read(query.option(OPTION_COOKIE)?.data),
+            query.client?,
+        ))
     }
 
     /// Creates a server cookie; `None` if cookies are off.
@@ -158,8 +180,15 @@ impl Cookies {
     }
 
     /// Returns whether a server cookie is valid, made with the first secret, and not yet to be replaced.
-    fn is_recent(&self, client: &[u8; CLIENT_LEN], server: &[u8], address: IpAddr, now: u32) -> bool {
-        self.age(client, server, address, now).is_some_and(|(age, secret)| age < RENEW_AFTER && secret == 0)
+    fn is_recent(
+        &self,
+        client: &[u8; CLIENT_LEN],
+        server: &[u8],
+        address: IpAddr,
+        now: u32,
+    ) -> bool {
+        self.age(client, server, address, now)
+            .is_some_and(|(age, secret)| age < RENEW_AFTER && secret == 0)
     }
 
     /// Returns the age in seconds of a valid server cookie and the number of its secret.
@@ -200,12 +229,20 @@ fn hash(secret: &[u8; 16], client: &[u8; CLIENT_LEN], fixed: [u8; 8], address: I
 
 /// Compares in constant time.
 fn is_equal(ours: &[u8; 8], theirs: &[u8]) -> bool {
-    theirs.len() == ours.len() && ours.iter().zip(theirs).fold(0, |differs, (a, b)| differs | a ^ b) == 0
+    theirs.len() == ours.len()
+        && ours
+            .iter()
+            .zip(theirs)
+            .fold(0, |differs, (a, b)| differs | a ^ b)
+            == 0
 }
 
 /// Returns the time in the 32 bits of a cookie.
 fn seconds_since_1970() -> u32 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO).as_secs() as u32
+    SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or(Duration::ZERO)
+        .as_secs() as u32
 }
 
 #[cfg(test)]
@@ -220,7 +257,10 @@ mod tests {
 
     fn cookies(secrets: &[&str]) -> Cookies {
         let secrets = secrets.iter().map(|secret| bytes(secret)).collect();
-        Cookies::new(&CookiesConfig { enabled: true, secrets })
+        Cookies::new(&CookiesConfig {
+            enabled: true,
+            secrets,
+        })
     }
 
     /// The examples of RFC 9018, appendix A.
@@ -234,18 +274,37 @@ mod tests {
         // The other server of the example set the reserved bytes; the cookie is valid, but old.
         let (client, address) = (bytes("fc93fc62807ddb86"), "203.0.113.203".parse().unwrap());
         let theirs: [u8; 16] = bytes("01abcdef5cf78f71a314227b6679ebf5");
-        assert_eq!(ours.age(&client, &theirs, address, 1_559_728_385), Some((400, 0)));
+        assert_eq!(
+            ours.age(&client, &theirs, address, 1_559_728_385),
+            Some((400, 0))
+        );
         let renewed = ours.create(&client, address, 1_559_734_700).unwrap();
         assert_eq!(renewed, bytes("010000005cf7a9acf73a7810aca2381e"));
         // A change of secrets, and IPv6.
-        let rolled = cookies(&["445536bcd2513298075a5d379663c962", "dd3bdf9344b678b185a6f5cb60fca715"]);
-        let (client, address) =
-            (bytes("22681ab97d52c298"), "2001:db8:220:1:59de:d0f4:8769:82b8".parse().unwrap());
+        let rolled = cookies(&[
+            "445536bcd2513298075a5d379663c962",
+            "dd3bdf9344b678b185a6f5cb60fca715",
+        ]);
+        let (client, address) = (
+            bytes("22681ab97d52c298"),
+            "2001:db8:220:1:59de:d0f4:8769:82b8".parse().unwrap(),
+        );
         let old: [u8; 16] = bytes("010000005cf7c57926556bd0934c72f8");
         let now = 1_559_741_961;
-        assert_eq!(rolled.age(&client, &old, address, now).map(|(_, secret)| secret), Some(1));
-        assert!(!rolled.is_recent(&client, &old, address, now), "replaced by one of the new secret");
-        assert_eq!(rolled.create(&client, address, now).unwrap(), bytes("010000005cf7c609a6bb79d16625507a"));
+        assert_eq!(
+            rolled
+                .age(&client, &old, address, now)
+                .map(|(_, secret)| secret),
+            Some(1)
+        );
+        assert!(
+            !rolled.is_recent(&client, &old, address, now),
+            "replaced by one of the new secret"
+        );
+        assert_eq!(
+            rolled.create(&client, address, now).unwrap(),
+            bytes("010000005cf7c609a6bb79d16625507a")
+        );
     }
 
     #[test]
@@ -255,7 +314,11 @@ mod tests {
         let now = 4_294_967_290;
         let good = ours.create(&client, address, now).unwrap();
         let age = |server: &[u8], address, now| ours.age(&client, server, address, now);
-        assert_eq!(age(&good, address, now.wrapping_add(20)), Some((20, 0)), "across the end of 32 bits");
+        assert_eq!(
+            age(&good, address, now.wrapping_add(20)),
+            Some((20, 0)),
+            "across the end of 32 bits"
+        );
         assert_eq!(age(&good, address, now - 299), Some((-299, 0)));
         assert_eq!(age(&good, address, now - 301), None);
         assert_eq!(age(&good, address, now.wrapping_add(3601)), None);
@@ -285,7 +348,10 @@ mod tests {
     /// Returns RCODE and cookie of the reply to a query with this cookie.
     fn exchange(cookies: &Cookies, cookie: &[u8]) -> (u8, Option<Vec<u8>>) {
         let message = query(cookie);
-        let from = RequestInfo { client: "192.0.2.1".parse().ok(), transport: Transport::Udp };
+        let from = RequestInfo {
+            client: "192.0.2.1".parse().ok(),
+            transport: Transport::Udp,
+        };
         let Parsed::Query(query) = parse_from(&message, from, &ReplySettings::default()) else {
             panic!("a query")
         };
@@ -293,8 +359,14 @@ mod tests {
         let bare = reply.len();
         cookies.add(&query, &mut reply);
         let has_cookie = reply.len() > bare && reply[bare..bare + 2] == OPTION_COOKIE.to_be_bytes();
-        assert_eq!(cookies.is_proved(&query), has_cookie && reply[bare + 4..] == *cookie);
-        (reply[3] & 15, has_cookie.then(|| reply[bare + 4..].to_vec()))
+        assert_eq!(
+            cookies.is_proved(&query),
+            has_cookie && reply[bare + 4..] == *cookie
+        );
+        (
+            reply[3] & 15,
+            has_cookie.then(|| reply[bare + 4..].to_vec()),
+        )
     }
 
     #[test]
@@ -320,21 +392,39 @@ mod tests {
             // Without the question `a. A`.
             message[5] = 0;
             message.drain(12..19);
-            let Parsed::Reply(mut reply) = parse(&message) else { panic!("no question") };
-            cookies.answer_without_question(&message, "::ffff:192.0.2.1".parse().unwrap(), &mut reply);
+            let Parsed::Reply(mut reply) = parse(&message) else {
+                panic!("no question")
+            };
+            cookies.answer_without_question(
+                &message,
+                "::ffff:192.0.2.1".parse().unwrap(),
+                &mut reply,
+            );
             reply
         };
-        let (header, rcode) = (b"\0\x01\x81\0\0\0\0\0\0\0\0\x01".as_slice(), |reply: &[u8]| reply[3] & 15);
+        let (header, rcode) = (
+            b"\0\x01\x81\0\0\0\0\0\0\0\0\x01".as_slice(),
+            |reply: &[u8]| reply[3] & 15,
+        );
         let first = ask(&cookies, b"clientck");
-        assert!(first.starts_with(header) && first[27..35] == *b"clientck", "{first:?}");
+        assert!(
+            first.starts_with(header) && first[27..35] == *b"clientck",
+            "{first:?}"
+        );
         let cookie = first[27..].to_vec();
         assert_eq!(ask(&cookies, &cookie), first, "a valid cookie is returned");
         let mut wrong = cookie.clone();
         wrong[20] ^= 1;
         let refused = ask(&cookies, &wrong);
         // BADCOOKIE is 23: 7, and 1 in the OPT.
-        assert_eq!((rcode(&refused), refused[17], &refused[27..]), (7, 1, &cookie[..]));
-        for reply in [ask(&cookies, b"short"), ask(&Cookies::default(), b"clientck")] {
+        assert_eq!(
+            (rcode(&refused), refused[17], &refused[27..]),
+            (7, 1, &cookie[..])
+        );
+        for reply in [
+            ask(&cookies, b"short"),
+            ask(&Cookies::default(), b"clientck"),
+        ] {
             assert_eq!((rcode(&reply), reply.len()), (1, 12), "FORMERR");
         }
     }

@@ -15,7 +15,8 @@ use dns_core::{
     config::Identity as Setting,
     name::Name,
     wire::{
-        OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, empty_reply, push_option, truncate_to_client,
+        OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, empty_reply, push_option,
+        truncate_to_client,
     },
 };
 
@@ -30,7 +31,9 @@ pub struct Identity {
 impl Identity {
     /// Creates an identity with the name of this host.
     pub fn of_this_host(setting: Setting) -> Self {
-        let hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let hostname = nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok());
         Self {
             setting,
             hostname: hostname.unwrap_or_else(|| "unknown".to_owned()),
@@ -66,7 +69,12 @@ impl Identity {
     /// Adds the host's name to the OPT of a reply if the query requested it and it fits (RFC 5001).
     pub(super) fn add_nsid(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
         if self.setting != Setting::Off && query.option(OPTION_NSID).is_some() {
-            push_option(reply, query.limit(), OPTION_NSID, &[self.hostname.as_bytes()]);
+            push_option(
+                reply,
+                query.limit(),
+                OPTION_NSID,
+                &[self.hostname.as_bytes()],
+            );
         }
     }
 }
@@ -77,14 +85,19 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str) -> Vec<u8> {
     let Ok(mut reply) = Message::from_vec(&plain) else {
         return plain;
     };
-    let owner = reply.queries.first().map_or_else(MessageName::root, |question| question.name().clone());
+    let owner = reply
+        .queries
+        .first()
+        .map_or_else(MessageName::root, |question| question.name().clone());
     let strings: Vec<&[u8]> = text.as_bytes().chunks(255).collect();
     let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
     record.dns_class = DNSClass::CH;
     reply.add_answer(record);
     // `truncate_to_client` removes and restores the OPT and thereby preserves the client's size.
     reply.edns = None;
-    reply.to_vec().map_or(plain, |reply| truncate_to_client(query, reply))
+    reply
+        .to_vec()
+        .map_or(plain, |reply| truncate_to_client(query, reply))
 }
 
 #[cfg(test)]
@@ -94,7 +107,10 @@ mod tests {
 
     /// Returns an identity with a fixed host name.
     fn identity(setting: Setting) -> Identity {
-        Identity { hostname: "vm-7".into(), ..Identity::of_this_host(setting) }
+        Identity {
+            hostname: "vm-7".into(),
+            ..Identity::of_this_host(setting)
+        }
     }
 
     /// Builds a query for `a.` A with an OPT of 1232 bytes that contains `options`.
@@ -109,7 +125,9 @@ mod tests {
     /// Returns the reply to [`query`] after NSID was added.
     fn tagged(setting: Setting, options: &[u8], mut reply: Vec<u8>) -> Vec<u8> {
         let message = query(options);
-        let Parsed::Query(query) = parse(&message) else { panic!("not a query") };
+        let Parsed::Query(query) = parse(&message) else {
+            panic!("not a query")
+        };
         identity(setting).add_nsid(&query, &mut reply);
         reply
     }
@@ -123,7 +141,10 @@ mod tests {
         let with_nsid = tagged(Setting::Edns, OPTIONS, reply.clone());
         assert_eq!(with_nsid[..reply.len() - 2], reply[..reply.len() - 2]);
         assert_eq!(with_nsid[reply.len() - 2..], *b"\0\x08\0\x03\0\x04vm-7");
-        assert_eq!(tagged(Setting::Edns, b"\0\x0a\0\x08abcdefgh", reply.clone()), reply);
+        assert_eq!(
+            tagged(Setting::Edns, b"\0\x0a\0\x08abcdefgh", reply.clone()),
+            reply
+        );
         assert_eq!(tagged(Setting::Off, OPTIONS, reply.clone()), reply);
     }
 
@@ -131,13 +152,19 @@ mod tests {
     fn replies_without_opt_are_unchanged() {
         let plain = b"\0\x01\x81\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01".to_vec();
         assert_eq!(tagged(Setting::Always, OPTIONS, plain.clone()), plain);
-        assert_eq!(tagged(Setting::Always, OPTIONS, Vec::new()), Vec::<u8>::new());
+        assert_eq!(
+            tagged(Setting::Always, OPTIONS, Vec::new()),
+            Vec::<u8>::new()
+        );
     }
 
     #[test]
     fn malformed_options_are_rejected_earlier() {
         for options in [&b"\0\x0a\0\xff\0\x03\0\0"[..], b"\0\x03"] {
-            assert!(matches!(parse(&query(options)), Parsed::Reply(_)), "{options:?} was taken for a query");
+            assert!(
+                matches!(parse(&query(options)), Parsed::Reply(_)),
+                "{options:?} was taken for a query"
+            );
         }
     }
 
@@ -145,11 +172,19 @@ mod tests {
     fn chaos_requires_edns_by_default() {
         let version = Name::from_text("Version.Bind").unwrap();
         assert_eq!(identity(Setting::Edns).chaos(&version, false), None);
-        assert!(identity(Setting::Edns).chaos(&version, true).unwrap().starts_with("bosh-dns-xdp "));
+        assert!(
+            identity(Setting::Edns)
+                .chaos(&version, true)
+                .unwrap()
+                .starts_with("bosh-dns-xdp ")
+        );
         assert!(identity(Setting::Always).chaos(&version, false).is_some());
         assert_eq!(identity(Setting::Off).chaos(&version, true), None);
         let host = Name::from_text("hostname.bind").unwrap();
         assert_eq!(identity(Setting::Edns).chaos(&host, true), Some("vm-7"));
-        assert_eq!(identity(Setting::Always).chaos(&Name::from_text("a.bind").unwrap(), true), None);
+        assert_eq!(
+            identity(Setting::Always).chaos(&Name::from_text("a.bind").unwrap(), true),
+            None
+        );
     }
 }

@@ -31,9 +31,9 @@ use dns_core::{
     name::Name,
     resolve::{Existence, LocalAnswer, Resolution},
     wire::{
-        CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, MAX_UDP_SIZE, OPTION_NSID, OwnedQuery, Query,
-        ReplyFlags, ReplySettings, Shuffle, Transport, empty_reply, error_reply, local_reply,
-        truncate_to_client,
+        CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, MAX_UDP_SIZE, OPTION_NSID,
+        OwnedQuery, Query, ReplyFlags, ReplySettings, Shuffle, Transport, empty_reply, error_reply,
+        local_reply, truncate_to_client,
     },
 };
 use dns_dnstap::Exchange;
@@ -44,8 +44,11 @@ use dns_upstream::{Answer, admission::Permit, reverse_reply};
 /// How often a stopping server checks for waiting queries.
 const IDLE_POLL: Duration = Duration::from_millis(5);
 /// Answer to up-check names.
-const UPCHECK: LocalAnswer<'_> =
-    LocalAnswer { existence: Existence::Found, v4: &[Ipv4Addr::LOCALHOST], v6: &[Ipv6Addr::LOCALHOST] };
+const UPCHECK: LocalAnswer<'_> = LocalAnswer {
+    existence: Existence::Found,
+    v4: &[Ipv4Addr::LOCALHOST],
+    v6: &[Ipv6Addr::LOCALHOST],
+};
 
 /// Turns queries into replies, within the configured limits.
 pub(in crate::server) struct QueryHandler {
@@ -107,7 +110,14 @@ impl QueryHandler {
             max_udp_reply: options.max_reply.map_or(MAX_UDP_SIZE, usize::from),
             echo_client_opt: options.compat.echo_opt,
         };
-        Self { server_state, identity, metrics, options, reply_settings, waiting: Arc::default() }
+        Self {
+            server_state,
+            identity,
+            metrics,
+            options,
+            reply_settings,
+            waiting: Arc::default(),
+        }
     }
 
     /// Writes the reply into `out` unless the query must wait. `name` is the question's, in lower case.
@@ -122,13 +132,22 @@ impl QueryHandler {
         if qclass == CLASS_CH
             && let Some(responder) = self.answer_chaos(query, name, out)
         {
-            return Immediate::Replied { responder, resolution: None };
+            return Immediate::Replied {
+                responder,
+                resolution: None,
+            };
         }
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
         let (route, responder) = self.route(&state, query, name);
-        let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, responder });
+        let deferred = |source| {
+            Immediate::Deferred(Deferred {
+                query: query.to_owned(),
+                source,
+                responder,
+            })
+        };
         let mut resolution = None;
         match route {
             Route::Local => match self.server_state.look_up(&state, name, query.client) {
@@ -146,17 +165,19 @@ impl QueryHandler {
                 *out = refusal(query, &NOT_OURS);
                 admit_existence(&state, query, name, out);
             }
-            Route::Reverse(fallback) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
-                Some(reply) => {
-                    *out = truncate_to_client(query, reply);
-                    self.learn_reply(query, name);
-                }
-                None => {
-                    if !write_at_once(&*fallback, query, out) {
-                        return deferred(Awaited::Other(fallback));
+            Route::Reverse(fallback) => {
+                match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
+                    Some(reply) => {
+                        *out = truncate_to_client(query, reply);
+                        self.learn_reply(query, name);
+                    }
+                    None => {
+                        if !write_at_once(&*fallback, query, out) {
+                            return deferred(Awaited::Other(fallback));
+                        }
                     }
                 }
-            },
+            }
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 if !write_at_once(&*answer, query, out) {
                     return deferred(Awaited::Other(answer));
@@ -171,7 +192,10 @@ impl QueryHandler {
             }
         }
         self.add_options(query, responder, out);
-        Immediate::Replied { responder, resolution }
+        Immediate::Replied {
+            responder,
+            resolution,
+        }
     }
 
     /// Selects the answerer: [`Route::Refused`] with its responder if it has no data of the query's class.
@@ -205,14 +229,18 @@ impl QueryHandler {
     /// Hands over to the interfaces a cached answer that was used again.
     fn offer(&self, query: &Query<'_>, name: &Name, generation: u64, answer: &dyn Answer) {
         let question = answer_key(query, name);
-        self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
+        self.server_state
+            .fast_path
+            .offer_answer(&question, generation, || answer.cached(query));
     }
 
     /// Hands over to the interfaces a question that was answered by a local reply.
     fn learn_reply(&self, query: &Query<'_>, name: &Name) {
         if query.transport == Transport::Udp && is_answerable(query) {
             let size = query.edns.map(|edns| edns.udp_size);
-            self.server_state.fast_path.learn_reply(&answer_key(query, name), size, query.client);
+            self.server_state
+                .fast_path
+                .learn_reply(&answer_key(query, name), size, query.client);
         }
     }
 
@@ -238,7 +266,8 @@ impl QueryHandler {
             return;
         }
         self.identity.add_nsid(query, reply);
-        if matches!(responder, Responder::Local) && rcode_of(reply) == ResponseCode::NXDomain.low() {
+        if matches!(responder, Responder::Local) && rcode_of(reply) == ResponseCode::NXDomain.low()
+        {
             NO_INSTANCE.push(query, reply);
         }
     }
@@ -246,7 +275,10 @@ impl QueryHandler {
     /// Reserves a slot for a waiting query; `None` if the client holds too many.
     pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
         let permit = self.options.waiting.admit(query.client)?;
-        Some(WaitingPlace { _permit: permit, _waiting: Arc::clone(&self.waiting) })
+        Some(WaitingPlace {
+            _permit: permit,
+            _waiting: Arc::clone(&self.waiting),
+        })
     }
 
     pub(in crate::server) async fn idle(&self) {
@@ -274,7 +306,12 @@ impl QueryHandler {
                     let checked = self.server_state.look_up_checked(state, name, query.client);
                     let resolution = Box::pin(checked).await;
                     let mut out = Vec::new();
-                    local_reply(query, resolution.answer(), &mut Shuffle::default(), &mut out);
+                    local_reply(
+                        query,
+                        resolution.answer(),
+                        &mut Shuffle::default(),
+                        &mut out,
+                    );
                     out
                 }
             }
@@ -319,7 +356,12 @@ fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
 /// Replaces a denial by NOERROR without data, as for names of the fleet, if names below the denied one
 /// are answered here: a resolver that minimises query names (RFC 9156) would never ask for them.
 /// Returns whether it did.
-fn admit_existence(state: &AnswerState, query: &Query<'_>, name: &Name, reply: &mut Vec<u8>) -> bool {
+fn admit_existence(
+    state: &AnswerState,
+    query: &Query<'_>,
+    name: &Name,
+    reply: &mut Vec<u8>,
+) -> bool {
     let is_in = matches!(query.question.qclass, CLASS_IN | CLASS_ANY);
     if !is_denial(reply) || !is_in || !state.is_above_ours(name) {
         return false;
@@ -334,14 +376,22 @@ fn is_denial(reply: &[u8]) -> bool {
 }
 
 /// Reasons of refusals, failures and denials (RFC 8914).
-const OTHER_CLASS: ExtendedError =
-    ExtendedError::new(InfoCode::NotSupported, "this server has no records of this class");
-const NOT_OURS: ExtendedError =
-    ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled, and no handler has this domain");
-const NO_INSTANCE: ExtendedError = ExtendedError::new(InfoCode::Other, "no instance matches this name");
-const TOO_SLOW: ExtendedError =
-    ExtendedError::new(InfoCode::NoReachableAuthority, "no answer within the time limit");
-const TOO_MANY: ExtendedError = ExtendedError::new(InfoCode::Other, "too many queries of this client wait");
+const OTHER_CLASS: ExtendedError = ExtendedError::new(
+    InfoCode::NotSupported,
+    "this server has no records of this class",
+);
+const NOT_OURS: ExtendedError = ExtendedError::new(
+    InfoCode::NotAuthoritative,
+    "recursion is disabled, and no handler has this domain",
+);
+const NO_INSTANCE: ExtendedError =
+    ExtendedError::new(InfoCode::Other, "no instance matches this name");
+const TOO_SLOW: ExtendedError = ExtendedError::new(
+    InfoCode::NoReachableAuthority,
+    "no answer within the time limit",
+);
+const TOO_MANY: ExtendedError =
+    ExtendedError::new(InfoCode::Other, "too many queries of this client wait");
 
 /// Returns REFUSED with its reason.
 fn refusal(query: &Query<'_>, reason: &ExtendedError) -> Vec<u8> {
@@ -392,7 +442,13 @@ impl QueryHandler {
         query: Option<&Query<'_>>,
         responder: Responder,
     ) {
-        let Handled { client, transport, message, reply, took } = *handled;
+        let Handled {
+            client,
+            transport,
+            message,
+            reply,
+            took,
+        } = *handled;
         stripe.observe(&Observed {
             transport,
             from_v6: !client.ip().to_canonical().is_ipv4(),
@@ -432,12 +488,20 @@ fn rcode_of(reply: &[u8]) -> u8 {
 /// Passes a request to the log and the tap.
 #[cold]
 fn log(tap: &Tap, handled: &Handled<'_>, query: &Query<'_>, responder: Responder) {
-    let Handled { client, transport, message: _, reply, took } = *handled;
+    let Handled {
+        client,
+        transport,
+        message: _,
+        reply,
+        took,
+    } = *handled;
     let request = Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
         rcode: rcode_of(reply),
-        answers: reply.get(6..8).map_or(0, |count| u16::from_be_bytes([count[0], count[1]])),
+        answers: reply
+            .get(6..8)
+            .map_or(0, |count| u16::from_be_bytes([count[0], count[1]])),
         bytes: reply.len(),
         client,
         transport: match transport {

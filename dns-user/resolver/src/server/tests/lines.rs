@@ -103,13 +103,22 @@ impl Shared {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             // SAFETY: a new mapping, and a handler that makes no allocation.
             unsafe {
-                let area =
-                    libc::mmap(ptr::null_mut(), SHARED, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+                let area = libc::mmap(
+                    ptr::null_mut(),
+                    SHARED,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    flags,
+                    -1,
+                    0,
+                );
                 assert_ne!(area, libc::MAP_FAILED);
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_fault as *const () as usize;
                 action.sa_flags = libc::SA_SIGINFO;
-                assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()), 0);
+                assert_eq!(
+                    libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()),
+                    0
+                );
                 START.store(area.expose_provenance(), Ordering::SeqCst);
             }
         });
@@ -141,7 +150,11 @@ impl Shared {
 }
 
 /// Counts a write to the shared area, and lets it and further ones to the same page happen.
-extern "C" fn on_fault(_signal: libc::c_int, info: *const libc::siginfo_t, _context: *const libc::c_void) {
+extern "C" fn on_fault(
+    _signal: libc::c_int,
+    info: *const libc::siginfo_t,
+    _context: *const libc::c_void,
+) {
     // SAFETY: the kernel passes the address of the fault; these calls are safe in a signal handler.
     unsafe {
         let address = (*info).si_addr().addr();
@@ -180,8 +193,9 @@ fn ticks_since(begun: Instant) -> usize {
 #[tokio::test]
 async fn no_line_is_written_per_query() {
     Shared::prepare();
-    let listen: Vec<SocketAddr> =
-        (1..=WORKERS).map(|last| SocketAddr::from(([127, 0, 7, last as u8], 0))).collect();
+    let listen: Vec<SocketAddr> = (1..=WORKERS)
+        .map(|last| SocketAddr::from(([127, 0, 7, last as u8], 0)))
+        .collect();
     // An instance of another group for each of the changes, so that few of them concern group 1.
     let rows: Vec<String> = (0..=255)
         .map(|last| {
@@ -195,7 +209,11 @@ async fn no_line_is_written_per_query() {
         rows.join(", ")
     );
     let (group, other, alone) = ("q-s0.q-g1.bosh", "q-s0.q-g2.bosh", "id-5.web.net.dep.bosh");
-    let limits = Limits { names: 100, first_checks: TIMEOUT, ttl: None };
+    let limits = Limits {
+        names: 100,
+        first_checks: TIMEOUT,
+        ttl: None,
+    };
     let (tracker, state, handler_options) = Shared::allocate(|| {
         let (records, _) = Records::parse(json.as_bytes()).unwrap();
         let states = Arc::new(HealthStates::default());
@@ -204,8 +222,13 @@ async fn no_line_is_written_per_query() {
         // The watcher's end stays open.
         std::mem::forget(orders);
         let snapshot = Snapshot::build(records, &AliasFiles::default()).0;
-        let state =
-            ServerState::new(snapshot, states, FastPathHandle::default(), Some(tracker.clone()), None);
+        let state = ServerState::new(
+            snapshot,
+            states,
+            FastPathHandle::default(),
+            Some(tracker.clone()),
+            None,
+        );
         state.set_routes(upcheck_only());
         for name in [group, other] {
             state.look_up(&state.state(), &Name::from_text(name).unwrap(), None);
@@ -222,7 +245,9 @@ async fn no_line_is_written_per_query() {
     IS_SHARING.set(true);
     let metrics = ServerMetrics::new("dns://test".into());
     let identity = Arc::new(Identity::of_this_host(Setting::Always));
-    let server = Server::bind(&listen, state, identity, metrics, handler_options).await.unwrap();
+    let server = Server::bind(&listen, state, identity, metrics, handler_options)
+        .await
+        .unwrap();
     IS_SHARING.set(false);
     let workers = server.addresses();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -235,18 +260,34 @@ async fn no_line_is_written_per_query() {
         let queries = [group, alone].map(|name| query(1, name, TYPE_A, CLASS_IN));
         for worker in &workers {
             for _ in 0..2 {
-                assert_eq!(queries.each_ref().map(|query| ask(&client, *worker, query)), [3, 1]);
+                assert_eq!(
+                    queries.each_ref().map(|query| ask(&client, *worker, query)),
+                    [3, 1]
+                );
             }
         }
         // The area is protected again for each query, so that the query's own writes count.
         let ask_all = |query: &[u8]| {
-            let ask = |worker: &SocketAddr| Shared::writes(|| assert!(ask(&client, *worker, query) > 0));
-            workers.iter().cycle().take(WORKERS * QUERIES).map(ask).sum::<usize>()
+            let ask =
+                |worker: &SocketAddr| Shared::writes(|| assert!(ask(&client, *worker, query) > 0));
+            workers
+                .iter()
+                .cycle()
+                .take(WORKERS * QUERIES)
+                .map(ask)
+                .sum::<usize>()
         };
-        assert_eq!(ask_all(&queries[1]), 0, "writes for a name without health checks");
+        assert_eq!(
+            ask_all(&queries[1]),
+            0,
+            "writes for a name without health checks"
+        );
         let begun = Instant::now();
         let writes = ask_all(&queries[0]);
-        assert!(writes <= ticks_since(begun), "{writes} writes for a tracked name");
+        assert!(
+            writes <= ticks_since(begun),
+            "{writes} writes for a tracked name"
+        );
 
         // Changes of other instances void no answer that does not depend on them.
         let states = tracker.states();
@@ -254,28 +295,49 @@ async fn no_line_is_written_per_query() {
         let ours = [ip(0), ip(1), ip(2)];
         let unrelated: Vec<IpAddr> = (3..=255)
             .map(ip)
-            .filter(|ip| ours.iter().all(|our| states.set_of(&[*our]) != states.set_of(&[*ip])))
+            .filter(|ip| {
+                ours.iter()
+                    .all(|our| states.set_of(&[*our]) != states.set_of(&[*ip]))
+            })
             .collect();
         let (begun, mut writes) = (Instant::now(), 0);
         for (round, worker) in workers.iter().cycle().take(WORKERS * QUERIES).enumerate() {
             let state = [HealthState::Failing, HealthState::Running][round / unrelated.len() % 2];
-            let health = InstanceHealth { state, groups: Box::default() };
+            let health = InstanceHealth {
+                state,
+                groups: Box::default(),
+            };
             assert!(tracker.checked(unrelated[round % unrelated.len()], health));
             writes += Shared::writes(|| {
                 assert_eq!(ask(&client, *worker, &queries[0]), 3);
             });
         }
-        assert!(writes <= ticks_since(begun), "{writes} writes after changes of other instances");
+        assert!(
+            writes <= ticks_since(begun),
+            "{writes} writes after changes of other instances"
+        );
         // Every worker follows a change of the name's instance.
         for worker in &workers {
             assert_eq!(ask(&client, *worker, &queries[0]), 3);
         }
+        assert!(tracker.checked(
+            ip(0),
+            InstanceHealth {
+                state: HealthState::Failing,
+                groups: Box::default()
+            }
+        ));
         assert!(
-            tracker.checked(ip(0), InstanceHealth { state: HealthState::Failing, groups: Box::default() })
+            workers
+                .iter()
+                .all(|worker| ask(&client, *worker, &queries[0]) == 2)
         );
-        assert!(workers.iter().all(|worker| ask(&client, *worker, &queries[0]) == 2));
         let arrived = arrivals.take();
-        assert_eq!(arrived.len(), WORKERS, "each worker counts the arrivals at its address");
+        assert_eq!(
+            arrived.len(),
+            WORKERS,
+            "each worker counts the arrivals at its address"
+        );
     });
     timeout(6 * TIMEOUT, asking).await.unwrap().unwrap();
     stop.send(()).unwrap();

@@ -35,7 +35,9 @@ use dns_core::{
     config::Identity as Setting,
     name::Name,
     resolve::{AllRunning, Health, HealthState},
-    wire::{CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, error_reply},
+    wire::{
+        CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, error_reply,
+    },
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
@@ -72,13 +74,21 @@ fn local(snapshot: Snapshot) -> Arc<ServerState> {
 
 /// Returns a state with `snapshot` and this health of the instances.
 fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<ServerState> {
-    Arc::new(ServerState::new(snapshot, health, FastPathHandle::default(), None, None))
+    Arc::new(ServerState::new(
+        snapshot,
+        health,
+        FastPathHandle::default(),
+        None,
+        None,
+    ))
 }
 
 /// Returns routes for `upcheck.bosh-dns.` only.
 fn upcheck_only() -> Routes {
     Routes {
-        upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
+        upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()]
+            .into_iter()
+            .collect(),
         ..Routes::default()
     }
 }
@@ -98,18 +108,33 @@ impl Running {
         Self::start_with(&["127.0.0.1:0"], local, routes, Options::default()).await
     }
 
-    async fn start_with(listen: &[&str], local: Arc<ServerState>, routes: Routes, options: Options) -> Self {
-        let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
+    async fn start_with(
+        listen: &[&str],
+        local: Arc<ServerState>,
+        routes: Routes,
+        options: Options,
+    ) -> Self {
+        let listen: Vec<SocketAddr> = listen
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect();
         local.set_routes(routes);
         let metrics = ServerMetrics::new("dns://test".into());
         let identity = Arc::new(Identity::of_this_host(Setting::Always));
-        let server = Server::bind(&listen, local.clone(), identity, metrics, options).await.unwrap();
+        let server = Server::bind(&listen, local.clone(), identity, metrics, options)
+            .await
+            .unwrap();
         let addresses = server.addresses();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        Self { addresses, server_state: local, stop, ended }
+        Self {
+            addresses,
+            server_state: local,
+            stop,
+            ended,
+        }
     }
 
     fn address(&self) -> SocketAddr {
@@ -136,7 +161,11 @@ struct Stalling {
 impl Stalling {
     /// Blocks every query until opened.
     fn new() -> Arc<Self> {
-        Arc::new(Self { go: Notify::new(), open: AtomicBool::new(false), asked: AtomicUsize::new(0) })
+        Arc::new(Self {
+            go: Notify::new(),
+            open: AtomicBool::new(false),
+            asked: AtomicUsize::new(0),
+        })
     }
 
     fn release(&self) {
@@ -181,12 +210,19 @@ fn query(id: u16, name: &str, qtype: u16, qclass: u16) -> Vec<u8> {
 
 /// Queries by UDP; the reply must come from the queried address.
 async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
-    let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let any = if server.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
     let socket = UdpSocket::bind(any).await.unwrap();
     socket.connect(server).await.unwrap();
     socket.send(message).await.unwrap();
     let mut reply = vec![0; 65_535];
-    let length = timeout(TIMEOUT, socket.recv(&mut reply)).await.unwrap().unwrap();
+    let length = timeout(TIMEOUT, socket.recv(&mut reply))
+        .await
+        .unwrap()
+        .unwrap();
     Message::from_vec(&reply[..length]).unwrap()
 }
 
@@ -194,7 +230,10 @@ async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
 async fn read_reply(stream: &mut TcpStream) -> Option<Message> {
     let length = timeout(TIMEOUT, stream.read_u16()).await.unwrap().ok()?;
     let mut reply = vec![0; length.into()];
-    timeout(TIMEOUT, stream.read_exact(&mut reply)).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.read_exact(&mut reply))
+        .await
+        .unwrap()
+        .unwrap();
     Some(Message::from_vec(&reply).unwrap())
 }
 
@@ -229,11 +268,16 @@ fn addresses(reply: &Message) -> Vec<IpAddr> {
 #[tokio::test]
 async fn udp_and_tcp_answer_local_names() {
     let server = Running::start(local(snapshot(1, 3)), upcheck_only()).await;
-    let expected: Vec<IpAddr> = (0..3).map(|number| IpAddr::from([10, 0, 1, number])).collect();
+    let expected: Vec<IpAddr> = (0..3)
+        .map(|number| IpAddr::from([10, 0, 1, number]))
+        .collect();
     let web = query(7, "q-s0.Q-G1.bosh", TYPE_A, CLASS_IN);
     for _ in 0..3 {
         let reply = ask_udp(server.address(), &web).await;
-        assert_eq!((reply.metadata.id, addresses(&reply)), (7, expected.clone()));
+        assert_eq!(
+            (reply.metadata.id, addresses(&reply)),
+            (7, expected.clone())
+        );
         assert!(reply.metadata.authoritative && reply.metadata.recursion_available);
         assert_eq!(reply.queries[0].name().to_string(), "q-s0.Q-G1.bosh.");
     }
@@ -241,17 +285,35 @@ async fn udp_and_tcp_answer_local_names() {
 
     let upcheck = query(8, "x.upcheck.bosh-dns", TYPE_ANY, CLASS_IN);
     let loopback = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), "::1".parse().unwrap()];
-    assert_eq!(addresses(&ask_udp(server.address(), &upcheck).await), loopback);
-    assert_eq!(addresses(&ask_tcp(server.address(), &upcheck).await), loopback);
+    assert_eq!(
+        addresses(&ask_udp(server.address(), &upcheck).await),
+        loopback
+    );
+    assert_eq!(
+        addresses(&ask_tcp(server.address(), &upcheck).await),
+        loopback
+    );
 
     let rcode = |reply: Message| reply.metadata.response_code;
     let outside = query(9, "example.com", TYPE_A, CLASS_IN);
-    assert_eq!(rcode(ask_udp(server.address(), &outside).await), ResponseCode::Refused);
+    assert_eq!(
+        rcode(ask_udp(server.address(), &outside).await),
+        ResponseCode::Refused
+    );
     let unknown = query(9, "q-s0.q-g9.bosh", TYPE_AAAA, CLASS_IN);
-    assert_eq!(rcode(ask_udp(server.address(), &unknown).await), ResponseCode::NXDomain);
+    assert_eq!(
+        rcode(ask_udp(server.address(), &unknown).await),
+        ResponseCode::NXDomain
+    );
     let malformed = query(9, "q-x.q-g1.bosh", TYPE_A, CLASS_IN);
-    assert_eq!(rcode(ask_udp(server.address(), &malformed).await), ResponseCode::FormErr);
-    assert_eq!(rcode(ask_udp(server.address(), &[9; 12]).await), ResponseCode::NotImp);
+    assert_eq!(
+        rcode(ask_udp(server.address(), &malformed).await),
+        ResponseCode::FormErr
+    );
+    assert_eq!(
+        rcode(ask_udp(server.address(), &[9; 12]).await),
+        ResponseCode::NotImp
+    );
     server.stop().await;
 }
 
@@ -270,7 +332,10 @@ async fn longest_domain_wins() {
     };
     let server = Running::start(local(snapshot(1, 1)), with_recursors).await;
     let rcode = async |name: &str, qtype| {
-        ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await.metadata.response_code
+        ask_udp(server.address(), &query(1, name, qtype, CLASS_IN))
+            .await
+            .metadata
+            .response_code
     };
     // The handler's denial; no other route gives YXDOMAIN.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
@@ -281,21 +346,34 @@ async fn longest_domain_wins() {
     assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::NoError);
     let before = recursors.asked.load(Ordering::SeqCst);
     assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::NoError);
-    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::NoError);
+    assert_eq!(
+        rcode("q-s0.q-g1.bosh", TYPE_DS).await,
+        ResponseCode::NoError
+    );
     assert_eq!(recursors.asked.load(Ordering::SeqCst), before + 2);
 
     // Without recursors the handler for the root is used, also for DS.
-    server
-        .server_state
-        .set_routes(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
+    server.server_state.set_routes(Routes {
+        handlers: handlers.clone().into_iter().collect(),
+        ..upcheck_only()
+    });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::YXDomain);
-    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
-    assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(
+        rcode("q-s0.q-g1.bosh", TYPE_DS).await,
+        ResponseCode::YXDomain
+    );
+    assert_eq!(
+        rcode("1.in-addr.arpa", TYPE_A).await,
+        ResponseCode::YXDomain
+    );
 
     // Without that handler, DS is routed to the shortest domain.
     let mut few: ByDomain = handlers.into_iter().collect();
     few.remove(&Name::root());
-    server.server_state.set_routes(Routes { handlers: few, ..upcheck_only() });
+    server.server_state.set_routes(Routes {
+        handlers: few,
+        ..upcheck_only()
+    });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
     // Local although a handler has the longer domain; the instance does not exist.
     assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
@@ -304,11 +382,18 @@ async fn longest_domain_wins() {
     // A handler is used again once the records lose its domain, even for cached names.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
     server.server_state.install(Arc::new(Snapshot::empty()));
-    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(
+        rcode("q-s0.q-g1.bosh", TYPE_A).await,
+        ResponseCode::YXDomain
+    );
 
     // With this option it is not used again, as in bosh-dns.
     let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
-    server.server_state.set_routes(Routes { handlers: few, retires_handlers: true, ..upcheck_only() });
+    server.server_state.set_routes(Routes {
+        handlers: few,
+        retires_handlers: true,
+        ..upcheck_only()
+    });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;
 }
@@ -325,23 +410,56 @@ impl Answer for Denied {
 #[tokio::test]
 async fn class_ch_reveals_only_identity() {
     let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
-    let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
-    assert!(reply.answers[0].data.to_string().starts_with("bosh-dns-xdp "));
+    let reply = ask_udp(
+        server.address(),
+        &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH),
+    )
+    .await;
+    assert!(
+        reply.answers[0]
+            .data
+            .to_string()
+            .starts_with("bosh-dns-xdp ")
+    );
     assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
-    let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
+    let reply = ask_udp(
+        server.address(),
+        &query(1, "other.bind", TYPE_TXT, CLASS_CH),
+    )
+    .await;
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
     for class in [CLASS_CH, 4] {
         // Queried in class IN first, so that the answer is cached.
         for name in ["upcheck.bosh-dns", "q-s0.q-g1.bosh"] {
             ask_udp(server.address(), &query(1, name, TYPE_A, CLASS_IN)).await;
             let reply = ask_udp(server.address(), &query(1, name, TYPE_A, class)).await;
-            assert_eq!(reply.metadata.response_code, ResponseCode::Refused, "{name} in class {class}");
+            assert_eq!(
+                reply.metadata.response_code,
+                ResponseCode::Refused,
+                "{name} in class {class}"
+            );
         }
     }
     server.stop().await;
-    let options = Options { compat: Compat { any_class: true, ..Compat::default() }, ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), upcheck_only(), options).await;
-    let reply = ask_udp(server.address(), &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH)).await;
+    let options = Options {
+        compat: Compat {
+            any_class: true,
+            ..Compat::default()
+        },
+        ..Options::default()
+    };
+    let server = Running::start_with(
+        &["127.0.0.1:0"],
+        local(snapshot(1, 1)),
+        upcheck_only(),
+        options,
+    )
+    .await;
+    let reply = ask_udp(
+        server.address(),
+        &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH),
+    )
+    .await;
     assert_eq!(addresses(&reply), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     server.stop().await;
 }
@@ -361,15 +479,25 @@ impl Answer for Defective {
 
 #[tokio::test]
 async fn a_panic_spares_the_batch() {
-    let routes = Routes { recursors: Some(Arc::new(Defective)), ..upcheck_only() };
-    let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
+    let routes = Routes {
+        recursors: Some(Arc::new(Defective)),
+        ..upcheck_only()
+    };
+    let options = Options {
+        workers: NonZeroUsize::new(1),
+        ..Options::default()
+    };
+    let server =
+        Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(server.address()).await.unwrap();
     // Concurrent queries, so that the server takes them in batches.
     let defective = query(9999, "example.com", TYPE_A, CLASS_IN);
     for id in 0..200u16 {
-        socket.send(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await.unwrap();
+        socket
+            .send(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))
+            .await
+            .unwrap();
         if id % 10 == 5 {
             socket.send(&defective).await.unwrap();
         }
@@ -377,7 +505,10 @@ async fn a_panic_spares_the_batch() {
     let mut answered = std::collections::HashSet::new();
     while answered.len() < 200 {
         let mut buffer = [0; 512];
-        let length = timeout(TIMEOUT, socket.recv(&mut buffer)).await.unwrap().unwrap();
+        let length = timeout(TIMEOUT, socket.recv(&mut buffer))
+            .await
+            .unwrap()
+            .unwrap();
         let reply = Message::from_vec(&buffer[..length]).unwrap();
         assert_eq!(addresses(&reply).len(), 1);
         answered.insert(reply.metadata.id);
@@ -410,9 +541,17 @@ async fn new_records_apply_immediately() {
 async fn wildcard_replies_keep_queried_address() {
     let recursors = Stalling::new();
     recursors.release();
-    let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
-    let server =
-        Running::start_with(&["0.0.0.0:0"], local(snapshot(1, 1)), routes.clone(), Options::default()).await;
+    let routes = Routes {
+        recursors: Some(recursors),
+        ..upcheck_only()
+    };
+    let server = Running::start_with(
+        &["0.0.0.0:0"],
+        local(snapshot(1, 1)),
+        routes.clone(),
+        Options::default(),
+    )
+    .await;
     let port = server.address().port();
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     let outside = query(1, "example.com", TYPE_A, CLASS_IN);
@@ -420,17 +559,29 @@ async fn wildcard_replies_keep_queried_address() {
         let address = SocketAddr::from(([127, 0, 0, last], port));
         // Connected sockets accept replies only from the queried address.
         assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
-        assert_eq!(ask_udp(address, &outside).await.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(
+            ask_udp(address, &outside).await.metadata.response_code,
+            ResponseCode::NoError
+        );
         assert_eq!(addresses(&ask_tcp(address, &web).await).len(), 1);
     }
     server.stop().await;
 
-    let server = Running::start_with(&["[::]:0"], local(snapshot(1, 1)), routes, Options::default()).await;
+    let server = Running::start_with(
+        &["[::]:0"],
+        local(snapshot(1, 1)),
+        routes,
+        Options::default(),
+    )
+    .await;
     let port = server.address().port();
     for address in ["127.0.0.1", "127.0.0.6", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
         assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
-        assert_eq!(ask_udp(address, &outside).await.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(
+            ask_udp(address, &outside).await.metadata.response_code,
+            ResponseCode::NoError
+        );
         assert_eq!(addresses(&ask_tcp(address, &web).await).len(), 1);
     }
     server.stop().await;
@@ -442,20 +593,32 @@ async fn occupied_port_is_an_error() {
     let again = async |address| {
         let metrics = ServerMetrics::new(String::new());
         let identity = Arc::new(Identity::of_this_host(Setting::Off));
-        Server::bind(&[address], local(snapshot(1, 1)), identity, metrics, Options::default())
-            .await
-            .err()
-            .unwrap()
-            .to_string()
+        Server::bind(
+            &[address],
+            local(snapshot(1, 1)),
+            identity,
+            metrics,
+            Options::default(),
+        )
+        .await
+        .err()
+        .unwrap()
+        .to_string()
     };
     let error = again(server.address()).await;
-    assert!(error.contains("TCP") && error.contains("another process listens"), "{error}");
+    assert!(
+        error.contains("TCP") && error.contains("another process listens"),
+        "{error}"
+    );
     server.stop().await;
 
     // A port in use for UDP only.
     let taken = UdpSocket::bind(test_support::free_address()).await.unwrap();
     let error = again(taken.local_addr().unwrap()).await;
-    assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");
+    assert!(
+        error.contains("UDP") && error.contains("another process listens"),
+        "{error}"
+    );
     let error = again("192.0.2.1:0".parse().unwrap()).await;
     assert!(error.contains("no interface has this address"), "{error}");
 }
@@ -481,17 +644,38 @@ fn info_code(reply: &Message) -> Option<u16> {
 #[tokio::test]
 async fn refusals_carry_their_reason() {
     let stalled = Stalling::new();
-    let handlers = ByDomain::from_iter([(Name::from_text("slow").unwrap(), stalled as Arc<dyn Answer>)]);
-    let options = Options { request_timeout: Duration::from_millis(300), ..Options::default() };
-    let routes = Routes { handlers, ..upcheck_only() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
+    let handlers =
+        ByDomain::from_iter([(Name::from_text("slow").unwrap(), stalled as Arc<dyn Answer>)]);
+    let options = Options {
+        request_timeout: Duration::from_millis(300),
+        ..Options::default()
+    };
+    let routes = Routes {
+        handlers,
+        ..upcheck_only()
+    };
+    let server =
+        Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
     let ask = async |name: &str, class: u16, options: &[u8]| {
-        let reply = ask_udp(server.address(), &with_options(query(1, name, TYPE_A, class), options)).await;
+        let reply = ask_udp(
+            server.address(),
+            &with_options(query(1, name, TYPE_A, class), options),
+        )
+        .await;
         (reply.metadata.response_code, info_code(&reply))
     };
-    assert_eq!(ask("example.com", CLASS_IN, b"").await, (ResponseCode::Refused, Some(20)));
-    assert_eq!(ask("q-s0.q-g1.bosh", CLASS_CH, b"").await, (ResponseCode::Refused, Some(21)));
-    assert_eq!(ask("x.slow", CLASS_IN, b"").await, (ResponseCode::ServFail, Some(22)));
+    assert_eq!(
+        ask("example.com", CLASS_IN, b"").await,
+        (ResponseCode::Refused, Some(20))
+    );
+    assert_eq!(
+        ask("q-s0.q-g1.bosh", CLASS_CH, b"").await,
+        (ResponseCode::Refused, Some(21))
+    );
+    assert_eq!(
+        ask("x.slow", CLASS_IN, b"").await,
+        (ResponseCode::ServFail, Some(22))
+    );
     // Interfaces deny the name with the same bytes, except to a query for the server's name.
     for nsid in [false, true, false] {
         let options = if nsid { &b"\0\x03\0\0"[..] } else { b"" };

@@ -35,13 +35,23 @@ const NAMES: [&str; 17] = [
 const TYPES: [u16; 11] = [1, 2, 5, 6, 12, 16, 28, 33, 64, 65, TYPE_ANY];
 
 /// EDNS sizes of clients.
-const SIZES: [Option<u16>; 7] = [None, Some(0), Some(512), Some(600), Some(1232), Some(4096), Some(u16::MAX)];
+const SIZES: [Option<u16>; 7] = [
+    None,
+    Some(0),
+    Some(512),
+    Some(600),
+    Some(1232),
+    Some(4096),
+    Some(u16::MAX),
+];
 
 /// Returns a state with random instances of the fleet and of Consul's services.
 fn random_state(random: &mut fastrand::Rng) -> Arc<ServerState> {
     let document =
         br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.1", "node_meta": {"rack": "a b"}}}"#;
-    let (config, _) = ConsulConfig::of_document("config.json", document).valid.expect("a configuration");
+    let (config, _) = ConsulConfig::of_document("config.json", document)
+        .valid
+        .expect("a configuration");
     let mut services = vec![
         r#"{"name": "ext", "address": "q-s0.q-g1.bosh", "port": 7}"#.to_owned(),
         r#"{"name": "other", "address": "fd00::5", "port": 7}"#.to_owned(),
@@ -68,7 +78,11 @@ fn random_state(random: &mut fastrand::Rng) -> Arc<ServerState> {
     let domain = Name::from_text("consul").expect("a name");
     let consul: ByDomain = [(domain, consul as Arc<dyn Answer>)].into_iter().collect();
     let fallback = Routes::reverse_fallback(None, &ByDomain::default());
-    state.set_routes(Routes { consul, reverse: Some(fallback), ..Routes::default() });
+    state.set_routes(Routes {
+        consul,
+        reverse: Some(fallback),
+        ..Routes::default()
+    });
     state
 }
 
@@ -107,9 +121,16 @@ fn unordered(reply: &[u8]) -> Unordered {
         records.sort_unstable();
         records
     });
-    let question_len = reply[12..].iter().position(|&byte| byte == 0).expect("a name") + 5;
+    let question_len = reply[12..]
+        .iter()
+        .position(|&byte| byte == 0)
+        .expect("a name")
+        + 5;
     let opt = format!("{:?}", message.edns);
-    ([&reply[..12 + question_len], opt.as_bytes()].concat(), sections)
+    (
+        [&reply[..12 + question_len], opt.as_bytes()].concat(),
+        sections,
+    )
 }
 
 #[tokio::test]
@@ -123,7 +144,9 @@ async fn interface_replies_equal_userspace() {
         let metrics = ServerMetrics::new("dns://test".into());
         let handler = QueryHandler::new(state, identity, metrics, Options::default());
         let userspace = |message: &[u8]| -> Option<Vec<u8>> {
-            let Parsed::Query(query) = parse(message) else { panic!("a query") };
+            let Parsed::Query(query) = parse(message) else {
+                panic!("a query")
+            };
             let mut out = Vec::new();
             let shuffle = &mut dns_core::wire::Shuffle::default();
             match handler.answer_at_once(&query, &query.question.name(), shuffle, &mut out) {
@@ -141,23 +164,42 @@ async fn interface_replies_equal_userspace() {
                 checking_disabled,
             };
             let learned = SIZES[random.usize(..SIZES.len())];
-            let Some(entry) = local_entry(&*source, &question, learned, random.u64(..)) else { continue };
+            let Some(entry) = local_entry(&*source, &question, learned, random.u64(..)) else {
+                continue;
+            };
             published.insert((name, qtype));
-            let spelled = if random.bool() { name.to_ascii_uppercase() } else { name.to_owned() };
+            let spelled = if random.bool() {
+                name.to_ascii_uppercase()
+            } else {
+                name.to_owned()
+            };
             for size in SIZES {
                 let message = message_of(&spelled, qtype, size, dnssec_ok, checking_disabled);
-                let Parsed::Query(query) = parse(&message) else { panic!("a query") };
-                let ours: Vec<Unordered> =
-                    models(&entry, &query, 0).iter().map(|reply| unordered(reply)).collect();
+                let Parsed::Query(query) = parse(&message) else {
+                    panic!("a query")
+                };
+                let ours: Vec<Unordered> = models(&entry, &query, 0)
+                    .iter()
+                    .map(|reply| unordered(reply))
+                    .collect();
                 if ours.is_empty() {
                     continue;
                 }
                 let ask = || unordered(&userspace(&message).expect("a reply at once"));
                 let theirs: Vec<Unordered> = (0..32).map(|_| ask()).collect();
-                let about =
-                    || format!("round {round}: {spelled} {qtype}, size {size:?}, learned by {learned:?}");
+                let about = || {
+                    format!(
+                        "round {round}: {spelled} {qtype}, size {size:?}, learned by {learned:?}"
+                    )
+                };
                 // Which of many records userspace chooses differs from reply to reply.
-                let complete = message_of(&spelled, qtype, Some(u16::MAX), dnssec_ok, checking_disabled);
+                let complete = message_of(
+                    &spelled,
+                    qtype,
+                    Some(u16::MAX),
+                    dnssec_ok,
+                    checking_disabled,
+                );
                 let all = unordered(&userspace(&complete).expect("a reply at once")).1;
                 for (start, sections) in &ours {
                     compared += 1;
@@ -175,5 +217,9 @@ async fn interface_replies_equal_userspace() {
             }
         }
     }
-    assert!(compared > 1_000 && published.len() > 60, "{compared} replies, {}", published.len());
+    assert!(
+        compared > 1_000 && published.len() > 60,
+        "{compared} replies, {}",
+        published.len()
+    );
 }

@@ -5,7 +5,10 @@ use super::*;
 #[tokio::test]
 async fn ready_replies_do_not_wait() {
     let recursors = Stalling::new();
-    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
+    let routes = Routes {
+        recursors: Some(recursors.clone()),
+        ..upcheck_only()
+    };
     let server = Running::start(local(snapshot(1, 1)), routes).await;
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let begun = std::time::Instant::now();
@@ -17,13 +20,25 @@ async fn ready_replies_do_not_wait() {
             query(3 * round + 1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN),
             query(3 * round + 2, "upcheck.bosh-dns", TYPE_A, CLASS_IN),
         ];
-        stream.write_all(&queries.iter().flat_map(|query| framed(query)).collect::<Vec<u8>>()).await.unwrap();
+        stream
+            .write_all(
+                &queries
+                    .iter()
+                    .flat_map(|query| framed(query))
+                    .collect::<Vec<u8>>(),
+            )
+            .await
+            .unwrap();
         for id in [3 * round + 1, 3 * round + 2] {
             assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, id);
         }
     }
     // Replies that are held back for half a second would take ten.
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
     recursors.wait_for(rounds.into()).await;
     recursors.release();
     let mut late = Vec::new();
@@ -39,7 +54,10 @@ async fn ready_replies_do_not_wait() {
 async fn unread_replies_are_bounded() {
     const QUERIES: u16 = 5_000;
     let stalled = Stalling::new();
-    let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
+    let routes = Routes {
+        recursors: Some(stalled.clone()),
+        ..upcheck_only()
+    };
     // 250 addresses are 4 KiB, so all replies are 20 MiB: more than the buffers of the sockets hold.
     let server = Running::start(local(snapshot(1, 250)), routes).await;
     for behind_a_forwarded_name in [false, true] {
@@ -47,10 +65,16 @@ async fn unread_replies_are_bounded() {
         let (mut reader, mut writer) = stream.into_split();
         let writing = tokio::spawn(async move {
             if behind_a_forwarded_name {
-                writer.write_all(&framed(&query(0, "example.com", TYPE_A, CLASS_IN))).await.unwrap();
+                writer
+                    .write_all(&framed(&query(0, "example.com", TYPE_A, CLASS_IN)))
+                    .await
+                    .unwrap();
             }
             for id in 0..QUERIES {
-                writer.write_all(&framed(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
+                writer
+                    .write_all(&framed(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)))
+                    .await
+                    .unwrap();
             }
             writer
         });
@@ -78,7 +102,10 @@ async fn unread_replies_are_bounded() {
 async fn pipelined_queries_are_answered() {
     let recursors = Stalling::new();
     recursors.release();
-    let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
+    let routes = Routes {
+        recursors: Some(recursors),
+        ..upcheck_only()
+    };
     let server = Running::start(local(snapshot(1, 3)), routes).await;
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let names = ["q-s0.q-g1.bosh", "example.com", "x.y.z.bosh"];
@@ -99,7 +126,9 @@ async fn pipelined_queries_are_answered() {
             assert_eq!(reply.queries[0].name().to_string(), format!("{asked}."));
         }
     };
-    timeout(TIMEOUT, async { tokio::join!(write, read) }).await.unwrap();
+    timeout(TIMEOUT, async { tokio::join!(write, read) })
+        .await
+        .unwrap();
 
     stream.set_nodelay(true).unwrap();
     for byte in framed(&query(4711, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)) {
@@ -109,7 +138,10 @@ async fn pipelined_queries_are_answered() {
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 4711);
     // A message that is not a query gets no reply, and the connection stays open.
     stream.write_all(&framed(b"\x12")).await.unwrap();
-    stream.write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
+    stream
+        .write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)))
+        .await
+        .unwrap();
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 5);
     server.stop().await;
 }
@@ -121,7 +153,13 @@ async fn idle_connections_are_closed() {
         tcp_idle_timeout: Duration::from_millis(400),
         ..Options::default()
     };
-    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), upcheck_only(), options).await;
+    let server = Running::start_with(
+        &["127.0.0.1:0"],
+        local(snapshot(1, 1)),
+        upcheck_only(),
+        options,
+    )
+    .await;
     let mut silent = Vec::new();
     for _ in 0..2 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
@@ -130,7 +168,11 @@ async fn idle_connections_are_closed() {
         silent.push(stream);
     }
     // The idlest connection is closed for the new one.
-    let reply = ask_tcp(server.address(), &query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await;
+    let reply = ask_tcp(
+        server.address(),
+        &query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN),
+    )
+    .await;
     assert_eq!(addresses(&reply).len(), 1);
     for mut stream in silent {
         assert!(read_reply(&mut stream).await.is_none());

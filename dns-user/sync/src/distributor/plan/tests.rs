@@ -12,7 +12,12 @@ struct World {
 }
 
 fn made(version: u64) -> CommittedVersion {
-    CommittedVersion { version, blob: format!("blob-{version}"), digest: digest(version), at: 0 }
+    CommittedVersion {
+        version,
+        blob: format!("blob-{version}"),
+        digest: digest(version),
+        at: 0,
+    }
 }
 
 fn digest(version: u64) -> String {
@@ -21,19 +26,32 @@ fn digest(version: u64) -> String {
 
 fn report(version: u64) -> Report {
     let digest = (version > 0).then(|| digest(version));
-    Report { version, digest, patches: true }
+    Report {
+        version,
+        digest,
+        patches: true,
+    }
 }
 
 impl World {
     fn new(agents: &[&str], newest: Option<u64>) -> Self {
-        let settings =
-            PlanSettings { bandwidth: 1_000_000, patches: true, links_good_for: Duration::from_secs(1000) };
+        let settings = PlanSettings {
+            bandwidth: 1_000_000,
+            patches: true,
+            links_good_for: Duration::from_secs(1000),
+        };
         let newest = newest.map(made);
         let mut plan = Plan::new(settings, AgentRegistry::default(), newest.as_ref(), 0);
         plan.write_at = u64::MAX;
         let agents: Vec<String> = agents.iter().map(|id| (*id).to_owned()).collect();
         plan.inventory(&agents, 0);
-        Self { plan, now: 0, nonce: 0, connected: true, max_payload: 1 << 20 }
+        Self {
+            plan,
+            now: 0,
+            nonce: 0,
+            connected: true,
+            max_payload: 1 << 20,
+        }
     }
 
     fn step(&mut self) -> Vec<Action> {
@@ -54,7 +72,9 @@ impl World {
 
     /// Answers the initial reports with these versions.
     fn start(&mut self, held: &[(&str, u64)]) {
-        let Some(Action::Ask(questions)) = self.step().pop() else { panic!("no question") };
+        let Some(Action::Ask(questions)) = self.step().pop() else {
+            panic!("no question")
+        };
         for (agent, call) in questions {
             if let Some((_, version)) = held.iter().find(|(id, _)| *id == agent) {
                 self.reply(&agent, call, Reply::Synced(Some(report(*version))));
@@ -64,12 +84,18 @@ impl World {
 
     fn reply(&mut self, agent: &str, call: Call, reply: Reply) {
         let subject = message::reply_subject("p", agent, &call.token());
-        self.plan.on_message(&subject, &reply.write(), self.now, 0.5);
+        self.plan
+            .on_message(&subject, &reply.write(), self.now, 0.5);
     }
 
     /// Completes a commit and its upload. Returns the batch of announcements.
     fn publish(&mut self, version: u64, bytes: &Bytes) -> Vec<Outgoing> {
-        let committed = Committed { made: made(version), bytes: bytes.clone(), new: true, gone: Vec::new() };
+        let committed = Committed {
+            made: made(version),
+            bytes: bytes.clone(),
+            new: true,
+            gone: Vec::new(),
+        };
         self.plan.committed(committed, self.now);
         assert!(matches!(&self.step()[..], [Action::Put(..)]));
         self.plan.put(version, true, self.now);
@@ -115,8 +141,13 @@ fn silent_agents_delay_the_first_version_briefly() {
 #[test]
 fn conflicting_records_raise_the_version() {
     let mut world = World::new(&["a"], Some(3));
-    let Some(Action::Ask(questions)) = world.step().pop() else { panic!("no question") };
-    let other = Report { digest: Some(digest(99)), ..report(3) };
+    let Some(Action::Ask(questions)) = world.step().pop() else {
+        panic!("no question")
+    };
+    let other = Report {
+        digest: Some(digest(99)),
+        ..report(3)
+    };
     world.reply("a", questions[0].1, Reply::Synced(Some(other)));
     assert!(matches!(world.step()[..], [Action::Commit { floor: 3 }]));
 }
@@ -131,8 +162,13 @@ fn second_publisher_is_a_disagreement() {
     world.reply("a", batch[0].call, Reply::Synced(Some(report(1))));
     assert!(world.plan.registry.count().complete());
     let body = report(2).write();
-    world.plan.on_message("director.bosh-dns-sync.a.hello", &body, 10, 0.5);
-    assert_eq!(world.plan.take_disagreement().map(|(_, held)| held.version), Some(2));
+    world
+        .plan
+        .on_message("director.bosh-dns-sync.a.hello", &body, 10, 0.5);
+    assert_eq!(
+        world.plan.take_disagreement().map(|(_, held)| held.version),
+        Some(2)
+    );
     assert_eq!(world.plan.registry.count().disagreeing, 1);
     assert!(!world.plan.registry.count().complete());
 }
@@ -144,9 +180,21 @@ fn forged_and_oversized_replies_are_ignored() {
     world.step();
     world.step();
     world.publish(1, &Bytes::from_static(b"x"));
-    world.reply("a", Call { version: 1, nonce: 77 }, Reply::Synced(Some(report(1))));
-    world.plan.on_message("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
-    assert_eq!((world.plan.ignored, world.plan.registry.count().synced), (2, 0));
+    world.reply(
+        "a",
+        Call {
+            version: 1,
+            nonce: 77,
+        },
+        Reply::Synced(Some(report(1))),
+    );
+    world
+        .plan
+        .on_message("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
+    assert_eq!(
+        (world.plan.ignored, world.plan.registry.count().synced),
+        (2, 0)
+    );
 }
 
 #[test]
@@ -156,7 +204,12 @@ fn only_agents_of_ours_get_patches() {
     world.now = INQUIRY_MS;
     world.step();
     world.step();
-    let committed = Committed { made: made(2), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    let committed = Committed {
+        made: made(2),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: Vec::new(),
+    };
     world.plan.committed(committed, world.now);
     world.step();
     world.plan.put(2, true, world.now);
@@ -165,7 +218,14 @@ fn only_agents_of_ours_get_patches() {
         for action in world.step() {
             match action {
                 Action::Patch { from, to, .. } => {
-                    world.plan.patch(from, to, Some(Patch { from, zstd: "AAAA".to_owned() }));
+                    world.plan.patch(
+                        from,
+                        to,
+                        Some(Patch {
+                            from,
+                            zstd: "AAAA".to_owned(),
+                        }),
+                    );
                 }
                 Action::Send(batch) => {
                     for out in batch {
@@ -178,7 +238,11 @@ fn only_agents_of_ours_get_patches() {
         }
     }
     assert_eq!(extras["bosh"], None);
-    assert!(extras["ours"].as_ref().is_some_and(|extra| extra.patch.is_some() && extra.size == 1));
+    assert!(
+        extras["ours"]
+            .as_ref()
+            .is_some_and(|extra| extra.patch.is_some() && extra.size == 1)
+    );
 }
 
 #[test]
@@ -188,14 +252,35 @@ fn patches_fit_the_payload() {
     world.start(&[("a", 1)]);
     world.step();
     world.step();
-    let committed = Committed { made: made(2), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    let committed = Committed {
+        made: made(2),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: Vec::new(),
+    };
     world.plan.committed(committed, 0);
     world.step();
     world.plan.put(2, true, 0);
-    assert!(matches!(world.step()[..], [Action::Patch { from: 1, to: 2, .. }]));
-    world.plan.patch(1, 2, Some(Patch { from: 1, zstd: "AAAA".to_owned() }));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Patch { from: 1, to: 2, .. }]
+    ));
+    world.plan.patch(
+        1,
+        2,
+        Some(Patch {
+            from: 1,
+            zstd: "AAAA".to_owned(),
+        }),
+    );
     let batch = world.batch();
-    assert!(batch[0].announcement.extra.as_ref().is_some_and(|extra| extra.patch.is_none()));
+    assert!(
+        batch[0]
+            .announcement
+            .extra
+            .as_ref()
+            .is_some_and(|extra| extra.patch.is_none())
+    );
 }
 
 #[test]
@@ -208,12 +293,24 @@ fn queued_messages_are_not_repeated() {
     world.start(&held);
     world.step();
     world.step();
-    let committed = Committed { made: made(2), bytes: vec![0; 500_000].into(), new: true, gone: Vec::new() };
+    let committed = Committed {
+        made: made(2),
+        bytes: vec![0; 500_000].into(),
+        new: true,
+        gone: Vec::new(),
+    };
     world.plan.committed(committed, 0);
     world.step();
     world.plan.put(2, true, 0);
     world.step();
-    world.plan.patch(1, 2, Some(Patch { from: 1, zstd: "A".repeat(400_000) }));
+    world.plan.patch(
+        1,
+        2,
+        Some(Patch {
+            from: 1,
+            zstd: "A".repeat(400_000),
+        }),
+    );
     assert_eq!(world.batch().len(), 100);
     world.plan.sent(2, 0);
     world.now = 7_000;
@@ -236,8 +333,12 @@ fn fast_changes_share_versions() {
         for action in world.step() {
             if let Action::Commit { .. } = action {
                 version += 1;
-                let committed =
-                    Committed { made: made(version), bytes: bytes.clone(), new: true, gone: Vec::new() };
+                let committed = Committed {
+                    made: made(version),
+                    bytes: bytes.clone(),
+                    new: true,
+                    gone: Vec::new(),
+                };
                 world.plan.committed(committed, world.now);
             }
         }
@@ -255,9 +356,16 @@ fn stuck_blobstore_delays_no_announcement() {
     assert_eq!(batch.len(), 2);
     world.plan.sent(1, 0);
     // The upload of version 2 never finishes; agents with version 1 are still served.
-    let committed =
-        Committed { made: made(2), bytes: Bytes::from_static(b"y"), new: true, gone: vec![made(1)] };
-    assert!(matches!(world.plan.committed(committed, 0), Some(Action::Delete(_))));
+    let committed = Committed {
+        made: made(2),
+        bytes: Bytes::from_static(b"y"),
+        new: true,
+        gone: vec![made(1)],
+    };
+    assert!(matches!(
+        world.plan.committed(committed, 0),
+        Some(Action::Delete(_))
+    ));
     assert!(matches!(world.step()[..], [Action::Put(..)]));
     world.now = 60_000;
     assert!(world.step().is_empty());
@@ -273,19 +381,40 @@ fn raised_floor_commits_again() {
     world.now = INQUIRY_MS;
     assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
     // The other agent reports while the commit runs.
-    world.plan.on_message("director.bosh-dns-sync.b.hello", &report(9).write(), world.now, 0.5);
-    let committed = Committed { made: made(1), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    world.plan.on_message(
+        "director.bosh-dns-sync.b.hello",
+        &report(9).write(),
+        world.now,
+        0.5,
+    );
+    let committed = Committed {
+        made: made(1),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: Vec::new(),
+    };
     world.plan.committed(committed, world.now);
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 9 }, Action::Put(..)]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Commit { floor: 9 }, Action::Put(..)]
+    ));
 }
 
 #[test]
 fn book_without_agents_is_not_written() {
     let mut world = World::new(&["a"], Some(5));
     // A lost agents.json, before the inventory is read.
-    world.plan = Plan::new(world.plan.settings.clone(), AgentRegistry::default(), Some(&made(5)), 0);
-    let writes =
-        |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::WriteRegistry(_)));
+    world.plan = Plan::new(
+        world.plan.settings.clone(),
+        AgentRegistry::default(),
+        Some(&made(5)),
+        0,
+    );
+    let writes = |actions: Vec<Action>| {
+        actions
+            .iter()
+            .any(|action| matches!(action, Action::WriteRegistry(_)))
+    };
     assert!(!writes(world.step()));
     world.plan.inventory(&["a".to_owned()], 0);
     assert!(writes(world.step()));

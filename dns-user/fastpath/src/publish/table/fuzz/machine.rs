@@ -48,7 +48,10 @@ pub(crate) struct Fixed {
 
 impl Fixed {
     pub(crate) fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
-        let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
+        let addresses = addresses
+            .iter()
+            .map(|&last| Ipv4Addr::new(10, 0, 0, last))
+            .collect();
         self.names.insert(name(text), (listed, Some(addresses)));
         self
     }
@@ -62,7 +65,12 @@ impl Fixed {
 
 impl NameSource for Fixed {
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
-        Box::new(self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()))
+        Box::new(
+            self.names
+                .iter()
+                .filter(|(_, (listed, _))| *listed)
+                .map(|(name, _)| name.clone()),
+        )
     }
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
@@ -70,10 +78,20 @@ impl NameSource for Fixed {
         let instances: Vec<IpAddr> = addresses.iter().flatten().map(|&ip| ip.into()).collect();
         let v4 = addresses.iter().flatten().copied();
         Some(Resolution {
-            existence: if addresses.is_some() { Existence::Found } else { Existence::NoSuchName },
-            v4: v4.filter(|&ip| health.state(ip.into(), None) == HealthState::Running).collect(),
+            existence: if addresses.is_some() {
+                Existence::Found
+            } else {
+                Existence::NoSuchName
+            },
+            v4: v4
+                .filter(|&ip| health.state(ip.into(), None) == HealthState::Running)
+                .collect(),
             v6: Vec::new(),
-            checks: Checks { instances, tracked: false, synchronous: false },
+            checks: Checks {
+                instances,
+                tracked: false,
+                synchronous: false,
+            },
         })
     }
 
@@ -85,7 +103,9 @@ impl NameSource for Fixed {
     }
 
     fn changes_since(&self, older: &dyn NameSource) -> Option<Changes> {
-        let older = (older as &dyn Any).downcast_ref::<Self>().filter(|_| !self.is_incomparable)?;
+        let older = (older as &dyn Any)
+            .downcast_ref::<Self>()
+            .filter(|_| !self.is_incomparable)?;
         let mut changes = Changes::default();
         for name in self.names.keys().chain(older.names.keys()) {
             let [old, new] = [older, self].map(|snapshot| snapshot.names.get(name));
@@ -93,7 +113,8 @@ impl NameSource for Fixed {
                 continue;
             }
             changes.facets.extend([Facet::ANY, Facet::of(name)]);
-            let is_listed = |name: Option<&(bool, _)>| name.is_some_and(|(is_listed, _)| *is_listed);
+            let is_listed =
+                |name: Option<&(bool, _)>| name.is_some_and(|(is_listed, _)| *is_listed);
             match (is_listed(old), is_listed(new)) {
                 (false, true) => changes.listed.push(name.clone()),
                 (true, false) => changes.unlisted.push(name.clone()),
@@ -114,7 +135,11 @@ pub(crate) struct Failing(pub(crate) Mutex<Vec<IpAddr>>);
 
 impl Health for Failing {
     fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
-        if self.0.lock().contains(&ip) { HealthState::Failing } else { HealthState::Running }
+        if self.0.lock().contains(&ip) {
+            HealthState::Failing
+        } else {
+            HealthState::Running
+        }
     }
 }
 
@@ -134,19 +159,37 @@ impl Machine {
         health: Arc<dyn Health + Send + Sync>,
         grace: GracePeriods,
     ) -> Self {
-        let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).expect("there is memory").into();
+        let anonymous = |length: usize| {
+            memmap2::MmapMut::map_anon(length)
+                .expect("there is memory")
+                .into()
+        };
         let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
-        let elements = index::elements(u32::try_from(chunks).expect("a few") * CHUNK_CELLS) as usize;
-        let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
+        let elements =
+            index::elements(u32::try_from(chunks).expect("a few") * CHUNK_CELLS) as usize;
+        let index = Arc::new(IndexMemory::new(
+            anonymous(elements * size_of::<Pair>()),
+            memory.clone(),
+        ));
         let table = Table::new(
             (EntryStore::of(index.clone()), grace),
             SEED,
-            Limits { max_names, max_precomputed: max_names, negative, answers: 0, replies: 0 },
+            Limits {
+                max_names,
+                max_precomputed: max_names,
+                negative,
+                answers: 0,
+                replies: 0,
+            },
             health,
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),
         );
-        Self { table, index, memory }
+        Self {
+            table,
+            index,
+            memory,
+        }
     }
 
     /// Returns the location of a name's entry, according to the index.
@@ -175,7 +218,10 @@ impl Machine {
         let location = self.place(text).expect("a name in the map");
         let header = read_header(&self.memory, location).expect("the index leads to entries");
         let size = header.size().div_ceil(8);
-        let mut words = self.memory.read(location, size).expect("entries lie inside the store");
+        let mut words = self
+            .memory
+            .read(location, size)
+            .expect("entries lie inside the store");
         words[0] = at_ns;
         self.memory.write(location, &words);
     }
@@ -184,8 +230,14 @@ impl Machine {
     /// only the memory of the entries is in use.
     pub(crate) fn check(&self) {
         let status = self.table.status();
-        assert_eq!(self.index.locations().count(), self.table.records.iter().count());
-        assert_eq!(status.published + status.learned + status.negative, self.table.records.iter().count());
+        assert_eq!(
+            self.index.locations().count(),
+            self.table.records.iter().count()
+        );
+        assert_eq!(
+            status.published + status.learned + status.negative,
+            self.table.records.iter().count()
+        );
         assert!(status.published + status.learned <= status.max_names);
         assert!(status.negative <= status.max_negative);
         let mut used = 0;
@@ -197,7 +249,12 @@ impl Machine {
             }
         }
         assert_eq!(status.store.used, used);
-        let dependent = self.table.records.iter().filter(|(_, record)| record.dependency.is_some()).count();
+        let dependent = self
+            .table
+            .records
+            .iter()
+            .filter(|(_, record)| record.dependency.is_some())
+            .count();
         assert_eq!(self.table.dependents.names(), dependent);
     }
 }

@@ -75,7 +75,14 @@ impl Trial {
         let grace = GracePeriods::start(|| true).expect("a thread can be started");
         let machine = Machine::with(max_names, negative, 1, health.clone(), grace);
         let valid = vec![Fixed::default()];
-        Self { machine, health, valid, is_roomy, withdrawn: Vec::new(), now_ns: 0 }
+        Self {
+            machine,
+            health,
+            valid,
+            is_roomy,
+            withdrawn: Vec::new(),
+            now_ns: 0,
+        }
     }
 
     fn step(&mut self, step: u8, bytes: &mut impl Iterator<Item = u8>) {
@@ -103,9 +110,9 @@ impl Trial {
     /// Installs a new snapshot: one byte for each name, of which comparable ones change three.
     fn install(&mut self, is_incomparable: bool, bytes: &mut impl Iterator<Item = u8>) {
         let mut snapshot = match is_incomparable {
-            true => NAMES
-                .iter()
-                .fold(Fixed::default(), |snapshot, text| with(snapshot, text, bytes.next().unwrap_or(0))),
+            true => NAMES.iter().fold(Fixed::default(), |snapshot, text| {
+                with(snapshot, text, bytes.next().unwrap_or(0))
+            }),
             false => (0..3).fold(self.newest().clone(), |mut snapshot, _| {
                 let text = NAMES[usize::from(bytes.next().unwrap_or(0)) % NAMES.len()];
                 snapshot.names.remove(&name(text));
@@ -131,7 +138,10 @@ impl Trial {
             .collect();
         for snapshot in &mut self.valid {
             for &(text, byte) in &within {
-                let was_listed = snapshot.names.remove(&name(text)).is_some_and(|(listed, _)| listed);
+                let was_listed = snapshot
+                    .names
+                    .remove(&name(text))
+                    .is_some_and(|(listed, _)| listed);
                 *snapshot = with(std::mem::take(snapshot), text, byte);
                 if let Some((listed, _)) = snapshot.names.get_mut(&name(text)) {
                     *listed = was_listed;
@@ -139,7 +149,9 @@ impl Trial {
             }
         }
         let newest = self.newest().clone();
-        self.machine.table.refresh_within(Arc::new(newest), &[domain], &mut || {});
+        self.machine
+            .table
+            .refresh_within(Arc::new(newest), &[domain], &mut || {});
         self.withdrawn.extend(within.iter().map(|&(text, _)| text));
     }
 
@@ -189,10 +201,17 @@ impl Trial {
     fn check(&self) {
         self.machine.check();
         for text in NAMES {
-            let Some(answer) = self.machine.answer(text) else { continue };
-            let may_be =
-                self.valid.iter().any(|snapshot| self.expected(snapshot, text).as_ref() == Some(&answer));
-            assert!(may_be, "{text} is answered {answer:?}, which no snapshot in force says");
+            let Some(answer) = self.machine.answer(text) else {
+                continue;
+            };
+            let may_be = self
+                .valid
+                .iter()
+                .any(|snapshot| self.expected(snapshot, text).as_ref() == Some(&answer));
+            assert!(
+                may_be,
+                "{text} is answered {answer:?}, which no snapshot in force says"
+            );
         }
     }
 
@@ -208,7 +227,10 @@ impl Trial {
         for text in NAMES {
             let is_listed = matches!(self.newest().names.get(&name(text)), Some((true, Some(_))));
             if is_listed && !self.withdrawn.contains(&text) {
-                assert!(self.machine.answer(text).is_some(), "{text} is listed and not in the map");
+                assert!(
+                    self.machine.answer(text).is_some(),
+                    "{text} is listed and not in the map"
+                );
             }
         }
     }
@@ -230,8 +252,10 @@ impl Trial {
 /// Adds a name to a snapshot. The byte encodes whether the name is foreign, unknown, has instances,
 /// or is also listed.
 fn with(snapshot: Fixed, text: &str, byte: u8) -> Fixed {
-    let instances: Vec<u8> =
-        (0..INSTANCES).filter(|number| byte >> (2 + number) & 1 == 1).map(|n| n + 1).collect();
+    let instances: Vec<u8> = (0..INSTANCES)
+        .filter(|number| byte >> (2 + number) & 1 == 1)
+        .map(|n| n + 1)
+        .collect();
     match byte & 3 {
         0 => snapshot,
         1 => snapshot.without(text),

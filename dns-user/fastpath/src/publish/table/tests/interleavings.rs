@@ -96,18 +96,38 @@ fn machine(elements: usize, cells: usize) -> (Publisher, Program) {
     let memory = std::sync::Arc::new(EntryMemory::new(entries.clone()));
     let index = std::sync::Arc::new(IndexMemory::new(names.clone(), memory));
     let rcu = Arc::new(RwLock::new(()));
-    let publisher = Publisher { store: EntryStore::of(index), rcu: rcu.clone() };
-    (publisher, Program { names, entries, rcu })
+    let publisher = Publisher {
+        store: EntryStore::of(index),
+        rcu: rcu.clone(),
+    };
+    (
+        publisher,
+        Program {
+            names,
+            entries,
+            rcu,
+        },
+    )
 }
 
 impl Publisher {
     /// Publishes an answer for a name, in place of an older one.
     fn publish(&mut self, Name(key): Name, answer: u64, old: Option<Placed>) -> Placed {
         let size = ENTRY_WORDS * 8;
-        let location = self.store.allocator.allocate(size).expect("there are cells enough");
-        let new = Placed { key, location, size };
+        let location = self
+            .store
+            .allocator
+            .allocate(size)
+            .expect("there are cells enough");
+        let new = Placed {
+            key,
+            location,
+            size,
+        };
         let words = [0, key, key, answer, answer];
-        self.store.write(new, &words, old.map(|old| (old.location, size))).expect("the index has room");
+        self.store
+            .write(new, &words, old.map(|old| (old.location, size)))
+            .expect("the index has room");
         new
     }
 
@@ -125,8 +145,13 @@ impl Program {
     fn answer(&self, Name(hash): Name) -> Option<u64> {
         let _run = self.rcu.read().unwrap();
         let start = self.find(hash)?.offset() as usize / 8;
-        let [name, first, second] = [2, 3, 4].map(|word| self.entries.load(start + word, Ordering::Relaxed));
-        assert_eq!((name, first), (hash, second), "an answer of another name, or of two");
+        let [name, first, second] =
+            [2, 3, 4].map(|word| self.entries.load(start + word, Ordering::Relaxed));
+        assert_eq!(
+            (name, first),
+            (hash, second),
+            "an answer of another name, or of two"
+        );
         Some(first)
     }
 
@@ -135,7 +160,8 @@ impl Program {
         // The next read depends on the address read here; Acquire models that ordering.
         let pairs = self.names.load(0, Ordering::Acquire) as u32;
         for turn in 0..2 {
-            let bucket = 2 * index::element(hash, pairs) as usize + (index::preferred_bucket(hash) ^ turn);
+            let bucket =
+                2 * index::element(hash, pairs) as usize + (index::preferred_bucket(hash) ^ turn);
             let words = bucket * size_of::<Bucket>() / 8;
             let tags = [words, words + 1].map(|word| self.names.load(word, Ordering::Acquire));
             let mut slots = index::slots_with(tags, index::tag(hash));
@@ -143,8 +169,11 @@ impl Program {
                 if slots == 0 {
                     break;
                 }
-                let cells = (bucket * size_of::<Bucket>() + std::mem::offset_of!(Bucket, cells)) / 4;
-                let cell = self.names.load_half(cells + index::first_slot(slots), Ordering::Acquire);
+                let cells =
+                    (bucket * size_of::<Bucket>() + std::mem::offset_of!(Bucket, cells)) / 4;
+                let cell = self
+                    .names
+                    .load_half(cells + index::first_slot(slots), Ordering::Acquire);
                 if self.has_hash(Location(cell), hash) {
                     return Some(Location(cell));
                 }
@@ -213,7 +242,9 @@ fn replaced_answer_is_whole_and_current() {
         let run = move |program: &Program| {
             for _ in 0..2 {
                 let least = complete.load(Ordering::Acquire);
-                let answer = program.answer(name).expect("the name is published all the while");
+                let answer = program
+                    .answer(name)
+                    .expect("the name is published all the while");
                 assert!(answer >= least, "{answer} after {least} was published");
             }
         };
@@ -242,7 +273,10 @@ fn removed_name_stays_unanswered_after_reuse() {
             assert!(matches!(program.answer(come), None | Some(2)));
         };
         let program = side_by_side((publisher, program), publish, run);
-        assert_eq!((program.answer(gone), program.answer(come)), (None, Some(2)));
+        assert_eq!(
+            (program.answer(gone), program.answer(come)),
+            (None, Some(2))
+        );
     });
 }
 
@@ -261,7 +295,11 @@ fn growing_index_loses_no_name() {
         };
         let run = move |program: &Program| {
             assert_eq!(program.answer(name(names - 1)), Some(names - 1));
-            assert!(program.answer(name(names)).is_none_or(|answer| answer == names));
+            assert!(
+                program
+                    .answer(name(names))
+                    .is_none_or(|answer| answer == names)
+            );
         };
         let program = side_by_side((publisher, program), publish, run);
         assert_eq!(program.answer(name(names)), Some(names));

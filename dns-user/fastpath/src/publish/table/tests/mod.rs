@@ -71,7 +71,11 @@ fn grace_periods_until(is_over: &Arc<AtomicBool>) -> GracePeriods {
 #[test]
 fn unlisted_names_need_a_query() {
     let mut bench = Machine::new(10, 4, 1);
-    bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", false, &[3]));
+    bench.install(
+        &Fixed::default()
+            .with("a.bosh", true, &[1, 2])
+            .with("b.bosh", false, &[3]),
+    );
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
     assert_eq!(bench.answer("b.bosh"), None);
     bench.learn("b.bosh");
@@ -83,7 +87,9 @@ fn unlisted_names_need_a_query() {
 #[test]
 fn only_differences_are_written() {
     let mut bench = Machine::new(10, 4, 1);
-    let answers = Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]);
+    let answers = Fixed::default()
+        .with("a.bosh", true, &[1, 2])
+        .with("b.bosh", true, &[3]);
     bench.install(&answers);
     assert_eq!(bench.table.status().written, 2);
     bench.install(&answers);
@@ -94,7 +100,9 @@ fn only_differences_are_written() {
     assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
     let key = hash_name(SEED, name("b.bosh").as_wire());
     assert_eq!(
-        bench.memory.last_used_ns(bench.table.records.get(key).unwrap().location),
+        bench
+            .memory
+            .last_used_ns(bench.table.records.get(key).unwrap().location),
         99,
         "the last use is carried over"
     );
@@ -103,14 +111,24 @@ fn only_differences_are_written() {
 #[test]
 fn names_used_last_are_the_first_to_change() {
     let names = ["a.bosh", "b.bosh", "c.bosh", "d.bosh", "e.bosh"];
-    let all = |address| names.iter().fold(Fixed::default(), |all, name| all.with(name, true, &[address]));
+    let all = |address| {
+        names.iter().fold(Fixed::default(), |all, name| {
+            all.with(name, true, &[address])
+        })
+    };
     let mut bench = Machine::new(10, 4, 1);
     bench.install(&all(1));
     bench.use_at("d.bosh", 100);
     bench.use_at("b.bosh", 101);
     bench.install(&all(2));
     // Entries are stored in the order of writing.
-    let place = |text: &str| bench.index.get(hash_name(SEED, name(text).as_wire())).unwrap().0;
+    let place = |text: &str| {
+        bench
+            .index
+            .get(hash_name(SEED, name(text).as_wire()))
+            .unwrap()
+            .0
+    };
     let mut order = names;
     order.sort_by_key(|text| place(text));
     assert_eq!(order[..2], ["b.bosh", "d.bosh"]);
@@ -124,7 +142,10 @@ fn a_published_entry_is_never_changed_in_place() {
     bench.install(&Fixed::default().with("a.bosh", true, &[2]));
     let after = bench.table.records.iter().next().unwrap().1.location;
     assert_ne!(before, after);
-    assert!(bench.table.status().store.quarantined > 0, "the old cells may still be being read");
+    assert!(
+        bench.table.status().store.quarantined > 0,
+        "the old cells may still be being read"
+    );
     bench.table.reclaim_now();
     assert_eq!(bench.table.status().store.quarantined, 0);
 }
@@ -132,7 +153,11 @@ fn a_published_entry_is_never_changed_in_place() {
 #[test]
 fn removed_records_disappear() {
     let mut bench = Machine::new(10, 4, 1);
-    bench.install(&Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", true, &[2]));
+    bench.install(
+        &Fixed::default()
+            .with("a.bosh", true, &[1])
+            .with("b.bosh", true, &[2]),
+    );
     bench.learn("c.bosh");
     bench.use_at("b.bosh", 5);
     // `a` is no longer ours; `b` was in use and no longer exists.
@@ -144,7 +169,11 @@ fn removed_records_disappear() {
 #[test]
 fn reload_keeps_resolvable_learned_names() {
     let mut bench = Machine::new(10, 4, 1);
-    bench.install(&Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]));
+    bench.install(
+        &Fixed::default()
+            .with("a.bosh", false, &[1])
+            .with("b.bosh", false, &[2]),
+    );
     bench.learn("a.bosh");
     bench.learn("b.bosh");
     bench.install(&Fixed::default().with("a.bosh", false, &[9]));
@@ -156,7 +185,11 @@ fn reload_keeps_resolvable_learned_names() {
 fn health_change_updates_dependent_names() {
     let health = Arc::new(Failing::default());
     let mut bench = Machine::with_health(10, 4, 1, health.clone());
-    bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]));
+    bench.install(
+        &Fixed::default()
+            .with("a.bosh", true, &[1, 2])
+            .with("b.bosh", true, &[3]),
+    );
     let failing = IpAddr::from([10, 0, 0, 1]);
     health.0.lock().push(failing);
     bench.table.health_changed(&[failing], &mut || {});
@@ -186,7 +219,11 @@ fn second_chance_evicts_the_unused_and_spares_listed_names() {
     assert!(bench.answer("a.bosh").is_some() && bench.answer("c.bosh").is_some());
     bench.use_at("c.bosh", 101);
     bench.learn("d.bosh");
-    assert_eq!(bench.answer("a.bosh"), None, "its chance was used up, and nobody asked since");
+    assert_eq!(
+        bench.answer("a.bosh"),
+        None,
+        "its chance was used up, and nobody asked since"
+    );
     assert!(bench.answer("pinned.bosh").is_some());
     assert_eq!(bench.table.status().evicted, 2);
 }
@@ -194,7 +231,9 @@ fn second_chance_evicts_the_unused_and_spares_listed_names() {
 #[test]
 fn negative_names_evict_negative_names() {
     let mut bench = Machine::new(2, 2, 1);
-    let mut answers = Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", false, &[2]);
+    let mut answers = Fixed::default()
+        .with("a.bosh", true, &[1])
+        .with("b.bosh", false, &[2]);
     for n in 0..20 {
         answers = answers.without(&format!("none{n}.bosh"));
     }
@@ -248,26 +287,42 @@ fn long_list_leaves_room_to_learn() {
         assert_eq!(bench.answer(&format!("n{n}.bosh")), Some(Ok(vec![n])));
     }
     let status = bench.table.status();
-    assert_eq!((status.published, status.learned, status.evicted), (3, 1, 2));
+    assert_eq!(
+        (status.published, status.learned, status.evicted),
+        (3, 1, 2)
+    );
 }
 
 #[test]
 fn listed_names_evict_learned_names() {
     let mut bench = Machine::new(2, 2, 1);
-    let answers = Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]);
+    let answers = Fixed::default()
+        .with("a.bosh", false, &[1])
+        .with("b.bosh", false, &[2]);
     bench.install(&answers);
     bench.learn("a.bosh");
     bench.learn("b.bosh");
-    bench.install(&answers.with("c.bosh", true, &[3]).with("d.bosh", true, &[4]));
+    bench.install(
+        &answers
+            .with("c.bosh", true, &[3])
+            .with("d.bosh", true, &[4]),
+    );
     let status = bench.table.status();
-    assert_eq!((status.published, status.learned, status.unfitting.total()), (2, 0, 0));
+    assert_eq!(
+        (status.published, status.learned, status.unfitting.total()),
+        (2, 0, 0)
+    );
 }
 
 /// Returns `count` names whose entries take 17 cells each: 16 + 16 + 1024 bytes.
 fn large_names(count: usize) -> (Fixed, Vec<String>) {
     let many: Vec<u8> = (0..=255).collect();
-    let texts: Vec<String> = (0..count).map(|number| format!("n{number:05}.bosh")).collect();
-    let answers = texts.iter().fold(Fixed::default(), |answers, text| answers.with(text, false, &many));
+    let texts: Vec<String> = (0..count)
+        .map(|number| format!("n{number:05}.bosh"))
+        .collect();
+    let answers = texts.iter().fold(Fixed::default(), |answers, text| {
+        answers.with(text, false, &many)
+    });
     (answers, texts)
 }
 
@@ -281,8 +336,15 @@ fn full_store_evicts_without_waiting() {
     texts.iter().for_each(|text| bench.table.learn(&name(text)));
     bench.check();
     let last = texts.last().unwrap();
-    assert_eq!(bench.answer(last), None, "the reserve is not for names that are merely asked for");
-    assert!(bench.table.status().evicted > 0, "room for it is on its way");
+    assert_eq!(
+        bench.answer(last),
+        None,
+        "the reserve is not for names that are merely asked for"
+    );
+    assert!(
+        bench.table.status().evicted > 0,
+        "room for it is on its way"
+    );
     is_over.store(true, Ordering::Release);
     bench.table.reclaim_now();
     bench.learn(last);
@@ -297,21 +359,33 @@ fn new_records_find_room_whatever_was_learned() {
     texts.iter().for_each(|text| bench.table.learn(&name(text)));
     // Twice as many as fit into the reserve.
     let listed = texts.len() / 4;
-    answers.names.values_mut().rev().take(listed).for_each(|(is_listed, _)| *is_listed = true);
+    answers
+        .names
+        .values_mut()
+        .rev()
+        .take(listed)
+        .for_each(|(is_listed, _)| *is_listed = true);
     bench.install(&answers);
     assert_eq!(bench.table.status().unfitting.total(), 0);
     assert!(bench.table.status().published >= listed);
-    answers.names.values_mut().for_each(|(is_listed, _)| *is_listed = true);
+    answers
+        .names
+        .values_mut()
+        .for_each(|(is_listed, _)| *is_listed = true);
     bench.install(&answers);
-    assert!(bench.table.status().unfitting.no_room > 0, "what does not fit is counted");
+    assert!(
+        bench.table.status().unfitting.no_room > 0,
+        "what does not fit is counted"
+    );
 }
 
 #[test]
 fn flood_spares_names_in_use() {
     let mut bench = Machine::new(400, 4, 1);
     let text = |number: usize| format!("n{number}.bosh");
-    let answers =
-        (0..6_000).fold(Fixed::default(), |answers, number| answers.with(&text(number), false, &[1]));
+    let answers = (0..6_000).fold(Fixed::default(), |answers, number| {
+        answers.with(&text(number), false, &[1])
+    });
     bench.install(&answers);
     (0..200).for_each(|number| bench.table.learn(&name(&text(number))));
     for number in 200..6_000 {
@@ -322,7 +396,11 @@ fn flood_spares_names_in_use() {
     }
     bench.check();
     assert!((0..200).all(|steady| bench.answer(&text(steady)).is_some()));
-    assert!(bench.table.status().evicted < 2_000, "{}", bench.table.status().evicted);
+    assert!(
+        bench.table.status().evicted < 2_000,
+        "{}",
+        bench.table.status().evicted
+    );
 }
 
 #[test]
@@ -340,7 +418,11 @@ fn spellings_share_dependents() {
 #[test]
 fn unfitting_names_are_counted() {
     let mut bench = Machine::new(10, 2, 1);
-    bench.install(&Fixed::default().with("a\\000b.bosh", true, &[1]).with("ok.bosh", true, &[2]));
+    bench.install(
+        &Fixed::default()
+            .with("a\\000b.bosh", true, &[1])
+            .with("ok.bosh", true, &[2]),
+    );
     let status = bench.table.status();
     assert_eq!((status.published, status.unfitting.nul_byte), (1, 1));
 }
@@ -349,22 +431,33 @@ fn unfitting_names_are_counted() {
 fn forgotten_names_come_back_when_asked_again() {
     let mut bench = Machine::new(10, 2, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]));
-    bench.table.withdraw(&[name("a.bosh"), name("never-there.bosh")]);
+    bench
+        .table
+        .withdraw(&[name("a.bosh"), name("never-there.bosh")]);
     bench.check();
     assert_eq!(bench.answer("a.bosh"), None);
     bench.learn("a.bosh");
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1])));
-    assert_eq!(bench.table.status().published, 1, "it is listed all the same");
+    assert_eq!(
+        bench.table.status().published,
+        1,
+        "it is listed all the same"
+    );
 }
 
 #[test]
 fn hash_collision_keeps_first_name() {
     let (one, other) = colliding_names(7);
-    assert_eq!(hash_name(SEED, one.as_wire()), hash_name(SEED, other.as_wire()));
+    assert_eq!(
+        hash_name(SEED, one.as_wire()),
+        hash_name(SEED, other.as_wire())
+    );
     let mut bench = Machine::new(10, 2, 1);
     let mut answers = Fixed::default();
     for name in [&one, &other] {
-        answers.names.insert(name.clone(), (true, Some(vec![Ipv4Addr::LOCALHOST])));
+        answers
+            .names
+            .insert(name.clone(), (true, Some(vec![Ipv4Addr::LOCALHOST])));
     }
     bench.install(&answers);
     let status = bench.table.status();
@@ -396,8 +489,14 @@ fn colliding_names(seed: u64) -> (Name, Name) {
         let bent = second ^ after_first(first) ^ after_first(word(&other[..8]));
         other[8..].copy_from_slice(&bent.to_le_bytes());
         let label = &other[1..15];
-        if other[15] == 0 && !label.contains(&0) && label.iter().all(|byte| !byte.is_ascii_uppercase()) {
-            return (Name::from_wire(&one).unwrap().0, Name::from_wire(&other).unwrap().0);
+        if other[15] == 0
+            && !label.contains(&0)
+            && label.iter().all(|byte| !byte.is_ascii_uppercase())
+        {
+            return (
+                Name::from_wire(&one).unwrap().0,
+                Name::from_wire(&other).unwrap().0,
+            );
         }
     }
 }
@@ -405,10 +504,17 @@ fn colliding_names(seed: u64) -> (Name, Name) {
 #[test]
 fn frequent_installs_let_passes_end() {
     let mut bench = Machine::new(1000, 4, 2);
-    let texts: Vec<String> = (0..500).map(|number| format!("n{number:03}.bosh")).collect();
+    let texts: Vec<String> = (0..500)
+        .map(|number| format!("n{number:03}.bosh"))
+        .collect();
     let all = |last: u8| {
-        let incomparable = Fixed { is_incomparable: true, ..Fixed::default() };
-        texts.iter().fold(incomparable, |fixed, text| fixed.with(text, true, &[last]))
+        let incomparable = Fixed {
+            is_incomparable: true,
+            ..Fixed::default()
+        };
+        texts
+            .iter()
+            .fold(incomparable, |fixed, text| fixed.with(text, true, &[last]))
     };
     bench.install(&all(1));
     // Newer answers arrive before each slice of 64 names; no name is hot, so none is updated first.
@@ -422,5 +528,9 @@ fn frequent_installs_let_passes_end() {
         bench.table.go_on(Instant::now());
     }
     bench.check();
-    assert!(texts.iter().all(|text| bench.answer(text) == Some(Ok(vec![40]))));
+    assert!(
+        texts
+            .iter()
+            .all(|text| bench.answer(text) == Some(Ok(vec![40])))
+    );
 }

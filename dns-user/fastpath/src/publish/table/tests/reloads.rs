@@ -42,7 +42,8 @@ impl NameSource for Counted {
     }
 
     fn changes_since(&self, older: &dyn NameSource) -> Option<Changes> {
-        self.snapshot.changes_since(&(older as &dyn Any).downcast_ref::<Self>()?.snapshot)
+        self.snapshot
+            .changes_since(&(older as &dyn Any).downcast_ref::<Self>()?.snapshot)
     }
 }
 
@@ -68,13 +69,30 @@ const FILE_ALIASES: &[u8] =
 
 /// Returns the snapshot of these rows. The columns start with the one of this number.
 fn snapshot(rows: &[Row], first_column: usize) -> Snapshot {
-    let mut keys =
-        ["id", "num_id", "instance_group", "network", "deployment", "az", "group_ids", "ip", "domain"];
+    let mut keys = [
+        "id",
+        "num_id",
+        "instance_group",
+        "network",
+        "deployment",
+        "az",
+        "group_ids",
+        "ip",
+        "domain",
+    ];
     keys.rotate_left(first_column % 9);
     let rows: Vec<String> = rows
         .iter()
         .map(|row| {
-            let Row { id, number, place: [group, network, deployment], zone, groups, address, domain } = row;
+            let Row {
+                id,
+                number,
+                place: [group, network, deployment],
+                zone,
+                groups,
+                address,
+                domain,
+            } = row;
             let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
             let mut values = [
                 format!("{id:?}"),
@@ -105,8 +123,14 @@ impl Machine {
     /// Returns the entry of each name, without the time of its last use.
     fn entries(&self) -> BTreeMap<Name, Vec<u64>> {
         let entries = self.table.records.iter().map(|(_, record)| {
-            let words = self.memory.read(record.location, record.size() / 8).unwrap();
-            (read_name(&self.memory, record.location).unwrap(), words[1..].to_vec())
+            let words = self
+                .memory
+                .read(record.location, record.size() / 8)
+                .unwrap();
+            (
+                read_name(&self.memory, record.location).unwrap(),
+                words[1..].to_vec(),
+            )
         });
         entries.collect()
     }
@@ -138,7 +162,10 @@ fn large_fleet(count: u32) -> Vec<Row> {
 fn reload_resolves_only_concerned_names() {
     let resolutions = Arc::new(AtomicUsize::new(0));
     let source = |rows: &[Row], first_column| -> Arc<dyn NameSource> {
-        Arc::new(Counted { snapshot: snapshot(rows, first_column), resolutions: resolutions.clone() })
+        Arc::new(Counted {
+            snapshot: snapshot(rows, first_column),
+            resolutions: resolutions.clone(),
+        })
     };
     let mut bench = Machine::new(20_000, 64, 4);
     let mut rows = large_fleet(2_000);
@@ -156,11 +183,20 @@ fn reload_resolves_only_concerned_names() {
     assert_eq!(bench.table.status().written, written + 5);
     assert_eq!(bench.answer("id-700.q-g1035.bosh"), Some(Ok(vec![1])));
     let gone = rows.remove(900);
-    rows.insert(3, Row { id: "new".into(), number: 9_999, ..gone });
+    rows.insert(
+        3,
+        Row {
+            id: "new".into(),
+            number: 9_999,
+            ..gone
+        },
+    );
     bench.reload(source(&rows, 4));
     let resolved = resolutions.swap(0, Ordering::Relaxed);
     assert!((4..=16).contains(&resolved), "{resolved}");
-    assert!(bench.answer("new.q-g1045.bosh").is_some() && bench.answer("id-900.q-g1045.bosh").is_none());
+    assert!(
+        bench.answer("new.q-g1045.bosh").is_some() && bench.answer("id-900.q-g1045.bosh").is_none()
+    );
 }
 
 #[test]
@@ -174,7 +210,9 @@ fn shrunk_group_is_published_by_reload() {
     let left_out = rows.split_off(MAX_V4);
     bench.reload(Arc::new(snapshot(&rows, 0)));
     assert_eq!(
-        bench.answer("q-s0.q-g7.bosh").map(|answer| answer.map(|found| found.len())),
+        bench
+            .answer("q-s0.q-g7.bosh")
+            .map(|answer| answer.map(|found| found.len())),
         Some(Ok(MAX_V4))
     );
     assert_eq!(bench.table.status().unfitting.total(), 0);
@@ -185,8 +223,8 @@ fn shrunk_group_is_published_by_reload() {
 
 /// Labels and endings of the names that clients query.
 const LABELS: [&str; 20] = [
-    "i0", "i1", "i2", "i7", "q-s0", "q-s1", "q-s3", "q-s4", "q-m1s0", "q-i0", "q-g1", "q-g2", "q-g3", "web",
-    "db", "n1", "d", "*", "nobody", "z1",
+    "i0", "i1", "i2", "i7", "q-s0", "q-s1", "q-s3", "q-s4", "q-m1s0", "q-i0", "q-g1", "q-g2",
+    "q-g3", "web", "db", "n1", "d", "*", "nobody", "z1",
 ];
 const ENDINGS: [&str; 10] = [
     "bosh",
@@ -227,7 +265,12 @@ fn edit(rows: &mut Vec<Row>, random: &mut fastrand::Rng) {
         2 => random.shuffle(rows),
         3 => rows[at].groups.push(random.u32(1..4)),
         4 => rows[at].address = Ipv4Addr::new(10, 0, 0, random.u8(..20)),
-        5 => rows[at] = Row { domain: rows[at].domain, ..random_row(random) },
+        5 => {
+            rows[at] = Row {
+                domain: rows[at].domain,
+                ..random_row(random)
+            }
+        }
         _ => rows[at].zone = ["z1", "z2", ""][random.usize(..3)],
     }
 }

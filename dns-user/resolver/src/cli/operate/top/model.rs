@@ -108,18 +108,26 @@ impl Model {
         if let (Some(new), Some(old)) = (&status.fast_path, &self.status.fast_path) {
             for (outcome, packets) in &new.outcomes {
                 let before = old.outcomes.get(outcome).copied().unwrap_or(0);
-                rates.outcomes.insert(outcome.clone(), rate(*packets, before));
+                rates
+                    .outcomes
+                    .insert(outcome.clone(), rate(*packets, before));
             }
             for interface in &new.interfaces {
-                let before = old.interfaces.iter().find(|other| other.name == interface.name);
+                let before = old
+                    .interfaces
+                    .iter()
+                    .find(|other| other.name == interface.name);
                 let before = before.map_or(0, |other| other.replies);
-                rates.interfaces.insert(interface.name.clone(), rate(interface.replies, before));
+                rates
+                    .interfaces
+                    .insert(interface.name.clone(), rate(interface.replies, before));
             }
         }
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back((rates.fast + rates.userspace) as u64);
+        self.history
+            .push_back((rates.fast + rates.userspace) as u64);
         self.rates = rates;
         self.status = status;
         self.read_at = Instant::now();
@@ -132,10 +140,19 @@ impl Model {
     pub(super) fn count_line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
         let queries = match line.path {
-            TapPath::Fast => QueryCount { fast: weight, userspace: 0, lines: 1 },
-            TapPath::Userspace => QueryCount { fast: 0, userspace: weight, lines: 1 },
+            TapPath::Fast => QueryCount {
+                fast: weight,
+                userspace: 0,
+                lines: 1,
+            },
+            TapPath::Userspace => QueryCount {
+                fast: 0,
+                userspace: weight,
+                lines: 1,
+            },
         };
-        self.names.add((line.name.clone(), line.query_type.clone()), queries);
+        self.names
+            .add((line.name.clone(), line.query_type.clone()), queries);
         self.clients.add(line.client.ip().to_canonical(), queries);
     }
 
@@ -150,10 +167,15 @@ impl Model {
     }
 
     /// Refused queries of a client, or of its network, within the last minute.
-    #[cfg_attr(not(feature = "screen"), allow(dead_code, reason = "only the screen shows it"))]
+    #[cfg_attr(
+        not(feature = "screen"),
+        allow(dead_code, reason = "only the screen shows it")
+    )]
     pub(super) fn refused(&self, client: IpAddr) -> u64 {
         let limited = self.status.overload.limited();
-        let of_client = limited.iter().filter(|(_, limited)| limited.client == client_of(client));
+        let of_client = limited
+            .iter()
+            .filter(|(_, limited)| limited.client == client_of(client));
         of_client.map(|(_, limited)| limited.refused).sum()
     }
 
@@ -163,7 +185,10 @@ impl Model {
 
     /// Describes the fast path's share of recent replies.
     pub(super) fn hit_ratio(&self) -> String {
-        percent(self.rates.fast as u64, (self.rates.fast + self.rates.userspace) as u64)
+        percent(
+            self.rates.fast as u64,
+            (self.rates.fast + self.rates.userspace) as u64,
+        )
     }
 
     pub(super) fn text(&self) -> String {
@@ -180,15 +205,35 @@ impl Model {
             duration(self.status.uptime_seconds)
         );
         let mut names = Table::new(&["PER SECOND", "", "FAST", "TYPE", "NAME"]);
-        for Ranked { key: (name, query_type), queries, per_second } in self.names().into_iter().take(PRINTED)
+        for Ranked {
+            key: (name, query_type),
+            queries,
+            per_second,
+        } in self.names().into_iter().take(PRINTED)
         {
             let fast = percent(queries.fast, queries.total());
-            names.line([rate_text(per_second), queries.error_text(), fast, query_type.clone(), name.clone()]);
+            names.line([
+                rate_text(per_second),
+                queries.error_text(),
+                fast,
+                query_type.clone(),
+                name.clone(),
+            ]);
         }
         let mut clients = Table::new(&["PER SECOND", "", "FAST", "CLIENT"]);
-        for Ranked { key: client, queries, per_second } in self.clients().into_iter().take(PRINTED) {
+        for Ranked {
+            key: client,
+            queries,
+            per_second,
+        } in self.clients().into_iter().take(PRINTED)
+        {
             let fast = percent(queries.fast, queries.total());
-            clients.line([rate_text(per_second), queries.error_text(), fast, client.to_string()]);
+            clients.line([
+                rate_text(per_second),
+                queries.error_text(),
+                fast,
+                client.to_string(),
+            ]);
         }
         let mut outcomes = Table::new(&["PER SECOND", "PASSED ON BECAUSE"]);
         for (outcome, rate) in self.misses() {
@@ -196,14 +241,21 @@ impl Model {
         }
         let mut limited = Table::new(&["REFUSED", "LIMITED CLIENT", "WAITING FOR"]);
         for (budget, client) in self.status.overload.limited().into_iter().take(PRINTED) {
-            limited.line([count(client.refused), client.client.to_string(), budget.to_owned()]);
+            limited.line([
+                count(client.refused),
+                client.client.to_string(),
+                budget.to_owned(),
+            ]);
         }
         for table in [names, clients, limited, outcomes] {
             table.add_to(&mut out, 0);
         }
         if self.suppressed > 0 {
-            let _ =
-                writeln!(out, "\n{} lines were suppressed: the counts are a sample", count(self.suppressed));
+            let _ = writeln!(
+                out,
+                "\n{} lines were suppressed: the counts are a sample",
+                count(self.suppressed)
+            );
         }
         out
     }
@@ -229,7 +281,13 @@ impl Model {
                 })
             })
             .collect();
-        let Rates { fast, userspace, external, outcomes, interfaces } = &self.rates;
+        let Rates {
+            fast,
+            userspace,
+            external,
+            outcomes,
+            interfaces,
+        } = &self.rates;
         let page = json!({
             "per_second": {
                 "fast": fast, "userspace": userspace, "external": external,
@@ -249,8 +307,8 @@ impl Model {
             .outcomes
             .iter()
             .filter(|(outcome, rate)| {
-                let is_miss =
-                    !outcome.starts_with("hit") && !matches!(outcome.as_str(), "not_ours" | "response");
+                let is_miss = !outcome.starts_with("hit")
+                    && !matches!(outcome.as_str(), "not_ours" | "response");
                 is_miss && **rate > 0.0
             })
             .map(|(outcome, rate)| (outcome.as_str(), *rate))
@@ -262,7 +320,11 @@ impl Model {
 
 /// Formats a rate; whole numbers from 10 on.
 pub(super) fn rate_text(per_second: f64) -> String {
-    if per_second < 10.0 { format!("{per_second:.1}") } else { count(per_second.round() as u64) }
+    if per_second < 10.0 {
+        format!("{per_second:.1}")
+    } else {
+        count(per_second.round() as u64)
+    }
 }
 
 //----------- Counts ---------------------------------------------------------
@@ -285,7 +347,10 @@ struct Counts<K> {
 
 impl<K> Default for Counts<K> {
     fn default() -> Self {
-        Self { counts: HashMap::new(), total: 0 }
+        Self {
+            counts: HashMap::new(),
+            total: 0,
+        }
     }
 }
 
@@ -298,7 +363,11 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
         entry.lines += queries.lines;
         self.total += queries.total();
         if self.counts.len() > MAX_COUNTED {
-            let mut totals: Vec<u64> = self.counts.values().map(|queries| queries.total()).collect();
+            let mut totals: Vec<u64> = self
+                .counts
+                .values()
+                .map(|queries| queries.total())
+                .collect();
             let (_, median, _) = totals.select_nth_unstable(MAX_COUNTED / 2);
             let median = *median;
             // If most keys were seen once, `> median` keeps only the frequent ones.
@@ -308,15 +377,25 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
 
     /// Returns all keys, most frequent first. `rate` is the total rate in queries per second.
     fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
-        let mut ranked: Vec<(&K, QueryCount)> =
-            self.counts.iter().map(|(key, queries)| (key, *queries)).collect();
+        let mut ranked: Vec<(&K, QueryCount)> = self
+            .counts
+            .iter()
+            .map(|(key, queries)| (key, *queries))
+            .collect();
         ranked.sort_by(|(key, queries), (other_key, other)| {
-            other.total().cmp(&queries.total()).then_with(|| key.cmp(other_key))
+            other
+                .total()
+                .cmp(&queries.total())
+                .then_with(|| key.cmp(other_key))
         });
         let per_query = rate / self.total.max(1) as f64;
         ranked
             .into_iter()
-            .map(|(key, queries)| Ranked { key, queries, per_second: queries.total() as f64 * per_query })
+            .map(|(key, queries)| Ranked {
+                key,
+                queries,
+                per_second: queries.total() as f64 * per_query,
+            })
             .collect()
     }
 }
@@ -328,13 +407,22 @@ mod tests {
     #[test]
     fn hot_keys_survive_rare_flood() {
         let mut counts = Counts::default();
-        let once = QueryCount { fast: 1, userspace: 0, lines: 1 };
+        let once = QueryCount {
+            fast: 1,
+            userspace: 0,
+            lines: 1,
+        };
         for number in 0..3 * MAX_COUNTED as u64 {
             counts.add(number + 1_000_000, once);
             counts.add(number % 7, once);
         }
         assert!(counts.counts.len() <= MAX_COUNTED);
-        let hottest: Vec<u64> = counts.ranked(1.0).iter().take(7).map(|ranked| *ranked.key).collect();
+        let hottest: Vec<u64> = counts
+            .ranked(1.0)
+            .iter()
+            .take(7)
+            .map(|ranked| *ranked.key)
+            .collect();
         let mut sorted = hottest.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4, 5, 6]);
@@ -343,19 +431,49 @@ mod tests {
     #[test]
     fn rates_follow_shares() {
         let mut counts = Counts::default();
-        let frequent = QueryCount { fast: 300, userspace: 0, lines: 3 };
+        let frequent = QueryCount {
+            fast: 300,
+            userspace: 0,
+            lines: 3,
+        };
         counts.add("a", frequent);
-        counts.add("b", QueryCount { fast: 0, userspace: 100, lines: 1 });
+        counts.add(
+            "b",
+            QueryCount {
+                fast: 0,
+                userspace: 100,
+                lines: 1,
+            },
+        );
         let ranked = counts.ranked(1000.0);
-        assert_eq!(ranked[0], Ranked { key: &"a", queries: frequent, per_second: 750.0 });
+        assert_eq!(
+            ranked[0],
+            Ranked {
+                key: &"a",
+                queries: frequent,
+                per_second: 750.0
+            }
+        );
         assert_eq!(ranked[1].per_second, 250.0);
     }
 
     #[test]
     fn error_shrinks_with_sample() {
-        let sampled = |lines| QueryCount { fast: lines * 10, userspace: 0, lines };
+        let sampled = |lines| QueryCount {
+            fast: lines * 10,
+            userspace: 0,
+            lines,
+        };
         assert_eq!(sampled(100).error_text(), "±20 %");
         assert_eq!(sampled(10_000).error_text(), "±2 %");
-        assert_eq!(QueryCount { fast: 7, userspace: 1, lines: 8 }.error_text(), "");
+        assert_eq!(
+            QueryCount {
+                fast: 7,
+                userspace: 1,
+                lines: 8
+            }
+            .error_text(),
+            ""
+        );
     }
 }

@@ -43,7 +43,9 @@ async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> R
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
-        terminal.draw(|frame| draw(frame, &watch.model, watch.every)).map_err(|_| Problem::OutputClosed)?;
+        terminal
+            .draw(|frame| draw(frame, &watch.model, watch.every))
+            .map_err(|_| Problem::OutputClosed)?;
         let redraw = tokio::time::sleep(REDRAW);
         tokio::pin!(redraw);
         let mut is_new = false;
@@ -128,8 +130,13 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     .areas(frame.area());
     heading(frame, head, model);
     let history: Vec<u64> = model.history.iter().copied().collect();
-    let title = format!(" replies a second, newest right: {} ", count(model.rate() as u64));
-    let newest = history.len().saturating_sub(usize::from(curve.width.saturating_sub(2)));
+    let title = format!(
+        " replies a second, newest right: {} ",
+        count(model.rate() as u64)
+    );
+    let newest = history
+        .len()
+        .saturating_sub(usize::from(curve.width.saturating_sub(2)));
     frame.render_widget(
         Sparkline::default()
             .block(Block::bordered().title(title))
@@ -143,19 +150,30 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     busiest(frame, clients, model);
     let parts = match is_wide {
         true => [28, 34, 38].map(Constraint::Percentage),
-        false => [Constraint::Min(0), Constraint::Length(21), Constraint::Length(37)],
+        false => [
+            Constraint::Min(0),
+            Constraint::Length(21),
+            Constraint::Length(37),
+        ],
     };
     let [misses, interfaces, recursors] = Layout::horizontal(parts).areas(bottom);
     passed_on(frame, misses, model);
     by_interface(frame, interfaces, model);
     by_recursor(frame, recursors, model);
-    let sample = if every > 1 { format!("names and clients: one query in {every}; ") } else { String::new() };
+    let sample = if every > 1 {
+        format!("names and clients: one query in {every}; ")
+    } else {
+        String::new()
+    };
     let suppressed = if model.suppressed > 0 {
         format!("{} lines suppressed; ", count(model.suppressed))
     } else {
         String::new()
     };
-    frame.render_widget(Paragraph::new(format!(" {sample}{suppressed}q: quit")), foot);
+    frame.render_widget(
+        Paragraph::new(format!(" {sample}{suppressed}q: quit")),
+        foot,
+    );
 }
 
 fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
@@ -171,14 +189,18 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         .filter(|check| check.result != CheckResult::Ok)
         .map(|check| format!("{}: {}", check.name, check.detail))
         .collect();
-    let version = status.records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let version = status
+        .records
+        .version
+        .map_or_else(|| "-".to_owned(), |version| version.to_string());
     let fast_path = match &status.fast_path {
         Some(fast) => format!(
             "published {}, learned {}, map {:.0} % full, lease {}",
             count(fast.published as u64),
             count(fast.learned as u64),
             fast.map_fill * 100.0,
-            fast.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration)
+            fast.lease_seconds
+                .map_or_else(|| "RUN OUT".to_owned(), duration)
         ),
         None => "no fast path".to_owned(),
     };
@@ -215,14 +237,31 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let rows = model.names().into_iter().take(usize::from(area.height)).map(
-        |Ranked { key, queries, per_second }| {
-            let (name, query_type) = key;
-            let fast = percent(queries.fast, queries.total());
-            Row::new([rate_text(per_second), queries.error_text(), fast, query_type.clone(), name.clone()])
-        },
-    );
-    let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+    let rows = model
+        .names()
+        .into_iter()
+        .take(usize::from(area.height))
+        .map(
+            |Ranked {
+                 key,
+                 queries,
+                 per_second,
+             }| {
+                let (name, query_type) = key;
+                let fast = percent(queries.fast, queries.total());
+                Row::new([
+                    rate_text(per_second),
+                    queries.error_text(),
+                    fast,
+                    query_type.clone(),
+                    name.clone(),
+                ])
+            },
+        );
+    let widths = [7, 6, 7, 5]
+        .map(Constraint::Length)
+        .into_iter()
+        .chain([Constraint::Min(12)]);
     let table = Table::new(rows, widths)
         .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" hottest names "));
@@ -232,18 +271,28 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let clients = model.clients();
     let refuses = clients.iter().any(|client| model.refused(*client.key) > 0);
-    let rows =
-        clients.into_iter().take(usize::from(area.height)).map(|Ranked { key, queries, per_second }| {
+    let rows = clients.into_iter().take(usize::from(area.height)).map(
+        |Ranked {
+             key,
+             queries,
+             per_second,
+         }| {
             let second = match (refuses, model.refused(*key)) {
                 (false, _) => queries.error_text(),
                 (true, 0) => String::new(),
                 (true, refused) => count(refused),
             };
             Row::new([rate_text(per_second), second, key.to_string()])
-        });
-    let widths = [7, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(15)]);
+        },
+    );
+    let widths = [7, 7]
+        .map(Constraint::Length)
+        .into_iter()
+        .chain([Constraint::Min(15)]);
     let table = Table::new(rows, widths)
-        .header(Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD))
+        .header(
+            Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD),
+        )
         .block(Block::bordered().title(" busiest clients "));
     frame.render_widget(table, area);
 }
@@ -259,13 +308,30 @@ fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let widths = [Constraint::Min(10), Constraint::Length(7), Constraint::Length(8)];
+    let widths = [
+        Constraint::Min(10),
+        Constraint::Length(7),
+        Constraint::Length(8),
+    ];
     // A narrow table has no room for the hook beside a long name.
     let widths = &widths[..if area.width < 30 { 2 } else { 3 }];
-    let interfaces = model.status.fast_path.iter().flat_map(|fast| &fast.interfaces);
+    let interfaces = model
+        .status
+        .fast_path
+        .iter()
+        .flat_map(|fast| &fast.interfaces);
     let rows = interfaces.map(|interface| {
-        let rate = model.rates.interfaces.get(&interface.name).copied().unwrap_or(0.0);
-        let cells = [interface.name.clone(), format!("{rate:.0}/s"), interface.hook.clone()];
+        let rate = model
+            .rates
+            .interfaces
+            .get(&interface.name)
+            .copied()
+            .unwrap_or(0.0);
+        let cells = [
+            interface.name.clone(),
+            format!("{rate:.0}/s"),
+            interface.hook.clone(),
+        ];
         Row::new(cells.into_iter().take(widths.len()))
     });
     let table = Table::new(rows, widths).block(Block::bordered().title(" interfaces "));
@@ -277,12 +343,21 @@ fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         let mark = if recursor.preferred { "*" } else { " " };
         Row::new([
             format!("{mark} {}", recursor.address),
-            recursor.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            recursor
+                .latency_ms
+                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
             format!("{}/25", recursor.recent_failures),
         ])
     });
-    let table = Table::new(rows, [Constraint::Min(18), Constraint::Length(9), Constraint::Length(6)])
-        .header(Row::new(["", "LATENCY", "FAILED"]).style(Modifier::BOLD))
-        .block(Block::bordered().title(" recursors "));
+    let table = Table::new(
+        rows,
+        [
+            Constraint::Min(18),
+            Constraint::Length(9),
+            Constraint::Length(6),
+        ],
+    )
+    .header(Row::new(["", "LATENCY", "FAILED"]).style(Modifier::BOLD))
+    .block(Block::bordered().title(" recursors "));
     frame.render_widget(table, area);
 }
