@@ -1,10 +1,30 @@
-//! Replaces files atomically and durably: a reader sees either the old or the new contents, also after a
-//! crash.
+//! Replaces and removes files atomically and durably: a reader sees either the old or the new contents, also
+//! after a crash.
+//!
+//! The one mechanism for "written, synced, renamed, swept", for every file that a program keeps:
+//!
+//! 1. [`replace`] (a path that an operator named) or [`replace_own`] (a name that the program made) writes a
+//!    hidden file beside the target, syncs it, renames it over the target, and syncs the folder. When it
+//!    returns, the change survives a kill and a power failure.
+//! 2. [`remove`] removes a file as durably.
+//! 3. [`read_folder`] lists a folder without hidden files. A reader that has its own list asks
+//!    [`is_unfinished`] for each name.
+//! 4. At its start, the single writer of a file calls [`sweep`], that of a whole folder [`sweep_folder`]:
+//!    they remove what a kill left between steps of 1.
+//!
+//! In a folder that another user can write to, that user may plant a symbolic link under the name that is
+//! written next (`protected_symlinks` helps in sticky folders only, and may be off). The hidden name is random
+//! and never opened if it exists. Links at the target are followed only if they are root's or the process's
+//! own ([`replace`]), or never ([`replace_own`]).
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, Metadata, Permissions},
     io::{self, Write as _},
-    os::unix::fs::{PermissionsExt as _, fchown},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{MetadataExt as _, PermissionsExt as _, fchown},
+    },
     path::{Path, PathBuf},
 };
 
@@ -36,34 +56,79 @@ impl Attributes {
 
 /// Step of a replacement that failed, with its cause.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {cause}; the file stays unchanged", path.display())]
+#[error("{}: {cause}; {}", path.display(), state(*renamed))]
 pub struct ReplaceError {
     path: PathBuf,
     /// The system's error.
     pub cause: io::Error,
+    /// Whether readers see the new contents already, which may not survive a power failure.
+    pub renamed: bool,
 }
 
-/// Replaces the file at `path`, or the target of a symbolic link, and returns its metadata.
+fn state(renamed: bool) -> &'static str {
+    if renamed {
+        "the file is new, but may be the old one after a power failure"
+    } else {
+        "the file stays unchanged"
+    }
+}
+
+/// Replaces the file at `path`, which an operator named, or the target of a symbolic link; returns its metadata.
 ///
-/// The new contents are written to a file beside it, which never has more permissive attributes; after a
-/// kill [`sweep`] removes that file.
+/// Only links of root and of the process's user are followed. The new contents are written to a file beside
+/// the target, which never has more permissive attributes; after a kill [`sweep`] removes that file.
 pub fn replace(
     path: &Path,
     contents: &[u8],
     attributes: Attributes,
 ) -> Result<Metadata, ReplaceError> {
-    try_replace(path, contents, attributes).map_err(|cause| ReplaceError {
+    match target(path) {
+        Ok(target) => write_and_rename(&target, contents, attributes),
+        Err(cause) => Err(ReplaceError {
+            path: path.to_owned(),
+            cause,
+            renamed: false,
+        }),
+    }
+}
+
+/// Replaces the file at `path`, a name that the program itself made; returns its metadata.
+///
+/// Works as [`replace`] does, but follows no symbolic link: one that was planted there is replaced.
+pub fn replace_own(
+    path: &Path,
+    contents: &[u8],
+    attributes: Attributes,
+) -> Result<Metadata, ReplaceError> {
+    write_and_rename(path, contents, attributes)
+}
+
+fn write_and_rename(
+    path: &Path,
+    contents: &[u8],
+    attributes: Attributes,
+) -> Result<Metadata, ReplaceError> {
+    let mut renamed = false;
+    try_replace(path, contents, attributes, &mut renamed).map_err(|cause| ReplaceError {
         path: path.to_owned(),
         cause,
+        renamed,
     })
 }
 
-fn try_replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Result<Metadata> {
-    let path = target(path)?;
-    let (folder, prefix) = place(&path)?;
-    // Removed on every error below.
+fn try_replace(
+    path: &Path,
+    contents: &[u8],
+    attributes: Attributes,
+    renamed: &mut bool,
+) -> io::Result<Metadata> {
+    let (folder, name) = parts(path)?;
+    // Opened first: afterwards only the disk itself can fail.
+    let opened = File::open(folder)?;
+    // Created with O_EXCL, which follows no link. Removed on every error below.
     let mut beside = tempfile::Builder::new()
-        .prefix(&prefix)
+        .prefix(&prefix(name))
+        .rand_bytes(RANDOM_LETTERS)
         .suffix("")
         .tempfile_in(folder)?;
     beside.write_all(contents)?;
@@ -75,52 +140,145 @@ fn try_replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Resu
     file.set_permissions(Permissions::from_mode(mode))?;
     file.sync_all()?;
     let facts = file.metadata()?;
-    beside.persist(&path).map_err(|error| error.error)?;
-    File::open(folder)?.sync_all()?;
+    beside.persist(path).map_err(|error| error.error)?;
+    *renamed = true;
+    opened.sync_all()?;
     Ok(facts)
+}
+
+/// Removes a file of our own durably; returns whether there was one. Of a symbolic link, the link is removed.
+pub fn remove(path: &Path) -> io::Result<bool> {
+    let (folder, _) = parts(path)?;
+    let opened = File::open(folder);
+    match fs::remove_file(path) {
+        Ok(()) => opened?.sync_all().map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+//----------- Unfinished files -----------------------------------------------
+
+/// Between the name of the target and the random letters of an unfinished file.
+const UNFINISHED: &str = ".part-";
+
+/// Number of random letters at the end of an unfinished file's name.
+const RANDOM_LETTERS: usize = 6;
+
+/// Returns whether a name is that of an unfinished file, which must never be read as data.
+pub fn is_unfinished(name: &OsStr) -> bool {
+    target_of(name).is_some()
+}
+
+/// Returns the name of the file that an unfinished file would have replaced.
+fn target_of(name: &OsStr) -> Option<&[u8]> {
+    let hidden = name.as_bytes().strip_prefix(b".")?;
+    let (rest, letters) = hidden.split_at_checked(hidden.len().checked_sub(RANDOM_LETTERS)?)?;
+    let target = rest.strip_suffix(UNFINISHED.as_bytes())?;
+    let is_ours = !target.is_empty() && letters.iter().all(u8::is_ascii_alphanumeric);
+    is_ours.then_some(target)
+}
+
+/// Returns the paths in a folder, sorted, without hidden and therefore without unfinished files.
+pub fn read_folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().as_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
 }
 
 /// Removes what killed writers of a file left beside it. Only the file's single writer may call this.
 pub fn sweep(path: &Path) {
     let Ok(path) = target(path) else { return };
-    let Ok((folder, prefix)) = place(&path) else {
+    let Ok((folder, name)) = parts(&path) else {
         return;
     };
+    sweep_names(folder, Some(name));
+}
+
+/// Removes what killed writers of any file of a folder left in it. Only the single writer of all files of the
+/// folder may call this.
+pub fn sweep_folder(folder: &Path) {
+    sweep_names(folder, None);
+}
+
+/// Removes the unfinished files of one target, or of all.
+fn sweep_names(folder: &Path, only: Option<&OsStr>) {
+    // A missing folder has no leftovers. Whatever else prevents reading or removing them here fails the next
+    // replacement as well, with an error; leftovers themselves are never read.
     let Ok(entries) = fs::read_dir(folder) else {
         return;
     };
+    let mut removed = 0_usize;
     for entry in entries.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&prefix) {
-            // The next start tries again.
-            let _ = fs::remove_file(entry.path());
+        let name = entry.file_name();
+        let Some(target) = target_of(&name) else {
+            continue;
+        };
+        if only.is_some_and(|only| only.as_bytes() != target) {
+            continue;
         }
+        match fs::remove_file(entry.path()) {
+            Ok(()) => removed += 1,
+            Err(error) => tracing::warn!(
+                "{}: {error}; the unfinished file of a killed writer stays, and is not read; remove it",
+                entry.path().display()
+            ),
+        }
+    }
+    if removed > 0 {
+        tracing::info!(
+            folder = %folder.display(),
+            removed,
+            "unfinished files of a killed writer removed"
+        );
     }
 }
 
-/// Follows symbolic links, also to a missing file.
+/// Follows symbolic links, also to a missing file. Refuses links of users other than root and our own.
 fn target(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     // As many links as the kernel follows (path_resolution(7)).
     for _ in 0..40 {
-        match fs::read_link(&path) {
-            Ok(link) => path = path.parent().unwrap_or(Path::new("")).join(link),
+        let link = match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => found,
             // Not a link, or missing.
-            Err(_) => return Ok(path),
+            _ => return Ok(path),
+        };
+        // A link of another user would let them choose which of our files is overwritten.
+        if link.uid() != 0 && link.uid() != nix::unistd::geteuid().as_raw() {
+            let problem = format!(
+                "it is a symbolic link of user {}, which is not followed; remove it, or create it as root",
+                link.uid()
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
         }
+        let link = fs::read_link(&path)?;
+        path = path.parent().unwrap_or(Path::new("")).join(link);
     }
     Err(io::Error::from_raw_os_error(libc::ELOOP))
 }
 
-/// Returns the folder of a file and the prefix of its temporary names.
-fn place(path: &Path) -> io::Result<(&Path, String)> {
-    let name = path
-        .file_name()
-        .ok_or(io::ErrorKind::InvalidInput)?
-        .to_string_lossy();
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    Ok((folder.unwrap_or(Path::new(".")), format!(".{name}.part-")))
+/// Returns the folder of a file, and its name.
+fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => Ok((folder, name)),
+        _ => Ok((Path::new("."), name)),
+    }
+}
+
+/// Returns the beginning of the unfinished files' names.
+fn prefix(name: &OsStr) -> std::ffi::OsString {
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(name);
+    prefix.push(UNFINISHED);
+    prefix
 }
 
 #[cfg(test)]
@@ -157,9 +315,75 @@ mod tests {
             0o640
         );
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        fs::write(folder.path().join(".records.json.part-left"), "half").unwrap();
+        fs::write(folder.path().join(".records.json.part-aB3xY9"), "half").unwrap();
         sweep(&link);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn leftovers_are_never_listed_and_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let kept = [
+            "b.json",
+            "a.json",
+            ".hidden",
+            ".part-aaaaaa",
+            ".b.json.part-short",
+            "b.json.part-aaaaaa",
+        ];
+        for name in kept {
+            fs::write(file(name), "data").unwrap();
+        }
+        for name in [".b.json.part-aaaaaa", ".b.json.part-aaaaaa.part-bbbbbb"] {
+            fs::write(file(name), "half").unwrap();
+            assert!(is_unfinished(OsStr::new(name)), "{name}");
+        }
+        assert_eq!(
+            read_folder(folder.path()).unwrap(),
+            [file("a.json"), file("b.json"), file("b.json.part-aaaaaa")]
+        );
+        // Of one file, whose name is the beginning of another's.
+        sweep(&file("b.json"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 7);
+        sweep_folder(folder.path());
+        for name in kept {
+            assert!(file(name).exists(), "{name}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), kept.len());
+        sweep_folder(&file("missing"));
+        assert!(remove(&file("a.json")).unwrap() && !remove(&file("a.json")).unwrap());
+    }
+
+    /// A writer that is killed between any two steps leaves nothing that a reader takes for data.
+    #[test]
+    fn what_a_writer_leaves_is_recognised() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = tempfile::Builder::new()
+            .prefix(&prefix(OsStr::new("a~b.json")))
+            .rand_bytes(RANDOM_LETTERS)
+            .suffix("")
+            .tempfile_in(folder.path())
+            .unwrap();
+        assert!(is_unfinished(left.path().file_name().unwrap()));
+        assert!(read_folder(folder.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn planted_links_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (precious, link) = (folder.path().join("precious"), folder.path().join("link"));
+        fs::write(&precious, "root's").unwrap();
+        symlink(&precious, &link).unwrap();
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+            let error = replace(&link, b"new", Attributes::PUBLIC).unwrap_err();
+            assert!(error.to_string().contains("user 65534"), "{error}");
+        }
+        replace_own(&link, b"new", Attributes::PUBLIC).unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"root's");
+        assert!(fs::symlink_metadata(&link).unwrap().is_file());
+        assert_eq!(fs::read(&link).unwrap(), b"new");
     }
 
     #[test]

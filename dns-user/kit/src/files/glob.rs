@@ -3,11 +3,13 @@
 use std::{
     ffi::OsString,
     fs,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
 use dns_core::config::values::{BadPattern, check_pattern, is_pattern, pattern_matches};
+
+use super::atomic;
 
 /// Returns the matching files in Go's order: by folder, then by name.
 ///
@@ -83,11 +85,16 @@ fn names(folder: &Path) -> Vec<OsString> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
     };
-    let mut names: Vec<Vec<u8>> = entries
-        .filter_map(|entry| Some(entry.ok()?.file_name().into_vec()))
-        .collect();
+    let mut names = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        // `*` matches hidden names in Go. Half a file of one of our own writers is not meant by it.
+        if !atomic::is_unfinished(&name) {
+            names.push(name);
+        }
+    }
     names.sort_unstable();
-    names.into_iter().map(OsString::from_vec).collect()
+    names
 }
 
 #[cfg(test)]
@@ -103,6 +110,7 @@ mod tests {
             "a/9.json",
             "a/.hidden.json",
             "a/x.txt",
+            "a/.9.json.part-a1B2c3",
         ] {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -123,6 +131,8 @@ mod tests {
             found,
             ["a/.hidden.json", "a/9.json", "b/1.json", "b/2.json"]
         );
+        let all = glob(&format!("{}/a/*", root.path().display())).unwrap();
+        assert_eq!(all.len(), 3, "without the unfinished file: {all:?}");
         let searched = folders(&pattern).unwrap();
         assert_eq!(
             searched,
