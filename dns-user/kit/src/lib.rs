@@ -2,6 +2,7 @@
 //! command lines.
 //!
 //! * [`files`]: reads, stamps, watches and replaces files.
+//! * [`foreign`]: texts of other parties, made safe to show.
 //! * [`tls`]: certificates that are reloaded while in use.
 //! * [`mmsg`]: many datagrams per system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
@@ -22,6 +23,7 @@ pub mod command_line;
 pub mod connections;
 pub mod eager;
 pub mod files;
+pub mod foreign;
 pub mod http_client;
 pub mod http_server;
 pub mod logs;

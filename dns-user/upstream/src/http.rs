@@ -26,6 +26,8 @@ use parking_lot::Mutex;
 use tower_service::Service;
 use url::Url;
 
+pub use dns_kit::foreign::redacted;
+
 use super::{
     host_names::{HostName, HostNames},
     json_answer,
@@ -126,21 +128,6 @@ impl fmt::Debug for HttpSource {
             .field("timeout", timeout)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns a handler's URL for logs and reports, without user, password and the values of its
-/// query, which may be secret.
-pub fn redacted(url: &Url) -> String {
-    let mut shown = url.clone();
-    if !shown.username().is_empty() || shown.password().is_some() {
-        // This cannot fail for a URL that has a user.
-        let _ = shown.set_username("***");
-        let _ = shown.set_password(None);
-    }
-    if shown.query().is_some() {
-        shown.set_query(Some("***"));
-    }
-    shown.into()
 }
 
 /// Reasons why there is no answer.
@@ -324,19 +311,6 @@ fn presentation(name: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn url_secrets_are_redacted() {
-        let url = |text| Url::parse(text).unwrap();
-        let secret = redacted(&url(
-            "https://user:password@dns.example:8443/x/?key=secret&a=b",
-        ));
-        assert_eq!(secret, "https://***@dns.example:8443/x/?***");
-        assert_eq!(
-            redacted(&url("http://dns.example/x/")),
-            "http://dns.example/x/"
-        );
-    }
 
     #[test]
     fn names_are_escaped_like_bosh_dns() {

@@ -1,6 +1,7 @@
 //! The writing thread and the bounded queue to it.
 
 use std::{
+    borrow::Cow,
     fmt, io,
     io::Write,
     os::fd::AsFd,
@@ -24,7 +25,10 @@ use tracing_subscriber::{
 };
 
 use super::{LogFormat, requests, tags};
-use crate::threads::{self, OnPanic};
+use crate::{
+    foreign::cut,
+    threads::{self, OnPanic},
+};
 use dns_core::terminal;
 
 /// Maximum number of queued lines; further ones are dropped and counted.
@@ -257,6 +261,10 @@ impl Line<'_> {
     }
 }
 
+/// Maximum number of characters of a message or of the value of another field. The longest of our own are lists
+/// of errors in a configuration.
+const MAX_FIELD: usize = 16 << 10;
+
 /// Fields of an event, including its message.
 #[derive(Default)]
 struct Fields {
@@ -280,7 +288,13 @@ impl fmt::Display for Fields {
 }
 
 impl Fields {
-    fn push(&mut self, field: &Field, value: Value) {
+    fn push(&mut self, field: &Field, mut value: Value) {
+        // Whatever a peer sends, a line has a limit: it is read by people, and kept by the disk.
+        if let Value::String(text) = &mut value
+            && let Cow::Owned(shown) = cut(text, MAX_FIELD)
+        {
+            *text = shown;
+        }
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
             ("message", other) => self.message = other.to_string(),
@@ -398,6 +412,23 @@ mod tests {
             expected
         );
         assert_eq!(writer.dropped(), 0);
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let output = Shared::default();
+        let writer = output.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .event_format(Lines {
+                format: LogFormat::Text,
+                journal: false,
+            })
+            .with_writer(move || writer.clone())
+            .finish();
+        let long = "x".repeat(100_167);
+        tracing::subscriber::with_default(subscriber, || tracing::info!(reason = long, "{long}"));
+        let length = output.0.lock().len();
+        assert!(length > MAX_FIELD && length < 3 * MAX_FIELD, "{length}");
     }
 
     #[test]

@@ -247,7 +247,8 @@ declare! {
         [] "Names of the records that do not fit in the map; userspace answers them.";
 
     //----------- Health -----------------------------------------------------
-    /// `result`: `running`, `failing`, `other`, or for checks without a reply `unreachable`, `tls`,
+    /// `result`: `running`, `failing`, `other`, or for checks without a report `unreachable`, `tls`
+    /// (the instance is not trusted), `refused` (the instance refuses this machine's certificate),
     /// `status`, `malformed`, `timeout`.
     HEALTH_CHECKS_TOTAL: Counter = "bosh_dns_xdp_health_checks_total"
         ["result"] "Health checks of instances, by result.";
