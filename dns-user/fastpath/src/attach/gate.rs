@@ -10,14 +10,15 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, btree_map::Entry},
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
-use dns_common::scope::LOOPBACK_IFINDEX;
+use dns_common::scope::{INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS};
 use serde::{Deserialize, Serialize};
 
+use super::bounded::Bounded;
 use crate::map::scope::Probed;
 
 /// Number of queries within [`WINDOW`] that open an admission; fewer do not justify a program.
@@ -33,7 +34,14 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(600);
 const PROBE_REPORTS: u64 = 3;
 
 /// Maximum number of outstanding probes per admission; the program passes one per second.
-const MOST_PENDING: usize = 8;
+const MAX_PENDING: usize = 8;
+
+/// Maximum number of recent clients per admission. Beyond the reports within [`PROBE_TIMEOUT`], which name at
+/// most [`MOST_CLIENTS`] each, so only a server that reports more often than agreed displaces one too early.
+const MAX_RECENT: usize = 4 * MOST_CLIENTS;
+
+/// Maximum number of clients of lost probes per admission that are not yet explained.
+const MAX_LOST: usize = MAX_PENDING;
 
 /// Number of probes lost within [`LOSS_WINDOW`] that close an admission: a single one may be lost in a burst.
 const LOSSES: usize = 2;
@@ -44,10 +52,14 @@ const LOSS_WINDOW: Duration = Duration::from_secs(60);
 const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
 /// Maximum number of witnesses per admission.
-const MOST_WITNESSES: usize = 16;
+const MAX_WITNESSES: usize = 16;
 
 /// Maximum number of clients per admission for which rules are checked.
-const MOST_KNOWN: usize = 8;
+const MAX_KNOWN: usize = 8;
+
+/// Maximum number of admissions: as many as the programs can serve. A server that was taken over could otherwise
+/// report any number of interfaces.
+const MAX_ADMISSIONS: usize = INTERFACES * MAX_ENDPOINTS;
 
 /// How long an open admission must stay undisturbed until its probes become rare.
 const PROVEN_AFTER: Duration = Duration::from_secs(60);
@@ -121,20 +133,21 @@ struct EndpointAdmission {
     since: Option<Instant>,
     /// Time of the last report with a datagram of any kind.
     seen: Option<Instant>,
-    /// Recent clients and their time, to explain lost probes.
-    clients: Vec<(IpAddr, Instant)>,
-    /// Recent clients, at most [`MOST_KNOWN`].
-    known: Vec<Known>,
+    /// Clients of the reports within [`PROBE_TIMEOUT`] and their time, to explain lost probes. Kept in every state,
+    /// because a closed admission may open.
+    recent: Bounded<(IpAddr, Instant), MAX_RECENT>,
+    /// Clients for which rules are checked.
+    known: Bounded<Known, MAX_KNOWN>,
     /// Whether the last report omitted clients.
     more: bool,
     /// Number of probes noticed so far.
     probes: u64,
     /// Outstanding probes, oldest first.
-    pending: Vec<Pending>,
+    pending: Bounded<Pending, MAX_PENDING>,
     /// Clients of lost probes from which nothing has arrived since, with the time.
-    lost: Vec<(IpAddr, Instant)>,
+    lost: Bounded<(IpAddr, Instant), MAX_LOST>,
     /// Witnesses: clients of lost probes, with the time.
-    witnesses: Vec<(IpAddr, Instant)>,
+    witnesses: Bounded<(IpAddr, Instant), MAX_WITNESSES>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -172,9 +185,22 @@ impl Gate {
     /// Opens an admission without evidence, for an interface that the configuration names or a predecessor served.
     /// Probes check it like any other admission.
     pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize, now: Instant) {
-        let admission = self.admissions.entry((ifindex, endpoint)).or_default();
+        let Some(admission) = self.admission(ifindex, endpoint) else {
+            return;
+        };
         if !admission.open && admission.witnesses.is_empty() {
-            (admission.open, admission.steady_since) = (true, Some(now));
+            admission.open = true;
+            admission.steady_since = Some(now);
+        }
+    }
+
+    /// Returns an admission, a new one if necessary; `None` if there are too many.
+    fn admission(&mut self, ifindex: u32, endpoint: usize) -> Option<&mut EndpointAdmission> {
+        let has_room = self.admissions.len() < MAX_ADMISSIONS;
+        match self.admissions.entry((ifindex, endpoint)) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(new) if has_room => Some(new.insert(EndpointAdmission::default())),
+            Entry::Vacant(_) => None,
         }
     }
 
@@ -199,40 +225,23 @@ impl Gate {
 
     /// Processes a report. Returns whether an admission has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
-        let admission = self
-            .admissions
-            .entry((arrival.ifindex, endpoint))
-            .or_default();
+        let Some(admission) = self.admission(arrival.ifindex, endpoint) else {
+            return false;
+        };
         admission.seen = Some(now);
-        admission
-            .clients
-            .extend(arrival.clients.iter().map(|&client| (client, now)));
-        arrival
-            .clients
-            .iter()
-            .for_each(|&client| admission.know(client, now));
-        admission.more |= arrival.more;
-        admission
-            .witnesses
-            .retain(|(client, _)| !arrival.clients.contains(client));
-        admission
-            .lost
-            .retain(|(client, _)| !arrival.clients.contains(client));
-        let more = admission.more;
-        admission
-            .pending
-            .retain(|pending| !more && !arrival.clients.contains(&pending.client));
-        if admission
-            .since
-            .is_none_or(|since| now.saturating_duration_since(since) > WINDOW)
-        {
-            (admission.since, admission.arrived) = (Some(now), 0);
+        admission.hear(arrival, now);
+        let is_over = |since: Instant| now.saturating_duration_since(since) > WINDOW;
+        if admission.since.is_none_or(is_over) {
+            admission.since = Some(now);
+            admission.arrived = 0;
         }
         admission.arrived = admission.arrived.saturating_add(arrival.queries);
         let opens =
             !admission.open && admission.arrived >= ENOUGH && admission.witnesses.is_empty();
         if opens {
-            (admission.open, admission.arrived, admission.steady_since) = (true, 0, Some(now));
+            admission.open = true;
+            admission.arrived = 0;
+            admission.steady_since = Some(now);
             admission.lost.clear();
         }
         opens
@@ -257,22 +266,18 @@ impl Gate {
         }
         admission.probes = probed.count;
         admission.know(probed.client, now);
-        let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_TIMEOUT;
         let has_arrived = admission
-            .clients
+            .recent
             .iter()
-            .any(|&(client, since)| client == probed.client && is_recent(since));
+            .any(|&(client, since)| client == probed.client && is_recent(since, now));
         if !admission.more && !has_arrived {
-            if admission.pending.len() >= MOST_PENDING {
-                admission.pending.remove(0);
-            }
             admission.pending.push(Pending {
                 client: probed.client,
                 since: now,
                 reports: self.reports,
             });
         }
-        admission.clients.clear();
+        admission.recent.clear();
         admission.more = false;
         true
     }
@@ -302,12 +307,13 @@ impl Gate {
         }
         let mut closed = Vec::new();
         for (&(ifindex, endpoint), admission) in &mut self.admissions {
-            let (overdue, pending): (Vec<Pending>, Vec<Pending>) =
-                admission.pending.iter().copied().partition(is_overdue);
-            admission.pending = pending;
-            overdue
-                .into_iter()
-                .for_each(|Pending { client, since, .. }| admission.lose(client, since));
+            for pending in std::mem::take(&mut admission.pending).iter() {
+                if is_overdue(pending) {
+                    admission.lose(pending.client, pending.since);
+                } else {
+                    admission.pending.push(*pending);
+                }
+            }
             admission
                 .lost
                 .retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
@@ -354,7 +360,7 @@ impl Gate {
         let admission = self.admissions.get(&(ifindex, endpoint));
         admission
             .into_iter()
-            .flat_map(|admission| &admission.known)
+            .flat_map(|admission| admission.known.iter())
             .map(|known| known.client)
     }
 
@@ -426,13 +432,31 @@ pub(crate) enum Waiting {
 }
 
 impl EndpointAdmission {
+    /// Notes the clients of a report: their probes have arrived, and they are no longer witnesses.
+    fn hear(&mut self, arrival: &Arrival, now: Instant) {
+        let has_arrived = |client: &IpAddr| arrival.clients.contains(client);
+        self.recent
+            .retain(|(client, since)| is_recent(*since, now) && !has_arrived(client));
+        // The number is not the sender's to choose.
+        for &client in arrival.clients.iter().take(MOST_CLIENTS) {
+            self.recent.push((client, now));
+            self.know(client, now);
+        }
+        self.more |= arrival.more;
+        self.witnesses.retain(|(client, _)| !has_arrived(client));
+        self.lost.retain(|(client, _)| !has_arrived(client));
+        let more = self.more;
+        self.pending
+            .retain(|pending| !more && !has_arrived(&pending.client));
+    }
+
     /// Records a client, replacing the oldest one that is not held if necessary.
     fn know(&mut self, client: IpAddr, now: Instant) {
         if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
             known.seen = now;
             return;
         }
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.is_full() {
             let oldest = self.known.iter().position(|known| !known.held);
             self.known.remove(oldest.unwrap_or(0));
         }
@@ -447,11 +471,13 @@ impl EndpointAdmission {
         self.lost.push((client, since));
         self.steady_since = Some(since);
         self.witnesses.retain(|&(known, _)| known != client);
-        if self.witnesses.len() >= MOST_WITNESSES {
-            self.witnesses.remove(0);
-        }
         self.witnesses.push((client, since));
     }
+}
+
+/// Returns whether a report is so recent that it may name the client of a probe that was noticed only now.
+fn is_recent(reported: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(reported) < PROBE_TIMEOUT
 }
 
 #[cfg(test)]
@@ -481,6 +507,107 @@ mod tests {
         let (mut gate, now) = (Gate::default(), Instant::now());
         assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now));
         (gate, now)
+    }
+
+    /// Returns the number of values in all collections.
+    fn kept(gate: &Gate) -> usize {
+        let of_each = gate.admissions.values().map(|admission| {
+            let EndpointAdmission {
+                open: _,
+                steady_since: _,
+                arrived: _,
+                since: _,
+                seen: _,
+                recent,
+                known,
+                more: _,
+                probes: _,
+                pending,
+                lost,
+                witnesses,
+            } = admission;
+            recent.len() + known.len() + pending.len() + lost.len() + witnesses.len()
+        });
+        of_each.sum::<usize>() + gate.admissions.len()
+    }
+
+    /// What keeps an admission as it is for an hour.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Hour {
+        /// Outside names alone: nothing counts as evidence.
+        OutsideNames,
+        /// Open, but without a program, for example because rules limit its queries.
+        NotServed,
+        /// Open, and its probes arrive.
+        Served,
+        /// Closed by a client of which nothing arrives.
+        Witness,
+        /// Detached for want of replies, again and again.
+        Idle,
+    }
+
+    #[test]
+    fn an_hour_of_reports_takes_bounded_memory() {
+        const REPORTS: u64 = 3600 * 4;
+        const BOUND: usize = 1 + MAX_RECENT + MAX_KNOWN + MAX_PENDING + MAX_LOST + MAX_WITNESSES;
+        let hours = [
+            Hour::OutsideNames,
+            Hour::NotServed,
+            Hour::Served,
+            Hour::Witness,
+            Hour::Idle,
+        ];
+        for hour in hours {
+            let (mut gate, mut now) = (Gate::default(), Instant::now());
+            let mut most = 0;
+            for number in 0..REPORTS {
+                let address = |client: u64| {
+                    let number = u32::try_from(number * 32 + client).expect("an hour is short");
+                    IpAddr::from((10 << 24 | number).to_be_bytes())
+                };
+                let report = Arrival {
+                    queries: u32::from(hour != Hour::OutsideNames) * 32,
+                    clients: (0..MOST_CLIENTS as u64).map(address).collect(),
+                    ..arrival(CLIENT, 0)
+                };
+                gate.reported();
+                gate.arrived(0, &report, now);
+                let is_second = number % 4 == 0;
+                match hour {
+                    Hour::Served if is_second => {
+                        gate.probed(7, 0, probed(address(0), number + 1), now);
+                    }
+                    Hour::Witness if is_second => {
+                        gate.probed(7, 0, probed(OTHER, number + 1), now);
+                    }
+                    Hour::Idle if number % 1200 == 0 => gate.close(7),
+                    _ => {}
+                }
+                gate.judge(now, || false);
+                most = most.max(kept(&gate));
+                now += Duration::from_millis(250);
+            }
+            assert!(most <= BOUND, "{hour:?}: {most} values");
+            // Nothing is left of an hour but what the last reports brought.
+            assert!(
+                kept(&gate) <= 1 + 3 * MOST_CLIENTS + MAX_KNOWN + MAX_PENDING + MAX_WITNESSES,
+                "{hour:?}: {} values",
+                kept(&gate)
+            );
+        }
+    }
+
+    #[test]
+    fn invented_interfaces_take_bounded_memory() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        for ifindex in 0..2 * MAX_ADMISSIONS as u32 {
+            let report = Arrival {
+                ifindex,
+                ..arrival(CLIENT, ENOUGH)
+            };
+            gate.arrived(0, &report, now);
+        }
+        assert_eq!(gate.admissions.len(), MAX_ADMISSIONS);
     }
 
     #[test]
@@ -600,7 +727,7 @@ mod tests {
         gate.forbid(7, 0, Some(CLIENT));
         arrive(&mut gate);
         assert!(gate.known(7, 0).any(|known| known == CLIENT));
-        assert_eq!(gate.known(7, 0).count(), MOST_KNOWN);
+        assert_eq!(gate.known(7, 0).count(), MAX_KNOWN);
         gate.forbid(7, 0, None);
         arrive(&mut gate);
         assert!(

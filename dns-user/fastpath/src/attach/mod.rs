@@ -8,9 +8,10 @@
 //! * [`choice`]: the hooks that serve an interface.
 //! * [`attachment`]: one program on one hook of an interface, and our clsact filters.
 //! * [`pins`]: links and maps under bpffs, which outlive the process.
-//! * [`netlink`]: the subset of rtnetlink in use.
+//! * [`netlink`]: the subset of rtnetlink in use; [`bounded`]: a list with a maximum length.
 
 pub(super) mod attachment;
+mod bounded;
 pub(super) mod choice;
 mod firewall;
 pub(super) mod gate;

@@ -1,0 +1,78 @@
+//! A list that is bounded where it is kept.
+
+use std::collections::VecDeque;
+
+/// At most `MAX` values, oldest first; a further one displaces the oldest.
+#[derive(Clone, Debug)]
+pub(super) struct Bounded<T, const MAX: usize>(VecDeque<T>);
+
+impl<T, const MAX: usize> Default for Bounded<T, MAX> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T, const MAX: usize> Bounded<T, MAX> {
+    /// Appends a value; returns the oldest one if it had to give way.
+    pub(super) fn push(&mut self, value: T) -> Option<T> {
+        let displaced = if self.0.len() >= MAX {
+            self.0.pop_front()
+        } else {
+            None
+        };
+        self.0.push_back(value);
+        displaced
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut()
+    }
+
+    /// Returns the value that was appended last.
+    pub(super) fn last(&self) -> Option<&T> {
+        self.0.back()
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Option<T> {
+        self.0.remove(index)
+    }
+
+    pub(super) fn retain(&mut self, keep: impl FnMut(&T) -> bool) {
+        self.0.retain(keep);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.0.len() >= MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_value_displaces_the_oldest() {
+        let mut kept = Bounded::<_, 2>::default();
+        assert_eq!([kept.push(1), kept.push(2)], [None, None]);
+        assert!(kept.is_full());
+        assert_eq!(kept.push(3), Some(1));
+        assert!(kept.iter().eq(&[2, 3]));
+        assert_eq!(kept.last(), Some(&3));
+    }
+}
