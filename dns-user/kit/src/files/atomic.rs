@@ -9,8 +9,8 @@
 //! 2. [`remove`] removes a file as durably.
 //! 3. [`read_folder`] lists a folder without hidden files. A reader that has its own list asks
 //!    [`is_unfinished`] for each name.
-//! 4. At its start, the single writer of a file calls [`sweep`], that of a whole folder [`sweep_folder`]:
-//!    they remove what a kill left between steps of 1.
+//! 4. At its start, a writer of a file calls [`sweep`], one of a whole folder [`sweep_folder`]: they remove what
+//!    a kill left between steps of 1. Files of living writers are locked, and stay.
 //!
 //! In a folder that another user can write to, that user may plant a symbolic link under the name that is
 //! written next (`protected_symlinks` helps in sticky folders only, and may be off). The hidden name is random
@@ -19,14 +19,16 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File, Metadata, Permissions},
+    fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError},
     io::{self, Write as _},
     os::unix::{
         ffi::OsStrExt as _,
-        fs::{MetadataExt as _, PermissionsExt as _, fchown},
+        fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     },
     path::{Path, PathBuf},
 };
+
+use tempfile::NamedTempFile;
 
 /// Mode and owner of a replaced file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +127,8 @@ fn try_replace(
     let (folder, name) = parts(path)?;
     // Opened first: afterwards only the disk itself can fail.
     let opened = File::open(folder)?;
-    // Created with O_EXCL, which follows no link. Removed on every error below.
-    let mut beside = tempfile::Builder::new()
-        .prefix(&prefix(name))
-        .rand_bytes(RANDOM_LETTERS)
-        .suffix("")
-        .tempfile_in(folder)?;
+    // Removed on every error below.
+    let mut beside = create_unfinished(folder, name)?;
     beside.write_all(contents)?;
     let file = beside.as_file();
     let Attributes { mode, user, group } = attributes;
@@ -165,6 +163,24 @@ const UNFINISHED: &str = ".part-";
 /// Number of random letters at the end of an unfinished file's name.
 const RANDOM_LETTERS: usize = 6;
 
+/// Creates an unfinished file, which is locked until its writer ends, so that no sweep removes it.
+fn create_unfinished(folder: &Path, name: &OsStr) -> io::Result<NamedTempFile> {
+    loop {
+        // Created with O_EXCL, which follows no link.
+        let unfinished = tempfile::Builder::new()
+            .prefix(&prefix(name))
+            .rand_bytes(RANDOM_LETTERS)
+            .suffix("")
+            .tempfile_in(folder)?;
+        // A file system without locks has no second writer either: its sweeps come before its writes.
+        let _ = unfinished.as_file().lock();
+        // A sweep that came between the two calls held the lock while it removed the file.
+        if unfinished.as_file().metadata()?.nlink() > 0 {
+            return Ok(unfinished);
+        }
+    }
+}
+
 /// Returns whether a name is that of an unfinished file, which must never be read as data.
 pub fn is_unfinished(name: &OsStr) -> bool {
     target_of(name).is_some()
@@ -192,7 +208,7 @@ pub fn read_folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Removes what killed writers of a file left beside it. Only the file's single writer may call this.
+/// Removes what killed writers of a file left beside it.
 pub fn sweep(path: &Path) {
     let Ok(path) = target(path) else { return };
     let Ok((folder, name)) = parts(&path) else {
@@ -201,8 +217,7 @@ pub fn sweep(path: &Path) {
     sweep_names(folder, Some(name));
 }
 
-/// Removes what killed writers of any file of a folder left in it. Only the single writer of all files of the
-/// folder may call this.
+/// Removes what killed writers of any file of a folder left in it.
 pub fn sweep_folder(folder: &Path) {
     sweep_names(folder, None);
 }
@@ -223,8 +238,20 @@ fn sweep_names(folder: &Path, only: Option<&OsStr>) {
         if only.is_some_and(|only| only.as_bytes() != target) {
             continue;
         }
+        // Neither a link nor a FIFO, which somebody else planted, is opened; both are removed.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(entry.path());
+        // Held until the file is removed.
+        let lock = file.as_ref().map(File::try_lock);
+        if matches!(lock, Ok(Err(TryLockError::WouldBlock))) {
+            continue;
+        }
         match fs::remove_file(entry.path()) {
             Ok(()) => removed += 1,
+            // Its writer finished in between.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(
                 "{}: {error}; the unfinished file of a killed writer stays, and is not read; remove it",
                 entry.path().display()
@@ -355,18 +382,32 @@ mod tests {
         assert!(remove(&file("a.json")).unwrap() && !remove(&file("a.json")).unwrap());
     }
 
-    /// A writer that is killed between any two steps leaves nothing that a reader takes for data.
     #[test]
-    fn what_a_writer_leaves_is_recognised() {
+    fn living_writer_keeps_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        let left = tempfile::Builder::new()
-            .prefix(&prefix(OsStr::new("a~b.json")))
-            .rand_bytes(RANDOM_LETTERS)
-            .suffix("")
-            .tempfile_in(folder.path())
-            .unwrap();
-        assert!(is_unfinished(left.path().file_name().unwrap()));
+        let writing = create_unfinished(folder.path(), OsStr::new("a~b.json")).unwrap();
+        assert!(is_unfinished(writing.path().file_name().unwrap()));
         assert!(read_folder(folder.path()).unwrap().is_empty());
+        sweep_folder(folder.path());
+        assert!(writing.path().exists());
+        // What a kill leaves: the file without the lock.
+        let (file, left) = writing.keep().unwrap();
+        drop(file);
+        sweep_folder(folder.path());
+        assert!(!left.exists());
+        // Sweeps at any moment of a replacement.
+        let path = folder.path().join("a");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for number in 0..300_u32 {
+                    replace_own(&path, &number.to_le_bytes(), Attributes::PRIVATE).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                sweep_folder(folder.path());
+            }
+        });
+        assert_eq!(fs::read(&path).unwrap(), 299_u32.to_le_bytes());
     }
 
     #[test]
