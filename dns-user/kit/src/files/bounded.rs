@@ -4,25 +4,31 @@
 //! a file may exceed the available memory.
 
 use std::{
-    fs::{self, Metadata, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, Read as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
 /// Maximum file size in bytes. records.json has 2.6 MB for a fleet of 10,000 instances.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 
-/// Reads a regular file of at most [`MOST_BYTES`].
+/// Reads a regular file of at most [`MAX_BYTES`].
 ///
 /// The call can still block on a mount whose server is unreachable; latency-sensitive callers run
 /// it on a separate thread.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    read_at_most(path, MOST_BYTES)
+    read_at_most(path, MAX_BYTES)
 }
 
-/// Reads a regular file of at most `limit` bytes as [`read`] does.
-pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+/// Opens a regular file to read parts of at most [`MAX_BYTES`] in sum.
+pub fn open(path: &Path) -> io::Result<io::Take<File>> {
+    let (file, _) = open_at_most(path, MAX_BYTES)?;
+    Ok(file.take(MAX_BYTES))
+}
+
+/// Opens a regular file of at most `limit` bytes; also returns its size.
+fn open_at_most(path: &Path, limit: u64) -> io::Result<(File, u64)> {
     check(&fs::metadata(path)?, limit)?;
     // The path may have been replaced since the check: do not wait for a FIFO's writer.
     let file = OpenOptions::new()
@@ -31,7 +37,14 @@ pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         .open(path)?;
     let data = file.metadata()?;
     check(&data, limit)?;
-    let mut bytes = Vec::with_capacity(usize::try_from(data.len()).unwrap_or(0));
+    Ok((file, data.len()))
+}
+
+/// Reads a regular file of at most `limit` bytes as [`read`] does.
+pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let (file, size) = open_at_most(path, limit)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    // The file may have grown since.
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         Err(too_large(limit))
@@ -119,10 +132,7 @@ mod tests {
         assert_eq!(read(&file).unwrap(), b"text");
         assert!(!is_special(&file) && !is_special(&folder.path().join("missing")));
         // Sparse: it occupies no disk blocks.
-        fs::File::create(&file)
-            .unwrap()
-            .set_len(MOST_BYTES + 1)
-            .unwrap();
+        File::create(&file).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert_eq!(
             read(&file).unwrap_err().to_string(),
             "it is larger than 256 MiB"

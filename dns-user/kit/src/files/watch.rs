@@ -1,12 +1,22 @@
 //! Watches folders for changes with inotify (`notify`), and once a second reports a possible change
 //! for events that inotify misses (overlay file systems, folders that appear).
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
+use nix::sys::statfs;
 use notify::{
     EventKind, RecommendedWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode, ModifyKind},
 };
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time};
 use tracing::{debug, warn};
 
@@ -15,7 +25,7 @@ use tracing::{debug, warn};
 const QUIET: Duration = Duration::from_millis(25);
 
 /// Upper bound of the quiet period, for folders that change constantly.
-const LONGEST: Duration = Duration::from_millis(250);
+const MAX_QUIET: Duration = Duration::from_millis(250);
 
 /// Interval of checks without any event.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -25,7 +35,6 @@ pub struct Watch {
     /// `None` if inotify is unavailable; files are then only checked every [`INTERVAL`].
     watcher: Option<RecommendedWatcher>,
     events: Arc<Events>,
-    folders: HashSet<PathBuf>,
     /// Checks without any event.
     ticks: time::Interval,
     /// Changes of unknown extent that have not been reported yet.
@@ -59,7 +68,6 @@ impl Watch {
         Self {
             watcher,
             events,
-            folders: HashSet::new(),
             ticks,
             changing: None,
         }
@@ -71,16 +79,22 @@ impl Watch {
             return;
         };
         let wanted: HashSet<PathBuf> = folders.into_iter().collect();
-        for gone in self.folders.difference(&wanted) {
+        // The thread that takes events locks the folders too, and answers calls of the watcher: none is made while
+        // they are locked.
+        let watched: HashSet<PathBuf> = self.events.folders.lock().keys().cloned().collect();
+        for gone in watched.difference(&wanted) {
             // A deleted folder is no longer watched by the kernel anyway.
             let _ = watcher.unwatch(gone);
+            self.events.folders.lock().remove(gone);
         }
-        let mut watched: HashSet<PathBuf> = self.folders.intersection(&wanted).cloned().collect();
-        for new in wanted.difference(&self.folders) {
+        for new in wanted.difference(&watched) {
+            // Another folder may have been at this path before.
+            let _ = watcher.unwatch(new);
             match watcher.watch(new, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     debug!("watching {}", new.display());
-                    watched.insert(new.clone());
+                    let kind = reports_every_write(new);
+                    self.events.folders.lock().insert(new.clone(), kind);
                 }
                 Err(error) => debug!(
                     "cannot watch {}: {error}; checking once a second",
@@ -88,17 +102,23 @@ impl Watch {
                 ),
             }
         }
-        self.folders = watched;
+    }
+
+    /// Returns the writes that this watch is told of.
+    pub fn writes(&self) -> Writes {
+        Writes(self.events.clone())
     }
 
     /// Waits until something may have changed, at most a second. Cancel-safe, for use in a
     /// `select!` with shorter intervals.
     pub async fn next(&mut self) {
-        let Events { whole, something } = &*self.events;
+        let Events {
+            whole, something, ..
+        } = &*self.events;
         loop {
             let settled = self
                 .changing
-                .map(|Changing { first, last }| (last + QUIET).min(first + LONGEST));
+                .map(|Changing { first, last }| (last + QUIET).min(first + MAX_QUIET));
             let settling = async {
                 match settled {
                     Some(time) => time::sleep_until(time).await,
@@ -121,9 +141,44 @@ impl Watch {
     }
 }
 
+/// Returns whether the kernel reports every write below a folder. On a network file system other machines write, in an
+/// overlay other containers may, and neither is reported here.
+fn reports_every_write(folder: &Path) -> bool {
+    const LOCAL: [statfs::FsType; 4] = [
+        statfs::BTRFS_SUPER_MAGIC,
+        statfs::EXT4_SUPER_MAGIC,
+        statfs::TMPFS_MAGIC,
+        statfs::XFS_SUPER_MAGIC,
+    ];
+    statfs::statfs(folder).is_ok_and(|kind| LOCAL.contains(&kind.filesystem_type()))
+}
+
+/// The writes to files in watched folders. A time stamp of a file that was read within the kernel's tick (1 to 10 ms)
+/// does not tell of a write in the same tick; this count does.
+#[derive(Clone)]
+pub struct Writes(Arc<Events>);
+
+impl Writes {
+    /// Returns a number that changes with every write to a file in these folders; `None` if the kernel does not report
+    /// all of them.
+    pub fn count(&self, folders: &[PathBuf]) -> Option<u64> {
+        let watched = self.0.folders.lock();
+        for folder in folders {
+            if watched.get(folder) != Some(&true) {
+                return None;
+            }
+        }
+        Some(self.0.writes.load(Ordering::Acquire))
+    }
+}
+
 /// Coalesced kernel events. Each notification wakes one wait, even a later one.
 #[derive(Default)]
 struct Events {
+    /// Watched folders, and whether the kernel reports every write in them.
+    folders: Mutex<HashMap<PathBuf, bool>>,
+    /// Number of events of which contents may have changed.
+    writes: AtomicU64,
     /// A file was closed after writing, or renamed.
     whole: Notify,
     /// Any other event except opening and reading.
@@ -132,6 +187,7 @@ struct Events {
 
 impl Events {
     fn take(&self, event: notify::Result<notify::Event>) {
+        self.count(&event);
         match event.map(|event| event.kind) {
             Ok(EventKind::Access(AccessKind::Open(_) | AccessKind::Read)) => {}
             Ok(
@@ -140,6 +196,30 @@ impl Events {
             ) => self.whole.notify_one(),
             // An error may mean that events were lost.
             Ok(_) | Err(_) => self.something.notify_one(),
+        }
+    }
+
+    fn count(&self, event: &notify::Result<notify::Event>) {
+        let is_write = match event {
+            Ok(event) => {
+                // A folder that is moved or removed itself is no longer the one at its path.
+                let mut folders = self.folders.lock();
+                for path in &event.paths {
+                    folders.remove(path);
+                }
+                // The events of a rename, and of looking at a file, leave contents as they are.
+                let keeps_contents = matches!(
+                    event.kind,
+                    EventKind::Access(AccessKind::Open(_) | AccessKind::Read)
+                        | EventKind::Modify(ModifyKind::Name(_))
+                );
+                event.need_rescan() || !keeps_contents
+            }
+            // Events may have been lost.
+            Err(_) => true,
+        };
+        if is_write {
+            self.writes.fetch_add(1, Ordering::Release);
         }
     }
 }
@@ -180,6 +260,58 @@ mod tests {
             .await
             .unwrap();
         watch.set(vec![]);
-        assert!(watch.folders.is_empty());
+        assert!(watch.events.folders.lock().is_empty());
+    }
+
+    /// Waits until the count differs from `before`.
+    async fn changed_count(writes: &Writes, folders: &[PathBuf], before: Option<u64>) {
+        for _ in 0..3_000 {
+            if writes.count(folders) != before {
+                return;
+            }
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the count stays at {before:?}");
+    }
+
+    #[tokio::test]
+    async fn writes_are_counted_and_renames_are_not() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folders = [folder.path().to_owned()];
+        let path = folder.path().join("a");
+        std::fs::write(&path, "1").unwrap();
+        let mut watch = Watch::new();
+        let writes = watch.writes();
+        assert_eq!(writes.count(&folders), None);
+        watch.set(folders.to_vec());
+        let first = writes.count(&folders);
+        assert!(first.is_some());
+
+        std::fs::rename(&path, folder.path().join("b")).unwrap();
+        watch.events.whole.notified().await;
+        assert_eq!(writes.count(&folders), first);
+        std::fs::write(folder.path().join("b"), "2").unwrap();
+        changed_count(&writes, &folders, first).await;
+    }
+
+    #[tokio::test]
+    async fn moved_folder_counts_nothing() {
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folders = [parent.path().join("watched")];
+        std::fs::create_dir(&folders[0]).unwrap();
+        let mut watch = Watch::new();
+        watch.set(folders.to_vec());
+        let before = watch.writes().count(&folders);
+        assert!(before.is_some());
+        std::fs::rename(&folders[0], parent.path().join("moved")).unwrap();
+        changed_count(&watch.writes(), &folders, before).await;
+        assert_eq!(watch.writes().count(&folders), None);
+    }
+
+    #[test]
+    fn pseudo_file_systems_are_not_trusted() {
+        assert!(reports_every_write(Path::new("/dev/shm")));
+        assert!(!reports_every_write(Path::new("/proc")));
+        assert!(!reports_every_write(Path::new("/nowhere")));
     }
 }
