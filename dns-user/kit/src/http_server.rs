@@ -2,13 +2,17 @@
 //!
 //! At the limit of connections, a new one replaces a connection of the peer that has the most: its oldest
 //! handshake that makes no progress if it has one, otherwise its oldest connection. No peer keeps others out, however
-//! many connections it opens. Unread responses are limited as well ([`unread`]).
+//! many connections it opens. Unread responses ([`unread`]) and bodies of requests ([`requests`]) are limited as
+//! well, in time and in bytes of a peer and of all ([`held`]).
 
+mod held;
+mod requests;
 mod unread;
 
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    convert::Infallible,
     future::Future,
     io,
     net::SocketAddr,
@@ -17,8 +21,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use axum::{Router, routing::get};
+use axum::{Router, body::Body, response::Response, routing::get};
 use hyper::{
+    Request,
+    body::{Body as _, Incoming},
     server::conn::http1,
     service::{Service as _, service_fn},
 };
@@ -38,7 +44,11 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use self::unread::{Responses, StallLimit};
+use self::{
+    held::HeldBytes,
+    requests::{BoundedBody, CutOff, HeldRequest, MAX_SMALL},
+    unread::{Responses, StallLimit},
+};
 use crate::{connections::Peer, logs::LineLimit, tls::common_name, unix_socket::ControlListener};
 
 /// Pause after a failed accept, which usually means that file descriptors are exhausted.
@@ -88,6 +98,13 @@ pub struct Limits {
     pub head: usize,
     /// Time for which a client may leave a response unread.
     pub unread: Duration,
+    /// Time limit for the body of a request, from the end of its head.
+    pub request: Duration,
+    /// Maximum size of a request's body in bytes; handlers may have lower limits.
+    pub body: usize,
+    /// Maximum size in bytes of all bodies that are being received or answered. One peer has half of it; a single
+    /// body may be larger.
+    pub bodies: usize,
 }
 
 impl Default for Limits {
@@ -100,6 +117,9 @@ impl Default for Limits {
             idle: Duration::from_secs(65),
             head: 64 << 10,
             unread: Duration::from_secs(20),
+            request: Duration::from_secs(20),
+            body: 8 << 20,
+            bodies: 16 << 20,
         }
     }
 }
@@ -175,6 +195,7 @@ impl Server {
             limits,
             routes: Box::new(routes),
             responses: Responses::default(),
+            bodies: HeldBytes::new(limits.bodies),
         });
         let connections = Arc::new(Mutex::new(Connections::default()));
         let mut tasks = JoinSet::new();
@@ -271,6 +292,8 @@ struct Context {
     limits: Limits,
     routes: Box<Routes>,
     responses: Responses,
+    /// Bodies of requests that are not answered.
+    bodies: HeldBytes,
 }
 
 impl Context {
@@ -325,18 +348,10 @@ impl Context {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (router, peer) = (
-            TowerToHyperService::new((self.routes)(&client)),
-            client.peer,
-        );
-        let service = service_fn(move |request| {
-            let (response, close) = (router.call(request), close.clone());
-            async move {
-                response
-                    .await
-                    .map(|response| self.responses.count(response, peer, close))
-            }
-        });
+        let router = TowerToHyperService::new((self.routes)(&client));
+        let peer = client.peer;
+        let service =
+            service_fn(move |request| self.respond(router.clone(), request, peer, close.clone()));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.idle)
@@ -358,6 +373,51 @@ impl Context {
         if let Err(error) = ended {
             tracing::debug!(peer = %client.peer, "{}: connection ended: {error}", self.name);
         }
+    }
+}
+
+impl Context {
+    /// Answers a request within the limits of its body. Notifying `close` closes the connection.
+    async fn respond(
+        &self,
+        router: TowerToHyperService<Router>,
+        request: Request<Incoming>,
+        peer: Peer,
+        close: Arc<Notify>,
+    ) -> Result<Response, Infallible> {
+        if request.body().is_end_stream() {
+            let response = router.call(request.map(Body::new)).await?;
+            return Ok(self.responses.count(response, peer, close));
+        }
+        let declared = request.body().size_hint().lower();
+        if declared > self.limits.body as u64 {
+            let response = self.cut_off(CutOff::Long(self.limits.body), peer);
+            return Ok(self.responses.count(response, peer, close));
+        }
+        let now = Instant::now();
+        let Some(place) = self.bodies.admit(peer, 0, MAX_SMALL, close.clone(), now) else {
+            let response = self.cut_off(CutOff::Crowded, peer);
+            return Ok(self.responses.count(response, peer, close));
+        };
+        // Until the response is there, a handler may hold the body.
+        let held = HeldRequest::new(place, self.limits);
+        let of_handler = held.clone();
+        let request = request.map(|body| Body::new(BoundedBody::new(body, of_handler)));
+        let response = router.call(request).await?;
+        let response = match held.cut_off() {
+            Some(why) => self.cut_off(why, peer),
+            None => response,
+        };
+        Ok(self.responses.count(response, peer, close))
+    }
+
+    /// Returns the response to a request whose body was cut off.
+    fn cut_off(&self, why: CutOff, peer: Peer) -> Response {
+        static LIMIT: LineLimit = LineLimit::new();
+        if let Some(suppressed) = LIMIT.admit_any() {
+            tracing::info!(%peer, suppressed, "{}: request refused: {why}", self.name);
+        }
+        why.response()
     }
 }
 

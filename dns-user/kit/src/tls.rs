@@ -165,17 +165,36 @@ impl RotatingTls {
     /// Returns why the certificate in use is invalid at `now`, or why newer files cannot be used; `None` if
     /// neither is the case.
     pub fn problem(&self, now: SystemTime) -> Option<String> {
-        let purpose = self.purpose;
-        if let Some(why) = self.current.load().certificate.invalid_at(now) {
-            let file = self.files.certificate.display();
+        self.invalid(now).or_else(|| self.unusable_files())
+    }
+
+    /// Returns why the certificate in use is not valid at `now`.
+    pub fn invalid(&self, now: SystemTime) -> Option<String> {
+        let why = self.current.load().certificate.invalid_at(now)?;
+        let (purpose, file) = (self.purpose, self.files.certificate.display());
+        Some(format!("{purpose}: {file} is not valid now: it {why}"))
+    }
+
+    /// Returns why newer files cannot be used.
+    pub fn unusable_files(&self) -> Option<String> {
+        let (purpose, error) = (self.purpose, self.last_error()?);
+        Some(format!("{purpose}: the new files cannot be used: {error}"))
+    }
+
+    /// Returns which certificate in use, or CA, is overdue for renewal at `now` and still valid.
+    pub fn ends_soon(&self, now: SystemTime) -> Option<String> {
+        let material = self.current.load();
+        for facts in material.ending_soon(now) {
+            let Ok(left) = facts.not_after.duration_since(now) else {
+                continue;
+            };
+            let (purpose, hours) = (self.purpose, left.as_secs() / 3600);
+            let subject = facts.common_name.as_deref().unwrap_or("(no common name)");
             return Some(format!(
-                "{purpose}: {file} {why}: the other side refuses it; renew it"
+                "{purpose}: the certificate of {subject} expires soon, in {hours} hours"
             ));
         }
-        let error = self.last_error()?;
-        Some(format!(
-            "{purpose}: the new files cannot be used, the last good ones stay in use: {error}"
-        ))
+        None
     }
 
     /// Returns the number of failed loads since the start.

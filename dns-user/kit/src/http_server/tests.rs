@@ -2,6 +2,8 @@ use std::collections::VecDeque;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use axum::http::StatusCode;
+
 use super::*;
 
 /// Starts a server whose `/` returns `body`; it ends with the test's runtime.
@@ -137,4 +139,122 @@ async fn reader_survives_silent_clients() {
         read = reader => read,
     };
     assert!(read > BODY, "cut off after {read} bytes");
+}
+
+/// Starts a server that answers with the length of the body it has read.
+async fn echo_server(limits: Limits) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let read = |body: axum::body::Bytes| async move { body.len().to_string() };
+    let router = Router::new()
+        .route("/read", axum::routing::post(read))
+        .layer(axum::extract::DefaultBodyLimit::disable())
+        .route(
+            "/refused",
+            axum::routing::post(|| async { StatusCode::FORBIDDEN }),
+        );
+    let server = Server::new("the test", Listener::Plain(listener)).with_limits(limits);
+    tokio::spawn(server.run(move |_| router.clone(), std::future::pending()));
+    address
+}
+
+/// Sends the head of a request and a part of its body; the rest never follows.
+async fn unfinished(address: SocketAddr, path: &str, head: &str, part: &[u8]) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n");
+    client.write_all(head.as_bytes()).await.unwrap();
+    // A server that has refused the head reads no more.
+    let _ = client.write_all(part).await;
+    client
+}
+
+async fn reply(client: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    // A reset may follow the response, because the rest of the body is unread.
+    let _ = client.read_to_end(&mut read).await;
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+#[tokio::test]
+async fn endless_bodies_are_cut_off() {
+    let limits = Limits {
+        request: Duration::from_millis(300),
+        body: 100_000,
+        ..Limits::default()
+    };
+    let address = echo_server(limits).await;
+    let slow = "Content-Length: 1000";
+    let mut client = unfinished(address, "/read", slow, b"x").await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 408"), "{text}");
+    // A byte now and then does not help.
+    let mut client = unfinished(address, "/read", slow, b"x").await;
+    let trickle = async {
+        while client.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    trickle.await;
+    let declared = "Content-Length: 100001";
+    let mut client = unfinished(address, "/read", declared, b"").await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 413"), "{text}");
+    let chunked = "Transfer-Encoding: chunked";
+    let chunk = format!("186a1\r\n{}\r\n", "x".repeat(100_001));
+    let mut client = unfinished(address, "/read", chunked, chunk.as_bytes()).await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 413"), "{text}");
+    // The head decides first; the body is never waited for.
+    let mut client = unfinished(address, "/refused", slow, b"x").await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 403"), "{text}");
+    let whole = "Content-Length: 5\r\nConnection: close";
+    let mut client = unfinished(address, "/read", whole, b"hello").await;
+    let text = reply(&mut client).await;
+    assert!(
+        text.starts_with("HTTP/1.1 200") && text.ends_with('5'),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn bodies_have_a_limit_together() {
+    const PART: usize = 1 << 20;
+    let limits = Limits {
+        bodies: 8 * PART,
+        ..Limits::default()
+    };
+    let address = echo_server(limits).await;
+    let head = format!("Content-Length: {}", 2 * PART);
+    let part = vec![b'x'; PART];
+    // All are one peer's, which has half of the room: some are refused, or have stalled and gave way.
+    let mut open = Vec::new();
+    for _ in 0..12 {
+        open.push(unfinished(address, "/read", &head, &part).await);
+    }
+    while open.len() > 4 {
+        let mut still_open = Vec::new();
+        for mut client in open {
+            let waited = tokio::time::timeout(Duration::from_millis(10), reply(&mut client)).await;
+            match waited {
+                Ok(text) => assert!(
+                    text.is_empty() || text.starts_with("HTTP/1.1 503"),
+                    "{text}"
+                ),
+                Err(_) => still_open.push(client),
+            }
+        }
+        open = still_open;
+    }
+    // Small calls succeed meanwhile.
+    let whole = "Content-Length: 5\r\nConnection: close";
+    let mut client = unfinished(address, "/read", whole, b"hello").await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    // Those that have sent nothing for a while give way to the next.
+    tokio::time::sleep(held::STALLED).await;
+    let head = format!("Content-Length: {PART}\r\nConnection: close");
+    let mut client = unfinished(address, "/read", &head, &part).await;
+    let text = reply(&mut client).await;
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
 }

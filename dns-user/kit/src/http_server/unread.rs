@@ -14,28 +14,20 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use hyper::body::{Body as _, Bytes, Frame, SizeHint};
-use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
     time::{self, Sleep},
 };
 
+use super::held::{HeldBytes, HeldPlace};
 use crate::connections::Peer;
 
-/// Maximum bytes of unread responses per server. A further response closes connections that have
-/// stalled; if that is not enough, it is refused with status 503, so that clients that read are never
-/// cut off. A single larger response is still sent.
+/// Maximum bytes of unread responses per server. A single larger response is still sent.
 const MAX_WAITING: usize = 16 << 20;
 
-/// Maximum bytes of unread responses per peer, in the same way: no peer takes the room of the others.
-const MAX_OF_PEER: usize = MAX_WAITING / 2;
-
-/// Time without progress after which a response counts as stalled.
-const STALLED: Duration = Duration::from_secs(1);
-
 /// Size up to which a response is always sent.
-const SMALL: usize = 64 << 10;
+const MAX_SMALL: usize = 64 << 10;
 
 /// Size of the parts in which a body is handed to the connection.
 const PART: usize = 16 << 10;
@@ -43,23 +35,20 @@ const PART: usize = 16 << 10;
 //----------- Responses ------------------------------------------------------
 
 /// The responses that wait for their clients.
-#[derive(Clone, Default)]
-pub(super) struct Responses(Arc<Mutex<Vec<Waiting>>>);
+#[derive(Clone)]
+pub(super) struct Responses(HeldBytes);
 
-struct Waiting {
-    number: u64,
-    peer: Peer,
-    bytes: usize,
-    /// Time at which the client last took a part.
-    progress: Instant,
-    close: Arc<Notify>,
+impl Default for Responses {
+    fn default() -> Self {
+        Self(HeldBytes::new(MAX_WAITING))
+    }
 }
 
 impl Responses {
     /// Counts the body of a response until its client has taken it.
     pub(super) fn count(&self, response: Response, peer: Peer, close: Arc<Notify>) -> Response {
         let bytes = response.body().size_hint().lower() as usize;
-        match self.admit(peer, bytes, close, Instant::now()) {
+        match self.0.admit(peer, bytes, MAX_SMALL, close, Instant::now()) {
             Some(place) => response.map(|body| {
                 Body::new(CountedBody {
                     body,
@@ -73,82 +62,6 @@ impl Responses {
             }
         }
     }
-
-    /// Admits a response of `bytes` bytes; `None` if it must be refused.
-    fn admit(&self, peer: Peer, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
-        let mut waiting = self.0.lock();
-        let (mut total, mut own) = (0, 0);
-        for waiting in waiting.iter() {
-            total += waiting.bytes;
-            own += if waiting.peer == peer {
-                waiting.bytes
-            } else {
-                0
-            };
-        }
-        waiting.sort_by_key(|waiting| waiting.progress);
-        waiting.retain(|waiting| {
-            let is_own = waiting.peer == peer;
-            let is_needed = total + bytes > MAX_WAITING || is_own && own + bytes > MAX_OF_PEER;
-            let is_stalled = now.saturating_duration_since(waiting.progress) >= STALLED;
-            let is_closed = is_needed && waiting.bytes > 0 && is_stalled;
-            if is_closed {
-                total -= waiting.bytes;
-                own -= if is_own { waiting.bytes } else { 0 };
-                waiting.close.notify_one();
-            }
-            !is_closed
-        });
-        let is_too_much =
-            total > 0 && total + bytes > MAX_WAITING || own > 0 && own + bytes > MAX_OF_PEER;
-        if is_too_much && bytes > SMALL {
-            return None;
-        }
-        let number = waiting
-            .iter()
-            .map(|waiting| waiting.number + 1)
-            .max()
-            .unwrap_or(0);
-        waiting.push(Waiting {
-            number,
-            peer,
-            bytes,
-            progress: now,
-            close,
-        });
-        Some(Place {
-            responses: self.clone(),
-            number,
-        })
-    }
-}
-
-/// A response's entry in [`Responses`], removed when dropped.
-struct Place {
-    responses: Responses,
-    number: u64,
-}
-
-impl Place {
-    /// Records that the client has taken a part and `left` bytes remain.
-    fn progress(&self, left: usize) {
-        let mut waiting = self.responses.0.lock();
-        if let Some(waiting) = waiting
-            .iter_mut()
-            .find(|waiting| waiting.number == self.number)
-        {
-            (waiting.bytes, waiting.progress) = (left, Instant::now());
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.responses
-            .0
-            .lock()
-            .retain(|waiting| waiting.number != self.number);
-    }
 }
 
 /// A body that is handed on in parts, so that the bytes taken by the client can be counted.
@@ -156,7 +69,7 @@ struct CountedBody {
     body: Body,
     /// Bytes received from `body` and not handed on yet.
     rest: Bytes,
-    place: Place,
+    place: HeldPlace,
 }
 
 impl hyper::body::Body for CountedBody {
@@ -283,60 +196,5 @@ impl<T: AsyncRead + Unpin> AsyncRead for StallLimit<T> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_read(context, buffer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    #[test]
-    fn stalled_responses_are_closed() {
-        let (responses, begin) = (Responses::default(), Instant::now());
-        let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
-        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
-        let admit = |index: usize, bytes, now| {
-            responses.admit(Peer::User(index as u32), bytes, closes[index].clone(), now)
-        };
-        let places: Vec<_> = (0..4)
-            .map(|index| admit(index, MAX_WAITING / 4, begin).unwrap())
-            .collect();
-        assert!(
-            admit(4, MAX_WAITING / 2, begin).is_none(),
-            "all of them may still read"
-        );
-        assert!(admit(4, SMALL, begin).is_some());
-        assert!((0..4).all(|index| !closed(index)));
-
-        let later = begin + STALLED;
-        responses.0.lock()[0].progress = later;
-        assert!(admit(4, MAX_WAITING / 2, later).is_some());
-        assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
-        drop(places);
-        assert_eq!(responses.0.lock().len(), 0);
-    }
-
-    #[test]
-    fn peer_leaves_room_for_others() {
-        let (responses, begin) = (Responses::default(), Instant::now());
-        let closes: Vec<_> = (0..4).map(|_| Arc::new(Notify::new())).collect();
-        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
-        let admit = |peer, index: usize, bytes, now| {
-            responses.admit(Peer::User(peer), bytes, closes[index].clone(), now)
-        };
-        let first = admit(1, 0, MAX_OF_PEER, begin);
-        assert!(
-            first.is_some() && admit(1, 1, SMALL + 1, begin).is_none(),
-            "one peer has half of the room"
-        );
-        let other = admit(2, 2, MAX_OF_PEER, begin);
-        assert!(other.is_some(), "the other half is for others");
-        // Only its own stalled responses are closed for its next one.
-        drop(other);
-        let later = begin + STALLED;
-        assert!(admit(3, 3, SMALL + 1, later).is_some() && !closed(0));
-        assert!(admit(1, 1, MAX_OF_PEER, later).is_some() && closed(0) && !closed(3));
     }
 }

@@ -126,6 +126,9 @@ declare! {
     /// Usually caused by a lack of file descriptors.
     ACCEPT_FAILURES_TOTAL: Counter = "bosh_dns_xdp_accept_failures_total"
         [] "Failed attempts to accept a TCP connection.";
+    /// `condition`: see docs/troubleshooting.md. `status` shows the same conditions with their causes.
+    CONDITION: Gauge = "bosh_dns_xdp_condition"
+        ["condition"] "1 while the condition holds, of which an operator must know.";
     /// Every panic is a bug and is logged.
     PANICS_TOTAL: Counter = "bosh_dns_xdp_panics_total"
         [] "Panics of any part of the server.";

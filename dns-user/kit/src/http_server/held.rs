@@ -1,0 +1,282 @@
+//! Bytes that a server holds for its peers: of responses that are unread, and of requests that are not answered.
+//!
+//! All peers together have a limit, and each peer half of it: no peer takes the room of the others. Bytes that
+//! exceed a limit close connections whose peer makes no progress; if that is not enough, they are refused, so that
+//! peers that go on reading or sending are never cut off. What one peer alone holds is limited by the size of a
+//! single request or response.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::connections::Peer;
+
+/// Time without progress after which a peer counts as stalled.
+pub(super) const STALLED: Duration = Duration::from_secs(1);
+
+/// The bytes that a server holds, with their limit; clones share them.
+#[derive(Clone)]
+pub(super) struct HeldBytes {
+    max: usize,
+    table: Arc<Mutex<HeldTable>>,
+}
+
+#[derive(Default)]
+struct HeldTable {
+    /// Number of the next entry; none is used again, because a closed connection ends later than its entry.
+    next: u64,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    number: u64,
+    peer: Peer,
+    bytes: usize,
+    /// Time at which the peer last read or sent something; `None` while it is not the peer's turn.
+    progress: Option<Instant>,
+    close: Arc<Notify>,
+}
+
+impl HeldBytes {
+    /// Creates an account of at most `max` bytes.
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max,
+            table: Arc::default(),
+        }
+    }
+
+    /// Adds an entry of `bytes` bytes, whose connection `close` closes; `None` if there is no room. Up to `small`
+    /// bytes always have room.
+    pub(super) fn admit(
+        &self,
+        peer: Peer,
+        bytes: usize,
+        small: usize,
+        close: Arc<Notify>,
+        now: Instant,
+    ) -> Option<HeldPlace> {
+        let mut table = self.table.lock();
+        if !make_room(&mut table.entries, self.max, peer, bytes, now) && bytes > small {
+            return None;
+        }
+        let number = table.next;
+        table.next += 1;
+        table.entries.push(Entry {
+            number,
+            peer,
+            bytes,
+            progress: Some(now),
+            close,
+        });
+        Some(HeldPlace {
+            held: self.clone(),
+            number,
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.table.lock().entries.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_progress(&self, index: usize, at: Instant) {
+        self.table.lock().entries[index].progress = Some(at);
+    }
+}
+
+/// Closes stalled connections until `bytes` further bytes of a peer have room; returns whether they have.
+fn make_room(entries: &mut Vec<Entry>, max: usize, peer: Peer, bytes: usize, now: Instant) -> bool {
+    let max_of_peer = max / 2;
+    let mut total = 0;
+    let mut own = 0;
+    for entry in entries.iter() {
+        total += entry.bytes;
+        if entry.peer == peer {
+            own += entry.bytes;
+        }
+    }
+    entries.sort_by_key(|entry| entry.progress);
+    entries.retain(|entry| {
+        let is_own = entry.peer == peer;
+        let is_needed = total + bytes > max || is_own && own + bytes > max_of_peer;
+        let is_stalled = entry
+            .progress
+            .is_some_and(|at| now.saturating_duration_since(at) >= STALLED);
+        let is_closed = is_needed && entry.bytes > 0 && is_stalled;
+        if is_closed {
+            total -= entry.bytes;
+            own -= if is_own { entry.bytes } else { 0 };
+            entry.close.notify_one();
+        }
+        !is_closed
+    });
+    let is_too_much = total > 0 && total + bytes > max;
+    let is_too_much_of_peer = own > 0 && own + bytes > max_of_peer;
+    !is_too_much && !is_too_much_of_peer
+}
+
+/// An entry in [`HeldBytes`], removed when dropped.
+pub(super) struct HeldPlace {
+    held: HeldBytes,
+    number: u64,
+}
+
+impl HeldPlace {
+    /// Records that the peer has made progress and `left` bytes are held.
+    pub(super) fn progress(&self, left: usize) {
+        self.change(|entry| {
+            entry.bytes = left;
+            entry.progress = Some(Instant::now());
+        });
+    }
+
+    /// Records that the peer has sent everything, and waits itself.
+    pub(super) fn complete(&self) {
+        self.change(|entry| entry.progress = None);
+    }
+
+    /// Adds bytes that the peer has sent; returns whether they have room. Up to `small` bytes always have.
+    pub(super) fn grow(&self, bytes: usize, small: usize) -> bool {
+        let now = Instant::now();
+        let entries = &mut self.held.table.lock().entries;
+        let number = self.number;
+        let position = entries.iter().position(|entry| entry.number == number);
+        // Taken out, because an entry is no obstacle to its own growth.
+        let Some(mut own) = position.map(|position| entries.swap_remove(position)) else {
+            // Its connection is being closed for another one.
+            return false;
+        };
+        own.bytes += bytes;
+        own.progress = Some(now);
+        let has_room = make_room(entries, self.held.max, own.peer, own.bytes, now);
+        let is_admitted = has_room || own.bytes <= small;
+        entries.push(own);
+        is_admitted
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Entry)) {
+        let entries = &mut self.held.table.lock().entries;
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.number == self.number) {
+            change(entry);
+        }
+    }
+}
+
+impl Drop for HeldPlace {
+    fn drop(&mut self) {
+        let entries = &mut self.held.table.lock().entries;
+        entries.retain(|entry| entry.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    const MAX: usize = 16 << 20;
+
+    const MAX_SMALL: usize = 64 << 10;
+
+    #[test]
+    fn stalled_responses_are_closed() {
+        let (responses, begin) = (HeldBytes::new(MAX), Instant::now());
+        let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
+        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
+        let admit = |index: usize, bytes, now| {
+            responses.admit(
+                Peer::User(index as u32),
+                bytes,
+                MAX_SMALL,
+                closes[index].clone(),
+                now,
+            )
+        };
+        let places: Vec<_> = (0..4)
+            .map(|index| admit(index, MAX / 4, begin).unwrap())
+            .collect();
+        assert!(
+            admit(4, MAX / 2, begin).is_none(),
+            "all of them may still read"
+        );
+        assert!(admit(4, MAX_SMALL, begin).is_some());
+        assert!((0..4).all(|index| !closed(index)));
+
+        let later = begin + STALLED;
+        responses.set_progress(0, later);
+        assert!(admit(4, MAX / 2, later).is_some());
+        assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
+        drop(places);
+        assert_eq!(responses.len(), 0);
+    }
+
+    #[test]
+    fn peer_leaves_room_for_others() {
+        let (responses, begin) = (HeldBytes::new(MAX), Instant::now());
+        let closes: Vec<_> = (0..4).map(|_| Arc::new(Notify::new())).collect();
+        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
+        let admit = |peer, index: usize, bytes, now| {
+            responses.admit(
+                Peer::User(peer),
+                bytes,
+                MAX_SMALL,
+                closes[index].clone(),
+                now,
+            )
+        };
+        let first = admit(1, 0, MAX / 2, begin);
+        assert!(
+            first.is_some() && admit(1, 1, MAX_SMALL + 1, begin).is_none(),
+            "one peer has half of the room"
+        );
+        let other = admit(2, 2, MAX / 2, begin);
+        assert!(other.is_some(), "the other half is for others");
+        // Only its own stalled responses are closed for its next one.
+        drop(other);
+        let later = begin + STALLED;
+        assert!(admit(3, 3, MAX_SMALL + 1, later).is_some() && !closed(0));
+        assert!(admit(1, 1, MAX / 2, later).is_some() && closed(0) && !closed(3));
+    }
+
+    #[test]
+    fn requests_grow_while_there_is_room() {
+        let held = HeldBytes::new(MAX);
+        let close = || Arc::new(Notify::new());
+        let admit = |peer, close| held.admit(Peer::User(peer), 0, 0, close, Instant::now());
+        let first = admit(1, close()).unwrap();
+        // Alone, a request may have more than the limit.
+        assert!(first.grow(MAX + 1, 0));
+        let second = admit(2, close()).unwrap();
+        assert!(!second.grow(MAX_SMALL + 1, MAX_SMALL), "no room");
+        drop((first, second));
+        let (slow_close, whole_close) = (close(), close());
+        let (slow, whole) = (
+            admit(1, slow_close.clone()).unwrap(),
+            admit(1, whole_close.clone()).unwrap(),
+        );
+        assert!(slow.grow(MAX / 4, 0) && whole.grow(MAX / 4, 0));
+        whole.complete();
+        let third = admit(1, close()).unwrap();
+        assert!(!third.grow(MAX_SMALL + 1, MAX_SMALL), "a peer has half");
+        drop(third);
+        // One that sends nothing gives way to the next, one that waits for its answer does not.
+        let stalled = Instant::now() - STALLED;
+        for index in 0..2 {
+            if held.table.lock().entries[index].progress.is_some() {
+                held.set_progress(index, stalled);
+            }
+        }
+        let third = admit(1, close()).unwrap();
+        assert!(third.grow(MAX_SMALL + 1, 0));
+        assert!(slow_close.notified().now_or_never().is_some());
+        assert!(whole_close.notified().now_or_never().is_none());
+        assert!(!slow.grow(1, MAX_SMALL), "closed");
+    }
+}
