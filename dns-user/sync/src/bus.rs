@@ -4,13 +4,14 @@
 use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
 use anyhow::anyhow;
-use async_nats::{Client, ConnectOptions, Event};
+use async_nats::{Client, ClientError, ConnectOptions, Event, Server};
 use dns_kit::logs::LineLimit;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
     http::{AcceptedName, RotatingTls, TlsFiles},
-    message::agent_subject,
+    message::{agent_subject, printable},
 };
 
 /// Suffix of the common names of a director's NATS servers.
@@ -57,8 +58,13 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Starts connecting; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
-    pub async fn connect(options: &BusOptions, name: &str) -> anyhow::Result<Self> {
+    /// Starts connecting; reconnects run in the background. `name` is also the prefix of JetStream's inboxes, `without`
+    /// the consequence of a missing connection, for the log.
+    pub async fn connect(
+        options: &BusOptions,
+        name: &str,
+        without: &'static str,
+    ) -> anyhow::Result<Self> {
         let BusOptions {
             nats,
             tls: files,
@@ -67,9 +73,15 @@ impl Bus {
         let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
         let warnings = LineLimit::new();
+        let failures = Arc::new(ConnectFailures::new(nats.join(","), without));
+        let noted = failures.clone();
         let events = move |event: Event| {
             match &event {
                 Event::Connected => said.send_modify(|count| *count += 1),
+                // An attempt to connect failed; the next one logs the cause.
+                Event::ClientError(ClientError::Other(text)) => {
+                    *noted.event.lock() = Some(text.clone());
+                }
                 Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
                     // Another client can cause these at any rate.
                     if let Some(omitted) = warnings.admit_any() {
@@ -86,6 +98,11 @@ impl Bus {
             LONGEST_ATTEMPT
         };
         let client = options_for(tls.polling_client_config())
+            .reconnect_to_server_callback(move |servers, _| {
+                failures.log(&servers);
+                // The client chooses the server.
+                std::future::ready(None)
+            })
             .connection_timeout(attempt)
             .ping_interval(Duration::from_secs(*ping_every))
             .name(name)
@@ -97,6 +114,78 @@ impl Bus {
             .map_err(|error| anyhow!("NATS at {}: {error}", nats.join(",")))?;
         tokio::spawn(follow_rotation(client.clone(), tls));
         Ok(Self { client, connected })
+    }
+}
+
+/// Logs why attempts to connect failed. The client's own event names neither the server nor the cause.
+#[derive(Debug)]
+struct ConnectFailures {
+    configured: String,
+    without: &'static str,
+    /// The client's event about the last failure.
+    event: Mutex<Option<String>>,
+    lines: LineLimit,
+}
+
+impl ConnectFailures {
+    fn new(configured: String, without: &'static str) -> Self {
+        Self {
+            configured,
+            without,
+            event: Mutex::new(None),
+            lines: LineLimit::new(),
+        }
+    }
+
+    /// Logs the last failure of each server, before the next attempt.
+    fn log(&self, servers: &[Server]) {
+        let event = self.event.lock().take();
+        let mut is_known = false;
+        for server in servers {
+            if let Some(cause) = &server.last_error {
+                let address = format!("{}:{}", server.addr.host(), server.addr.port());
+                self.warn(&address, cause);
+                is_known = true;
+            }
+        }
+        // The client keeps no error of a name that it could not resolve.
+        if let Some(event) = event
+            && !is_known
+        {
+            self.warn(&self.configured, &event);
+        }
+    }
+
+    fn warn(&self, servers: &str, cause: &str) {
+        let Some(omitted) = self.lines.admit_any() else {
+            return;
+        };
+        let without = self.without;
+        tracing::warn!(
+            omitted,
+            "cannot connect to NATS at {servers}: {}; {without}; {}",
+            printable(cause),
+            remedy_of(cause)
+        );
+    }
+}
+
+/// Returns what an operator can do about a failed attempt to connect, by the texts of the kernel, of rustls and of
+/// nats-server: the client keeps no typed errors.
+fn remedy_of(cause: &str) -> &'static str {
+    let is = |text: &str| cause.contains(text);
+    if is("received fatal alert") {
+        "the server refuses the certificate of --tls-certificate: it must be valid and signed by the CA of the server"
+    } else if is("invalid peer certificate") {
+        "the server's certificate must be valid, signed by a CA of --tls-ca, and have its name"
+    } else if is("authorization violation") {
+        "no user of the server has the certificate's name: print the configuration with `bosh-dns-sync nats-config`"
+    } else if is("Connection refused") {
+        "start nats-server, or correct the port in --nats"
+    } else if is("DNS error") {
+        "check the names in --nats and this machine's DNS servers"
+    } else {
+        "check that the server runs and that no packet filter is in the way"
     }
 }
 

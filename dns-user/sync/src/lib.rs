@@ -17,6 +17,7 @@ mod cli;
 mod dataset;
 pub mod digest;
 mod distributor;
+mod file_options;
 pub mod http;
 mod inventory;
 mod message;

@@ -233,14 +233,8 @@ impl Records {
             return Ok(());
         }
         write_hosts(&self.options, &read)?;
-        let AgentOptions {
-            mode, user, group, ..
-        } = self.options;
-        let written = atomic::replace(
-            &self.options.records,
-            &bytes,
-            Attributes { mode, user, group },
-        )?;
+        let attributes = self.options.attributes.of(&self.options.records);
+        let written = atomic::replace(&self.options.records, &bytes, attributes)?;
         self.held = Report {
             version: announced,
             digest: Some(sha256(&bytes)),

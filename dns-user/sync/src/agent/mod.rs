@@ -20,6 +20,7 @@ use self::{
 };
 use crate::{
     bus::{Bus, BusOptions},
+    file_options::FileOptions,
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
     store::{Store, StoreOptions},
 };
@@ -63,15 +64,8 @@ pub(crate) struct AgentOptions {
         default_value = "/var/vcap/instance/dns/records.json"
     )]
     pub records: PathBuf,
-    /// File mode in octal notation
-    #[arg(long, value_name = "MODE", default_value = "640", value_parser = octal)]
-    pub mode: u32,
-    /// Owner of the file, by number; default: the process's user
-    #[arg(long, value_name = "UID")]
-    pub user: Option<u32>,
-    /// Group of the file, by number; default: the process's group
-    #[arg(long, value_name = "GID")]
-    pub group: Option<u32>,
+    #[command(flatten)]
+    pub attributes: FileOptions,
     /// How to maintain the hosts file
     #[arg(long, value_enum, default_value_t = HostsMode::Off)]
     pub hosts: HostsMode,
@@ -94,7 +88,12 @@ type Work = (Announcement, String);
 
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
-    let bus = Bus::connect(&options.bus, &options.id).await?;
+    let bus = Bus::connect(
+        &options.bus,
+        &options.id,
+        "the records on this machine stay as they are",
+    )
+    .await?;
     let store = Store::open(&options.store, Some(&bus))?;
     let metrics = Arc::new(Metrics::new()?);
     if let Some(address) = options.metrics {
@@ -257,14 +256,6 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
         if bus.client.publish(subject, body.into()).await.is_err() {
             return;
         }
-    }
-}
-
-/// Parses an octal file mode.
-fn octal(text: &str) -> Result<u32, &'static str> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("expected an octal mode such as 640"),
     }
 }
 

@@ -42,15 +42,13 @@ use self::{
 use crate::{
     bus::{Bus, BusOptions, PUBLISHER},
     dataset::LAST_VERSION,
+    file_options::FileOptions,
     http::TlsOptions,
     message::{self, ASK, Announcement, BlobLocation, OURS},
     now_ms,
     store::{Store, StoreOptions, unix_now},
 };
-use dns_kit::{
-    files::atomic::{self, Attributes},
-    http_server,
-};
+use dns_kit::{files::atomic, http_server};
 
 /// Maximum wait for the last write of `agents.json` at shutdown.
 const LAST_WRITE: Duration = Duration::from_secs(1);
@@ -94,7 +92,12 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         options.store.blobstore.is_some(),
         "--blobstore URL is required"
     );
-    let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
+    let bus = Bus::connect(
+        &bus_options,
+        "bosh-dns-sync-publisher",
+        "agents get no new version",
+    )
+    .await?;
     let store = Store::open(&options.store, Some(&bus))?;
     // If the registry is unreadable, each agent must report once.
     let registry: AgentRegistry = writer
@@ -233,8 +236,8 @@ impl Distributor {
             }
             anyhow::ensure!(
                 announced,
-                "no version was announced within the timeout: the log shows whether NATS, the blobstore \
-                 or the state folder is the cause"
+                "no version was announced within the timeout: the log shows whether the inventory, NATS, the \
+                 blobstore or the state folder is the cause"
             );
             return Ok(Some(complete));
         }
@@ -401,6 +404,8 @@ pub(crate) struct PublishOptions {
     /// Write the records to this local file, without NATS and blobstore
     #[arg(long, value_name = "FILE", conflicts_with = "nats")]
     pub local: Option<PathBuf>,
+    #[command(flatten)]
+    pub attributes: FileOptions,
     /// NATS servers, tls://HOST:PORT, separated by commas
     #[arg(
         long,
@@ -456,10 +461,6 @@ async fn write_locally(
     mut writer: StateWriter,
     file: &Path,
 ) -> anyhow::Result<()> {
-    let permissions = Attributes {
-        mode: 0o640,
-        ..Attributes::PRIVATE
-    };
     atomic::sweep(file);
     let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
     let mut done = false;
@@ -468,7 +469,7 @@ async fn write_locally(
             read.and_then(|_| {
                 let committed = writer.commit(options.above)?;
                 if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
-                    atomic::replace(file, &committed.bytes, permissions)?;
+                    atomic::replace(file, &committed.bytes, options.attributes.of(file))?;
                     let version = committed.made.version;
                     tracing::info!(version, file = %file.display(), "records written");
                 }

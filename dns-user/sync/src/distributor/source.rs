@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::anyhow;
 use dns_kit::files::bounded;
+use serde::{Deserialize, Serialize};
 
 use super::state::{Folder, StateError};
 use crate::inventory::{
@@ -34,8 +35,28 @@ pub(crate) struct InventoryOptions {
     pub nodes: Option<PathBuf>,
 }
 
-/// Identity of the files' content: path and, if it exists, change time, inode and length.
-pub(crate) type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
+/// Name of the file with the stamps of the files that were read last.
+pub(super) const FILES: &str = "files.json";
+
+/// Identity of a file's content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileStamp {
+    modified: SystemTime,
+    inode: u64,
+    /// Birth time, where the file system keeps it: the number of an inode is used again after two replacements.
+    born: Option<SystemTime>,
+    length: u64,
+}
+
+impl FileStamp {
+    /// Returns whether both are stamps of the same file, whose content may differ.
+    fn is_same_file(&self, other: &Self) -> bool {
+        self.inode == other.inode && self.born == other.born
+    }
+}
+
+/// Identity of the files' content: path and, if it exists, its stamp.
+pub(crate) type Stamps = Vec<(PathBuf, Option<FileStamp>)>;
 
 impl InventoryOptions {
     fn path(&self) -> &Path {
@@ -117,7 +138,12 @@ impl InventoryOptions {
 pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
     let stamp = |path: &PathBuf| {
         let facts = fs::metadata(path).ok()?;
-        Some((facts.modified().ok()?, facts.ino(), facts.len()))
+        Some(FileStamp {
+            modified: facts.modified().ok()?,
+            inode: facts.ino(),
+            born: facts.created().ok(),
+            length: facts.len(),
+        })
     };
     paths
         .into_iter()
@@ -129,6 +155,8 @@ pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
     read: Option<Stamps>,
+    /// What an earlier process read last.
+    earlier: Option<Stamps>,
     /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,
     /// The same, whether or not they were read since.
@@ -143,6 +171,14 @@ pub(super) const QUIET_MS: u64 = 200;
 pub(super) const REMOVAL_QUIET_MS: u64 = 5000;
 
 impl Quiet {
+    /// Begins with what an earlier process read last.
+    pub(super) fn after(earlier: Option<Stamps>) -> Self {
+        Self {
+            earlier,
+            ..Self::default()
+        }
+    }
+
     /// Records the stamps at `now`. Returns whether the files should be read: they are complete once they
     /// have not changed for `quiet_ms`.
     pub(super) fn poll(&mut self, stamps: Stamps, now: u64, quiet_ms: u64) -> bool {
@@ -173,17 +209,29 @@ impl Quiet {
         }
     }
 
-    /// Returns whether every changed file is a new inode that `replaced` confirms to be complete.
-    pub(super) fn is_replaced(&self, stamps: &Stamps, replaced: impl Fn(&Path) -> bool) -> bool {
-        let Some(read) = &self.read else { return false };
-        stamps.iter().all(|(path, stamp)| {
-            let before = read
-                .iter()
-                .find(|(known, _)| known == path)
-                .map(|(_, stamp)| stamp);
-            let inode = |stamp: &Option<(SystemTime, u64, u64)>| stamp.map(|(_, inode, _)| inode);
-            before == Some(stamp) || before.map(inode) != Some(inode(stamp)) && replaced(path)
-        })
+    /// Returns what was read last.
+    pub(super) fn read(&self) -> Option<&Stamps> {
+        self.read.as_ref()
+    }
+
+    /// Returns the changed files since the last read; `None` if there was none, or if a file was written in place.
+    ///
+    /// A changed file that is another file than before was put there by a rename. The times of the rename and of the
+    /// last write do not say so: both may fall into one tick of the kernel's clock (4 ms with CONFIG_HZ=250).
+    pub(super) fn replaced<'a>(&self, stamps: &'a Stamps) -> Option<Vec<&'a Path>> {
+        let read = self.read.as_ref().or(self.earlier.as_ref())?;
+        let mut replaced = Vec::new();
+        for (path, stamp) in stamps {
+            let known = read.iter().find(|(known, _)| known == path);
+            let before = known.and_then(|(_, before)| before.as_ref());
+            match (before, stamp) {
+                (Some(before), Some(now)) if before == now => {}
+                (Some(before), Some(now)) if before.is_same_file(now) => return None,
+                (None, None) => {}
+                _ => replaced.push(path.as_path()),
+            }
+        }
+        Some(replaced)
     }
 
     /// Causes the files to be read again although they did not change.
@@ -192,7 +240,7 @@ impl Quiet {
     }
 }
 
-/// Returns whether a file was renamed after its last write: its inode changed later than its content.
+/// Returns whether a file's inode changed later than its content, as a rename does: nobody writes to it any more.
 pub(super) fn is_renamed(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|facts| {
         (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec())
@@ -204,21 +252,27 @@ pub(super) fn is_old(stamps: &Stamps, age: Duration) -> bool {
     let old = |time: &SystemTime| time.elapsed().is_ok_and(|elapsed| elapsed >= age);
     stamps
         .iter()
-        .all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))
+        .all(|(_, stamp)| stamp.as_ref().is_some_and(|stamp| old(&stamp.modified)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Returns the stamps of one file.
+    fn file_stamp(inode: u64, length: u64) -> Stamps {
+        let stamp = FileStamp {
+            modified: SystemTime::UNIX_EPOCH,
+            inode,
+            born: None,
+            length,
+        };
+        vec![(PathBuf::from("f"), Some(stamp))]
+    }
+
     #[test]
     fn growing_file_is_not_read() {
-        let stamp = |length: u64| {
-            vec![(
-                PathBuf::from("f"),
-                Some((SystemTime::UNIX_EPOCH, 1, length)),
-            )]
-        };
+        let stamp = |length: u64| file_stamp(1, length);
         let mut quiet = Quiet::default();
         for step in 0..20 {
             assert!(
@@ -237,12 +291,7 @@ mod tests {
 
     #[test]
     fn removals_need_a_longer_quiet() {
-        let stamp = |length: u64| {
-            vec![(
-                PathBuf::from("f"),
-                Some((SystemTime::UNIX_EPOCH, 1, length)),
-            )]
-        };
+        let stamp = |length: u64| file_stamp(1, length);
         let mut quiet = Quiet::default();
         assert!(!quiet.is_settled(&stamp(1), 0));
         assert!(!quiet.is_settled(&stamp(2), 1500));
@@ -252,17 +301,19 @@ mod tests {
 
     #[test]
     fn renamed_file_is_complete() {
-        let stamp =
-            |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
         let mut quiet = Quiet::default();
-        assert!(
-            !quiet.is_replaced(&stamp(1), |_| true),
-            "nothing was read before"
-        );
-        quiet.poll(stamp(1), 0, 0);
-        assert!(quiet.is_replaced(&stamp(2), |_| true));
-        assert!(!quiet.is_replaced(&stamp(2), |_| false));
-        let grown = vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, 2)))];
-        assert!(!quiet.is_replaced(&grown, |_| true));
+        let (first, second) = (file_stamp(1, 1), file_stamp(2, 1));
+        assert_eq!(quiet.replaced(&first), None, "nothing was read before");
+        quiet.poll(first.clone(), 0, 0);
+        assert_eq!(quiet.replaced(&second), Some(vec![Path::new("f")]));
+        assert_eq!(quiet.replaced(&first), Some(vec![]));
+        assert_eq!(quiet.replaced(&file_stamp(1, 2)), None, "written in place");
+        let quiet = Quiet::after(Some(first.clone()));
+        assert_eq!(quiet.replaced(&second), Some(vec![Path::new("f")]));
+        // The second replacement has the number of the first file's inode.
+        let mut again = first;
+        let stamp = again[0].1.as_mut().unwrap();
+        (stamp.born, stamp.length) = (Some(SystemTime::UNIX_EPOCH), 2);
+        assert_eq!(quiet.replaced(&again), Some(vec![Path::new("f")]));
     }
 }

@@ -14,7 +14,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     PublishOptions,
-    source::{CHANGES, QUIET_MS, Quiet, REMOVAL_QUIET_MS, Stamps, is_old, is_renamed, stamps},
+    source::{
+        CHANGES, FILES, QUIET_MS, Quiet, REMOVAL_QUIET_MS, Stamps, is_old, is_renamed, stamps,
+    },
     state::{CommittedVersion, Folder, PublisherState, StateError},
 };
 use crate::{
@@ -105,6 +107,8 @@ pub(super) struct StateWriter {
     removals_wait: bool,
     /// Stamps of files that were whole when they were read.
     whole: Option<Stamps>,
+    /// Content of [`FILES`].
+    saved: Option<Stamps>,
     /// Ids of the instances in the newest version.
     known: HashSet<String>,
 }
@@ -125,15 +129,17 @@ impl StateWriter {
         let known = known.iter().map(|id| id.to_ascii_lowercase()).collect();
         Ok(Self {
             options: options.clone(),
-            folder,
             state,
-            quiet: Quiet::default(),
+            // A file that this version cannot read costs a wait.
+            quiet: Quiet::after(folder.read(FILES).unwrap_or_default()),
             commands: Stamps::new(),
             read_again: None,
             inventory: None,
             removals_wait: false,
             whole: None,
+            saved: None,
             known,
+            folder,
         })
     }
 
@@ -162,7 +168,10 @@ impl StateWriter {
             self.quiet.forget();
         }
         let stamps = self.options.source.stamps();
-        let renamed = self.quiet.is_replaced(&stamps, is_renamed);
+        let replaced = self.quiet.replaced(&stamps).unwrap_or_default();
+        let is_replaced = !replaced.is_empty();
+        // Other new files are read once they are quiet: their writer may have removed the old one.
+        let renamed = is_replaced && replaced.iter().all(|file| is_renamed(file));
         let settled = self.quiet.is_settled(&stamps, now) || is_old(&stamps, SETTLED);
         let complete = is_old(&stamps, COMPLETE) || renamed;
         let quiet_ms = if again || complete { 0 } else { QUIET_MS };
@@ -173,7 +182,7 @@ impl StateWriter {
         }
         self.commands = commands;
         self.read_again = None;
-        let is_whole = settled || changed && renamed || self.whole.as_ref() == Some(&stamps);
+        let is_whole = settled || changed && is_replaced || self.whole.as_ref() == Some(&stamps);
         self.whole = is_whole.then_some(stamps);
         let read = self.load(is_whole).inspect_err(|error| {
             if is_of_the_disk(error) {
@@ -275,6 +284,7 @@ impl StateWriter {
             .map(|instance| instance.id.clone())
             .collect();
         self.use_up_confirmation()?;
+        self.save_stamps()?;
         let made = self
             .state
             .versions
@@ -299,6 +309,18 @@ impl StateWriter {
             new,
             gone,
         })
+    }
+
+    /// Saves what was read last, for the next process.
+    fn save_stamps(&mut self) -> Result<(), StateError> {
+        let Some(read) = self.quiet.read() else {
+            return Ok(());
+        };
+        if self.saved.as_ref() != Some(read) {
+            self.folder.write(FILES, read)?;
+            self.saved = Some(read.clone());
+        }
+        Ok(())
     }
 
     /// Removes the confirmation with which the inventory was read: it applies to a single version. One that was

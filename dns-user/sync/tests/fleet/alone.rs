@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Write,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
@@ -191,6 +192,61 @@ fn removal_waits_for_quiet_or_rename() -> Result<()> {
         "{}",
         machine.log()
     );
+    Ok(())
+}
+
+/// Replaces the inventory as within one tick of the kernel's clock: the rename is no later than the last write.
+fn replace_within_a_tick(machine: &Machine, instances: usize) -> Result<()> {
+    let next = machine.path("next");
+    write_slowly(&next, 0..instances, 0, Duration::ZERO)?;
+    let file = fs::File::options().append(true).open(&next)?;
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(3600))?;
+    Ok(fs::rename(next, machine.inventory())?)
+}
+
+#[test]
+fn rename_within_a_tick_is_seen() -> Result<()> {
+    let machine = Machine::new("--inventory")?;
+    write_slowly(&machine.inventory(), 0..20, 0, Duration::ZERO)?;
+    let publisher = machine.watch()?;
+    for instances in [15, 10] {
+        replace_within_a_tick(&machine, instances)?;
+        wait_until("fewer rows", TIMEOUT, || machine.rows().len() == instances)
+            .with_context(|| machine.log())?;
+    }
+    // The next process knows which file the last one read.
+    drop(publisher);
+    replace_within_a_tick(&machine, 5)?;
+    let output = machine.publish(&[]).output()?;
+    assert_eq!(machine.rows().len(), 5, "{}", said(&output));
+    let log = machine.log() + &said(&output);
+    assert!(!log.contains("lacks instances or links"), "{log}");
+    Ok(())
+}
+
+/// A process of root writes for the server's user, which reads its folder by the folder's group.
+#[test]
+fn local_file_has_the_folders_group() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let machine = Machine::new("--inventory")?;
+    std::os::unix::fs::chown(machine.folder.path(), None, Some(12_345))?;
+    write_slowly(&machine.inventory(), 0..1, 0, Duration::ZERO)?;
+    for (options, expected) in [
+        (&[][..], (0, 12_345, 0o640)),
+        (
+            &["--group", "0", "--user", "54321", "--mode", "604"],
+            (54_321, 0, 0o604),
+        ),
+    ] {
+        let _missing = fs::remove_file(machine.path("records.json"));
+        let output = machine.publish(options).output()?;
+        assert!(output.status.success(), "{}", said(&output));
+        let facts = fs::metadata(machine.path("records.json"))?;
+        let found = (facts.uid(), facts.gid(), facts.mode() & 0o777);
+        assert_eq!(found, expected, "{options:?}");
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 mod alone;
 mod certificates;
+mod connecting;
 mod director;
 mod faults;
 mod floods;

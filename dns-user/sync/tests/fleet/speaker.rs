@@ -28,7 +28,7 @@ impl Speaker {
             ping_every: 10,
         };
         let (bus, heard) = runtime.block_on(async {
-            let bus = Bus::connect(&options, "by-hand").await?;
+            let bus = Bus::connect(&options, "by-hand", "the test fails").await?;
             let heard = bus.client.subscribe(subject.to_owned()).await?;
             // Later messages are received.
             bus.client.flush().await?;
