@@ -488,6 +488,9 @@ impl StatusWriter {
     ) {
         let scan = api_state.scan.lock().clone();
         if !self.is_restored {
+            folders(&scan)
+                .into_iter()
+                .for_each(StatusFile::sweep_unfinished);
             let files = scan
                 .files
                 .iter()
@@ -541,10 +544,16 @@ impl StatusWriter {
                 }
             }
         }
-        let folders = scan.files.iter().filter_map(|file| file.path.parent());
-        let folders: BTreeSet<&Path> = folders.collect();
-        folders.into_iter().for_each(StatusFile::sweep);
+        folders(scan).into_iter().for_each(StatusFile::sweep);
     }
+}
+
+/// Returns the folders in which documents lie.
+fn folders(scan: &Scan) -> BTreeSet<&Path> {
+    scan.files
+        .iter()
+        .filter_map(|file| file.path.parent())
+        .collect()
 }
 
 /// Returns the unreadable documents of a file, which a restart must still know.

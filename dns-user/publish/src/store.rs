@@ -2,7 +2,8 @@
 //! publisher reads like the operator's documents.
 //!
 //! A resource is acknowledged after its file is on disk. The file is written beside, synchronised
-//! and renamed, so `kill -9` or a power loss at any time leaves the state before or after a write.
+//! and renamed, so `kill -9` or a power loss at any time leaves the state before or after a write. What such a
+//! kill leaves of an unfinished write is hidden: it is never read, and is removed by the next start.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dns_kit::files::atomic::{self, Attributes};
+use dns_kit::files::atomic::{self, Attributes, ReplaceError};
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -146,14 +147,20 @@ impl Store {
             .open(folder.join(".lock"));
         let lock = Flock::lock(lock.map_err(unusable)?, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StoreError::InUse(folder.to_owned()))?;
+        // With the lock, this process is the only writer.
+        atomic::sweep_folder(folder);
         let mut resources = BTreeMap::new();
-        for entry in fs::read_dir(folder).map_err(unusable)? {
-            let path = entry.map_err(unusable)?.path();
+        for path in atomic::read_folder(folder).map_err(unusable)? {
             let document = fs::read(&path)
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            let resource = document.and_then(Resource::of_document);
-            resources.extend(resource.map(|resource| (resource.id.clone(), resource)));
+            let Some(resource) = document.and_then(Resource::of_document) else {
+                continue;
+            };
+            // A copy under another name, such as an editor's backup, may be older than the resource.
+            if path == path_of(folder, &resource.id) {
+                resources.insert(resource.id.clone(), resource);
+            }
         }
         Ok(Self {
             folder: folder.to_owned(),
@@ -201,8 +208,13 @@ impl Store {
         } else {
             Written::Created
         };
-        self.save(&resource)
-            .map_err(|error| self.failed(id, &error))?;
+        if let Err(error) = self.save(&resource) {
+            // It is not acknowledged, because a power loss may undo it, but the next start reads it.
+            if error.renamed {
+                resources.insert(id.clone(), resource);
+            }
+            return Err(self.failed(id, &error.cause));
+        }
         resources.insert(id.clone(), resource.clone());
         Ok((written, resource))
     }
@@ -219,51 +231,51 @@ impl Store {
         if !condition(Some(before)) {
             return Ok(Written::Unmet);
         }
-        let removed =
-            fs::remove_file(self.path(id)).and_then(|()| File::open(&self.folder)?.sync_all());
-        removed.map_err(|error| self.failed(id, &error))?;
+        atomic::remove(&path_of(&self.folder, id)).map_err(|error| self.failed(id, &error))?;
         resources.remove(id);
         Ok(Written::Deleted)
     }
 
-    fn save(&self, resource: &Resource) -> io::Result<()> {
+    fn save(&self, resource: &Resource) -> Result<(), ReplaceError> {
         write_pretty(
-            &self.path(&resource.id),
+            &path_of(&self.folder, &resource.id),
             &resource.document(),
             Attributes::PRIVATE,
         )
     }
 
-    fn path(&self, id: &DocumentId) -> PathBuf {
-        let DocumentId {
-            kind,
-            namespace,
-            name,
-        } = id;
-        // No identifier contains a tilde.
-        self.folder.join(format!(
-            "{}~{namespace}~{}.json",
-            kind.name(),
-            name.replace('/', "~")
-        ))
-    }
-
     fn failed(&self, id: &DocumentId, error: &io::Error) -> StoreError {
         StoreError::Unusable {
-            path: self.path(id),
+            path: path_of(&self.folder, id),
             reason: format!("cannot be written: {error}"),
         }
     }
 }
 
-/// Replaces a file by the JSON of a value, in one step. A command of root may write what the service reads.
+/// Returns the file of a resource in a store.
+fn path_of(folder: &Path, id: &DocumentId) -> PathBuf {
+    let DocumentId {
+        kind,
+        namespace,
+        name,
+    } = id;
+    // No identifier contains a tilde.
+    folder.join(format!(
+        "{}~{namespace}~{}.json",
+        kind.name(),
+        name.replace('/', "~")
+    ))
+}
+
+/// Replaces a file of the publisher's state by the JSON of a value, in one step. A command of root may write what
+/// the service reads.
 pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)
+    atomic::replace_own(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)
         .map(drop)
         .map_err(|error| error.cause)
 }
@@ -309,6 +321,36 @@ mod tests {
         assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Deleted);
         assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Missing);
         assert_eq!(store.all(), []);
+    }
+
+    #[test]
+    fn unfinished_and_foreign_files_are_no_resources() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let store = Store::open(folder.path()).unwrap();
+        for prefix in ["old", "new"] {
+            store
+                .write(&id("a"), body(prefix), Write::Put, &|_| true)
+                .unwrap();
+            let written = fs::read(path("DNSUpdateRecord~shop~a.json")).unwrap();
+            fs::write(
+                path(&format!(".DNSUpdateRecord~shop~a.json.part-{prefix}123")),
+                &written,
+            )
+            .unwrap();
+            fs::write(path(&format!("a.{prefix}.bak")), &written).unwrap();
+        }
+        store.delete(&id("a"), &|_| true).unwrap();
+        drop(store);
+        let store = Store::open(folder.path()).unwrap();
+        assert_eq!(store.all(), [], "a deleted resource is back");
+        let left = atomic::read_folder(folder.path()).unwrap();
+        assert_eq!(left, [path("a.new.bak"), path("a.old.bak")]);
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            3,
+            "and the lock"
+        );
     }
 
     #[test]

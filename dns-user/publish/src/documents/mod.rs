@@ -13,7 +13,7 @@ use std::{
 
 use dns_kit::files::{
     FileStamp,
-    atomic::{self, Attributes},
+    atomic::{self, Attributes, ReplaceError},
     bounded,
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
@@ -719,11 +719,36 @@ impl StatusFile {
     }
 
     /// Writes the status file of a file of documents if the status has changed.
-    pub(crate) fn write(&self, documents: &Path) -> io::Result<()> {
-        if Self::read(documents).as_ref() == Some(self) {
+    pub(crate) fn write(&self, documents: &Path) -> Result<(), ReplaceError> {
+        // A link may lead to a file with the same status that another user can change.
+        let is_link =
+            fs::symlink_metadata(path_beside(documents)).is_ok_and(|found| found.is_symlink());
+        if !is_link && Self::read(documents).as_ref() == Some(self) {
             return Ok(());
         }
         write_pretty(&path_beside(documents), self, Attributes::PUBLIC)
+    }
+
+    /// Removes what a killed publisher left of unfinished status files in a folder.
+    pub(crate) fn sweep_unfinished(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if !atomic::is_unfinished(&name) {
+                continue;
+            }
+            // The folder is the operator's, whose programs may replace files in the same way at this moment.
+            let target = name
+                .to_str()
+                .and_then(|name| name[1..].rsplit_once(".part-"));
+            if let Some((target, _)) = target
+                && target.ends_with(".status")
+            {
+                atomic::sweep(&folder.join(target));
+            }
+        }
     }
 
     /// Removes the status files of documents that no longer exist in a folder.
@@ -744,17 +769,18 @@ impl StatusFile {
     }
 }
 
-/// Replaces a file by the indented JSON of a value, in one step.
+/// Replaces a file, whose name the publisher chose, by the indented JSON of a value, in one step.
+///
+/// Another user who may write to the folder could have planted a symbolic link there, which is not followed.
 pub(crate) fn write_pretty(
     path: &Path,
     value: &impl Serialize,
     attributes: Attributes,
-) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(value)?;
+) -> Result<(), ReplaceError> {
+    // Every value here has text as keys, so it can be written.
+    let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
     text.push(b'\n');
-    atomic::replace(path, &text, attributes)
-        .map(drop)
-        .map_err(|error| error.cause)
+    atomic::replace_own(path, &text, attributes).map(drop)
 }
 
 fn path_beside(documents: &Path) -> PathBuf {

@@ -254,6 +254,32 @@ fn status_survives_restart() {
 }
 
 #[test]
+fn status_follows_no_planted_link_and_leaves_no_unfinished_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    fs::write(path.join("precious"), "root's").unwrap();
+    std::os::unix::fs::symlink(path.join("precious"), path.join("a.yml.status")).unwrap();
+    let file = StatusFile::default();
+    // A link that leads to a status is no status either: the file itself must be there.
+    file.write(&path.join("a.yml")).unwrap();
+    assert_eq!(fs::read(path.join("precious")).unwrap(), b"root's");
+    let written = fs::symlink_metadata(path.join("a.yml.status")).unwrap();
+    assert!(written.is_file());
+    for name in [".a.yml.status.part-abc123", ".gone.yml.status.part-abc123"] {
+        fs::write(path.join(name), "{").unwrap();
+    }
+    // Of the operator's own programs.
+    fs::write(path.join(".a.yml.part-abc123"), "kind: [").unwrap();
+    StatusFile::sweep_unfinished(path);
+    let mut left: Vec<_> = fs::read_dir(path)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, [".a.yml.part-abc123", "a.yml.status", "precious"]);
+}
+
+#[test]
 fn good_provider_stays_while_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

@@ -122,6 +122,12 @@ impl AliasWriter {
         Ok((writer, client))
     }
 
+    /// Removes what a killed publisher left of unfinished writes. Only the running publisher may call this.
+    pub(crate) fn sweep(&self) {
+        atomic::sweep(&self.state_file);
+        atomic::sweep(&self.alias_file);
+    }
+
     /// Returns all records, after the alias file agrees with them.
     pub(crate) fn list(&mut self) -> Result<Vec<Endpoint>, WriteError> {
         let records = self.load()?;
@@ -246,7 +252,7 @@ impl AliasWriter {
         self.check(&records)?;
         let listed: Vec<Endpoint> = records.values().map(Endpoint::of).collect();
         let text = serde_json::to_vec(&listed).unwrap_or_default();
-        atomic::replace(&self.state_file, &text, Attributes::PRIVATE)
+        atomic::replace_own(&self.state_file, &text, Attributes::PRIVATE)
             .map_err(|error| unusable(&self.state_file, &error.cause))?;
         self.records = Some(records.clone());
         self.write_aliases(&records)?;

@@ -44,7 +44,7 @@ impl LaunchOptions {
             managed: config.managed.clone(),
             cipher: cipher.transpose()?,
             provider_settings: config.provider_settings.clone(),
-            deletions: config.store.with_file_name("deletions.json"),
+            deletions: config.store.with_file_name(super::DELETIONS_FILE),
         })
     }
 

@@ -15,7 +15,8 @@ use std::{
 use anyhow::Context as _;
 use axum::Router;
 use dns_kit::{
-    http_server::{Listener, Server},
+    files::atomic,
+    http_server::{Limits, Listener, Server},
     tls::RotatingTls,
 };
 use parking_lot::Mutex;
@@ -41,9 +42,16 @@ use crate::{
         ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened,
     },
     store::{Store, write_json},
+    webhook::MAX_MESSAGE,
 };
 
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// File of the fleet's health, beside the store.
+const HEALTH_FILE: &str = "health.json";
+
+/// File of the recent deletions of all providers, beside the store.
+const DELETIONS_FILE: &str = "deletions.json";
 
 /// Time within which events are combined.
 const DEBOUNCE: Duration = Duration::from_millis(200);
@@ -52,6 +60,10 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let options = LaunchOptions::of(&config)?;
     let store = Store::open(&config.store)?;
+    for file in [HEALTH_FILE, DELETIONS_FILE] {
+        // A command that saves deletions at this very moment reports that it could not.
+        atomic::sweep(&config.store.with_file_name(file));
+    }
     let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
@@ -228,7 +240,7 @@ impl Sources {
 impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (server, _) = ServerClient::of_server(path)?;
-        let health_file = config.store.with_file_name("health.json");
+        let health_file = config.store.with_file_name(HEALTH_FILE);
         let saved = fs::read(&health_file)
             .ok()
             .and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -297,6 +309,7 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
     if let Some(webhook) = &config.webhook {
         let listener = bind(webhook.address, "serve external-dns's webhook protocol").await?;
         let (writer, server) = alias_writer(config, webhook)?;
+        writer.sweep();
         serve("the webhook", listener, api::webhook_routes(writer, server));
     }
     if let Some(address) = config.metrics {
@@ -317,7 +330,13 @@ async fn bind(address: SocketAddr, purpose: &str) -> anyhow::Result<TcpListener>
 }
 
 fn serve(name: &'static str, listener: TcpListener, routes: Router) {
-    let server = Server::new(name, Listener::Plain(listener));
+    // One message of the largest size, or several smaller ones at a time.
+    let limits = Limits {
+        body: MAX_MESSAGE,
+        bodies: MAX_MESSAGE,
+        ..Limits::default()
+    };
+    let server = Server::new(name, Listener::Plain(listener)).with_limits(limits);
     tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
 }
 

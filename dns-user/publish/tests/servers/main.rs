@@ -10,6 +10,7 @@ mod commands;
 mod etcd;
 mod faults;
 mod killed;
+mod kills;
 mod name_server;
 mod owners;
 mod power_dns;

@@ -40,7 +40,7 @@ pub(crate) struct Said {
 /// A running publisher, killed when dropped.
 pub(crate) struct Running {
     child: Child,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 impl Publisher {
