@@ -12,6 +12,7 @@ mod rows;
 use std::{
     borrow::Cow,
     collections::{HashMap, HashSet},
+    io,
     marker::PhantomData,
     net::IpAddr,
     sync::Arc,
@@ -84,7 +85,7 @@ impl IndexedRecords {
     /// Reads and indexes the file that follows the one these records were read from. The result equals the
     /// index of [`Records::parse`]. Rows with the same text are not parsed again, and shared.
     pub fn next(&self, file: &[u8]) -> Result<(Self, Vec<String>), RecordsError> {
-        if let Some(next) = self.edited(file) {
+        if let Some(next) = self.follow(file) {
             return Ok((next, Vec::new()));
         }
         let (records, warnings) = Records::parse(file)?;
@@ -102,45 +103,52 @@ impl IndexedRecords {
         Ok((next, warnings))
     }
 
-    /// Returns the records of the next file if it differs little; `None` if it must be parsed as a whole.
-    fn edited(&self, file: &[u8]) -> Option<Self> {
-        let (
-            outline,
-            Difference {
-                rows,
-                pairs,
-                version,
-            },
-        ) = self.outline.as_ref()?.follow(file)?;
+    /// Reads the next file through a window and returns its records if it differs little; `None` if it must be read
+    /// again and parsed as a whole, which [`Self::next`] does.
+    pub fn follow(&self, file: impl io::Read) -> Option<Self> {
+        let (outline, difference) = self.outline.as_ref()?.follow(file)?;
+        let Difference {
+            rows,
+            pairs,
+            version,
+        } = difference;
         let instances = if rows.edits.is_empty() {
             self.instances.clone()
         } else {
-            let (added, warnings) = rows
-                .read(RowsReader::new(outline.columns.clone()))?
-                .finish();
+            let reader = RowsReader::new(outline.columns.clone());
+            let (added, warnings) = rows.read(reader)?.finish();
             let added = added.build();
-            let is_complete = warnings.is_empty() && added.len() == rows.edits.added().count();
-            Arc::new(is_complete.then(|| self.instances.edited(&rows.edits, &added))??)
+            // A row that was dropped would be missing in the index.
+            if !warnings.is_empty() || added.len() != rows.edits.added().count() {
+                return None;
+            }
+            Arc::new(self.instances.edited(&rows.edits, &added)?)
         };
-        let added: Vec<Pair> = pairs.read(PhantomData::<Vec<Pair>>)?;
-        let added: Vec<_> = added
-            .into_iter()
-            .map(|pair| pair.0)
-            .collect::<Option<_>>()?;
+        let mut added = Vec::new();
+        for pair in pairs.read(PhantomData::<Vec<Pair>>)? {
+            added.push(pair.0?);
+        }
         let renamed = Renamed::new(&rows.edits, &self.instances, &instances);
         let pairs = if pairs.edits.is_empty() && renamed.is_empty() {
             self.pairs.clone()
         } else {
             Arc::new(self.pairs.edited(&pairs.edits, &added, &renamed))
         };
-        let definitions = self.definitions.clone();
         Some(Self {
             instances,
             pairs,
-            definitions,
+            definitions: self.definitions.clone(),
             version,
             outline: Some(Arc::new(outline)),
         })
+    }
+
+    /// Returns whether [`Self::follow`] found nothing that differs from `before`.
+    pub fn equals_previous(&self, before: &Self) -> bool {
+        // A followed file always has the same definitions.
+        Arc::ptr_eq(&self.instances, &before.instances)
+            && Arc::ptr_eq(&self.pairs, &before.pairs)
+            && self.version == before.version
     }
 }
 

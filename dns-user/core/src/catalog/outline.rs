@@ -4,18 +4,19 @@
 //! Files are recognised in the form in which directors write them. Any other form, and any error, gives `None`:
 //! then the whole file is parsed, which also finds the position of the error.
 
+mod window;
+
 use std::hash::BuildHasher as _;
+use std::io;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
 
 use super::{columns::Edits, records::read, rows::Columns};
+use window::Window;
 
-/// Number of skipped elements after which an earlier one is recognised again.
-const LONGEST_RUN: usize = 64;
-
-/// Largest depth of nested values; far below the limit of the parser.
-const DEEPEST: usize = 32;
+/// Maximum number of skipped elements after which an earlier one is recognised again.
+const MAX_RUN: usize = 64;
 
 /// The outline of a records file.
 #[derive(Clone, Debug)]
@@ -54,19 +55,19 @@ pub(super) struct Texts {
 }
 
 /// The difference between a file and the one before.
-#[derive(Default)]
-pub(super) struct Difference<'t> {
-    pub(super) rows: ListDifference<'t>,
-    pub(super) pairs: ListDifference<'t>,
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    pub(super) rows: ListDifference,
+    pub(super) pairs: ListDifference,
     pub(super) version: Option<u64>,
 }
 
 /// The difference between a list and the one before.
-#[derive(Default)]
-pub(super) struct ListDifference<'t> {
+#[derive(Debug, Default)]
+pub(super) struct ListDifference {
     pub(super) edits: Edits,
-    /// Texts of the added elements.
-    added: Vec<&'t [u8]>,
+    /// Texts of the added elements, with a comma before each but the first.
+    added: Vec<u8>,
 }
 
 impl Outline {
@@ -81,31 +82,32 @@ impl Outline {
             pairs: Texts::default(),
             members: Members::default(),
         };
-        Scan {
-            file,
-            at: 0,
+        let scan = Scan {
+            file: Window::new(file),
             old: None,
             new: empty,
-        }
-        .read()
-        .map(|(outline, _)| outline)
+        };
+        let (outline, _) = scan.read()?;
+        Some(outline)
     }
 
-    /// Returns the outline of the next file and what differs from this one; `None` if that is much, or the file
+    /// Reads the next file; returns its outline and what differs from this one; `None` if that is much, or the file
     /// must be parsed as a whole.
-    pub(super) fn follow<'t>(&self, file: &'t [u8]) -> Option<(Self, Difference<'t>)> {
+    pub(super) fn follow(&self, file: impl io::Read) -> Option<(Self, Difference)> {
         let new = Self {
             members: Members::default(),
             ..self.clone()
         };
-        let (new, difference) = Scan {
-            file,
-            at: 0,
+        let scan = Scan {
+            file: Window::new(file),
             old: Some(self),
             new,
+        };
+        let (new, difference) = scan.read()?;
+        if self.members != new.members {
+            return None;
         }
-        .read()?;
-        (self.members == new.members).then_some((new, difference))
+        Some((new, difference))
     }
 
     fn digest(&self, text: &[u8]) -> Option<Digest> {
@@ -129,34 +131,40 @@ impl Texts {
     }
 }
 
-impl ListDifference<'_> {
+impl ListDifference {
     /// Deserialises the added elements as a list.
     pub(super) fn read<S: for<'de> serde::de::DeserializeSeed<'de, Value = V>, V>(
         &self,
         seed: S,
     ) -> Option<V> {
-        let text = [b"[", &self.added.join(&b","[..])[..], b"]"].concat();
+        let text = [b"[", &self.added[..], b"]"].concat();
         read(str::from_utf8(&text).ok()?, seed).ok()
+    }
+
+    fn push_added(&mut self, text: &[u8]) {
+        if !self.added.is_empty() {
+            self.added.push(b',');
+        }
+        self.added.extend_from_slice(text);
     }
 }
 
 /// Reads a file from the beginning.
-struct Scan<'o, 't> {
-    file: &'t [u8],
-    at: usize,
+struct Scan<'o, R> {
+    file: Window<R>,
     /// The outline of the file before.
     old: Option<&'o Outline>,
     new: Outline,
 }
 
-impl<'t> Scan<'_, 't> {
-    fn read(mut self) -> Option<(Outline, Difference<'t>)> {
+impl<R: io::Read> Scan<'_, R> {
+    fn read(mut self) -> Option<(Outline, Difference)> {
         let mut difference = Difference::default();
         let old = self.old.map(|old| old.members).unwrap_or_default();
-        self.eat(b'{')?;
+        self.file.expect(b'{')?;
         loop {
-            let name = self.word()?;
-            self.eat(b':')?;
+            let name = self.file.word()?;
+            self.file.expect(b':')?;
             // A file that repeats a member is parsed as a whole.
             let Members {
                 keys,
@@ -165,12 +173,12 @@ impl<'t> Scan<'_, 't> {
                 has_pairs,
                 has_version,
             } = self.new.members;
-            match name {
+            match &name[..] {
                 b"record_keys" if keys.is_none() => {
-                    self.new.members.keys = Some(self.member(old.keys)?)
+                    self.new.members.keys = Some(self.member(old.keys)?);
                 }
                 b"aliases" if aliases.is_none() => {
-                    self.new.members.aliases = Some(self.member(old.aliases)?)
+                    self.new.members.aliases = Some(self.member(old.aliases)?);
                 }
                 b"record_infos" if !has_rows => {
                     (self.new.rows, difference.rows) = self.list(&self.new.rows.clone())?;
@@ -181,78 +189,83 @@ impl<'t> Scan<'_, 't> {
                     self.new.members.has_pairs = true;
                 }
                 b"version" if !has_version => {
-                    difference.version = Some(self.number()?);
+                    difference.version = Some(self.file.number()?);
                     self.new.members.has_version = true;
                 }
                 _ => return None,
             }
-            if !self.has_more(b'}')? {
+            if !self.file.has_more(b'}')? {
                 break;
             }
         }
-        self.space();
-        (self.at == self.file.len()).then_some((self.new, difference))
+        self.file.skip_space();
+        if !self.file.is_at_end() {
+            return None;
+        }
+        Some((self.new, difference))
     }
 
     /// Reads the value of a member that must be the same as before.
     fn member(&mut self, old: Option<Digest>) -> Option<Digest> {
-        self.space();
-        let end = match old {
-            Some(old) => self.at.checked_add(old.length as usize)?,
+        self.file.skip_space();
+        let length = match old {
+            Some(old) => old.length as usize,
             None if self.old.is_some() => return None,
-            None => value_end(self.file, self.at)?,
+            None => self.file.value_length()?,
         };
-        let digest = self.new.digest(self.file.get(self.at..end)?)?;
-        self.at = end;
-        (old.is_none_or(|old| old == digest)).then_some(digest)
+        let digest = self.new.digest(self.file.peek(length)?)?;
+        self.file.advance(length);
+        if old.is_some_and(|old| old != digest) {
+            return None;
+        }
+        Some(digest)
     }
 
     /// Reads a list and compares its elements with the previous list's.
-    fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference<'t>)> {
-        let most = self.old.map_or(usize::MAX, |_| 256.max(old.len() / 8));
+    fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference)> {
+        let max_edits = match self.old {
+            Some(_) => (old.len() / 8).max(256),
+            None => usize::MAX,
+        };
         let mut list = ListDifference::default();
-        let (mut lengths, mut hashes) = (Vec::new(), Vec::new());
+        let mut added = Vec::new();
         let mut known = 0;
-        self.eat(b'[')?;
-        self.space();
-        let mut has_more = self.file.get(self.at) != Some(&b']');
-        if !has_more {
-            self.at += 1;
-        }
+        self.file.expect(b'[')?;
+        let mut has_more = !self.file.skips(b']');
         while has_more {
-            self.space();
+            self.file.skip_space();
             if self.skip_same(old.get(known)) {
                 list.edits.keep(known);
                 known += 1;
             } else {
-                let start = self.at;
-                // Elements are lists.
-                (self.file.get(start) == Some(&b'[')).then_some(())?;
-                self.at = value_end(self.file, start)?;
-                let text = &self.file[start..self.at];
+                let text = self.file.list_text()?;
                 let digest = self.new.digest(text)?;
-                let found =
-                    (known + 1..=known + LONGEST_RUN).find(|&index| old.get(index) == Some(digest));
-                if let Some(found) = found {
+                let mut later = known + 1..=known + MAX_RUN;
+                if let Some(found) = later.find(|&index| old.get(index) == Some(digest)) {
                     list.edits.remove(known..found);
                     list.edits.keep(found);
                     known = found + 1;
                 } else {
                     list.edits.add();
-                    list.added.push(text);
-                    lengths.push(digest.length);
-                    hashes.push(digest.hash);
+                    // The parser has read the rows of a first file.
+                    if self.old.is_some() {
+                        list.push_added(text);
+                    }
+                    added.push(digest);
                 }
-                if list.edits.count() > most {
+                self.file.advance(digest.length as usize);
+                if list.edits.count() > max_edits {
                     return None;
                 }
             }
-            has_more = self.has_more(b']')?;
+            has_more = self.file.has_more(b']')?;
         }
         list.edits.remove(known..old.len());
-        if list.edits.count() > most {
+        if list.edits.count() > max_edits {
             return None;
         }
+        let lengths: Vec<u32> = added.iter().map(|digest| digest.length).collect();
+        let hashes: Vec<u64> = added.iter().map(|digest| digest.hash).collect();
         let texts = Texts {
             lengths: list.edits.apply(&old.lengths, &lengths),
             hashes: list.edits.apply(&old.hashes, &hashes),
@@ -266,100 +279,14 @@ impl<'t> Scan<'_, 't> {
         let Some(Digest { length, hash }) = old else {
             return false;
         };
-        let Some(text) = self.file[self.at..].get(..length as usize) else {
+        let Some(text) = self.file.peek(length as usize) else {
             return false;
         };
         let is_same = self.new.hasher.hash_one(text) == hash;
         if is_same {
-            self.at += length as usize;
+            self.file.advance(length as usize);
         }
         is_same
-    }
-
-    /// Reads a text without escapes.
-    fn word(&mut self) -> Option<&'t [u8]> {
-        self.eat(b'"')?;
-        let rest = &self.file[self.at..];
-        let end = rest
-            .iter()
-            .position(|&byte| byte == b'"' || byte == b'\\')?;
-        self.at += end;
-        self.eat(b'"')?;
-        Some(&rest[..end])
-    }
-
-    /// Reads a number of decimal digits.
-    fn number(&mut self) -> Option<u64> {
-        self.space();
-        let rest = &self.file[self.at..];
-        let digits = &rest[..rest.iter().position(|byte| !byte.is_ascii_digit())?];
-        let is_plain = digits == b"0" || digits.first().is_some_and(|&first| first != b'0');
-        self.at += digits.len();
-        str::from_utf8(digits)
-            .ok()
-            .filter(|_| is_plain)?
-            .parse()
-            .ok()
-    }
-
-    /// Skips white space and reads a byte.
-    fn byte(&mut self) -> Option<u8> {
-        self.space();
-        let byte = *self.file.get(self.at)?;
-        self.at += 1;
-        Some(byte)
-    }
-
-    /// Skips white space and this byte.
-    fn eat(&mut self, byte: u8) -> Option<()> {
-        (self.byte()? == byte).then_some(())
-    }
-
-    /// Skips white space and a comma, or the end of the list or object; returns whether it was a comma.
-    fn has_more(&mut self, end: u8) -> Option<bool> {
-        match self.byte()? {
-            b',' => Some(true),
-            byte => (byte == end).then_some(false),
-        }
-    }
-
-    /// Skips white space.
-    #[inline]
-    fn space(&mut self) {
-        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.file.get(self.at) {
-            self.at += 1;
-        }
-    }
-}
-
-/// Returns the end of the list or object that begins at `start`. Brackets are only counted.
-fn value_end(file: &[u8], start: usize) -> Option<usize> {
-    let mut depth = 0;
-    let mut at = start;
-    loop {
-        match *file.get(at)? {
-            b'[' | b'{' => {
-                depth += 1;
-                (depth <= DEEPEST).then_some(())?;
-            }
-            b']' | b'}' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at + 1);
-                }
-            }
-            b'"' => loop {
-                at += 1;
-                match *file.get(at)? {
-                    b'"' => break,
-                    b'\\' => at += 1,
-                    _ => {}
-                }
-            },
-            _ if depth == 0 => return None,
-            _ => {}
-        }
-        at += 1;
     }
 }
 
@@ -664,7 +591,7 @@ mod tests {
                     draft = before;
                 }
                 let complete = Records::parse(&file);
-                edited += u32::from(current.edited(&file).is_some());
+                edited += u32::from(current.follow(&file[..]).is_some());
                 match (current.next(&file), complete) {
                     (Ok((next, warnings)), Ok((records, expected))) => {
                         assert_eq!(warnings, expected);
@@ -713,7 +640,7 @@ mod tests {
         let first = IndexedRecords::from(Records::default());
         let (first, _) = first.next(&rows(1_000, 0)).unwrap();
         let file = rows(1_000, 500);
-        let (_, difference) = first.outline.as_ref().unwrap().follow(&file).unwrap();
+        let (_, difference) = first.outline.as_ref().unwrap().follow(&file[..]).unwrap();
         // The row that has changed back, and the one that has changed now.
         assert_eq!(difference.rows.edits.count(), 4);
         let (second, _) = first.next(&file).unwrap();

@@ -19,6 +19,7 @@ use dns_core::{
     catalog::Snapshot,
     config::{ConfigErrors, ParsedFiles, parse::parse_addresses},
 };
+use dns_kit::files::watch::Writes;
 use dns_upstream::{HandlerConfig, Handlers};
 
 /// All files that can change at runtime; clones share the state.
@@ -138,6 +139,11 @@ impl Files {
                 inner.sources = sources;
             }
         });
+    }
+
+    /// Relies on the kernel's reports of writes to the records file.
+    pub(super) fn rely_on(&self, writes: Writes) {
+        self.with(|inner| inner.catalog.rely_on(writes));
     }
 
     pub(super) fn folders(&self) -> Vec<PathBuf> {

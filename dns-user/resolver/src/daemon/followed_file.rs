@@ -17,12 +17,13 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use tracing::warn;
 
 use dns_core::{
-    catalog::NameRules,
+    catalog::{IndexedRecords, NameRules},
     config::{Config, ConfigError, ParsedFiles},
 };
 use dns_kit::files::{
     FileStamp, bounded,
     glob::{folders, glob},
+    watch::Writes,
 };
 use dns_kit::threads::{self, OnPanic};
 
@@ -34,7 +35,7 @@ const SETTLED: Duration = Duration::from_millis(50);
 const READ_AGAIN: u32 = 4;
 
 /// Maximum number of errors logged individually for each kind of file.
-const LOGGED_ERRORS: usize = 20;
+const MAX_LOGGED_ERRORS: usize = 20;
 
 /// Time limit for a source to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -186,16 +187,23 @@ impl Stamps {
             .iter()
             .map(|(_, path)| (path.clone(), bounded::read(path)))
             .collect();
-        let now = SystemTime::now();
-        let settled = self
-            .0
-            .iter()
-            .all(|(stamp, _)| stamp.is_none_or(|stamp| is_older(stamp, now)));
         Contents {
+            settled: self.are_settled(),
             stamps: self,
             files,
-            settled,
         }
+    }
+
+    /// Returns whether every file is old enough for its stamp to be reliable.
+    fn are_settled(&self) -> bool {
+        let now = SystemTime::now();
+        self.0
+            .iter()
+            .all(|(stamp, _)| stamp.is_none_or(|stamp| is_older(stamp, now)))
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.0.iter().map(|(_, path)| path.clone()).collect()
     }
 }
 
@@ -257,12 +265,12 @@ impl Contents {
     }
 }
 
-/// Returns lines for the log: up to [`LOGGED_ERRORS`] errors and the number of the others. The caller
+/// Returns lines for the log: up to [`MAX_LOGGED_ERRORS`] errors and the number of the others. The caller
 /// logs them, because its module decides the tag.
 pub(super) fn error_lines(what: &str, errors: &[ConfigError], consequence: &str) -> Vec<String> {
     let line = |problem: &ConfigError| format!("{what}: {problem}; {consequence}");
-    let mut lines: Vec<String> = errors.iter().take(LOGGED_ERRORS).map(line).collect();
-    if let Some(more) = errors.len().checked_sub(LOGGED_ERRORS + 1) {
+    let mut lines: Vec<String> = errors.iter().take(MAX_LOGGED_ERRORS).map(line).collect();
+    if let Some(more) = errors.len().checked_sub(MAX_LOGGED_ERRORS + 1) {
         lines.push(format!(
             "{what}: and {} more errors, which bosh-dns-xdp check lists",
             more + 1
@@ -281,12 +289,29 @@ pub(super) struct Followed {
     stamps: Stamps,
     /// Whether `stamps` are reliable.
     settled: bool,
+    /// Writes that the kernel reports in the folders; `None` if nothing watches them.
+    writes: Option<Writes>,
+    /// Count of writes before the last read; `None` if not all are reported.
+    count_at_read: Option<u64>,
     /// Folders to watch, as of the last check: a change in them may affect this source.
     pub(super) folders: Vec<PathBuf>,
     /// Non-regular files skipped at the last read.
     special: Vec<PathBuf>,
-    /// Digest of the last contents; `None` before the first read.
+    /// Digest of the last contents; `None` before the first read, and if the last ones were edits of records.
     digest: Option<u64>,
+    /// Whether the source has been read.
+    has_answered: bool,
+}
+
+/// A records file that has changed.
+pub(super) enum ChangedRecords {
+    /// The file must be parsed as a whole.
+    Text(Contents),
+    /// The file differs little from that of the records it was compared with; its text was not kept.
+    Edited {
+        files: Vec<PathBuf>,
+        records: IndexedRecords,
+    },
 }
 
 impl Followed {
@@ -296,23 +321,71 @@ impl Followed {
             source,
             stamps: Stamps::default(),
             settled: false,
+            writes: None,
+            count_at_read: None,
             folders: Vec::new(),
             special: Vec::new(),
             digest: None,
+            has_answered: false,
         }
+    }
+
+    /// Relies on these reports: a file that is younger than [`SETTLED`] when it is read is not read a second time, unless
+    /// a write is reported.
+    pub(super) fn rely_on(&mut self, writes: Writes) {
+        self.writes = Some(writes);
     }
 
     /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the
     /// same `reading` returns the result.
     pub(super) fn look_ahead(&mut self, reading: Reading) {
-        let known = self.known(reading);
-        self.reader.request(known);
+        self.request(self.known(reading), None);
+    }
+
+    /// Starts reading records in the background, for [`Self::changed_records`].
+    pub(super) fn look_ahead_for_records(
+        &mut self,
+        reading: Reading,
+        base: Option<&IndexedRecords>,
+    ) {
+        self.request(self.known(reading), base);
     }
 
     /// Reads the source; `None` if only changes are wanted and the contents are the same. An unresponsive
     /// source is treated as unreadable.
     pub(super) fn changed(&mut self, reading: Reading) -> Option<Contents> {
-        let contents = self.read_now(self.known(reading))?;
+        match self.read_now(self.known(reading), None) {
+            Found::Text(contents) => self.if_new(reading, contents),
+            // Only records are compared with others.
+            Found::Known | Found::Edited { .. } => None,
+        }
+    }
+
+    /// Reads a records file that follows that of `base`; `None` if only changes are wanted and the contents are the
+    /// same.
+    pub(super) fn changed_records(
+        &mut self,
+        reading: Reading,
+        base: Option<&IndexedRecords>,
+    ) -> Option<ChangedRecords> {
+        match self.read_now(self.known(reading), base) {
+            Found::Known => None,
+            Found::Text(contents) => self.if_new(reading, contents).map(ChangedRecords::Text),
+            Found::Edited { records, .. } => {
+                self.digest = None;
+                let is_same = base.is_some_and(|base| records.equals_previous(base));
+                if is_same && reading == Reading::IfChanged {
+                    return None;
+                }
+                Some(ChangedRecords::Edited {
+                    files: self.stamps.paths(),
+                    records,
+                })
+            }
+        }
+    }
+
+    fn if_new(&mut self, reading: Reading, contents: Contents) -> Option<Contents> {
         let digest = Some(contents.digest());
         let is_new = reading == Reading::Always || digest != self.digest;
         self.digest = digest;
@@ -320,53 +393,89 @@ impl Followed {
     }
 
     /// Reads and parses the source if it may have changed.
-    ///
-    /// An unparsable file that was written recently is probably still being written: it is read
-    /// again a few times before it is reported as invalid.
     pub(super) fn parsed<T>(
         &mut self,
         reading: Reading,
         parse: impl Fn(&[(&str, &[u8])]) -> ParsedFiles<T>,
     ) -> Option<(Contents, ParsedFiles<T>)> {
-        let mut contents = self.changed(reading)?;
+        let contents = self.changed(reading)?;
+        Some(self.parse(contents, parse))
+    }
+
+    /// Parses what was read from this source.
+    ///
+    /// An unparsable file that was written recently is probably still being written: it is read
+    /// again a few times before it is reported as invalid.
+    pub(super) fn parse<T>(
+        &mut self,
+        mut contents: Contents,
+        parse: impl Fn(&[(&str, &[u8])]) -> ParsedFiles<T>,
+    ) -> (Contents, ParsedFiles<T>) {
         let mut parsed = contents.parse(&parse);
         for _ in 0..READ_AGAIN {
             if parsed.errors.is_empty() || contents.settled {
                 break;
             }
             thread::sleep(SETTLED);
-            let Some(again) = self.read_now(None) else {
+            let Found::Text(again) = self.read_now(None, None) else {
                 break;
             };
             contents = again;
             self.digest = Some(contents.digest());
             parsed = contents.parse(&parse);
         }
-        Some((contents, parsed))
+        (contents, parsed)
     }
 
     /// Returns the versions that need not be read again.
     fn known(&self, reading: Reading) -> Option<Stamps> {
-        (reading == Reading::IfChanged && self.settled).then(|| self.stamps.clone())
+        if reading == Reading::Always {
+            return None;
+        }
+        let is_unwritten = self.count_at_read.is_some() && self.count() == self.count_at_read;
+        (self.settled || is_unwritten).then(|| self.stamps.clone())
     }
 
-    /// Reads the source and remembers its state; `None` if it matches `known`.
-    fn read_now(&mut self, known: Option<Stamps>) -> Option<Contents> {
-        let timeout = if self.digest.is_none() {
-            FIRST_TIMEOUT
-        } else {
-            TIMEOUT
+    fn count(&self) -> Option<u64> {
+        // Before the first read the folders are unknown.
+        if self.folders.is_empty() {
+            return None;
+        }
+        self.writes.as_ref()?.count(&self.folders)
+    }
+
+    fn request(&mut self, known: Option<Stamps>, base: Option<&IndexedRecords>) {
+        // Before the reader looks at the files, so that a write in between counts.
+        let count = self.count();
+        let request = Request {
+            known,
+            base: base.cloned(),
         };
-        self.reader.request(known);
+        if self.reader.request(request) {
+            self.count_at_read = count;
+        }
+    }
+
+    /// Reads the source and remembers its state.
+    fn read_now(&mut self, known: Option<Stamps>, base: Option<&IndexedRecords>) -> Found {
+        let timeout = if self.has_answered {
+            TIMEOUT
+        } else {
+            FIRST_TIMEOUT
+        };
+        self.request(known, base);
+        let result = self.reader.result(timeout);
+        self.has_answered = true;
         let Some(ReadResult {
             folders,
             special,
-            contents,
-        }) = self.reader.result(timeout)
+            found,
+        }) = result
         else {
             // Once it answers, read it again regardless of its stamps.
             self.settled = false;
-            return Some(self.source.unresponsive(timeout));
+            self.count_at_read = None;
+            return Found::Text(self.source.unresponsive(timeout));
         };
         self.folders = folders;
         if special != self.special {
@@ -375,10 +484,20 @@ impl Followed {
             }
             self.special = special;
         }
-        let contents = contents?;
-        self.stamps = contents.stamps.clone();
-        self.settled = contents.settled;
-        Some(contents)
+        match &found {
+            Found::Known => {}
+            Found::Text(contents) => {
+                self.stamps = contents.stamps.clone();
+                self.settled = contents.settled;
+            }
+            Found::Edited {
+                stamps, settled, ..
+            } => {
+                self.stamps = stamps.clone();
+                self.settled = *settled;
+            }
+        }
+        found
     }
 }
 
@@ -409,20 +528,38 @@ fn parent(path: &Path) -> PathBuf {
 
 //----------- Reader ---------------------------------------------------------
 
+/// What is read, and what need not be.
+struct Request {
+    /// Versions that need not be read again.
+    known: Option<Stamps>,
+    /// The records with which a records file is compared.
+    base: Option<IndexedRecords>,
+}
+
 /// Result of reading a source.
 struct ReadResult {
     /// Folders in which a change may affect the source.
     folders: Vec<PathBuf>,
     /// Matches that are not regular files.
     special: Vec<PathBuf>,
-    /// `None` if the contents match the known stamps.
-    contents: Option<Contents>,
+    found: Found,
+}
+
+enum Found {
+    /// The files have the known stamps.
+    Known,
+    Text(Contents),
+    /// The records of a file that differs little from that of the request's.
+    Edited {
+        stamps: Stamps,
+        settled: bool,
+        records: IndexedRecords,
+    },
 }
 
 /// Handle to a source's thread, which ends when the handle is dropped or its blocking call returns.
 struct FileReader {
-    /// Requests, each with the known stamps if they are reliable.
-    requests: Sender<Option<Stamps>>,
+    requests: Sender<Request>,
     results: Receiver<ReadResult>,
     /// Number of timed-out requests whose results have not arrived yet.
     overdue: usize,
@@ -432,16 +569,16 @@ struct FileReader {
 
 impl FileReader {
     fn new(source: FileSource) -> Self {
-        Self::reading(move |known| read(&source, known))
+        Self::reading(move |request| read(&source, request))
     }
 
-    /// Spawns a reader that calls `read` with the known stamps.
-    fn reading(read: impl Fn(Option<&Stamps>) -> ReadResult + Send + 'static) -> Self {
-        let (requests, requested) = bounded::<Option<Stamps>>(1);
+    /// Spawns a reader that calls `read` for each request.
+    fn reading(read: impl Fn(Request) -> ReadResult + Send + 'static) -> Self {
+        let (requests, requested) = bounded::<Request>(1);
         let (sender, results) = bounded(1);
         let work = move || {
-            for known in requested {
-                if sender.send(read(known.as_ref())).is_err() {
+            for request in requested {
+                if sender.send(read(request)).is_err() {
                     return;
                 }
             }
@@ -459,18 +596,20 @@ impl FileReader {
     }
 
     /// Requests the contents, which [`Self::result`] returns. Does nothing while an earlier request
-    /// is pending.
-    fn request(&mut self, known: Option<Stamps>) {
+    /// is pending; returns whether it has requested them.
+    fn request(&mut self, request: Request) -> bool {
         while self.overdue > 0 {
             if self.results.try_recv().is_err() {
-                return;
+                return false;
             }
             // The result of a request that has timed out.
             self.overdue -= 1;
         }
-        if self.requested_at.is_none() && self.requests.try_send(known).is_ok() {
-            self.requested_at = Some(Instant::now());
+        if self.requested_at.is_some() || self.requests.try_send(request).is_err() {
+            return false;
         }
+        self.requested_at = Some(Instant::now());
+        true
     }
 
     /// Returns the contents if they arrive within `timeout` of the request.
@@ -486,19 +625,39 @@ impl FileReader {
     }
 }
 
-fn read(source: &FileSource, known: Option<&Stamps>) -> ReadResult {
+fn read(source: &FileSource, request: Request) -> ReadResult {
     let (stamps, special) = source.walk();
-    let is_known = known == Some(&stamps);
+    let found = if request.known.as_ref() == Some(&stamps) {
+        Found::Known
+    } else if let Some(records) = edited(source, request.base) {
+        Found::Edited {
+            settled: stamps.are_settled(),
+            stamps,
+            records,
+        }
+    } else {
+        Found::Text(stamps.read())
+    };
     ReadResult {
         folders: source.folders(),
         special,
-        contents: (!is_known).then(|| stamps.read()),
+        found,
     }
+}
+
+/// Returns the records of a file that differs little from that of `base`. A file that cannot be read is read again as
+/// a whole, which reports the error.
+fn edited(source: &FileSource, base: Option<IndexedRecords>) -> Option<IndexedRecords> {
+    let FileSource::File(path) = source else {
+        return None;
+    };
+    base?.follow(bounded::open(path).ok()?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dns_kit::files::watch::Watch;
 
     #[test]
     fn future_mtime_counts_as_old() {
@@ -606,9 +765,9 @@ mod tests {
         fs::write(folder.path().join("records.json"), "{}").unwrap();
         // Slower than the time limit that applies after the first read.
         let slow = source.clone();
-        let reader = FileReader::reading(move |known| {
+        let reader = FileReader::reading(move |request| {
             thread::sleep(TIMEOUT * 3 / 2);
-            read(&slow, known)
+            read(&slow, request)
         });
         let mut followed = Followed {
             reader,
@@ -666,5 +825,54 @@ mod tests {
         let contents = source.walk().0.read();
         assert!(contents.settled);
         assert_eq!(contents.files[0].1.as_ref().unwrap(), b"{}");
+    }
+
+    /// Waits until writes to the folder of `path` are reported, and none of earlier ones is left.
+    fn watch(path: &Path) -> Watch {
+        let mut watch = Watch::new();
+        watch.set(vec![parent(path)]);
+        watch
+    }
+
+    #[tokio::test]
+    async fn replaced_file_is_read_once() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("records.json");
+        fs::write(&path, "{}").unwrap();
+        let mut watch = watch(&path);
+        let mut followed = Followed::new(FileSource::File(path.clone()));
+        followed.rely_on(watch.writes());
+        followed.changed(Reading::IfChanged).unwrap();
+
+        let next = folder.path().join("next");
+        fs::write(&next, "[]").unwrap();
+        // All events of the new file have been counted when that of the rename arrives.
+        fs::rename(&next, &path).unwrap();
+        while followed.changed(Reading::IfChanged).is_none() {
+            watch.next().await;
+        }
+        // As on a fast machine, where the file is younger than its time stamp is exact.
+        followed.settled = false;
+        while followed.known(Reading::IfChanged).is_none() {
+            watch.next().await;
+            followed.changed(Reading::IfChanged);
+            followed.settled = false;
+        }
+
+        // A write in place within the same tick of the clock leaves the stamp as it is.
+        fs::write(&path, "{}").unwrap();
+        while followed.changed(Reading::IfChanged).is_none() {
+            watch.next().await;
+        }
+    }
+
+    #[test]
+    fn unreported_writes_are_found_by_reading_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json");
+        fs::write(&path, "{}").unwrap();
+        let mut followed = Followed::new(FileSource::File(path));
+        followed.changed(Reading::IfChanged).unwrap();
+        assert_eq!(followed.known(Reading::IfChanged), None);
     }
 }

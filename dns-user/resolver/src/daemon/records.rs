@@ -5,12 +5,13 @@ use std::{path::PathBuf, time::Instant};
 
 use tracing::{error, info, warn};
 
-use super::followed_file::{Followed, Reading, Sources, error_lines};
+use super::followed_file::{ChangedRecords, Followed, Reading, Sources, error_lines};
 use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
     catalog::{AliasError, AliasFiles, IndexedRecords, NameRules, Records, Snapshot},
     config::{ConfigError, ParsedFiles},
 };
+use dns_kit::files::watch::Writes;
 
 /// Maximum number of warnings logged individually per load; the rest are only counted.
 const LOGGED_WARNINGS: usize = 20;
@@ -21,8 +22,12 @@ pub(super) struct CatalogFiles {
     aliases: Followed,
     /// The records in use, which are combined with other aliases if only those change.
     good_records: IndexedRecords,
+    /// Whether `good_records` are those of the file as it was read last.
+    are_current: bool,
     good_aliases: AliasFiles,
     rules: NameRules,
+    /// Writes that the kernel reports in the files' folders.
+    writes: Option<Writes>,
     service_status: ServiceStatus,
 }
 
@@ -39,8 +44,10 @@ impl CatalogFiles {
             records: Followed::new(sources.records.clone()),
             aliases: Followed::new(sources.aliases.clone()),
             good_records: Records::default().into(),
+            are_current: false,
             good_aliases: AliasFiles::default(),
             rules: sources.rules,
+            writes: None,
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
@@ -86,11 +93,23 @@ impl CatalogFiles {
     pub(super) fn follow(&mut self, sources: &Sources) {
         self.records = Followed::new(sources.records.clone());
         self.aliases = Followed::new(sources.aliases.clone());
+        self.are_current = false;
+        if let Some(writes) = self.writes.clone() {
+            self.rely_on(writes);
+        }
+    }
+
+    /// Relies on the kernel's reports of writes to the records file. Other files are small: reading them twice costs
+    /// nothing.
+    pub(super) fn rely_on(&mut self, writes: Writes) {
+        self.records.rely_on(writes.clone());
+        self.writes = Some(writes);
     }
 
     /// Starts reading all files in the background, for the next [`Self::refresh`].
     pub(super) fn look_ahead(&mut self, reading: Reading) {
-        self.records.look_ahead(reading);
+        let base = self.are_current.then_some(&self.good_records);
+        self.records.look_ahead_for_records(reading, base);
         self.aliases.look_ahead(reading);
     }
 
@@ -121,14 +140,23 @@ impl CatalogFiles {
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
     fn read_records(&mut self, reading: Reading) -> Option<Read<IndexedRecords>> {
-        let Self {
-            records,
-            good_records,
-            ..
-        } = self;
-        let (contents, parsed) =
-            records.parsed(reading, |files| parse_records(good_records, files))?;
+        let base = self.are_current.then_some(&self.good_records);
+        let contents = match self.records.changed_records(reading, base)? {
+            ChangedRecords::Edited { files, records } => {
+                return Some(Read {
+                    files,
+                    valid: records,
+                    warnings: Vec::new(),
+                });
+            }
+            ChangedRecords::Text(contents) => contents,
+        };
+        let good_records = &self.good_records;
+        let (contents, parsed) = self
+            .records
+            .parse(contents, |files| parse_records(good_records, files));
         let files = contents.paths();
+        self.are_current = parsed.errors.is_empty();
         match parsed.whole() {
             Ok((valid, warnings)) => Some(Read {
                 files,

@@ -94,6 +94,7 @@ pub(super) async fn start<'a>(
     ) = Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
     watch.set(files.folders());
+    files.rely_on(watch.writes());
     let listen = all_addresses(config.listen, &addresses);
 
     let health = health_checks(&config, &handle, &metrics, &service_status)?;

@@ -1,0 +1,274 @@
+//! A window that moves over a file: the part of the text that is being read, instead of the whole of it.
+
+use std::io;
+
+/// Bytes that are read at once. A buffer of a whole file would be 27 MB of fresh pages for 100,000 instances, whose
+/// page faults cost more than reading (performance.md); a window stays in the processor's cache.
+const WINDOW: usize = 256 << 10;
+
+/// Maximum depth of nested values; far below the limit of the parser.
+const MAX_DEPTH: usize = 32;
+
+/// Reads JSON text from the beginning to the end.
+pub(super) struct Window<R> {
+    source: R,
+    /// Text is in `at..end`; the window grows for a value that is longer.
+    buffer: Vec<u8>,
+    at: usize,
+    end: usize,
+    /// Whether the source has ended, or failed: the file is then read as a whole, which reports the error.
+    is_over: bool,
+}
+
+impl<R: io::Read> Window<R> {
+    pub(super) fn new(source: R) -> Self {
+        Self {
+            source,
+            buffer: vec![0; WINDOW],
+            at: 0,
+            end: 0,
+            is_over: false,
+        }
+    }
+
+    /// Returns the next `length` bytes without advancing; `None` if the file has fewer.
+    #[inline]
+    pub(super) fn peek(&mut self, length: usize) -> Option<&[u8]> {
+        if self.end - self.at < length && !self.fill(length) {
+            return None;
+        }
+        Some(&self.buffer[self.at..self.at + length])
+    }
+
+    /// Passes over bytes that [`Self::peek`] has returned.
+    #[inline]
+    pub(super) fn advance(&mut self, length: usize) {
+        self.at += length;
+        debug_assert!(self.at <= self.end);
+    }
+
+    /// Returns whether everything has been read.
+    pub(super) fn is_at_end(&mut self) -> bool {
+        self.peek(1).is_none()
+    }
+
+    /// Reads until `length` bytes are available; returns whether they are.
+    #[cold]
+    fn fill(&mut self, length: usize) -> bool {
+        self.buffer.copy_within(self.at..self.end, 0);
+        self.end -= self.at;
+        self.at = 0;
+        while self.end < length && !self.is_over {
+            if self.end == self.buffer.len() {
+                self.buffer.resize(2 * self.end, 0);
+            }
+            match self.source.read(&mut self.buffer[self.end..]) {
+                Ok(0) => self.is_over = true,
+                Ok(count) => self.end += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => self.is_over = true,
+            }
+        }
+        self.end >= length
+    }
+
+    /// Skips white space.
+    #[inline]
+    pub(super) fn skip_space(&mut self) {
+        while let Some(&[b' ' | b'\n' | b'\r' | b'\t']) = self.peek(1) {
+            self.at += 1;
+        }
+    }
+
+    /// Skips white space and reads a byte.
+    #[inline]
+    fn byte(&mut self) -> Option<u8> {
+        self.skip_space();
+        let byte = self.peek(1)?[0];
+        self.at += 1;
+        Some(byte)
+    }
+
+    /// Skips white space and this byte.
+    pub(super) fn expect(&mut self, byte: u8) -> Option<()> {
+        if self.byte()? != byte {
+            return None;
+        }
+        Some(())
+    }
+
+    /// Skips white space, and this byte if it follows; returns whether it does.
+    pub(super) fn skips(&mut self, byte: u8) -> bool {
+        self.skip_space();
+        let follows = self.peek(1) == Some(&[byte]);
+        if follows {
+            self.at += 1;
+        }
+        follows
+    }
+
+    /// Skips white space and a comma, or the end of the list or object; returns whether it was a comma.
+    #[inline]
+    pub(super) fn has_more(&mut self, end: u8) -> Option<bool> {
+        match self.byte()? {
+            b',' => Some(true),
+            byte if byte == end => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Reads a text without escapes.
+    pub(super) fn word(&mut self) -> Option<Vec<u8>> {
+        self.expect(b'"')?;
+        let mut word = Vec::new();
+        loop {
+            let byte = self.peek(1)?[0];
+            self.at += 1;
+            match byte {
+                b'"' => return Some(word),
+                b'\\' => return None,
+                _ => word.push(byte),
+            }
+        }
+    }
+
+    /// Reads a number of decimal digits.
+    pub(super) fn number(&mut self) -> Option<u64> {
+        self.skip_space();
+        let mut digits = String::new();
+        while let byte @ b'0'..=b'9' = self.peek(1)?[0] {
+            digits.push(char::from(byte));
+            self.at += 1;
+        }
+        // The parser refuses leading zeros.
+        if digits.len() > 1 && digits.starts_with('0') {
+            return None;
+        }
+        digits.parse().ok()
+    }
+
+    /// Returns the list that follows, without advancing.
+    pub(super) fn list_text(&mut self) -> Option<&[u8]> {
+        if self.peek(1)? != b"[" {
+            return None;
+        }
+        let length = self.value_length()?;
+        self.peek(length)
+    }
+
+    /// Returns the length of the list or object that follows. Brackets are only counted.
+    pub(super) fn value_length(&mut self) -> Option<usize> {
+        let mut depth = 0;
+        let mut length = 0;
+        loop {
+            let byte = self.byte_at(length)?;
+            length += 1;
+            match byte {
+                b'[' | b'{' => {
+                    depth += 1;
+                    if depth > MAX_DEPTH {
+                        return None;
+                    }
+                }
+                b']' | b'}' => {
+                    depth = depth.checked_sub(1)?;
+                    if depth == 0 {
+                        return Some(length);
+                    }
+                }
+                b'"' => length = self.string_end(length)?,
+                _ if depth == 0 => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the position behind the string whose first character is at `at`.
+    fn string_end(&mut self, mut at: usize) -> Option<usize> {
+        loop {
+            match self.byte_at(at)? {
+                b'"' => return Some(at + 1),
+                b'\\' => at += 2,
+                _ => at += 1,
+            }
+        }
+    }
+
+    #[inline]
+    fn byte_at(&mut self, at: usize) -> Option<u8> {
+        Some(self.peek(at + 1)?[at])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Yields a text in parts of a few bytes, so that every value crosses a boundary.
+    struct Trickle<'t>(&'t [u8]);
+
+    impl io::Read for Trickle<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let count = 3.min(self.0.len()).min(buffer.len());
+            let (now, later) = self.0.split_at(count);
+            buffer[..count].copy_from_slice(now);
+            self.0 = later;
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn values_cross_reads() {
+        let mut window = Window::new(Trickle(br#" {"name" : 120, "l":[ ["a]\"", {}],[] ] } "#));
+        window.expect(b'{').unwrap();
+        assert_eq!(window.word().unwrap(), b"name");
+        window.expect(b':').unwrap();
+        assert_eq!(window.number(), Some(120));
+        assert_eq!(window.has_more(b'}'), Some(true));
+        assert_eq!(window.word().unwrap(), b"l");
+        window.expect(b':').unwrap();
+        window.expect(b'[').unwrap();
+        assert!(!window.skips(b']'));
+        let text = window.list_text().unwrap().to_owned();
+        assert_eq!(text, br#"["a]\"", {}]"#);
+        window.advance(text.len());
+        assert_eq!(window.has_more(b']'), Some(true));
+        assert_eq!(window.list_text().unwrap(), b"[]");
+        window.advance(2);
+        assert_eq!(window.has_more(b']'), Some(false));
+        assert_eq!(window.has_more(b'}'), Some(false));
+        window.skip_space();
+        assert!(window.is_at_end());
+    }
+
+    #[test]
+    fn long_value_widens_window() {
+        let text = format!("[\"{}\"] ", "x".repeat(3 * WINDOW));
+        let mut window = Window::new(text.as_bytes());
+        assert_eq!(window.list_text().unwrap().len(), 3 * WINDOW + 4);
+    }
+
+    #[test]
+    fn unusual_values_are_refused() {
+        for text in ["007,", "18446744073709551616,", ",", "1"] {
+            assert_eq!(Window::new(text.as_bytes()).number(), None, "{text}");
+        }
+        for text in ["[", "]", "1", "[\"", "[\"\\\"]"] {
+            assert_eq!(Window::new(text.as_bytes()).value_length(), None, "{text}");
+        }
+        let deep = "[".repeat(MAX_DEPTH + 1) + &"]".repeat(MAX_DEPTH + 1);
+        assert_eq!(Window::new(deep.as_bytes()).value_length(), None);
+        assert_eq!(Window::new(&b"\"a\\\"\""[..]).word(), None);
+    }
+
+    #[test]
+    fn failing_source_ends_text() {
+        struct Failing;
+        impl io::Read for Failing {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::other("the disk has failed"))
+            }
+        }
+        assert!(Window::new(Failing).is_at_end());
+    }
+}
