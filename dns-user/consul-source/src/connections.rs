@@ -20,7 +20,6 @@ use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
 };
-use hyper_rustls::ConfigBuilderExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::{Mutex, MutexGuard};
 use rustls::{ClientConfig, RootCertStore};
@@ -34,6 +33,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use dns_consul::config::{ApiAddress, HttpApi};
+use dns_kit::tls::{self, ClientIdentity, ServerTrust};
 use dns_upstream::{HostName, HostNames};
 
 /// Timeout of connecting, including TLS.
@@ -406,26 +406,24 @@ impl Tls {
     }
 
     fn load(&self) -> anyhow::Result<ClientConfig> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder.with_safe_default_protocol_versions()?;
-        let builder = match &self.api.ca_file {
+        let trust = match &self.api.ca_file {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for authority in certificates(path)? {
                     roots.add(authority).map_err(|error| file(path, error))?;
                 }
-                builder.with_root_certificates(roots)
+                ServerTrust::Roots(roots)
             }
-            None => builder.with_native_roots()?,
+            None => ServerTrust::System,
         };
-        let mut config = match &self.api.identity {
+        let identity = match &self.api.identity {
             Some((certificate, key)) => {
                 let key = PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error))?;
-                builder.with_client_auth_cert(certificates(certificate)?, key)?
+                ClientIdentity::Pair(certificates(certificate)?, key)
             }
-            None => builder.with_no_client_auth(),
+            None => ClientIdentity::Anonymous,
         };
+        let mut config = tls::client_config(trust, identity)?;
         // Many blocking queries share one HTTP/2 connection.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::RawFd,
     ptr,
+    time::Duration,
 };
 
 /// Buffer size for one control message: 16 bytes of header, at most 20 of `in6_pktinfo`.
@@ -232,6 +233,22 @@ impl ControlMessages {
             _ => return None,
         };
         Some((u32::from_ne_bytes(*ifindex), address)).filter(|&(ifindex, _)| ifindex != 0)
+    }
+
+    /// Returns when the kernel received the packet, as time since 1970, with `SO_TIMESTAMPNS`.
+    pub fn timestamp(&self, length: usize) -> Option<Duration> {
+        let header_len = size_of::<libc::cmsghdr>();
+        let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
+        // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
+        // aligned for it; every bit pattern is a `cmsghdr`.
+        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
+        if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+            return None;
+        }
+        // struct timespec of 64-bit programs: seconds, nanoseconds.
+        let seconds = u64::from_ne_bytes(*data.first_chunk()?);
+        let nanos = u64::from_ne_bytes(*data.get(8..)?.first_chunk()?);
+        Some(Duration::new(seconds, u32::try_from(nanos).ok()?))
     }
 
     /// Returns the pointer for `sendmsg` with a single reply.

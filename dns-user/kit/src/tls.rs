@@ -5,6 +5,7 @@
 //! last valid set stays in use and every poll tries again. Connections keep the set that they started with.
 
 mod certificates;
+mod configuration;
 
 use std::{
     fmt::Display,
@@ -19,13 +20,17 @@ use std::{
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig, SignatureScheme, client::ResolvesClientCert,
-    server::WebPkiClientVerifier, sign::CertifiedKey,
+    ClientConfig, RootCertStore, ServerConfig, SignatureScheme,
+    client::ResolvesClientCert,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
 pub use self::certificates::{
     AcceptedName, Certificate, CertificateFacts, ServerVerifier, common_name, first_common_name,
+};
+pub use self::configuration::{
+    ClientCertificates, ClientIdentity, ServerTrust, certified_key, client_config, server_config,
 };
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
@@ -91,6 +96,11 @@ struct Attempt {
 pub struct TlsError(String);
 
 impl TlsError {
+    /// Builds the error of a configuration without a file.
+    fn general(problem: impl Display) -> Self {
+        Self(format!("TLS: {problem}"))
+    }
+
     fn unusable(path: &Path, problem: impl Display) -> Self {
         Self(format!("{}: {problem}", path.display()))
     }
@@ -319,43 +329,28 @@ impl TlsMaterial {
             .collect();
         let roots = Arc::new(trusted(ca, bundle)?);
 
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let identity =
-            CertifiedKey::from_der(chain, key, &provider).map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => TlsError(format!(
-                    "{} does not match the certificate {}; install a matching key and certificate",
-                    private_key.display(),
-                    certificate.display()
-                )),
-                other => TlsError::unusable(private_key, other),
-            })?;
-        let unusable = |error| TlsError::unusable(certificate, error);
-        let identity = Arc::new(identity);
-        let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .build()
-            .map_err(|error| TlsError::unusable(ca, error))?;
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?
-            .with_client_cert_verifier(clients)
-            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
-                identity.clone(),
-            )));
-        // Resuming a session skips the client's certificate, so one that has expired or whose CA
-        // was replaced would still be accepted.
-        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
-        let mut client = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(ServerVerifier::fixed(
-                server_name,
-                roots.clone(),
-            )))
-            .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
-                identity.clone(),
-            )));
+        let identity = certified_key(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsError(format!(
+                "{} does not match the certificate {}; install a matching key and certificate",
+                private_key.display(),
+                certificate.display()
+            )),
+            other => TlsError::unusable(private_key, other),
+        })?;
+        let unusable = |TlsError(problem)| TlsError::unusable(ca, problem);
+        let server = server_config(
+            identity.clone(),
+            roots.clone(),
+            ClientCertificates::Required,
+        )
+        .map_err(unusable)?;
+        let verifier = ServerVerifier::fixed(server_name, roots.clone());
+        let resolver = Arc::new(SingleCertAndKey::from(identity.clone()));
+        let mut client = client_config(
+            ServerTrust::Verifier(verifier),
+            ClientIdentity::Resolver(resolver),
+        )
+        .map_err(unusable)?;
         // The session store is keyed by name, which all servers share: one instance's ticket would
         // be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();

@@ -17,7 +17,7 @@ use dns_core::config;
 pub use dns_kit::tls::{AcceptedName, RotatingTls, TlsError};
 use dns_kit::{
     http_client::{ClientError, HttpClient, Limits},
-    tls::ServerVerifier,
+    tls::{self, ClientIdentity, ServerTrust, ServerVerifier},
 };
 use http_body_util::Full;
 use hyper::{Method, Request, StatusCode, header};
@@ -166,23 +166,14 @@ impl TlsFiles {
 /// Returns the configuration for connections without a client certificate, to servers of `ca`; `None`
 /// trusts no server, so that only plain `http` works.
 pub fn anonymous_client(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
-    // The provider supports the requested versions.
-    let builder =
-        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("ring speaks TLS 1.2 and 1.3");
     let Some(ca) = ca else {
-        return Ok(builder
-            .with_root_certificates(RootCertStore::empty())
-            .with_no_client_auth());
+        let trust = ServerTrust::Roots(RootCertStore::empty());
+        return tls::client_config(trust, ClientIdentity::Anonymous);
     };
     let verifier = ServerVerifier::of_file(ca);
     // A missing file is a mistake now, and tolerated later.
     verifier.roots()?;
-    Ok(builder
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth())
+    tls::client_config(ServerTrust::Verifier(verifier), ClientIdentity::Anonymous)
 }
 
 /// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.

@@ -10,6 +10,8 @@ use std::{
     path::Path,
 };
 
+use super::denied;
+
 /// Maximum file size in bytes. records.json has 2.6 MB for a fleet of 10,000 instances.
 const MAX_BYTES: u64 = 256 << 20;
 
@@ -29,12 +31,14 @@ pub fn open(path: &Path) -> io::Result<io::Take<File>> {
 
 /// Opens a regular file of at most `limit` bytes; also returns its size.
 fn open_at_most(path: &Path, limit: u64) -> io::Result<(File, u64)> {
-    check(&fs::metadata(path)?, limit)?;
+    let found = fs::metadata(path).map_err(|error| denied::explain(error, path, None))?;
+    check(&found, limit)?;
     // The path may have been replaced since the check: do not wait for a FIFO's writer.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
+        .open(path)
+        .map_err(|error| denied::explain(error, path, Some(&found)))?;
     let data = file.metadata()?;
     check(&data, limit)?;
     Ok((file, data.len()))

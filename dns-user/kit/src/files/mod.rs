@@ -3,6 +3,7 @@
 
 pub mod atomic;
 pub mod bounded;
+mod denied;
 pub mod glob;
 pub mod watch;
 
