@@ -57,3 +57,10 @@ pub struct Counts {
     /// Replies with any other RCODE.
     pub other: u64,
 }
+
+impl Counts {
+    /// Replies with any RCODE.
+    pub const fn replies(&self) -> u64 {
+        self.no_error + self.other
+    }
+}

@@ -60,6 +60,14 @@ impl Name {
     /// Parses presentation format, with or without the final dot and with the escapes `\.`, `\\`
     /// and `\ddd` (RFC 1035, section 5.1).
     pub fn from_text(text: &str) -> Result<Self, NameError> {
+        let mut wire = Self::wire_as_written(text)?;
+        // Length bytes are below the range of letters.
+        wire.make_ascii_lowercase();
+        Ok(Self(wire.into()))
+    }
+
+    /// Returns the wire format of a name in presentation format, with its letters as written.
+    pub fn wire_as_written(text: &str) -> Result<Vec<u8>, NameError> {
         let mut wire = Vec::with_capacity(text.len() + 2);
         let mut label = Vec::new();
         let mut bytes = text.bytes();
@@ -76,7 +84,7 @@ impl Name {
                     ended = true;
                 }
                 b'\\' => label.push(unescape(&mut bytes)?),
-                other => label.push(other.to_ascii_lowercase()),
+                other => label.push(other),
             }
         }
         if !ended {
@@ -86,7 +94,7 @@ impl Name {
         if wire.len() > MAX_NAME_LEN {
             return Err(NameError::LongName);
         }
-        Ok(Self(wire.into()))
+        Ok(wire)
     }
 
     /// Returns the name with labels prepended, the first one leftmost; `None` if a label is empty
@@ -235,7 +243,7 @@ fn push_label(wire: &mut Vec<u8>, label: &[u8]) -> Result<(), NameError> {
 fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, NameError> {
     let first = bytes.next().ok_or(NameError::BadEscape)?;
     if !first.is_ascii_digit() {
-        return Ok(first.to_ascii_lowercase());
+        return Ok(first);
     }
     let mut value = u32::from(first - b'0');
     for _ in 0..2 {
@@ -244,8 +252,7 @@ fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, NameError> {
             _ => return Err(NameError::BadEscape),
         }
     }
-    let byte = u8::try_from(value).map_err(|_| NameError::BadEscape)?;
-    Ok(byte.to_ascii_lowercase())
+    u8::try_from(value).map_err(|_| NameError::BadEscape)
 }
 
 //----------- Reverse ------------------------------------------------------

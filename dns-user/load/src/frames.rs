@@ -45,7 +45,8 @@ impl Route {
                 let table = fs::read_to_string(ARP).context(ARP)?;
                 of_table(&table, interface, *server.ip()).with_context(|| {
                     format!(
-                        "{} is no neighbour at {interface}: name the router's hardware address with --mac",
+                        "{} is no neighbour at {interface}: name the router's hardware address with --mac, if the \
+                         server and every link up to it are yours to load",
                         server.ip()
                     )
                 })?
@@ -162,6 +163,9 @@ fn folded(sum: u32) -> u16 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Query {
     name: Name,
+    /// The name in wire format with its letters as written: clients that randomize letters (0x20) are measured with
+    /// what they send.
+    wire: Vec<u8>,
     record_type: RecordType,
 }
 
@@ -177,7 +181,7 @@ impl Query {
         let mut message = id.to_be_bytes().to_vec();
         // RD; one question.
         message.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(edns.is_some())]);
-        message.extend_from_slice(self.name.as_wire());
+        message.extend_from_slice(&self.wire);
         message.extend_from_slice(&u16::from(self.record_type).to_be_bytes());
         message.extend_from_slice(&CLASS_IN.to_be_bytes());
         if let Some(size) = edns {
@@ -218,9 +222,11 @@ fn parse_line(line: &str) -> Result<Query> {
     let (name, record_type) = line
         .split_once(char::is_whitespace)
         .context("no type after the name")?;
-    let name = Name::from_text(name).map_err(|problem| anyhow::anyhow!("no name: {problem}"))?;
+    let wire =
+        Name::wire_as_written(name).map_err(|problem| anyhow::anyhow!("no name: {problem}"))?;
     Ok(Query {
-        name,
+        name: Name::from_text(name)?,
+        wire,
         record_type: parse_type(record_type)?,
     })
 }
@@ -248,6 +254,7 @@ pub(crate) fn of_records(path: &Path, types: &[String], most: Option<usize>) -> 
     let queries: Vec<Query> = names
         .flat_map(|name| {
             types.iter().map(move |&record_type| Query {
+                wire: name.as_wire().to_vec(),
                 name: name.clone(),
                 record_type,
             })
@@ -292,14 +299,14 @@ mod tests {
 
     #[test]
     fn lines_become_queries() {
-        let queries = parse("; a comment\nA.bosh. a\n\n  b.bosh\tTYPE65  \n").unwrap();
+        let queries = parse("; a comment\nA.bOsH. a\n\n  b.bosh\tTYPE65  \n").unwrap();
         let shown: Vec<String> = queries.iter().map(ToString::to_string).collect();
         assert_eq!(shown[0], "a.bosh. A");
         assert_eq!(shown.len(), 2);
         let message = queries[0].message(0x1234, Some(1232));
         assert_eq!(
             message,
-            b"\x12\x34\x01\0\0\x01\0\0\0\0\0\x01\x01a\x04bosh\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\0\0\0\0"
+            b"\x12\x34\x01\0\0\x01\0\0\0\0\0\x01\x01A\x04bOsH\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\0\0\0\0"
         );
         for (text, expected) in [
             ("", "no query"),

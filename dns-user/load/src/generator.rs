@@ -3,6 +3,7 @@
 use std::{
     io,
     net::UdpSocket,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -19,6 +20,7 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+use serde_json::Value;
 
 use crate::frames::Query;
 
@@ -29,6 +31,10 @@ const BATCH: u32 = 256;
 const RUNS: u32 = 20_000_000;
 /// Interval at which the end of the replies is checked.
 const POLL: Duration = Duration::from_millis(20);
+/// Time without a reply after which the load ends: a server that is gone, or that has had enough of us, is left alone.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// Queries that a silence has at least: a single lost one says nothing.
+const MIN_UNANSWERED: u64 = 10;
 
 /// Rate of the queries.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +51,35 @@ pub(crate) struct Measured {
     pub(crate) counts: Counts,
     /// Time from the first to the last query.
     pub(crate) took: Duration,
+    /// Queries since the last reply, if the load ended early because replies had stopped.
+    pub(crate) unanswered: Option<u64>,
+}
+
+/// Notices that replies have stopped.
+struct Silence {
+    /// Counts and time of the last reply, at first those of the start.
+    last: Counts,
+    since: Instant,
+}
+
+impl Silence {
+    fn new(counts: Counts) -> Self {
+        Self {
+            last: counts,
+            since: Instant::now(),
+        }
+    }
+
+    /// Returns the number of queries without a reply once they are too many for too long.
+    fn unanswered(&mut self, now: Counts) -> Option<u64> {
+        if now.replies() > self.last.replies() {
+            *self = Self::new(now);
+            return None;
+        }
+        let unanswered = now.sent - self.last.sent;
+        let is_over = self.since.elapsed() >= MAX_SILENCE && unanswered >= MIN_UNANSWERED;
+        is_over.then_some(unanswered)
+    }
 }
 
 /// The loaded programs; detached when dropped.
@@ -102,10 +137,12 @@ impl Generator {
         if count_replies.attach(interface, XdpMode::Driver).is_err() {
             count_replies
                 .attach(interface, XdpMode::Skb)
-                .with_context(|| {
-                    format!(
-                        "cannot count replies at {interface}; does another XDP program serve it?"
-                    )
+                .with_context(|| match attached_program(interface) {
+                    Some(found) => format!(
+                        "cannot count replies at {interface}: the XDP program {found} serves it; if a program that has \
+                         ended left it there, remove it with `ip link set dev {interface} xdp off`"
+                    ),
+                    None => format!("cannot count replies at {interface}"),
                 })?;
         }
         let interface = nix::net::if_::if_nametoindex(interface)?;
@@ -119,7 +156,8 @@ impl Generator {
         })
     }
 
-    /// Sends queries for `length`, with `probe` running until they end, and waits up to `drain` for the last replies.
+    /// Sends queries for `length`, or until replies stop, with `probe` running until they end, and waits up to `drain`
+    /// for the last replies.
     pub(crate) fn run(
         &mut self,
         load: Load,
@@ -158,10 +196,16 @@ impl Generator {
             let words: OrderWords = zerocopy::transmute!(wanted);
             orders.set(0, words, 0)?;
             let begun = Instant::now();
+            let mut silence = Silence::new(read(counts)?);
+            let mut unanswered = None;
             let asking = scope.spawn(|| send(program, interface, cpu, &over));
             let probing = scope.spawn(|| probe(&over));
-            while begun.elapsed() < length && !asking.is_finished() {
+            while begun.elapsed() < length && unanswered.is_none() && !asking.is_finished() {
                 thread::sleep(POLL.min(length.saturating_sub(begun.elapsed())));
+                match read(counts) {
+                    Ok(now) => unanswered = silence.unanswered(now),
+                    Err(_) => break,
+                }
             }
             // The program sends nothing from here on, so the system call ends soon.
             let stopped = orders.set(0, OrderWords::default(), 0);
@@ -176,18 +220,34 @@ impl Generator {
             sent?;
             stopped?;
             let begun = Instant::now();
-            let is_complete = |counts: Counts| counts.no_error + counts.other >= counts.sent;
-            while begun.elapsed() < drain && !is_complete(read(counts)?) {
+            let mut final_counts = read(counts)?;
+            while begun.elapsed() < drain && final_counts.replies() < final_counts.sent {
                 thread::sleep(POLL);
+                final_counts = read(counts)?;
             }
             Ok((
                 Measured {
-                    counts: read(counts)?,
+                    counts: final_counts,
                     took,
+                    unanswered,
                 },
                 latencies,
             ))
         })
+    }
+}
+
+/// Returns id and name of the interface's XDP program, if there is one and `ip` shows it.
+fn attached_program(interface: &str) -> Option<String> {
+    let mut ip = Command::new("ip");
+    ip.args(["-json", "-details", "link", "show", "dev", interface]);
+    let links: Value = serde_json::from_slice(&ip.output().ok()?.stdout).ok()?;
+    let id = links.pointer("/0/xdp/prog/id")?.as_u64()?;
+    let mut loaded = aya::programs::loaded_programs().flatten();
+    let program = loaded.find(|program| u64::from(program.id()) == id);
+    match program.as_ref().and_then(|program| program.name_as_str()) {
+        Some(name) => Some(format!("{id} ({name})")),
+        None => Some(id.to_string()),
     }
 }
 
@@ -252,7 +312,7 @@ pub(crate) fn probe_until(
             break;
         }
         match ask(socket, &query.message(number as u16, edns)) {
-            Some(took) => found.answered.push(took),
+            Some(Answer { took, .. }) => found.answered.push(took),
             None => found.lost += 1,
         }
         thread::sleep(PROBE_PAUSE);
@@ -261,8 +321,14 @@ pub(crate) fn probe_until(
     found
 }
 
-/// Sends a query and returns the time until its reply.
-pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Duration> {
+/// Reply to a probe.
+pub(crate) struct Answer {
+    pub(crate) took: Duration,
+    pub(crate) message: Vec<u8>,
+}
+
+/// Sends a query and returns its reply.
+pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Answer> {
     let begun = Instant::now();
     socket.send(message).ok()?;
     let mut reply = [0; 4096];
@@ -270,7 +336,10 @@ pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Duration> {
         let length = socket.recv(&mut reply).ok()?;
         // A late reply to an earlier probe has another id.
         if length >= 2 && reply[..2] == message[..2] {
-            return Some(begun.elapsed());
+            return Some(Answer {
+                took: begun.elapsed(),
+                message: reply[..length].to_vec(),
+            });
         }
     }
     None

@@ -1,9 +1,11 @@
 //! The program `bosh-dns-xdp-load`: sends DNS queries from inside the kernel, and writes query files for other
 //! load generators.
 //!
+//! * [`consent`]: whether the server may be loaded, and answers as expected
 //! * [`mod@frames`]: names to query, from a query file or from records.json, and their packets
 //! * [`generator`]: sends them and counts replies, with a BPF program; meanwhile measures latency by a socket
 
+mod consent;
 mod frames;
 mod generator;
 
@@ -14,8 +16,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
 
 use self::{
@@ -54,9 +57,15 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Run {
-    /// IPv4 address of the server, which listens on port 53.
+    /// IPv4 address of the server, which listens on port 53: on the interface's link, private or loopback.
     #[arg(long)]
     server: Ipv4Addr,
+    /// Allows a server with a public address beyond the link, which its operator and those of the way to it agree to.
+    #[arg(long)]
+    public: bool,
+    /// RCODE of the answer to the file's first query; with another one, or none, the load does not start.
+    #[arg(long, value_enum, default_value_t = consent::Expected::Noerror)]
+    expect: consent::Expected,
     /// Interface that queries leave by.
     #[arg(long)]
     interface: String,
@@ -123,22 +132,33 @@ fn run(options: &Run) -> Result<()> {
     let queries: Vec<Query> = match (&options.queries, &options.records) {
         (Some(file), _) => frames::of_file(file)?,
         (None, Some(file)) => frames::of_records(file, &["A".to_owned(), "AAAA".to_owned()], None)?,
-        (None, None) => anyhow::bail!("name a query file (--queries) or records.json (--records)"),
+        (None, None) => bail!("name a query file (--queries) or records.json (--records)"),
     };
+    if !options.public {
+        consent::refuse_strangers(options.server, &options.interface)?;
+    }
     let server = SocketAddrV4::new(options.server, PORT);
     // Also fills the ARP table.
     let first = queries
         .first()
         .context("the file has no query")?
         .message(0, options.edns);
-    let socket = probe_socket(server)?;
-    ensure!(
-        generator::ask(&socket, &first).is_some(),
-        "{server} does not answer; the load was not started"
-    );
+    let socket = probe_socket(server, &options.interface)?;
+    let answer = generator::ask(&socket, &first).with_context(|| {
+        format!(
+            "{server} does not answer at {}; the load was not started",
+            options.interface
+        )
+    })?;
+    options
+        .expect
+        .verify(&first, &answer.message)
+        .with_context(|| {
+            format!("{server} does not answer as expected; the load was not started")
+        })?;
     let source = match socket.local_addr()? {
         std::net::SocketAddr::V4(address) => *address.ip(),
-        std::net::SocketAddr::V6(_) => anyhow::bail!("no IPv4 address to send from"),
+        std::net::SocketAddr::V6(_) => bail!("no IPv4 address to send from"),
     };
     let route = Route::of(&options.interface, options.mac.as_deref(), source, server)?;
     let frames = frames(&queries, &route, options.edns)?;
@@ -154,12 +174,22 @@ fn run(options: &Run) -> Result<()> {
     } else {
         report.table()
     };
-    Ok(command_line::print(text.as_bytes())?)
+    command_line::print(text.as_bytes())?;
+    if let Some(unanswered) = measured.unanswered {
+        bail!(
+            "{server} stopped answering: no reply to the last {unanswered} queries; the load was ended after {:.1} s",
+            measured.took.as_secs_f64()
+        );
+    }
+    Ok(())
 }
 
-/// Returns a socket for probes, on a port of the kernel's choice.
-fn probe_socket(server: SocketAddrV4) -> Result<UdpSocket> {
+/// Returns a socket for probes, on a port of the kernel's choice, which leave by the load's interface: an answer by
+/// another way would not be that of the server that gets the load.
+fn probe_socket(server: SocketAddrV4, interface: &str) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    setsockopt(&socket, sockopt::BindToDevice, &interface.into())
+        .with_context(|| format!("cannot send by the interface {interface:?}"))?;
     socket
         .connect(server)
         .with_context(|| format!("no route to {server}"))?;
@@ -212,8 +242,9 @@ struct Percentiles {
 
 impl Report {
     pub(crate) fn new(rate: Option<u32>, measured: &Measured, latencies: Latencies) -> Self {
-        let Measured { counts, took } = measured;
-        let (seconds, replies) = (took.as_secs_f64(), counts.no_error + counts.other);
+        let Measured { counts, took, .. } = measured;
+        let seconds = took.as_secs_f64();
+        let replies = counts.replies();
         let lost = counts.sent.saturating_sub(replies);
         Self {
             rate,
@@ -308,6 +339,7 @@ mod tests {
         let measured = Measured {
             counts,
             took: Duration::from_secs(2),
+            unanswered: None,
         };
         let report = Report::new(Some(1000), &measured, Latencies { answered, lost: 3 });
         assert_eq!(
@@ -336,6 +368,7 @@ mod tests {
                 ..Counts::default()
             },
             took: Duration::from_secs(1),
+            unanswered: None,
         };
         let report = Report::new(None, &silent, Latencies::default());
         assert!(report.latency.is_none() && report.table().contains("no reply: "));

@@ -8,20 +8,27 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread::JoinHandle,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use test_lab::{
     namespace::Namespace,
-    process::{Kept, capture},
+    process::{Kept, capture, wait_until},
     server::{self, Server},
 };
 use whole_system_tests::requirements;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_bosh-dns-xdp-load");
+
+/// The server's address in the recipes.
+const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2)), 53);
 
 const PAGE: &str = include_str!("../../../docs/load-testing.md");
 
@@ -58,7 +65,7 @@ fn recipes(section: &str) -> Vec<String> {
 /// The machine of the recipes for one machine: a server in a namespace with a private folder `/run/netns`, in which
 /// the recipes create the client's.
 struct Lab {
-    server: Server,
+    server: Option<Server>,
     /// Keeps the mounts; ended first.
     holder: Kept,
     machine: Namespace,
@@ -69,6 +76,16 @@ struct Lab {
 impl Lab {
     /// Executes the recipes up to the set-up, and starts the server; `None` without the requirements.
     fn start(label: &str) -> Result<Option<Self>> {
+        let Some((mut lab, folder)) = Self::without_server(label)? else {
+            return Ok(None);
+        };
+        let extra = json!({"xdp": {"mode": "off"}});
+        lab.server = Some(Server::start(Some(&lab.machine), folder, SERVER, &extra)?);
+        Ok(Some(lab))
+    }
+
+    /// Executes the recipes up to the set-up; returns the folder of the records too.
+    fn without_server(label: &str) -> Result<Option<(Self, TempDir)>> {
         if !requirements::namespaces() || !requirements::bpf() {
             return Ok(None);
         }
@@ -92,19 +109,22 @@ impl Lab {
             in_place(&recipe)?;
         }
         machine.wait_for_link("s0")?;
-        let address = "10.9.0.2:53".parse().unwrap();
-        let server = Server::start(
-            Some(&machine),
-            folder,
-            address,
-            &json!({"xdp": {"mode": "off"}}),
-        )?;
-        Ok(Some(Self {
-            server,
+        let lab = Self {
+            server: None,
             holder,
             machine,
             place,
-        }))
+        };
+        Ok(Some((lab, folder)))
+    }
+
+    /// Runs the load with these arguments in the client, and returns what it printed and whether it succeeded.
+    fn load(&self, arguments: &str) -> Result<(String, bool)> {
+        let run = "ip netns exec client bosh-dns-xdp-load run --interface c0 --server 10.9.0.2";
+        let commands = format!("{run} {arguments} 2>&1 && echo succeeded || true");
+        let said = shell(&self.machine, &self.holder, &self.place, &commands)?;
+        let succeeded = said.ends_with("succeeded\n");
+        Ok((said, succeeded))
     }
 
     /// Runs the recipe that contains `text`, and returns its output.
@@ -113,7 +133,8 @@ impl Lab {
         let recipe = all
             .find(|recipe| recipe.contains(text))
             .context("no such recipe")?;
-        shell(&self.machine, &self.holder, &self.place, &recipe).with_context(|| self.server.log())
+        shell(&self.machine, &self.holder, &self.place, &recipe)
+            .with_context(|| self.server.as_ref().map(Server::log).unwrap_or_default())
     }
 }
 
@@ -232,6 +253,151 @@ fn kxdpgun_reads_generated_queries() -> Result<()> {
     Ok(())
 }
 
+/// kxdpgun leaves its XDP program on the interface: the recipe removes it, so the next recipe can attach its own.
+#[test]
+fn recipes_follow_one_another() -> Result<()> {
+    if !requirements::program("kxdpgun", "-V") {
+        return Ok(());
+    }
+    let Some(lab) = Lab::start("loadnext")? else {
+        return Ok(());
+    };
+    lab.run("One machine", "kxdpgun")?;
+    let said = lab.run("CPU time per query", "busy()")?;
+    ensure!(said.contains("µs per query"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn program_in_the_way_is_named() -> Result<()> {
+    let Some(lab) = Lab::start("loadbusy")? else {
+        return Ok(());
+    };
+    let mut first = lab.machine.command("nsenter")?;
+    let holder = lab.holder.pid().to_string();
+    first.args([
+        "--target", &holder, "--mount", "--", "ip", "netns", "exec", "client", PROGRAM,
+    ]);
+    first.args([
+        "run",
+        "--interface",
+        "c0",
+        "--server",
+        "10.9.0.2",
+        "--rate",
+        "10",
+        "--seconds",
+        "3600",
+    ]);
+    first.arg("--queries").arg(lab.place.join("queries"));
+    let _first = Kept::spawn(&mut first)?;
+    let shown = || {
+        let show = "ip -n client link show c0";
+        shell(&lab.machine, &lab.holder, &lab.place, show).unwrap_or_default()
+    };
+    wait_until("the program is attached", Duration::from_secs(60), || {
+        shown().contains("prog/xdp")
+    })?;
+    let (said, succeeded) = lab.load("--queries queries")?;
+    ensure!(!succeeded, "{said}");
+    ensure!(
+        said.contains("(count)") && said.contains("`ip link set dev c0 xdp off`"),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// A server that answers every query with an RCODE until it has answered so many, and counts what it receives.
+fn answers(lab: &Lab, code: u8, replies: u64) -> Result<JoinHandle<u64>> {
+    let socket = lab.machine.run(|| UdpSocket::bind(SERVER))??;
+    Ok(std::thread::spawn(move || {
+        let mut received = 0;
+        let mut message = [0; 512];
+        // The test ends the server with an empty message.
+        while let Ok((length @ 1.., from)) = socket.recv_from(&mut message) {
+            received += 1;
+            message[2] |= 0x80;
+            message[3] = code;
+            if received <= replies {
+                let _sent = socket.send_to(&message[..length], from);
+            }
+        }
+        received
+    }))
+}
+
+/// Ends a server of [`answers`], and returns the number of queries that it received.
+fn received(lab: &Lab, server: JoinHandle<u64>) -> Result<u64> {
+    lab.machine.run(|| {
+        let socket = UdpSocket::bind((SERVER.ip(), 0))?;
+        socket.send_to(&[], SERVER)
+    })??;
+    server
+        .join()
+        .map_err(|_| anyhow::anyhow!("the server panicked"))
+}
+
+#[test]
+fn refusing_server_gets_no_load() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadrefused")? else {
+        return Ok(());
+    };
+    let server = answers(&lab, 5, u64::MAX)?;
+    let (said, succeeded) = lab.load("--queries queries --rate 1000")?;
+    ensure!(!succeeded && said.contains("--expect"), "{said}");
+    ensure!(received(&lab, server)? == 1, "{said}");
+    // A load of refusals is possible where it is wanted.
+    let server = answers(&lab, 5, u64::MAX)?;
+    let (said, succeeded) =
+        lab.load("--queries queries --rate 1000 --seconds 1 --expect refused")?;
+    ensure!(succeeded, "{said}");
+    ensure!(received(&lab, server)? > 1, "{said}");
+    Ok(())
+}
+
+#[test]
+fn load_ends_when_replies_stop() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadsilent")? else {
+        return Ok(());
+    };
+    let server = answers(&lab, 0, 3)?;
+    // An hour, which the test would not survive.
+    let (said, succeeded) = lab.load("--queries queries --rate 1000 --seconds 3600")?;
+    ensure!(!succeeded && said.contains("stopped answering"), "{said}");
+    received(&lab, server)?;
+    Ok(())
+}
+
+/// Clients that randomize letters (0x20) are measured with what they send.
+#[test]
+fn letters_are_sent_as_written() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadletters")? else {
+        return Ok(());
+    };
+    fs::write(lab.place.join("letters"), "Q-S0.q-G2.bOsH. A\n")?;
+    let socket = lab.machine.run(|| UdpSocket::bind(SERVER))??;
+    let server = std::thread::spawn(move || -> Result<Vec<u8>> {
+        let mut message = [0; 512];
+        loop {
+            let (length, from) = socket.recv_from(&mut message)?;
+            // The load's source ports are below those of probes.
+            if from.port() < 2064 {
+                return Ok(message[..length].to_vec());
+            }
+            message[2] |= 0x80;
+            socket.send_to(&message[..length], from)?;
+        }
+    });
+    lab.load("--queries letters --rate 100 --seconds 3600")?;
+    let query = server.join().unwrap()?;
+    let name = b"\x04Q-S0\x04q-G2\x04bOsH\0";
+    ensure!(
+        query.get(12..).is_some_and(|rest| rest.starts_with(name)),
+        "{query:x?}"
+    );
+    Ok(())
+}
+
 #[test]
 fn cpu_time_includes_softirqs() -> Result<()> {
     let Some(lab) = Lab::start("loadcpu")? else {
@@ -273,6 +439,21 @@ fn errors_name_their_remedy() -> Result<()> {
     ])?;
     ensure!(
         problem.contains("line 2") && problem.contains("no type"),
+        "{problem}"
+    );
+    fs::write(&file, "a.bosh A\n")?;
+    let public = [
+        "run",
+        "--server",
+        "192.0.2.1",
+        "--interface",
+        "lo",
+        "--queries",
+        queries,
+    ];
+    let problem = run(&public)?;
+    ensure!(
+        problem.contains("not on the link of lo") && problem.contains("--public"),
         "{problem}"
     );
     let problem = run(&["run", "--server", "127.0.0.1", "--interface", "lo"])?;
