@@ -559,6 +559,7 @@ fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
     let (wide, wide_limits) = (orders.clone(), [513, u16::MAX]);
     let reply = LocalReply {
         plain: orders,
+        narrow: orders.clone(),
         wide,
         wide_limits,
         serial: 0,

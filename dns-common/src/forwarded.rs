@@ -28,7 +28,12 @@ pub const MAX_RECORDS: usize = 24;
 pub const MAX_BODY_LEN: usize = UDP_PAYLOAD_SIZE as usize - 12 - 5;
 
 /// Maximum number of variants of an entry, a power of two.
-pub const MAX_VARIANTS: usize = 16;
+pub const MAX_VARIANTS: usize = 32;
+
+/// Maximum number of variants for a group of clients.
+pub const MAX_GROUP_VARIANTS: usize = 8;
+
+const _: () = assert!(GROUPS * MAX_GROUP_VARIANTS <= MAX_VARIANTS);
 
 /// Maximum size of an entry in bytes: all offsets are below this power of two.
 pub const MAX_ANSWER_SIZE: usize = 8192;
@@ -98,21 +103,42 @@ pub struct AnswerHeader {
     pub ttl_count: u8,
     /// Number of TTLs at odd offsets.
     pub odd_ttls: u8,
-    /// First variant and number of variants, for queries without and with OPT.
-    pub variants: [[u8; 2]; 2],
-    /// Smallest and largest limit of the client's reply in bytes for which these variants are valid.
-    pub limits: [[u16; 2]; 2],
+    /// First variant and number of variants, for each group of clients ([`client_group`]).
+    pub variants: [[u8; 2]; GROUPS],
+    /// Smallest and largest EDNS size in bytes for which the variants of [`WIDE`] are valid.
+    pub wide_limits: [u16; 2],
     /// Padding to the next 8 bytes, always zero.
-    pub padding: [u8; 4],
+    pub padding: [u8; 6],
     /// Offsets of the TTLs, or of the serial, from the start of the body.
     pub ttls: [u16; MAX_RECORDS],
 }
 
-/// The limits of variants that are valid for every client.
+/// [`AnswerHeader::wide_limits`] of variants that are valid for every client of the group.
 pub const ANY_LIMIT: [u16; 2] = [0, u16::MAX];
 
-/// The limits of variants that are valid for no client.
-pub const NO_LIMIT: [u16; 2] = [u16::MAX, 0];
+/// Number of groups of clients whose replies may differ.
+pub const GROUPS: usize = 3;
+
+/// Clients without EDNS.
+pub const PLAIN: usize = 0;
+
+/// Clients with EDNS that accept no more than without it.
+pub const NARROW: usize = 1;
+
+/// Clients that accept more than [`PLAIN_LIMIT`] bytes.
+pub const WIDE: usize = 2;
+
+/// Largest reply to a query without EDNS, and the smallest limit with it, in bytes (RFC 1035, section
+/// 2.3.4; RFC 6891, section 6.2.5).
+pub const PLAIN_LIMIT: usize = 512;
+
+/// Returns the group of a client: `opt_count` is 1 if its query has an OPT, else 0, and `limit` the
+/// largest reply that it accepts, at least [`PLAIN_LIMIT`].
+#[inline(always)]
+pub const fn client_group(opt_count: usize, limit: usize) -> usize {
+    // Branch-free: the verifier would follow both results of a branch separately from here on.
+    opt_count + (PLAIN_LIMIT.wrapping_sub(limit) >> (usize::BITS - 1))
+}
 
 /// One form of an answer. Integers are in host byte order unless noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -217,6 +243,15 @@ mod tests {
             "a negative answer ends earlier"
         );
         assert_eq!(remaining_ttl(5, 5, u64::MAX), None);
+    }
+
+    #[test]
+    fn groups_follow_edns() {
+        assert_eq!(client_group(0, PLAIN_LIMIT), PLAIN);
+        assert_eq!(client_group(1, PLAIN_LIMIT), NARROW);
+        for limit in [PLAIN_LIMIT + 1, 1232, 4096, 65_535] {
+            assert_eq!(client_group(1, limit), WIDE, "{limit}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use dns_common::{
     counters::Outcome,
     forwarded::{
         AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey,
-        Variant, counted,
+        Variant, WIDE, client_group, counted,
     },
     name::MAX_NAME_LEN,
 };
@@ -140,17 +140,19 @@ const _: () = assert!(
 /// Chooses one of the variants that are valid for the client, at random.
 #[inline(always)]
 fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Chosen, Outcome> {
-    // Queries with and without OPT are computed alike, without a branch.
-    let group = question.opt_count();
+    let group = barrier_and(client_group(question.opt_count(), question.limit), 3);
     let header = barrier(answer.address);
     // SAFETY (both): inside the header.
-    let [least, most] =
-        unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, limits) + group * 4) };
-    if question.limit < least as usize || question.limit > most as usize {
+    let [least, most] = unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, wide_limits)) };
+    let is_within = question.limit >= least as usize && question.limit <= most as usize;
+    if group == WIDE && !is_within {
         return pass_to_stack(Outcome::NotPublished);
     }
     let [first, count] =
         unsafe { load::<[u8; 2]>(header + offset_of!(AnswerHeader, variants) + group * 2) };
+    if count == 0 {
+        return pass_to_stack(Outcome::NotPublished);
+    }
     let mut index = first as usize;
     if count > 1 {
         // SAFETY: the helper has no precondition.

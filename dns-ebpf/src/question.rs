@@ -1,11 +1,16 @@
 //! The question of a plain query, and the plan of its reply, complete before the first write.
 
-use dns_common::{UDP_PAYLOAD_SIZE, counters::Outcome, name::MAX_NAME_WORDS};
+use dns_common::{
+    UDP_PAYLOAD_SIZE,
+    counters::{Outcome, QueryKind},
+    entry::padded,
+    name::MAX_NAME_WORDS,
+};
 
 use crate::{
     bytes::{Zero, barrier, barrier_and, has},
     checksum::Sum,
-    frame::{Frame, HEADER_LEN, OPT_LEN, TYPE_CLASS_LEN},
+    frame::{A_LEN, Frame, HEADER_LEN, OPT_LEN, TYPE_CLASS_LEN},
     maps::{Answered, Scratch},
 };
 
@@ -215,6 +220,19 @@ impl Layout {
     }
 }
 
+/// Addresses of one family in an entry, and those of them that the reply gets.
+#[derive(Clone, Copy)]
+pub struct List {
+    /// Address of the first one.
+    pub addresses: usize,
+    /// Their number.
+    pub available: usize,
+    /// Number of them in the reply.
+    pub given: usize,
+    /// Offset in the frame of their records.
+    pub written_at: usize,
+}
+
 /// The plan of a reply, complete before the first write.
 #[derive(Clone, Copy)]
 pub struct Plan {
@@ -229,6 +247,8 @@ pub struct Plan {
     pub available: usize,
     /// Number of addresses in the reply.
     pub given: usize,
+    /// Number of IPv6 addresses after them, in a reply to ANY.
+    pub appended: usize,
     /// 1 if more addresses are available than given and the reply must set TC.
     pub truncated: usize,
     /// TTL of the records, in network byte order.
@@ -247,6 +267,7 @@ impl Plan {
             list: zero.value_barrier(self.list, LIST_MASK),
             available: zero.value_barrier(self.available, 0x7ff),
             given: zero.value_barrier(self.given, 0x7ff),
+            appended: zero.value_barrier(self.appended, 0x1ff),
             truncated: zero.value_barrier(self.truncated, 1),
             ..self
         }
@@ -261,10 +282,30 @@ impl Plan {
         }
     }
 
-    /// Returns the address of the list's first address.
+    /// Returns the IPv4 addresses of a reply to A or ANY.
     #[inline(always)]
-    pub fn addresses(&self) -> usize {
-        self.entry + barrier_and(self.list, LIST_MASK)
+    pub fn v4(&self) -> List {
+        List {
+            addresses: self.entry + barrier_and(self.list, LIST_MASK),
+            available: self.available,
+            given: self.given,
+            written_at: self.layout.answers_offset,
+        }
+    }
+
+    /// Returns the IPv6 addresses of a reply to AAAA or ANY. Masks instead of branches, because the
+    /// verifier would follow the rest of the program for each kind of query.
+    #[inline(always)]
+    pub fn v6(&self, zero: Zero) -> List {
+        let is_only = (self.layout.question.kind() == QueryKind::Aaaa as usize) as usize;
+        let only = zero.value_barrier(is_only.wrapping_neg(), usize::MAX);
+        let list = self.list + barrier_and(padded(self.available * 4), !only);
+        List {
+            addresses: self.entry + barrier_and(list, LIST_MASK),
+            available: barrier_and(self.available, only) + self.appended,
+            given: barrier_and(self.given, only) + self.appended,
+            written_at: self.layout.answers_offset + barrier_and(self.given * A_LEN, !only),
+        }
     }
 
     #[inline(always)]
@@ -279,7 +320,7 @@ impl Plan {
             rcode: self.rcode,
             query_len: self.layout.frame.message_len,
             reply_len: self.layout.reply_len,
-            answers: self.given as u16,
+            answers: (self.given + self.appended) as u16,
             slot: self.layout.frame.slot,
         }
     }

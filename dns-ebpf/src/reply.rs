@@ -6,6 +6,7 @@ use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
     counters::{Outcome, QueryKind},
     entry::{AnswerPolicy, EntryHeader, HAS_POLICY, MAX_V4, MAX_V6, padded},
+    forwarded::PLAIN_LIMIT,
     scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
 
@@ -34,9 +35,6 @@ const SAFE_PACKET_LEN: usize = 576;
 /// Longest message to another machine in bytes, which passes every path without fragmentation (RFC
 /// 9715).
 const MAX_FAR_REPLY_LEN: usize = 1232;
-
-/// Largest reply for a query without EDNS (RFC 1035, section 2.3.4).
-const PLAIN_LIMIT: usize = 512;
 
 /// Plans the reply from `entry`.
 #[inline(always)]
@@ -76,10 +74,13 @@ pub fn plan<H: Hook>(
         // A, and ANY of a name without IPv6 addresses.
         _ => (header.rcode, v4_offset, v4_count, A_LEN),
     };
-    // Userspace shuffles the addresses of both families, and knows other types of a name with a policy.
-    if question.kind() == ANY && v6_count | has_policy != 0 {
+    // Userspace knows other types of a name with a policy.
+    let is_any = ((question.kind() == ANY) as usize).wrapping_neg();
+    let is_any = context.zero.value_barrier(is_any, usize::MAX);
+    if has(is_any, has_policy) {
         return pass_to_stack(Outcome::NotPublished);
     }
+    let appended = barrier_and(v6_count, is_any);
     let question_end = question.end();
     let fixed = question_end + question.opt_len();
 
@@ -95,12 +96,13 @@ pub fn plan<H: Hook>(
         policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg(),
     );
     let limit = question.limit - barrier_and(has_policy, AnswerPolicy::SPARE);
-    let mut reply_len = fixed + wanted * record_len;
+    let mut reply_len = fixed + wanted * record_len + appended * AAAA_LEN;
     let expected = if reply_len < limit { reply_len } else { limit };
     check_path(hook, context, &frame, expected)?;
     let mut given = wanted;
     if reply_len > limit {
-        if fixed > limit || limit > MAX_REPLY_LEN {
+        // Which records of both families fit depends on their order, so userspace draws them.
+        if appended != 0 || fixed > limit || limit > MAX_REPLY_LEN {
             return pass_to_stack(Outcome::NoRoom);
         }
         given = (limit - fixed) / record_len;
@@ -117,6 +119,7 @@ pub fn plan<H: Hook>(
         list,
         available,
         given,
+        appended,
         truncated: (given != all) as usize & !policy.never_truncates(),
         ttl: policy.ttl().to_be() as usize,
         no_recursion: policy.no_recursion(),
@@ -259,11 +262,19 @@ pub fn write<H: Hook>(
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
     let layout = &plan.layout;
     let question = &layout.question;
-    let mut sum = match question.kind() {
-        AAAA => shuffle::write_v6(scratch, zero, plan, hook.span(layout.answers_offset)),
-        OTHER => Sum::new(),
-        _ => shuffle::write_v4(scratch, zero, plan, hook.span(layout.answers_offset)),
-    };
+    // Before the IPv4 addresses are written: the verifier knows their number afterwards, and would follow
+    // the rest once per number.
+    let v6 = plan.v6(zero);
+    // Opaque, or the verifier would follow the rest for each kind of query.
+    let mut sum = Sum::of(zero.value_barrier(0, usize::MAX) as u64);
+    if question.kind() != AAAA && plan.given != 0 {
+        sum = shuffle::write_v4(hook, scratch, zero, plan.v4(), plan.ttl);
+    }
+    if v6.given != 0 {
+        let written = shuffle::write_v6(hook, scratch, zero, v6, plan.ttl);
+        // A records have an even length.
+        sum.add_sum(written, false);
+    }
     if question.has_opt() {
         write_opt(hook, layout)?;
         sum.add(question.opt);
@@ -272,7 +283,7 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
     let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
     let fourth =
         question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
-    let given = (plan.given as u16).to_be() as u64;
+    let given = ((plan.given + plan.appended) as u16).to_be() as u64;
     let header = Header {
         first: id | third << 16 | fourth << 24 | ONE_QUESTION | given << 48,
         last: (question.opt_count() as u32) << 24,

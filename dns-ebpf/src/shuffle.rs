@@ -12,8 +12,9 @@ use crate::{
     bytes::{Span, Zero, barrier, load, store},
     checksum::Sum,
     frame::{A_LEN, AAAA_LEN, MAX_REPLY_LEN},
+    hook::Hook,
     maps::Scratch,
-    question::Plan,
+    question::List,
 };
 
 /// Maximum number of A records in a reply, rounded up.
@@ -66,16 +67,22 @@ const AAAA_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 28, 0, 1, 0, 0]);
 /// Like [`A_MIDDLE`], for AAAA.
 const AAAA_MIDDLE: u32 = u32::from_ne_bytes([0, 0, 0, 16]);
 
-/// Writes the A records of a reply and returns their sum.
+/// Writes the A records of a reply with this TTL, in network byte order, and returns their sum.
 #[inline(always)]
-pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
-    let Span { start: at, end } = answers;
+pub fn write_v4<H: Hook>(
+    hook: &H,
+    scratch: *mut Scratch,
+    zero: Zero,
+    list: List,
+    ttl: usize,
+) -> Sum {
+    let Span { start: at, end } = hook.span(list.written_at);
     // SAFETY: takes the address only, without an access.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
-    let addresses = plan.addresses();
+    let addresses = list.addresses;
     let mut index = 0;
     while index < MAX_V4 / 4 {
-        if index * 4 >= plan.available {
+        if index * 4 >= list.available {
             break;
         }
         let (from, to) = (addresses + index * 16, drawn + index * 16);
@@ -89,18 +96,15 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
 
     // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
     // verifier follows the next loop once per value.
-    let available = zero.value_barrier(plan.available, 0x7ff);
+    let available = zero.value_barrier(list.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
-    let (first, middle) = (
-        A_START | (plan.ttl as u64) << 48,
-        A_MIDDLE | plan.ttl as u64 >> 16,
-    );
-    let mut sum = Sum::repeated(first, middle, plan.given);
+    let (first, middle) = (A_START | (ttl as u64) << 48, A_MIDDLE | ttl as u64 >> 16);
+    let mut sum = Sum::repeated(first, middle, list.given);
     let mut index = 0;
     while index < MOST_A {
         let record = at + index * A_LEN;
-        if index >= plan.given || record + A_LEN > end {
+        if index >= list.given || record + A_LEN > end {
             break;
         }
         let other = barrier(index + random.below(available - index)) & (MAX_V4 - 1);
@@ -118,16 +122,22 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
     sum
 }
 
-/// Writes the AAAA records of a reply and returns their sum.
+/// Like [`write_v4`], for AAAA records.
 #[inline(always)]
-pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
-    let Span { start: at, end } = answers;
+pub fn write_v6<H: Hook>(
+    hook: &H,
+    scratch: *mut Scratch,
+    zero: Zero,
+    list: List,
+    ttl: usize,
+) -> Sum {
+    let Span { start: at, end } = hook.span(list.written_at);
     // SAFETY: takes the address only, without an access.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
-    let addresses = plan.addresses();
+    let addresses = list.addresses;
     let mut index = 0;
     while index < MAX_V6 {
-        if index >= plan.available {
+        if index >= list.available {
             break;
         }
         let (from, to) = (addresses + index * 16, drawn + index * 16);
@@ -141,18 +151,18 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
 
     // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
     // verifier follows the next loop once per value.
-    let available = zero.value_barrier(plan.available, 0x7ff);
+    let available = zero.value_barrier(list.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
     let (first, middle) = (
-        AAAA_START | (plan.ttl as u64) << 48,
-        AAAA_MIDDLE | (plan.ttl as u32) >> 16,
+        AAAA_START | (ttl as u64) << 48,
+        AAAA_MIDDLE | (ttl as u32) >> 16,
     );
-    let mut sum = Sum::repeated(first, middle as u64, plan.given);
+    let mut sum = Sum::repeated(first, middle as u64, list.given);
     let mut index = 0;
     while index < MOST_AAAA {
         let record = at + index * AAAA_LEN;
-        if index >= plan.given || record + AAAA_LEN > end {
+        if index >= list.given || record + AAAA_LEN > end {
             break;
         }
         let other = barrier(index + random.below(available - index)) & (MAX_V6 - 1);

@@ -84,6 +84,8 @@ pub struct Program {
     control: Mapping,
     scope: Mapping,
     counters: Mapping,
+    /// The interface on which packets arrive; `None`: `lo`.
+    interface: Option<u32>,
     /// Used cells of the store.
     used: u32,
     /// Used cells of the store of forwarded answers.
@@ -202,6 +204,7 @@ impl Program {
             control,
             scope,
             counters,
+            interface: None,
             used: 0,
             used_by_answers: 0,
             cpus,
@@ -212,6 +215,7 @@ impl Program {
 
     /// Restores the state after [`Self::load`], except for the counters.
     pub fn reset(&mut self) -> Result<()> {
+        self.interface = None;
         self.names()?.clear()?;
         self.answer_names()?.clear()?;
         self.answers.bytes_mut()[..self.used_by_answers as usize * CELL_SIZE].fill(0);
@@ -231,6 +235,11 @@ impl Program {
             (lo.ifindex, lo.flags, lo.endpoints) = (LOOPBACK_IFINDEX, NEAR, u64::MAX);
         });
         Ok(())
+    }
+
+    /// Lets packets of [`Self::run`] arrive on an interface of the calling thread's network namespace.
+    pub fn receive_on(&mut self, ifindex: u32) {
+        self.interface = Some(ifindex);
     }
 
     /// Marks the scratch space of every CPU as taken by another run, or as free.
@@ -448,9 +457,13 @@ impl Program {
     /// Runs a program once over `packet`.
     pub fn run(&self, hook: Hook, packet: &[u8]) -> Result<Run> {
         let mut out = vec![0; 16384];
+        let context = self
+            .interface
+            .map(|ifindex| context(hook, ifindex, packet.len()));
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
+            ctx_in: context.as_deref(),
             ..Default::default()
         };
         let result = self.test_run(hook, options)?;
@@ -488,6 +501,18 @@ impl Program {
             (first, second) => bail!("one outcome should be counted, not {first:?} and {second:?}"),
         }
     }
+}
+
+/// Returns the kernel's context of a packet of `len` bytes that arrives on an interface.
+fn context(hook: Hook, ifindex: u32, len: usize) -> Vec<u8> {
+    let words = if hook.is_xdp() {
+        // `struct xdp_md`: data, data_end, data_meta, interface, queue, outgoing interface.
+        vec![0, len as u32, 0, ifindex, 0, 0]
+    } else {
+        // `struct __sk_buff` up to `ifindex`.
+        [&[0; 10][..], &[ifindex]].concat()
+    };
+    words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
 fn array<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a MapData> {

@@ -265,6 +265,12 @@ pub trait Answer: Send + Sync {
         false
     }
 
+    /// Returns whether a reverse query is answered from names that this server holds, which interfaces can
+    /// give too.
+    fn holds_reverse(&self, _query: &Query<'_>) -> bool {
+        false
+    }
+
     /// Returns the fresh cached answer to a query, for use without this answerer until its TTL has
     /// passed; `None` if there is none, or if the reply depends on more than name, type, DO and CD.
     fn cached(&self, _query: &Query<'_>) -> Option<ForwardedAnswer> {

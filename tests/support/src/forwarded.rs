@@ -1,6 +1,6 @@
 //! A model of `dns-ebpf/src/forwarded.rs`: the programs' replies from forwarded answers and local replies.
 
-use dns_common::forwarded::{AnswerHeader, QueryKey, Variant, counted};
+use dns_common::forwarded::{AnswerHeader, NARROW, PLAIN, QueryKey, Variant, WIDE, counted};
 use dns_core::wire::Query;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -18,14 +18,14 @@ pub fn models(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Vec<Vec<u8>> {
     let Ok((header, _)) = AnswerHeader::read_from_prefix(entry.as_bytes()) else {
         return Vec::new();
     };
-    let group = usize::from(query.edns.is_some());
-    let ([first, count], [least, most]) = (header.variants[group], header.limits[group]);
-    let limit = query
-        .edns
-        .map_or(512, |edns| usize::from(edns.udp_size).max(512));
-    if limit < usize::from(least) || limit > usize::from(most) {
-        return Vec::new();
-    }
+    let [least, most] = header.wide_limits;
+    let group = match query.edns {
+        None => PLAIN,
+        Some(edns) if edns.udp_size <= 512 => NARROW,
+        Some(edns) if (least..=most).contains(&edns.udp_size) => WIDE,
+        Some(_) => return Vec::new(),
+    };
+    let [first, count] = header.variants[group];
     let replies = (first..first + count)
         .filter_map(|index| reply(entry, &header, index.into(), query, age_ns));
     replies.collect()

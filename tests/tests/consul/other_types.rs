@@ -179,31 +179,44 @@ fn interface_gives_other_types() -> Result<()> {
         ("few.service.consul.", RecordType::HTTPS),
         ("gone.service.consul.", RecordType::A),
         ("1.3.0.10.in-addr.arpa.", RecordType::PTR),
+        ("9.0.9.10.in-addr.arpa.", RecordType::PTR),
+        ("9.0.9.10.in-addr.arpa.", RecordType::A),
+        // An instance of `few`.
+        ("1.0.7.10.in-addr.arpa.", RecordType::PTR),
     ] {
-        lab.until_interface_answers(name, kind, None)?;
-        let by_interface = lab.ask(name, kind, None)?;
-        let query = client::query(name, kind, None)?;
-        let by_userspace = lab.namespace.run(|| client::ask_tcp(OURS, &query))??;
-        ensure!(
-            by_interface.metadata.response_code == by_userspace.metadata.response_code,
-            "{name} {kind}"
-        );
-        ensure!(
-            by_interface.answers == by_userspace.answers,
-            "{name} {kind}: {by_interface:?}"
-        );
-        ensure!(
-            by_interface.additionals == by_userspace.additionals,
-            "{name} {kind}: {by_interface:?}"
-        );
-        let zones = [&by_interface, &by_userspace].map(|reply| reply.authorities.len());
-        ensure!(zones[0] == zones[1], "{name} {kind}: {by_interface:?}");
+        // Sizes up to 512 bytes are as none.
+        for edns in [None, Some(512), Some(100), Some(1232)] {
+            give_same(&lab, name, kind, edns)?;
+        }
     }
     let unknown = lab.ask("gone.service.consul.", RecordType::A, None)?;
     ensure!(
         unknown.metadata.response_code == ResponseCode::NXDomain,
         "{unknown:?}"
     );
+    Ok(())
+}
+
+/// Compares the interface's reply with userspace's.
+fn give_same(lab: &Lab, name: &str, kind: RecordType, edns: Option<u16>) -> Result<()> {
+    lab.until_interface_answers(name, kind, edns)?;
+    let by_interface = lab.ask(name, kind, edns)?;
+    let query = client::query(name, kind, edns)?;
+    let by_userspace = lab.namespace.run(|| client::ask_tcp(OURS, &query))??;
+    ensure!(
+        by_interface.metadata.response_code == by_userspace.metadata.response_code,
+        "{name} {kind}"
+    );
+    ensure!(
+        by_interface.answers == by_userspace.answers,
+        "{name} {kind}: {by_interface:?}"
+    );
+    ensure!(
+        by_interface.additionals == by_userspace.additionals,
+        "{name} {kind}: {by_interface:?}"
+    );
+    let zones = [&by_interface, &by_userspace].map(|reply| reply.authorities.len());
+    ensure!(zones[0] == zones[1], "{name} {kind}: {by_interface:?}");
     Ok(())
 }
 
@@ -254,6 +267,12 @@ fn third_query_is_answered_by_interface() -> Result<()> {
             "1.3.0.10.in-addr.arpa.",
             RecordType::PTR,
             Some(1232),
+            Some(reply),
+        ),
+        (
+            "9.0.9.10.in-addr.arpa.",
+            RecordType::PTR,
+            Some(512),
             Some(reply),
         ),
         (

@@ -30,6 +30,9 @@ use crate::lab::{self, List, handle_of, start, wait};
 /// Address counts; the last one exceeds a 512-byte reply.
 const COUNTS: [u16; 4] = [1, 10, 24, 60];
 
+/// Types with addresses.
+const TYPES: [RecordType; 3] = [RecordType::A, RecordType::AAAA, RecordType::ANY];
+
 /// Returns a list with one name per entry of [`COUNTS`].
 fn counted() -> List {
     COUNTS.into_iter().fold(List::default(), |list, count| {
@@ -59,11 +62,11 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
     for &server in servers {
         for (count, record_type) in COUNTS
             .into_iter()
-            .flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
+            .flat_map(|count| TYPES.map(|record_type| (count, record_type)))
         {
             let name = format!("N{count}.bOsh.");
             // Sixty IPv6 addresses exceed an Ethernet frame.
-            let may_be_large = (count, record_type) == (60, RecordType::AAAA);
+            let may_be_large = count == 60 && record_type != RecordType::A;
             let patience = if may_be_large { SHORT } else { TIMEOUT };
             let reply = ask(from, server, &name, record_type, Some(4096), patience)?;
             if reply.is_none() && may_be_large {
@@ -76,9 +79,10 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
                 !reply.metadata.truncation,
                 "a reply is complete, or left to userspace"
             );
+            let families = if record_type == RecordType::ANY { 2 } else { 1 };
             assert_eq!(
                 client::addresses(&reply).len(),
-                usize::from(count),
+                families * usize::from(count),
                 "{name} {record_type}"
             );
             lab::see_own_addresses(&reply, count)?;
@@ -100,7 +104,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
     let counters = fast_path.counters();
     assert_eq!(
         counters.hits() - before + large,
-        servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1)
+        servers.len() as u64 * ((COUNTS.len() * TYPES.len()) as u64 + 1)
     );
     assert_eq!(counters.outcome(Outcome::LargeReply) - large_before, large);
     assert_eq!(counters.outcome(Outcome::NoRoom), 0);

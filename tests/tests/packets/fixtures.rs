@@ -16,7 +16,7 @@ use whole_system_tests::{
 
 use crate::{
     HOOKS, XDP_ROOM, XDP_TAIL, check, install, load,
-    model::World,
+    model::{Interface, World},
     packet::{
         A, AAAA, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire,
     },
@@ -146,14 +146,15 @@ pub(crate) fn world() -> World {
         echo_opt: false,
         cookies: false,
         vlans: vec![5, 7],
+        interface: Interface::LO,
     }
 }
 
 /// A row of the table.
-struct Fixture {
-    name: &'static str,
-    frame: Vec<u8>,
-    outcome: Outcome,
+pub(crate) struct Fixture {
+    pub(crate) name: &'static str,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) outcome: Outcome,
 }
 
 /// Returns a row with a query over IPv4.
@@ -217,7 +218,7 @@ fn unfinished(datagram: Datagram) -> Vec<u8> {
 }
 
 /// Returns the table. A row states the expected counter; the model computes the reply.
-fn table() -> Vec<Fixture> {
+pub(crate) fn table() -> Vec<Fixture> {
     use Outcome::*;
     let hit = |name| Query::new(name, A);
     let over_v6 = |query: Query| Datagram::v6(query.bytes());
@@ -226,7 +227,6 @@ fn table() -> Vec<Fixture> {
         change(&mut opt);
         Query::new("v4-3.bosh", A).opt(opt)
     };
-    let long_name = [name_of_length(255), wire("x")].concat();
     vec![
         query("one address", Hit, hit("v4-1.bosh")),
         query("three addresses", Hit, hit("v4-3.bosh")),
@@ -330,15 +330,22 @@ fn table() -> Vec<Fixture> {
             Hit,
             Query::new("missing.bosh", 255),
         ),
+        query("ANY of both families", Hit, Query::new("both.bosh", 255)),
         query(
-            "ANY of both families",
-            NotPublished,
-            Query::new("both.bosh", 255),
+            "ANY of both families with EDNS",
+            Hit,
+            Query::new("both.bosh", 255).opt(Opt::new(1232)),
+        ),
+        query("ANY of an IPv6 name", Hit, Query::new("v6-3.bosh", 255)),
+        query(
+            "ANY of more IPv6 addresses than fit",
+            NoRoom,
+            Query::new("v6-60.bosh", 255),
         ),
         query(
-            "ANY of an IPv6 name",
-            NotPublished,
-            Query::new("v6-3.bosh", 255),
+            "ANY of 60 IPv6 addresses, 4096 bytes",
+            Hit,
+            Query::new("v6-60.bosh", 255).opt(Opt::new(4096)),
         ),
         query(
             "ANY of a name with a policy",
@@ -617,7 +624,7 @@ fn table() -> Vec<Fixture> {
             "a name of 256 bytes",
             BadName,
             Query {
-                name: long_name,
+                name: name_of_length(256),
                 ..hit("")
             },
         ),
@@ -814,6 +821,11 @@ fn table() -> Vec<Fixture> {
         Fixture {
             name: "IPv6, AAAA",
             frame: over_v6(Query::new("v6-17.bosh", AAAA)).frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, ANY of both families",
+            frame: over_v6(Query::new("both.bosh", 255)).frame(),
             outcome: Hit,
         },
         Fixture {

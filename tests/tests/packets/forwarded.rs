@@ -1,6 +1,6 @@
 //! Replies from forwarded answers: the same bytes as from the cache in userspace, at every age.
 
-use std::{net::IpAddr, time::Duration};
+use std::{iter, net::IpAddr, time::Duration};
 
 use dns_common::{control::Control, counters::Outcome};
 use dns_core::wire::ForwardedAnswer;
@@ -14,7 +14,7 @@ use zerocopy::IntoBytes as _;
 
 use crate::{
     fixtures::world,
-    install, load,
+    install, load, local_replies,
     packet::{A, AAAA, CLIENT, Datagram, Opt, Query, wire},
 };
 
@@ -216,6 +216,35 @@ pub(super) fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Dura
         .publish_answer(entry.as_bytes())
         .expect("the test's store has room");
     true
+}
+
+/// Returns a query for type TXT whose reply has `len` bytes with OPT, and that reply without it.
+pub(super) fn of_length(zone: &str, flags: u16, len: usize) -> (Query, Vec<u8>) {
+    const OPT_LEN: usize = 11;
+    // The letters tell names of different lengths apart.
+    let query = Query::new(&format!("n{len}.{zone}"), 16).opt(Opt::new(4096));
+    let empty = reply(&query, flags, [&[record(16, 300, &[])], &[], &[]]);
+    let mut left = len - empty.len() - OPT_LEN;
+    let mut text = Vec::new();
+    while left > 0 {
+        // A string has at least its length, so a single byte must never be left over.
+        let taken = if left == 257 { 128 } else { left.min(256) };
+        text.push((taken - 1) as u8);
+        text.extend(iter::repeat_n(b'x', taken - 1));
+        left -= taken;
+    }
+    let message = reply(&query, flags, [&[record(16, 300, &text)], &[], &[]]);
+    assert_eq!(message.len() + OPT_LEN, len);
+    (query, message)
+}
+
+/// Publishes a forwarded answer of `len` bytes with OPT; returns a query for it.
+pub(super) fn publish_of_length(program: &mut Program, len: usize) -> Query {
+    let (query, message) = of_length("example.com", ANSWER, len);
+    let given = CachedReplies::new().give(&query.bytes(), message);
+    let answer = given.expect("a sound reply").copy.expect("cached");
+    assert!(publish(program, &answer, Duration::ZERO), "{len} bytes");
+    query
 }
 
 /// Prepares the program; `None` where BPF is not available.
@@ -475,6 +504,51 @@ fn unusual_queries_go_up() {
                 None,
                 "{what} at {hook:?}"
             );
+        }
+    }
+}
+
+#[test]
+fn long_answers_go_up() {
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    // The longest body follows the shortest name; with longer ones, messages end at its length.
+    for len in [100, 549, 1232, 1233] {
+        let forwarded = publish_of_length(&mut program, len);
+        let local = local_replies::publish_of_length(&mut program, len);
+        for (query, hit) in [
+            (forwarded, Outcome::HitForwarded),
+            (local, Outcome::HitOther),
+        ] {
+            for (most, outcome) in [
+                (0, hit),
+                (len, hit),
+                (len - 1, Outcome::NoRoom),
+                (4096, hit),
+            ] {
+                program.set_control(|control| control.max_reply = most as u32);
+                for hook in FORWARDING {
+                    for v6 in [false, true] {
+                        let (reply, found) = run(&mut program, hook, &query, v6);
+                        let what = format!("{len} bytes, at most {most}, at {hook:?}, IPv6 {v6}");
+                        assert_eq!(found, outcome, "{what}");
+                        let is_whole = reply.is_none_or(|reply| reply.len() == len);
+                        assert!(is_whole, "{what}");
+                    }
+                }
+            }
+            program.set_control(|control| control.max_reply = 0);
+            for (size, is_answered) in [(len, true), (len - 1, false)] {
+                // Less than 512 bytes count as 512.
+                let is_answered = is_answered || len <= 512;
+                let client = query.clone().opt(Opt::new(size as u16));
+                for hook in FORWARDING {
+                    let (reply, found) = run(&mut program, hook, &client, false);
+                    let what = format!("{len} bytes for {size} at {hook:?}: {found:?}");
+                    assert_eq!(reply.is_some(), is_answered, "{what}");
+                }
+            }
         }
     }
 }

@@ -15,7 +15,8 @@ use zerocopy::IntoBytes as _;
 
 use crate::{
     forwarded::{
-        FORWARDING, GENERATION, RD, Record, prepared, record, reply, run, run_message, soa,
+        FORWARDING, GENERATION, RD, Record, of_length, prepared, record, reply, run, run_message,
+        soa,
     },
     packet::{Opt, Query},
 };
@@ -55,6 +56,28 @@ fn publish(program: &mut Program, reply: &LocalReply, question: &AnswerQuestion)
         .publish_answer(entry.as_bytes())
         .expect("the test's store has room");
     entry
+}
+
+/// Zone of the replies of a given length.
+const ZONE: &str = "service.consul";
+
+/// Publishes a reply of `len` bytes with OPT; returns a query for it.
+pub(super) fn publish_of_length(program: &mut Program, len: usize) -> Query {
+    let (query, message) = of_length(ZONE, ANSWER, len);
+    let local = LocalReply {
+        plain: Vec::new(),
+        narrow: vec![message.clone()],
+        wide: vec![message],
+        wide_limits: [513, u16::MAX],
+        serial: 0,
+        since_ns: 0,
+    };
+    publish(
+        program,
+        &local,
+        &question(&format!("n{len}.{ZONE}"), query.qtype),
+    );
+    query
 }
 
 /// Compares the programs with the model for a client, and returns the different replies.
@@ -128,6 +151,7 @@ fn replies_are_forms_of_entry() {
         let longest = wide.iter().map(Vec::len).max().expect("one") as u16 + 11;
         let wide_limits = [longest.max(513), u16::MAX];
         let local = LocalReply {
+            narrow: plain.clone(),
             plain,
             wide,
             wide_limits,
@@ -143,8 +167,9 @@ fn replies_are_forms_of_entry() {
             (plainly.clone(), true),
             (with(Some(Opt::new(4096))), true),
             (with(Some(Opt::new(longest.max(513)))), true),
-            (with(Some(Opt::new(longest - 1))), false),
-            (with(Some(Opt::new(512))), false),
+            (with(Some(Opt::new(longest - 1))), longest <= 513),
+            (with(Some(Opt::new(512))), true),
+            (with(Some(Opt::new(0))), true),
             (
                 with(Some(Opt {
                     flags: 0x8000,
@@ -323,6 +348,7 @@ fn random_entry(program: &mut Program, rng: &mut fastrand::Rng) -> (Query, Vec<u
     let plain = if flags == 0 { plain } else { Vec::new() };
     let wide_limits = [longest.max(513), u16::MAX];
     let local = LocalReply {
+        narrow: messages(2),
         plain,
         wide,
         wide_limits,
@@ -348,6 +374,7 @@ fn serial_follows_clock() {
         let message = reply(&denied, ANSWER | 3, [&[], &[soa(0, 5)], &[]]);
         let local = LocalReply {
             plain: vec![message.clone()],
+            narrow: vec![message.clone()],
             wide: vec![message],
             wide_limits: [513, u16::MAX],
             serial: 7,
@@ -374,6 +401,7 @@ fn local_replies_outlive_flush() {
     let message = reply(&query, ANSWER, [&targets(&[5], 0), &[], &[]]);
     let local = LocalReply {
         plain: vec![message.clone()],
+        narrow: vec![message.clone()],
         wide: vec![message],
         wide_limits: [513, u16::MAX],
         serial: 0,
@@ -430,6 +458,7 @@ fn names_with_addresses_have_other_types() {
     let message = reply(&query, ANSWER, [&targets(&[5, 9], 0), &[], &[]]);
     let local = LocalReply {
         plain: vec![message.clone()],
+        narrow: vec![message.clone()],
         wide: vec![message],
         wide_limits: [513, u16::MAX],
         serial: 0,

@@ -3,6 +3,7 @@
 //!
 //! - [`fixtures`]: an extensible table of packets.
 //! - [`random`]: random and mutated packets, and every length of names and frames.
+//! - [`interfaces`]: packets on an interface other than `lo`.
 //! - [`forwarded`]: replies from forwarded answers, compared with userspace's.
 //! - [`local_replies`]: replies of other types, compared with the model.
 //! - [`lookup`]: lookup of entries.
@@ -19,6 +20,7 @@
 mod differential;
 mod fixtures;
 mod forwarded;
+mod interfaces;
 mod kernel_image;
 mod local_replies;
 mod lookup;

@@ -28,7 +28,43 @@ pub(crate) struct World {
     pub(crate) cookies: bool,
     /// VLANs whose frames are answered.
     pub(crate) vlans: Vec<u16>,
+    /// The interface on which packets arrive.
+    pub(crate) interface: Interface,
 }
+
+/// An interface, with as many bytes of MTU as the longest reply needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interface {
+    /// Ethernet address.
+    pub(crate) address: [u8; 6],
+    /// Whether clients may be on other machines.
+    pub(crate) is_far: bool,
+    /// Whether a route through it sets an MTU.
+    pub(crate) is_bounded: bool,
+    pub(crate) is_lo: bool,
+}
+
+impl Interface {
+    /// `lo`, whose address is zero.
+    pub(crate) const LO: Self = Self {
+        address: [0; 6],
+        is_far: false,
+        is_bounded: false,
+        is_lo: true,
+    };
+
+    /// Returns whether the interface may send a message of `len` bytes in an IP packet of `packet_len`.
+    fn sends(self, len: usize, packet_len: usize) -> bool {
+        let is_safe = packet_len <= SAFE_PACKET;
+        is_safe || !self.is_bounded && (len <= MOST_FAR || !self.is_far)
+    }
+}
+
+/// Length of an IP packet that passes every path.
+pub(crate) const SAFE_PACKET: usize = 576;
+
+/// Length of the longest message to another machine.
+pub(crate) const MOST_FAR: usize = 1232;
 
 impl World {
     /// Returns the bits of [`dns_common::control::Control::edns`].
@@ -47,6 +83,8 @@ pub(crate) struct Reply {
     pub(crate) records: Vec<Vec<u8>>,
     /// Number of records in the reply.
     pub(crate) given: usize,
+    /// Records of another length after them, in any order.
+    pub(crate) appended: Vec<Vec<u8>>,
     /// The OPT after the records.
     pub(crate) opt: Vec<u8>,
     /// Offset of the IP header.
@@ -59,7 +97,9 @@ pub(crate) struct Reply {
 impl Reply {
     /// Returns the length of the whole frame.
     pub(crate) fn frame_len(&self) -> usize {
-        self.start.len() + self.given * self.records.first().map_or(0, Vec::len) + self.opt.len()
+        let appended: usize = self.appended.iter().map(Vec::len).sum();
+        let records = self.given * self.records.first().map_or(0, Vec::len);
+        self.start.len() + records + appended + self.opt.len()
     }
 }
 
@@ -76,8 +116,8 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// Returns the reply to `frame`; `None` if it must be passed up untouched.
 pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
-    // Broadcast and multicast are passed up; the address of `lo` is zero.
-    if frame.get(..6)? != [0; 6] {
+    // Broadcast and multicast are passed up.
+    if frame.get(..6)? != world.interface.address {
         return None;
     }
     let (ethertype, ip) = match u16_at(frame, 12)? {
@@ -95,8 +135,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             }
             let from: [u8; 4] = header[12..16].try_into().ok()?;
             let to: [u8; 4] = header[16..20].try_into().ok()?;
-            // Test runs are on `lo`, where all other sources are possible.
-            if from[0] == 0 || from[0] >= 224 || checksum(&[header]) != 0 {
+            let is_loopback = from[0] == 127 || to[0] == 127;
+            if from[0] == 0
+                || from[0] >= 224
+                || is_loopback && !world.interface.is_lo
+                || checksum(&[header]) != 0
+            {
                 return None;
             }
             (
@@ -115,7 +159,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             let to: [u8; 16] = header[24..40].try_into().ok()?;
             let zeros = from.iter().take_while(|&&byte| byte == 0).count();
             let is_reserved = zeros >= 12 || zeros == 10 && from[10..12] == [0xff, 0xff];
-            if from[0] == 0xff || is_reserved && from != std::net::Ipv6Addr::LOCALHOST.octets() {
+            let is_own = world.interface.is_lo && from == std::net::Ipv6Addr::LOCALHOST.octets();
+            if from[0] == 0xff || is_reserved && !is_own {
                 return None;
             }
             (
@@ -139,9 +184,18 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    let (message, limit, opt, records, rcode, policy) = answer(world, &udp[8..])?;
+    let Answer {
+        question: message,
+        limit,
+        opt,
+        records,
+        appended,
+        rcode,
+        policy,
+    } = answer(world, &udp[8..])?;
     let question_end = message.len();
     let fixed = question_end + opt.len();
+    let appended_len: usize = appended.iter().map(Vec::len).sum();
     let mut all = records.len();
     let mut given = all;
     let limit = match policy {
@@ -162,13 +216,19 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         None => limit,
     };
     let record_len = records.first().map_or(0, Vec::len);
-    if fixed + given * record_len > limit {
-        if fixed > limit || limit > MOST {
+    let expected = limit.min(fixed + given * record_len + appended_len);
+    let headers_len = if v6 { 48 } else { 28 };
+    if !world.interface.sends(expected, expected + headers_len) {
+        return None;
+    }
+    if fixed + given * record_len + appended_len > limit {
+        // Userspace draws from the records of both families.
+        if appended_len > 0 || fixed > limit || limit > MOST {
             return None;
         }
         given = (limit - fixed).checked_div(record_len)?;
     }
-    let reply_len = fixed + given * record_len;
+    let reply_len = fixed + given * record_len + appended_len;
     if reply_len > MOST || world.max_reply.is_some_and(|most| reply_len > most) {
         return None;
     }
@@ -200,11 +260,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         0x80
     } | (message[3] & 0x10)
         | rcode;
+    let answers = given + appended.len();
     message[4..12].copy_from_slice(&[
         0,
         1,
-        (given >> 8) as u8,
-        given as u8,
+        (answers >> 8) as u8,
+        answers as u8,
         0,
         0,
         0,
@@ -247,6 +308,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         start,
         records,
         given,
+        appended,
         opt,
         ip,
         v6,
@@ -254,20 +316,24 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     })
 }
 
-/// Header and question of the query, the client's limit, the OPT of the reply, the records to
-/// choose from, the RCODE, and the answer policy.
-#[expect(clippy::type_complexity, reason = "used once")]
-fn answer(
-    world: &World,
-    message: &[u8],
-) -> Option<(
-    Vec<u8>,
-    usize,
-    Vec<u8>,
-    Vec<Vec<u8>>,
-    u8,
-    Option<AnswerPolicy>,
-)> {
+/// The answer to a query, before it is fitted to the client's limit.
+struct Answer {
+    /// Header and question of the query.
+    question: Vec<u8>,
+    /// The client's limit.
+    limit: usize,
+    /// The OPT of the reply.
+    opt: Vec<u8>,
+    /// Records to choose from.
+    records: Vec<Vec<u8>>,
+    /// AAAA records of a reply to ANY, given as a whole or not at all.
+    appended: Vec<Vec<u8>>,
+    rcode: u8,
+    policy: Option<AnswerPolicy>,
+}
+
+/// Looks up the answer to a query.
+fn answer(world: &World, message: &[u8]) -> Option<Answer> {
     let header = message.get(..12)?;
     // QR, opcode, AA, TC; RA, Z, RCODE.
     if header[2] & 0xfe != 0
@@ -346,35 +412,24 @@ fn answer(
         out.extend(address);
         out
     };
-    let (records, rcode) = match qtype {
-        1 => (
-            published
-                .v4
-                .iter()
-                .map(|ip| record(1, &ip.octets()))
-                .collect(),
-            published.rcode,
-        ),
-        28 => (
-            published
-                .v6
-                .iter()
-                .map(|ip| record(28, &ip.octets()))
-                .collect(),
-            published.rcode,
-        ),
-        255 if published.v6.is_empty() && published.policy.is_none() => (
-            published
-                .v4
-                .iter()
-                .map(|ip| record(1, &ip.octets()))
-                .collect(),
-            published.rcode,
-        ),
+    let v4 = published.v4.iter().map(|ip| record(1, &ip.octets()));
+    let v6 = published.v6.iter().map(|ip| record(28, &ip.octets()));
+    let (records, appended, rcode) = match qtype {
+        1 => (v4.collect(), vec![], published.rcode),
+        28 => (v6.collect(), vec![], published.rcode),
+        255 if published.policy.is_none() => (v4.collect(), v6.collect(), published.rcode),
         41 | 43 | 128..=255 => return None,
-        _ => (vec![], published.rcode_other),
+        _ => (vec![], vec![], published.rcode_other),
     };
-    Some((question, limit, opt, records, rcode, published.policy))
+    Some(Answer {
+        question,
+        limit,
+        opt,
+        records,
+        appended,
+        rcode,
+        policy: published.policy,
+    })
 }
 
 /// Compares a frame with the expected reply.
@@ -383,13 +438,14 @@ pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
         start,
         records,
         given,
+        appended,
         opt,
         ip,
         v6,
         partial,
     } = expected;
     let record_len = records.first().map_or(0, Vec::len);
-    let len = start.len() + given * record_len + opt.len();
+    let len = expected.frame_len();
     if frame.len() != len {
         return Err(format!("{} bytes instead of {len}", frame.len()));
     }
@@ -415,11 +471,19 @@ pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
             &frame[..start.len()]
         ));
     }
-    let (answers, found_opt) = frame[start.len()..].split_at(given * record_len);
+    let (answers, found_opt) = frame[start.len()..].split_at(len - start.len() - opt.len());
     if found_opt != opt {
         return Err(format!("OPT {found_opt:02x?} instead of {opt:02x?}"));
     }
-    let mut left = records.clone();
+    let (answers, more) = answers.split_at(given * record_len);
+    compare_records(records, answers)?;
+    compare_records(appended, more)
+}
+
+/// Compares records with those to choose from, which have the same length; each may come once.
+fn compare_records(records: &[Vec<u8>], answers: &[u8]) -> Result<(), String> {
+    let record_len = records.first().map_or(0, Vec::len);
+    let mut left = records.to_vec();
     for found in answers.chunks(record_len.max(1)) {
         match left.iter().position(|record| record == found) {
             Some(place) => drop(left.swap_remove(place)),

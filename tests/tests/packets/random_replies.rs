@@ -184,8 +184,8 @@ fn check_entry(entry: &[u64], what: &dyn Fn() -> String) {
         Variant::read_from_prefix(&bytes[variant_at..]).expect("an entry has a variant");
     let body_at = usize::from(variant.body_at);
     assert_eq!(
-        (header.variants, header.limits),
-        ([[0, 1]; 2], [ANY_LIMIT; 2]),
+        (header.variants, header.wide_limits),
+        ([[0, 1]; 3], ANY_LIMIT),
         "{}",
         what()
     );

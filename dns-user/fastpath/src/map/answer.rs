@@ -4,8 +4,8 @@
 use dns_common::{
     entry::padded,
     forwarded::{
-        ANY_LIMIT, AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS,
-        MIN_BODY_LEN, NO_LIMIT, QueryKey, Variant, ones_sum,
+        ANY_LIMIT, AnswerHeader, GROUPS, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_GROUP_VARIANTS,
+        MAX_RECORDS, MIN_BODY_LEN, NARROW, PLAIN, QueryKey, Variant, WIDE, ones_sum,
     },
     name::hash_name,
 };
@@ -88,9 +88,11 @@ impl AnswerQuestion {
 pub struct LocalReply {
     /// Replies to queries without OPT, which differ in the order and the choice of records.
     pub plain: Vec<Vec<u8>>,
-    /// The same for queries with OPT.
+    /// The same for queries with an OPT that accept no more than without it.
+    pub narrow: Vec<Vec<u8>>,
+    /// The same for queries with an OPT that accept more.
     pub wide: Vec<Vec<u8>>,
-    /// Smallest and largest limit of the client for which `wide` is valid, in bytes.
+    /// Smallest and largest EDNS size for which `wide` is valid, in bytes.
     pub wide_limits: [u16; 2],
     /// Serial of the SOA record at `since_ns`; increases by one each second.
     pub serial: u32,
@@ -103,6 +105,7 @@ impl LocalReply {
     pub fn is_negative(&self) -> bool {
         self.plain
             .iter()
+            .chain(&self.narrow)
             .chain(&self.wide)
             .all(|message| message.get(6..8) == Some(&[0, 0]))
     }
@@ -146,8 +149,8 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
         number: *ttl,
         lifetime: *lifetime,
         numbers_at: &offsets,
-        variants: [[0, 1]; 2],
-        limits: [ANY_LIMIT; 2],
+        variants: [[0, 1]; GROUPS],
+        wide_limits: ANY_LIMIT,
     };
     header.encode(vec![form], seed)
 }
@@ -158,6 +161,7 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let name = &question.name;
     let LocalReply {
         plain,
+        narrow,
         wide,
         wide_limits,
         serial,
@@ -171,24 +175,18 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         let is_copied = |form: &Form| (form.flags[0] & RD) | (form.flags[1] & CD) == copied;
         (!forms.is_empty() && forms.iter().all(is_copied)).then_some(forms)
     };
-    // A reply too long for either kind of query leaves the other one to the programs.
-    let (mut all, wide) = (
-        forms(plain).unwrap_or_default(),
-        forms(wide).unwrap_or_default(),
-    );
+    // A reply too long for one group of clients leaves the others to the programs.
+    let by_group = [plain, narrow, wide].map(|messages| forms(messages).unwrap_or_default());
     let mut room = MAX_ANSWER_SIZE - AnswerHeader::variants_offset(name.as_wire().len());
-    let are_same = all == wide;
-    keep_fitting(&mut all, &mut room);
-    let plain_count = all.len();
-    let (first, wide_count) = if are_same {
-        (0, plain_count)
-    } else {
-        let mut wide = wide;
-        keep_fitting(&mut wide, &mut room);
-        wide.truncate(MAX_VARIANTS - plain_count);
-        all.append(&mut wide);
-        (plain_count, all.len() - plain_count)
-    };
+    let mut all = Vec::new();
+    let mut variants = [[0; 2]; GROUPS];
+    for (turn, group) in GROUPS_BY_USE.into_iter().enumerate() {
+        let mut earlier = GROUPS_BY_USE[..turn].iter();
+        variants[group] = match earlier.find(|&&earlier| by_group[earlier] == by_group[group]) {
+            Some(&earlier) => variants[earlier],
+            None => append_fitting(&mut all, &by_group[group], &mut room),
+        };
+    }
     if all.is_empty() {
         return None;
     }
@@ -205,7 +203,6 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         return None;
     }
     let numbers_at: Vec<u16> = serial_at.into_iter().collect();
-    let limits_of = |count: usize, limits| if count > 0 { limits } else { NO_LIMIT };
     // Entries of the same reply are equal unless a serial counts from some time on.
     let (number, since_ns) = if serial_at.is_some() {
         (*serial, *since_ns)
@@ -220,27 +217,29 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         number,
         lifetime: u32::MAX,
         numbers_at: &numbers_at,
-        variants: [[0, plain_count as u8], [first as u8, wide_count as u8]],
-        limits: [
-            limits_of(plain_count, ANY_LIMIT),
-            limits_of(wide_count, *wide_limits),
-        ],
+        variants,
+        wide_limits: *wide_limits,
     };
     header.encode(all, seed)
 }
 
-/// Drops the last forms that exceed the `room` in an entry, in bytes; deducts the others from it.
-fn keep_fitting(forms: &mut Vec<Form>, room: &mut usize) {
-    let mut fitting = 0;
-    for form in forms.iter() {
+/// The groups of clients, the one with the fewest clients last: an entry may lack room for all.
+const GROUPS_BY_USE: [usize; GROUPS] = [PLAIN, WIDE, NARROW];
+
+/// Appends the forms of a group that fit in the `room` of an entry, in bytes, and deducts them from it.
+/// Returns the first one's number and their count.
+fn append_fitting(all: &mut Vec<Form>, forms: &[Form], room: &mut usize) -> [u8; 2] {
+    let first = all.len();
+    for form in forms.iter().take(MAX_GROUP_VARIANTS) {
         let size = size_of::<Variant>() + padded(form.body.len());
         if size > *room {
             break;
         }
         *room -= size;
-        fitting += 1;
+        all.push(form.clone());
     }
-    forms.truncate(fitting.min(MAX_VARIANTS / 2));
+    // At most `MAX_VARIANTS`.
+    [first as u8, (all.len() - first) as u8]
 }
 
 /// One form of an answer: the parts of a message that the programs send.
@@ -336,8 +335,8 @@ struct Fields<'a> {
     lifetime: u32,
     /// Offsets in the body of the fields with a number that changes by the second.
     numbers_at: &'a [u16],
-    variants: [[u8; 2]; 2],
-    limits: [[u16; 2]; 2],
+    variants: [[u8; 2]; GROUPS],
+    wide_limits: [u16; 2],
 }
 
 impl Fields<'_> {
@@ -351,7 +350,7 @@ impl Fields<'_> {
             lifetime,
             numbers_at,
             variants,
-            limits,
+            wide_limits,
         } = self;
         if name.labels().any(|label| label.contains(&0)) {
             return None;
@@ -372,8 +371,8 @@ impl Fields<'_> {
             ttl_count: u8::try_from(numbers_at.len()).ok()?,
             odd_ttls: u8::try_from(numbers_at.iter().filter(|&at| at % 2 == 1).count()).ok()?,
             variants,
-            limits,
-            padding: [0; 4],
+            wide_limits,
+            padding: [0; 6],
             ttls,
         };
         let variants_at = AnswerHeader::variants_offset(wire.len());
@@ -516,10 +515,10 @@ mod tests {
     }
 
     fn local(plain: &[Vec<u8>], wide: &[Vec<u8>]) -> LocalReply {
-        let (plain, wide) = (plain.to_vec(), wide.to_vec());
         LocalReply {
-            plain,
-            wide,
+            plain: plain.to_vec(),
+            narrow: plain.to_vec(),
+            wide: wide.to_vec(),
             wide_limits: [600, 4096],
             serial: 7,
             since_ns: 5,
@@ -575,6 +574,27 @@ mod tests {
             (2, 2)
         );
         assert!(same.len() < entry.len(), "equal forms are stored once");
+        for size in [0, 511, 512] {
+            let narrow = ask(&entry, Some(size));
+            assert_eq!(
+                narrow.iter().map(body).collect::<Vec<_>>(),
+                [srv(1), srv(2)]
+            );
+        }
+        let of_each = LocalReply {
+            narrow: vec![second.clone()],
+            ..local(&both[0], &both[1])
+        };
+        let entry = encode_local(&of_each, &question(), 7).unwrap();
+        let bodies = |size| ask(&entry, size).iter().map(body).collect::<Vec<_>>();
+        assert_eq!(bodies(None), [srv(1), srv(2)]);
+        assert_eq!(bodies(Some(512)), [srv(2)]);
+        assert_eq!(
+            bodies(Some(513)),
+            [] as [Vec<u8>; 0],
+            "below the smallest limit"
+        );
+        assert_eq!(bodies(Some(600)), [srv(1)]);
     }
 
     #[test]

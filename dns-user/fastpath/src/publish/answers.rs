@@ -22,7 +22,7 @@ use hashbrown::HashMap;
 use super::{
     lease::GracePeriods,
     publisher::{HeldReply, LearnFilter, NameSource, QuestionFilter, filter_key},
-    replies,
+    replies::{self, SMALLEST_WIDE},
     second_chance::{Allowance, SecondChance},
     table::{EntryStore, Placed},
 };
@@ -579,6 +579,8 @@ impl AnswerTable {
         now_ns: u64,
     ) {
         let key = question.key(self.seed);
+        // Smaller sizes say nothing about clients that accept more.
+        let size = size.filter(|&size| size >= SMALLEST_WIDE);
         if let Some(HeldAnswer {
             content: Content::Local(local),
             ..

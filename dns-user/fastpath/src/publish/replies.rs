@@ -6,7 +6,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dns_common::entry::AnswerPolicy;
+use dns_common::{entry::AnswerPolicy, forwarded::MAX_GROUP_VARIANTS};
 use dns_core::wire::{
     CLASS_IN, HEADER_LEN, OPT_LEN, Parsed, Query, UDP_PAYLOAD_SIZE, opt_record, parse,
 };
@@ -17,7 +17,7 @@ use super::publisher::NameSource;
 use crate::map::answer::{AnswerQuestion, LocalReply, first_record};
 
 /// Maximum number of orders of a reply. With at most this many records, each comes first equally often.
-const ORDERS: usize = 8;
+const ORDERS: usize = MAX_GROUP_VARIANTS;
 
 /// Draws without a new first record after which no further one is expected.
 const FUTILE_DRAWS: u64 = 24;
@@ -27,7 +27,7 @@ const FUTILE_DRAWS: u64 = 24;
 const DRAWN_BYTES: usize = 256 << 10;
 
 /// Smallest EDNS size that differs from none.
-const SMALLEST_WIDE: u16 = 513;
+pub(super) const SMALLEST_WIDE: u16 = 513;
 
 /// Largest EDNS size.
 const LARGEST_WIDE: u16 = u16::MAX;
@@ -69,6 +69,7 @@ pub(crate) fn draw(
     } else {
         drawer.orders(None, total)?
     };
+    let narrow = drawer.orders(Some(SMALLEST_WIDE - 1), total)?;
     let size = size.unwrap_or(COMMON_SIZE).max(SMALLEST_WIDE);
     let wide = drawer.orders(Some(size), total)?;
     // If the replies are the same for a client without limit, they are for any client for which they fit.
@@ -82,12 +83,13 @@ pub(crate) fn draw(
         Ok(longest) if is_whole => [longest.max(SMALLEST_WIDE), LARGEST_WIDE],
         _ => [size, size],
     };
-    let is_sample = plain.is_sample || wide.is_sample || !is_whole;
-    let [plain, wide] =
-        [plain, wide].map(|orders| orders.replies.into_iter().map(|(_, reply)| reply).collect());
+    let is_sample = plain.is_sample || narrow.is_sample || wide.is_sample || !is_whole;
+    let [plain, narrow, wide] = [plain, narrow, wide]
+        .map(|orders| orders.replies.into_iter().map(|(_, reply)| reply).collect());
     Some(Drawn {
         reply: LocalReply {
             plain,
+            narrow,
             wide,
             wide_limits,
             serial,

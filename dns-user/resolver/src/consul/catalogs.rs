@@ -298,6 +298,25 @@ impl Published {
         Some(answer.finish(query, &zone.config.dns, &Default::default()))
     }
 
+    /// Returns the name of a node or service at the address of a reverse query.
+    pub(crate) fn reverse_reply(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        let Self {
+            zone,
+            recursion,
+            seed: _,
+        } = self;
+        if zone.config.dns.disable_compression {
+            return None;
+        }
+        let asker = Asker {
+            client: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            recursion: *recursion,
+            serial: 0,
+        };
+        let answer = zone.reverse(query, &asker)?;
+        Some(answer.finish(query, &zone.config.dns, &Default::default()))
+    }
+
     /// Selects as many addresses as an entry holds. Each server makes a different choice, but
     /// always the same one for the same list, so that an entry changes only with the list.
     fn sample<T: Ord>(&self, addresses: &mut Vec<T>, most: usize) {

@@ -378,6 +378,11 @@ impl Answer for ReverseConsulNames {
         })
     }
 
+    fn holds_reverse(&self, query: &Query<'_>) -> bool {
+        let zone = self.names.zone.load();
+        zone.reverse(query, &self.names.asker(query)).is_some()
+    }
+
     fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         match (self.known(query), &self.fallback) {
             (Some(reply), _) => {

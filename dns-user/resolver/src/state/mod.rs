@@ -510,6 +510,12 @@ impl PublishedNames {
             .then(|| self.state.snapshot.reverse(address))
             .filter(|names| !names.is_empty())
     }
+
+    /// Returns whether the name is a reverse name that the fleet does not have: Consul may have it.
+    fn is_foreign_reverse(&self, name: &Name) -> bool {
+        matches!(Route::of(&self.state, name, TYPE_A), Route::Reverse(_))
+            && self.reverse_names(name).is_none()
+    }
 }
 
 impl NameSource for PublishedNames {
@@ -557,9 +563,16 @@ impl NameSource for PublishedNames {
                 let is_denial = reply.get(3)? & 15 == ResponseCode::NXDomain.low();
                 (!is_denial || !state.is_above_ours(&name)).then_some(reply)
             }
-            Route::Reverse(_) => {
+            Route::Reverse(fallback) => {
                 let random = || fastrand::Rng::with_seed(seed);
-                let reply = reverse_reply(query, &state.snapshot, random)?;
+                let reply = match reverse_reply(query, &state.snapshot, random) {
+                    Some(reply) => reply,
+                    // Others may answer for addresses that are not Consul's.
+                    None if fallback.holds_reverse(query) => {
+                        consul.as_ref()?.reverse_reply(query)?
+                    }
+                    None => return None,
+                };
                 (reply.len() <= query.limit()).then_some(reply)
             }
             _ => None,
@@ -577,6 +590,10 @@ impl NameSource for PublishedNames {
         let (Some(new), Some(old)) = (&self.consul, &older.consul) else {
             return false;
         };
+        let are_foreign = self.is_foreign_reverse(name) && older.is_foreign_reverse(name);
+        if are_foreign && Arc::ptr_eq(&self.state.routes, &older.state.routes) {
+            return new.is_same(old);
+        }
         let is_above_ours = |source: &Self| source.state.is_above_ours(name);
         new.is_same(old)
             && self.state.is_consuls(name)

@@ -175,6 +175,9 @@ impl QueryHandler {
                         if !write_at_once(&*fallback, query, out) {
                             return deferred(Awaited::Other(fallback));
                         }
+                        if fallback.holds_reverse(query) {
+                            self.learn_reply(query, name);
+                        }
                     }
                 }
             }

@@ -1,0 +1,393 @@
+//! Packets on a veth in a network namespace. On `lo`, where all other test runs are, the programs read
+//! neither the interface's flags nor its address, and ask no route.
+
+use std::{fs, net::IpAddr, process::Command, thread};
+
+use dns_common::{
+    counters::Outcome,
+    scope::{BOUNDED, INTERFACE_TRIES, Interface as Served, NEAR, Probe, Scope, source_hash},
+};
+use nix::{
+    net::if_::if_nametoindex,
+    sched::{CloneFlags, unshare},
+};
+use whole_system_tests::{
+    process::run,
+    program::{Hook, Program, Published},
+};
+
+use crate::{
+    HOOKS, check,
+    fixtures::{Fixture, table, world},
+    forwarded, install, load, local_replies,
+    model::{self, Interface, MOST_FAR, SAFE_PACKET, World},
+    packet::{A, Datagram, Opt, Query, SERVER, name_of_length},
+};
+
+/// Ethernet address of the interface.
+const ADDRESS: [u8; 6] = [0x02, 0, 0, 0, 0x30, 0x02];
+
+/// Ethernet address of the bridge that the interface belongs to.
+const BRIDGE: [u8; 6] = [0x02, 0, 0, 0, 0x30, 0x03];
+
+/// Sets up the interface, with routes to the fixtures' clients and room for the longest reply.
+const SET_UP: [&str; 7] = [
+    "link add srv address 02:00:00:00:30:02 mtu 9000 type veth peer name cli",
+    "link set cli mtu 9000 up",
+    "link set srv up",
+    "addr add 10.1.2.1/24 dev srv",
+    "-6 addr add fd00:0:0:0:1234::1/80 dev srv nodad",
+    "link set lo up",
+    "link show srv",
+];
+
+/// Calls `inside` in a new network namespace, with the index of its interface.
+fn with_interface<T: Send>(inside: impl FnOnce(u32) -> T + Send) -> T {
+    let entered = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("root may create namespaces");
+        for command in SET_UP {
+            run(Command::new("ip").args(command.split(' '))).expect("the kernel has veth");
+        }
+        // The kernel looks up routes only of interfaces that forward.
+        for family in ["ipv4", "ipv6"] {
+            let file = format!("/proc/sys/net/{family}/conf/all/forwarding");
+            fs::write(file, "1").expect("the namespace is ours");
+        }
+        inside(if_nametoindex("srv").expect("just created"))
+    };
+    thread::scope(|scope| match scope.spawn(entered).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// The flags that the attacher gives to interfaces.
+const KINDS: [u32; 4] = [NEAR, 0, BOUNDED, NEAR | BOUNDED];
+
+/// Serves the interface with these flags, and lets packets arrive there.
+fn serve(program: &mut Program, ifindex: u32, flags: u32) {
+    serve_in(program, ifindex, flags, 0);
+}
+
+/// Like [`serve`]; the interface is found after `tries` other slots.
+fn serve_in(program: &mut Program, ifindex: u32, flags: u32, tries: usize) {
+    let address = [&ADDRESS[..], &[0, 0]].concat();
+    let master = [&BRIDGE[..], &[0, 0]].concat();
+    let served = Served {
+        ifindex,
+        flags,
+        endpoints: u64::MAX,
+        address: address.try_into().expect("eight bytes"),
+        master: master.try_into().expect("eight bytes"),
+        probes: [Probe {
+            due_ns: 0,
+            count: 0,
+            client: [0; 16],
+        }; _],
+    };
+    program.set_scope(|scope| {
+        let slots = scope.interfaces.len();
+        let first = Scope::first_slot(ifindex);
+        for slot in &mut scope.interfaces {
+            if slot.ifindex == ifindex {
+                slot.ifindex = 0;
+            }
+        }
+        scope.interfaces[(first + tries) % slots] = served;
+    });
+    program.receive_on(ifindex);
+}
+
+/// Returns the model's world behind an interface with these flags.
+fn world_behind(flags: u32) -> World {
+    World {
+        interface: Interface {
+            address: ADDRESS,
+            is_far: flags & NEAR == 0,
+            is_bounded: flags & BOUNDED != 0,
+            is_lo: false,
+        },
+        ..world()
+    }
+}
+
+/// Addresses a frame of the fixtures, which is for `lo`, to another interface.
+fn readdress(frame: &[u8], address: [u8; 6]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    if frame[..6] == [0; 6] {
+        frame[..6].copy_from_slice(&address);
+    }
+    frame
+}
+
+#[test]
+fn fixtures_hold_on_other_interfaces() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        for flags in KINDS {
+            let world = world_behind(flags);
+            install(program, &world);
+            serve(program, ifindex, flags);
+            for Fixture {
+                name,
+                frame,
+                outcome,
+            } in table()
+            {
+                let frame = readdress(&frame, ADDRESS);
+                for hook in HOOKS {
+                    let what = format!("{name} at {hook:?}, flags {flags}");
+                    let expected = expected(name, outcome, &world, hook, &frame);
+                    let (_, counted) = program.run_counted(hook, &frame).expect(&what);
+                    assert_eq!(counted, expected, "{what}");
+                    check(program, &world, hook, &frame)
+                        .unwrap_or_else(|problem| panic!("{what}: {problem}"));
+                }
+            }
+        }
+    });
+}
+
+/// Returns the outcome of a fixture that has `outcome` on `lo`.
+fn expected(name: &str, outcome: Outcome, world: &World, hook: Hook, frame: &[u8]) -> Outcome {
+    if name == "a loopback address, by lo" {
+        return Outcome::NotOurs;
+    }
+    let is_near = World {
+        interface: Interface {
+            is_far: false,
+            is_bounded: false,
+            ..world.interface
+        },
+        ..world.clone()
+    };
+    let is_long =
+        model::reply(&is_near, hook, frame).is_some() && model::reply(world, hook, frame).is_none();
+    // The path is asked before the room in the packet.
+    let is_too_long = name == "300 addresses, 65535 bytes" && world.interface != is_near.interface;
+    if is_long || is_too_long {
+        Outcome::LargeReply
+    } else {
+        outcome
+    }
+}
+
+/// Returns the length of a name, and the number of addresses, of a reply of `len` bytes with OPT.
+fn shape(len: usize) -> (usize, usize) {
+    const FIXED: usize = 12 + 4 + 11;
+    let name_len = 3 + (len - FIXED - 3) % 16;
+    (name_len, (len - FIXED - name_len) / 16)
+}
+
+/// Limits of a message over IPv4 and IPv6, by the interface's flags; `None`: none of these.
+fn limits(flags: u32) -> [Option<usize>; 2] {
+    if flags & BOUNDED != 0 {
+        return [Some(SAFE_PACKET - 28), Some(SAFE_PACKET - 48)];
+    }
+    let far = (flags & NEAR == 0).then_some(MOST_FAR);
+    [far, far]
+}
+
+/// Lengths of messages at every limit.
+fn lengths() -> impl Iterator<Item = usize> {
+    let limits = [SAFE_PACKET - 48, SAFE_PACKET - 28, MOST_FAR];
+    limits.into_iter().flat_map(|limit| [limit, limit + 1])
+}
+
+#[test]
+fn address_lists_end_at_bound_of_interface() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        for flags in KINDS {
+            let mut world = world_behind(flags);
+            for len in lengths() {
+                let (name_len, count) = shape(len);
+                let v4 = (0..count as u32).map(|i| (0x0a00_0001 + i).into());
+                let list = Published {
+                    v4: v4.collect(),
+                    ..Published::default()
+                };
+                world.published.insert(name_of_length(name_len), list);
+                install(program, &world);
+                serve(program, ifindex, flags);
+                let query = Query {
+                    name: name_of_length(name_len),
+                    ..Query::new("", A)
+                }
+                .opt(Opt::new(4096));
+                let families = [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())];
+                for (datagram, limit) in families.into_iter().zip(limits(flags)) {
+                    let frame = readdress(&datagram.frame(), ADDRESS);
+                    let is_sent = limit.is_none_or(|limit| len <= limit);
+                    for hook in HOOKS {
+                        let (run, counted) = program.run_counted(hook, &frame).expect("it runs");
+                        let what = format!("{len} bytes at {hook:?}, flags {flags}");
+                        let outcome = if is_sent {
+                            Outcome::Hit
+                        } else {
+                            Outcome::LargeReply
+                        };
+                        assert_eq!(counted, outcome, "{what}");
+                        let headers = frame.len() - query.bytes().len();
+                        assert!(!is_sent || run.packet.len() == headers + len, "{what}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn whole_answers_end_at_bound_of_interface() {
+    let Some(mut program) = forwarded::prepared() else {
+        return;
+    };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        for flags in KINDS {
+            for len in lengths() {
+                let forwarded = forwarded::publish_of_length(program, len);
+                let local = local_replies::publish_of_length(program, len);
+                serve(program, ifindex, flags);
+                for (client, hit) in [
+                    (forwarded, Outcome::HitForwarded),
+                    (local, Outcome::HitOther),
+                ] {
+                    for (v6, limit) in [false, true].into_iter().zip(limits(flags)) {
+                        let is_sent = limit.is_none_or(|limit| len <= limit);
+                        for hook in HOOKS {
+                            let outcome = outcome_at(program, hook, &client, v6);
+                            let expected = if is_sent { hit } else { Outcome::LargeReply };
+                            let what = format!("{len} bytes at {hook:?}, IPv6 {v6}, flags {flags}");
+                            assert_eq!(outcome, expected, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Runs the program on a query to the interface; returns the outcome.
+fn outcome_at(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> Outcome {
+    let datagram = if v6 {
+        Datagram::v6(query.bytes())
+    } else {
+        Datagram::v4(query.bytes())
+    };
+    let frame = readdress(&datagram.frame(), ADDRESS);
+    program.run_counted(hook, &frame).expect("it runs").1
+}
+
+#[test]
+fn frames_to_bridge_of_interface_are_answered() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        let mut world = world_behind(NEAR);
+        install(program, &world);
+        serve(program, ifindex, NEAR);
+        let others = [
+            [0; 6],
+            [0x02, 0, 0, 0, 0x30, 0x04],
+            [0x02, 0, 0, 0, 0x31, 0x03],
+            [0x03, 0, 0, 0, 0x30, 0x03],
+            [0xff; 6],
+        ];
+        for query in [Query::new("v4-3.bosh", A), Query::new("missing.bosh", A)] {
+            for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
+                for hook in HOOKS {
+                    for address in [ADDRESS, BRIDGE] {
+                        world.interface.address = address;
+                        let frame = readdress(&datagram.frame(), address);
+                        let (_, counted) = program.run_counted(hook, &frame).expect("it runs");
+                        assert_eq!(counted, Outcome::Hit, "to {address:02x?} at {hook:?}");
+                        assert_eq!(check(program, &world, hook, &frame), Ok(true));
+                    }
+                    for address in others {
+                        let mut frame = datagram.frame();
+                        frame[..6].copy_from_slice(&address);
+                        let (run, counted) = program.run_counted(hook, &frame).expect("it runs");
+                        assert_eq!(counted, Outcome::NotOurs, "to {address:02x?} at {hook:?}");
+                        assert_eq!(run.packet, frame);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn senders_of_this_machine_are_refused() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        install(program, &world_behind(NEAR));
+        let listed: [IpAddr; 2] =
+            ["10.1.2.77", "fd00::1234:0:0:77"].map(|ip| ip.parse().expect("ok"));
+        serve(program, ifindex, NEAR);
+        program.set_scope(|scope| {
+            for address in listed {
+                let words = match address {
+                    IpAddr::V4(ip) => [0, 0, 0, u32::from_ne_bytes(ip.octets())],
+                    IpAddr::V6(ip) => zerocopy::transmute!(ip.octets()),
+                };
+                let (word, bits) = Scope::refused_source(source_hash(words));
+                scope.refused_sources[word] |= bits;
+            }
+        });
+        let query = Query::new("v4-3.bosh", A).bytes();
+        for (sender, outcome) in [
+            ("10.1.2.77", Outcome::BadSender),
+            ("10.1.2.78", Outcome::Hit),
+            ("127.0.0.1", Outcome::BadSender),
+            ("fd00::1234:0:0:77", Outcome::BadSender),
+            ("fd00::1234:0:0:78", Outcome::Hit),
+            ("::1", Outcome::BadSender),
+        ] {
+            let sender: IpAddr = sender.parse().expect("written well");
+            let datagram = match sender {
+                IpAddr::V4(_) => Datagram::v4(query.clone()),
+                IpAddr::V6(_) => Datagram::v6(query.clone()),
+            };
+            let from = (sender, 40_000);
+            let frame = readdress(&Datagram { from, ..datagram }.frame(), ADDRESS);
+            for hook in HOOKS {
+                let (_, counted) = program.run_counted(hook, &frame).expect("it runs");
+                assert_eq!(counted, outcome, "from {sender} at {hook:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn interfaces_share_slots() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        install(program, &world_behind(NEAR));
+        let query = Query::new("v4-3.bosh", A).bytes();
+        let frame = readdress(&Datagram::v4(query).frame(), ADDRESS);
+        for (tries, outcome) in [
+            (0, Outcome::Hit),
+            (1, Outcome::Hit),
+            (INTERFACE_TRIES - 1, Outcome::Hit),
+            (INTERFACE_TRIES, Outcome::NotServed),
+        ] {
+            serve_in(program, ifindex, NEAR, tries);
+            for hook in HOOKS {
+                let (_, counted) = program.run_counted(hook, &frame).expect("it runs");
+                assert_eq!(counted, outcome, "after {tries} slots at {hook:?}");
+            }
+        }
+        let unserved = Datagram {
+            to: (SERVER, 54),
+            ..Datagram::v4(Vec::new())
+        };
+        let frame = readdress(&unserved.frame(), ADDRESS);
+        let (_, counted) = program.run_counted(Hook::Tc, &frame).expect("it runs");
+        assert_eq!(counted, Outcome::NotOurs);
+    });
+}
