@@ -18,6 +18,7 @@ use crate::{
         Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone,
     },
     record::{Key, Name, Record, RecordType, Target},
+    verification,
 };
 
 /// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
@@ -412,12 +413,12 @@ impl Engine {
         );
         let mut applied = BTreeSet::new();
         if !batch.transactions.is_empty() {
-            let results = self.provider.apply(&batch, progress).await;
+            let results = verification::apply(&mut *self.provider, &batch, progress).await;
             for (transaction, outcome) in batch.transactions.into_iter().zip(results) {
                 match outcome {
                     TransactionResult::Applied => drop(applied.insert(transaction.name)),
                     TransactionResult::Conflict => result.conflicts += 1,
-                    TransactionResult::Failed(error) => {
+                    TransactionResult::Unproven(error) | TransactionResult::Failed(error) => {
                         result.failures.push((transaction.name, error.to_string()));
                     }
                 }
@@ -478,9 +479,11 @@ impl Engine {
             match action {
                 Action::DropOrphan(_) => {}
                 Action::Create(_) | Action::Update { .. } if is_ours => {
-                    drop(owned.insert(record.key()))
+                    owned.insert(record.key());
                 }
-                _ => drop(owned.remove(&record.key())),
+                _ => {
+                    owned.remove(&record.key());
+                }
             }
         }
         result.owned = (result.owned + count(&owned)).saturating_sub(before);

@@ -15,12 +15,14 @@ use std::{
 
 use bytes::Bytes;
 use dns_core::config::values::parse_duration;
-use dns_kit::http_client::{ClientError, HttpClient, Limits};
+use dns_kit::{
+    http_client::{ClientError, HttpClient, Limits},
+    tls::{self, ClientIdentity, ServerTrust},
+};
 use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{Request, Response};
-use hyper_rustls::ConfigBuilderExt as _;
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
@@ -178,8 +180,11 @@ pub enum Step {
 /// Result of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransactionResult {
-    /// All changes were applied.
+    /// All changes were applied, and nothing else can have happened.
     Applied,
+    /// All changes were accepted, without a proof that the service made them. The error is the result if they turn
+    /// out not to be there.
+    Unproven(ProviderError),
     /// The zone has changed since it was listed; list and plan again.
     Conflict,
     /// The provider refused it, or its outcome is unknown (the next listing decides).
@@ -207,6 +212,16 @@ pub enum ProviderError {
 /// Returns the error of a setting; `problem` names it with a remedy.
 pub(crate) fn settings(problem: impl Into<String>) -> ProviderError {
     ProviderError::Settings(problem.into())
+}
+
+/// Returns the error of changes of a name that a service accepted and did not make.
+fn not_made(server: &str, name: &Name, remedy: &str) -> ProviderError {
+    bad_answer(
+        server,
+        format!(
+            "{name}: accepted, but the records are not as requested, also after a second attempt; {remedy}"
+        ),
+    )
 }
 
 fn bad_answer(server: &str, reason: impl ToString) -> ProviderError {
@@ -316,7 +331,7 @@ async fn send_all<Sender: GroupSender>(
             );
             refusals += usize::from(result != TransactionResult::Applied);
             let is_divided = match result {
-                TransactionResult::Applied => false,
+                TransactionResult::Applied | TransactionResult::Unproven(_) => false,
                 TransactionResult::Conflict => on_conflict == OnConflict::Isolate,
                 TransactionResult::Failed(_) => true,
             };
@@ -427,14 +442,14 @@ impl Http {
         files: &TlsFiles,
         limit: Duration,
     ) -> Result<Self, ProviderError> {
-        let config = match urls.any(|url| url.starts_with("https:")) {
-            true => files.config(&[])?,
+        let config = if urls.any(|url| url.starts_with("https:")) {
+            files.config(&[])?
+        } else {
             // The system may have no CA certificates.
-            false => Arc::new(
-                client()?
-                    .with_root_certificates(RootCertStore::empty())
-                    .with_no_client_auth(),
-            ),
+            let trust = ServerTrust::Roots(RootCertStore::empty());
+            let config = tls::client_config(trust, ClientIdentity::Anonymous)
+                .map_err(|error| settings(error.to_string()))?;
+            Arc::new(config)
         };
         let client = HttpClient::new((*config).clone(), usize::MAX);
         Ok(Self {
@@ -489,7 +504,7 @@ impl TlsFiles {
 
     /// Loads the files. `protocols` are offered by ALPN.
     pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
-        let builder = match &self.ca {
+        let trust = match &self.ca {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for authority in certificates(path)? {
@@ -497,38 +512,29 @@ impl TlsFiles {
                         .add(authority)
                         .map_err(|error| bad_file(path, error))?;
                 }
-                client()?.with_root_certificates(roots)
+                ServerTrust::Roots(roots)
             }
-            None => client()?.with_native_roots().map_err(|error| {
-                settings(format!(
-                    "TLS: cannot load the system's CAs: {error}; set tls-ca"
-                ))
-            })?,
+            None => ServerTrust::System,
         };
-        let mut config = match &self.identity {
+        let identity = match &self.identity {
             Some((certificate, key)) => {
                 let key =
                     PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
-                builder
-                    .with_client_auth_cert(certificates(certificate)?, key)
-                    .map_err(unusable)?
+                ClientIdentity::Pair(certificates(certificate)?, key)
             }
-            None => builder.with_no_client_auth(),
+            None => ClientIdentity::Anonymous,
         };
+        let mut config = tls::client_config(trust, identity).map_err(|error| {
+            let remedy = if self.ca.is_none() {
+                "; set tls-ca if the system has no CAs"
+            } else {
+                ""
+            };
+            settings(format!("{error}{remedy}"))
+        })?;
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(Arc::new(config))
     }
-}
-
-fn client() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, ProviderError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    builder.map_err(unusable)
-}
-
-fn unusable(error: rustls::Error) -> ProviderError {
-    settings(format!("TLS: {error}"))
 }
 
 /// Reads the certificates of a file, at least one.
@@ -585,7 +591,7 @@ mod tests {
             let items: Vec<u8> = (0..20).collect();
             let results = send_all(self, &items, OnConflict::ListAgain, &|_| {}).await;
             let letter = |result: &TransactionResult| match result {
-                TransactionResult::Applied => 'A',
+                TransactionResult::Applied | TransactionResult::Unproven(_) => 'A',
                 TransactionResult::Conflict => 'C',
                 TransactionResult::Failed(ProviderError::Unreachable { .. }) => 'U',
                 TransactionResult::Failed(_) => 'F',

@@ -15,10 +15,10 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step,
-    TlsFiles, Transaction, TransactionResult, Zone, bad_answer, send_groups, settings,
+    TlsFiles, Transaction, TransactionResult, Zone, bad_answer, not_made, send_groups, settings,
 };
 use crate::{
-    record::{DomainFilter, Key, Labels, Name, Record, RecordType, has_set},
+    record::{DomainFilter, Key, Labels, Name, Record, RecordType},
     webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
 
@@ -224,7 +224,8 @@ impl Webhook {
         Ok(())
     }
 
-    /// Applies transactions that agree with the records before, and compares the records afterwards.
+    /// Applies transactions that agree with the records before. A message has no result for a single name, so what
+    /// the peer accepted is unproven.
     async fn apply_compared(
         &mut self,
         batch: &Batch,
@@ -232,55 +233,25 @@ impl Webhook {
     ) -> Result<Vec<TransactionResult>, ProviderError> {
         let (before, _) = self.records().await?;
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut current: Vec<(usize, &Transaction)> =
-            batch.transactions.iter().enumerate().collect();
-        current
-            .retain(|(_, transaction)| transaction.steps.iter().all(|step| holds(step, &before)));
-        let items = current
-            .iter()
-            .map(|(_, transaction)| Ok((*transaction).clone()))
-            .collect();
+        let mut places = Vec::new();
+        let mut items = Vec::new();
+        for (place, transaction) in batch.transactions.iter().enumerate() {
+            if transaction.steps.iter().all(|step| step.holds(&before)) {
+                places.push(place);
+                items.push(Ok(transaction.clone()));
+            }
+        }
         let sent = send_groups(self, items, batch.on_conflict, progress).await;
-        let (after, _) = self.records().await?;
-        for ((place, transaction), result) in current.into_iter().zip(sent) {
-            let is_there = result != TransactionResult::Applied
-                || transaction.steps.iter().all(|step| is_done(step, &after));
-            results[place] = match is_there {
-                true => result,
-                false => TransactionResult::Failed(bad_answer(
-                    &self.settings.url,
-                    format!(
-                        "{}: accepted, but the records are not as requested; see the log of the webhook",
-                        transaction.name
-                    ),
-                )),
+        for (place, result) in places.into_iter().zip(sent) {
+            results[place] = if result == TransactionResult::Applied {
+                let name = &batch.transactions[place].name;
+                let url = &self.settings.url;
+                TransactionResult::Unproven(not_made(url, name, "see the log of the webhook"))
+            } else {
+                result
             };
         }
         Ok(results)
-    }
-}
-
-fn is_same(found: Option<&Record>, wanted: &Record) -> bool {
-    found.is_some_and(|found| found.targets == wanted.targets)
-}
-
-fn holds(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
-    match step {
-        Step::Create(record) => !records.contains_key(&record.key()),
-        Step::Replace { before: record, .. } | Step::Delete(record) | Step::Require(record) => {
-            is_same(records.get(&record.key()), record)
-        }
-        Step::RequireAbsent(name, record_type) => !has_set(records, name, *record_type),
-    }
-}
-
-fn is_done(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
-    match step {
-        Step::Create(record) | Step::Replace { after: record, .. } => {
-            is_same(records.get(&record.key()), record)
-        }
-        Step::Delete(record) => !is_same(records.get(&record.key()), record),
-        Step::Require(_) | Step::RequireAbsent(..) => true,
     }
 }
 

@@ -23,4 +23,5 @@ mod route53_double;
 mod running;
 mod scale;
 mod tutorial;
+mod types;
 mod webhook;

@@ -51,6 +51,10 @@ pub(crate) struct Options {
     pub(crate) certificate: Option<(String, String)>,
     /// Primary of which the server is a secondary.
     pub(crate) primary: Option<SocketAddr>,
+    /// The server signs the zones itself.
+    pub(crate) is_signed: bool,
+    /// Everybody may update and transfer without a key (BIND).
+    pub(crate) is_open: bool,
 }
 
 impl Default for Options {
@@ -61,6 +65,8 @@ impl Default for Options {
             refused: Vec::new(),
             certificate: None,
             primary: None,
+            is_signed: false,
+            is_open: false,
         }
     }
 }
@@ -71,6 +77,18 @@ pub(crate) struct NameServer {
     pub(crate) options: Options,
     _process: Server,
     _folder: TempDir,
+}
+
+/// Returns the parameters of a publisher that updates `zones` with the key of every test server.
+pub(crate) fn parameters(address: SocketAddr, zones: &str, algorithm: &str) -> Parameters {
+    let pairs = [
+        ("rfc2136-host", address.to_string()),
+        ("rfc2136-zone", zones.to_owned()),
+        ("rfc2136-tsig-keyname", "publisher".to_owned()),
+        ("rfc2136-tsig-secret", SECRET.to_owned()),
+        ("rfc2136-tsig-secret-alg", algorithm.to_owned()),
+    ];
+    Parameters(pairs.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
 impl NameServer {
@@ -122,19 +140,8 @@ impl NameServer {
     }
 
     pub(crate) fn parameters(&self) -> Parameters {
-        let pairs = [
-            ("rfc2136-host", self.address.to_string()),
-            (
-                "rfc2136-zone",
-                [&self.options.zones[..], &self.options.refused]
-                    .concat()
-                    .join(","),
-            ),
-            ("rfc2136-tsig-keyname", "publisher".to_owned()),
-            ("rfc2136-tsig-secret", SECRET.to_owned()),
-            ("rfc2136-tsig-secret-alg", self.options.algorithm.to_owned()),
-        ];
-        Parameters(pairs.map(|(name, value)| (name.to_owned(), value)).into())
+        let zones = [&self.options.zones[..], &self.options.refused].concat();
+        parameters(self.address, &zones.join(","), self.options.algorithm)
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -251,7 +258,8 @@ fn bind(folder: &Path, address: SocketAddr, tls_address: SocketAddr, options: &O
         refused,
         certificate,
         primary,
-        ..
+        is_signed,
+        is_open,
     } = options;
     let (ip, port) = (address.ip(), address.port());
     let mut text = format!(
@@ -269,16 +277,22 @@ fn bind(folder: &Path, address: SocketAddr, tls_address: SocketAddr, options: &O
             "tls local {{ cert-file \"{certificate}\"; key-file \"{key}\"; }};\n"
         ));
     }
+    let clients = if *is_open { "any" } else { "key publisher" };
+    let signing = if *is_signed {
+        "dnssec-policy default; "
+    } else {
+        ""
+    };
     for zone in zones {
         let role = match primary {
             Some(primary) => {
                 let (ip, port) = (primary.ip(), primary.port());
                 format!("type secondary; primaries {{ {ip} port {port} key publisher; }}")
             }
-            None => "type primary; allow-update { key publisher; }".to_owned(),
+            None => format!("type primary; allow-update {{ {clients}; }}"),
         };
         text.push_str(&format!(
-            "zone \"{zone}\" {{ {role}; file \"{zone}.zone\"; allow-transfer {{ key publisher; }}; }};\n"
+            "zone \"{zone}\" {{ {role}; file \"{zone}.zone\"; allow-transfer {{ {clients}; }}; {signing}}};\n"
         ));
     }
     for zone in refused {
@@ -296,6 +310,7 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
         zones,
         refused,
         primary,
+        is_signed,
         ..
     } = options;
     let (ip, port) = (address.ip(), address.port());
@@ -322,7 +337,10 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
         } else {
             "acl: publisher"
         };
-        text.push_str(&format!("  - domain: {zone}\n    {role}\n"));
+        let signing = if *is_signed { "on" } else { "off" };
+        text.push_str(&format!(
+            "  - domain: {zone}\n    {role}\n    dnssec-signing: {signing}\n"
+        ));
     }
     for zone in refused {
         text.push_str(&format!("  - domain: {zone}\n"));

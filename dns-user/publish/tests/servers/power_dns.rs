@@ -7,23 +7,23 @@ use tempfile::TempDir;
 use test_support::free_address;
 
 use crate::{
-    name_server::{SECRET, engine, names, quiet, record, wish},
+    name_server::{SECRET, engine, names, parameters, quiet, record, wish},
     process::{Server, run},
 };
 
-struct PowerDns {
-    address: std::net::SocketAddr,
+pub(crate) struct PowerDns {
+    pub(crate) address: std::net::SocketAddr,
     folder: TempDir,
     _process: Server,
 }
 
 impl PowerDns {
-    fn start() -> Self {
+    pub(crate) fn start(is_signed: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = free_address();
         let path = folder.path().display().to_string();
         let configuration = format!(
-            "launch=gsqlite3\ngsqlite3-database={path}/zones.db\nlocal-address={}\nlocal-port={}\n\
+            "launch=gsqlite3\ngsqlite3-database={path}/zones.db\ngsqlite3-dnssec=yes\nlocal-address={}\nlocal-port={}\n\
              dnsupdate=yes\nallow-dnsupdate-from=127.0.0.0/8\nallow-axfr-ips=127.0.0.0/8\nsocket-dir={path}\n\
              guardian=no\ndaemon=no\nsetuid=\nsetgid=\ncache-ttl=0\nquery-cache-ttl=0\nnegquery-cache-ttl=0\n",
             address.ip(),
@@ -50,6 +50,9 @@ impl PowerDns {
             util(&["set-meta", "example.org", kind, "publisher"]);
         }
         util(&["set-meta", "example.org", "SOA-EDIT-DNSUPDATE", "SOA-EDIT"]);
+        if is_signed {
+            util(&["secure-zone", "example.org"]);
+        }
         let mut command = Command::new("pdns_server");
         command.arg(format!("--config-dir={path}"));
         let process = Server::start(&mut command, &folder.path().join("log"), address);
@@ -70,17 +73,8 @@ impl PowerDns {
 
 #[tokio::test]
 async fn power_dns_is_published_without_serial_numbers() {
-    let server = PowerDns::start();
-    let pairs = [
-        ("rfc2136-host", server.address.to_string()),
-        ("rfc2136-zone", "example.org".to_owned()),
-        ("rfc2136-tsig-keyname", "publisher".to_owned()),
-        ("rfc2136-tsig-secret", SECRET.to_owned()),
-        ("rfc2136-tsig-secret-alg", "hmac-sha256".to_owned()),
-    ];
-    let parameters = dns_publish::provider::Parameters(
-        pairs.map(|(name, value)| (name.to_owned(), value)).into(),
-    );
+    let server = PowerDns::start(false);
+    let parameters = parameters(server.address, "example.org", "hmac-sha256");
     let mut engine =
         engine(dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap());
     let report = engine.reconcile(&names(20), None, &quiet).await.unwrap();

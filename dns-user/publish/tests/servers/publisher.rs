@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Read as _,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -73,7 +74,12 @@ impl Publisher {
 
     /// Writes the DNS Update Record `bind`, with further parameters.
     pub(crate) fn provider(&self, server: &NameServer, more: &Value) {
-        let mut record = update_record(server);
+        self.provider_at(server.address, more);
+    }
+
+    /// Writes the DNS Update Record `bind` for a server at an address, with further parameters.
+    pub(crate) fn provider_at(&self, server: SocketAddr, more: &Value) {
+        let mut record = update_record_at(server);
         let parameters = record["spec"]["external-dns-parameters"]
             .as_object_mut()
             .unwrap();
@@ -287,12 +293,16 @@ impl Drop for Running {
 
 /// The DNS Update Record `bind` for a server, in the API's form.
 pub(crate) fn update_record(server: &NameServer) -> Value {
+    update_record_at(server.address)
+}
+
+fn update_record_at(server: SocketAddr) -> Value {
     json!({
         "metadata": {"name": "bind"},
         "spec": {
             "provider": "rfc2136",
             "external-dns-parameters": {
-                "rfc2136-host": server.address.to_string(),
+                "rfc2136-host": server.to_string(),
                 "rfc2136-zone": "example.org",
                 "rfc2136-tsig-keyname": "publisher",
                 "rfc2136-tsig-secret": SECRET,

@@ -4,12 +4,13 @@
 //! listed sets, so it either finds the planned state or changes nothing.
 
 mod messages;
+mod read_back;
 #[cfg(test)]
 mod tests;
 mod tsig;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     time::{Duration, SystemTime},
 };
@@ -35,7 +36,7 @@ use self::{
 };
 use super::{
     Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles,
-    Transaction, TransactionResult, Zone, send_groups, settings,
+    Transaction, TransactionResult, Zone, not_made, send_groups, settings,
 };
 use crate::record::{Name, Record};
 
@@ -139,6 +140,8 @@ pub struct Rfc2136 {
     settings: Settings,
     /// TXT data of the last transfer of each zone.
     texts: HashMap<Name, ListedTexts>,
+    /// Number of record sets in the last transfer of each zone.
+    listed: HashMap<Name, usize>,
 }
 
 impl Rfc2136 {
@@ -147,6 +150,7 @@ impl Rfc2136 {
         Self {
             settings,
             texts: HashMap::new(),
+            listed: HashMap::new(),
         }
     }
 
@@ -184,6 +188,7 @@ impl Rfc2136 {
         }
         let (records, texts) = result?;
         self.texts.insert(apex.clone(), texts);
+        self.listed.insert(apex.clone(), records.len());
         Ok(records)
     }
 
@@ -230,7 +235,9 @@ impl Rfc2136 {
             zone,
             connection: None,
         };
-        send_groups(&mut sender, encoded, batch.on_conflict, progress).await
+        let mut results = send_groups(&mut sender, encoded, batch.on_conflict, progress).await;
+        sender.read_back(&batch.transactions, &mut results).await;
+        results
     }
 }
 
@@ -323,6 +330,38 @@ impl Sender<'_> {
         let Settings { key, .. } = &self.provider.settings;
         let asked = connection.ask(messages, key.as_ref(), take).await;
         asked.map_err(|failure| failure.of(self.provider.settings.server(), &self.zone))
+    }
+
+    /// Reads the changed sets of applied transactions back. Those that the server does not show become unproven.
+    async fn read_back(&mut self, transactions: &[Transaction], results: &mut [TransactionResult]) {
+        let mut questions = Vec::new();
+        let mut unproven = BTreeSet::new();
+        for (place, transaction) in transactions.iter().enumerate() {
+            if results[place] == TransactionResult::Applied {
+                unproven.insert(place);
+                questions.extend(read_back::questions(place, transaction));
+            }
+        }
+        let listed = self.provider.listed.get(&self.zone).copied();
+        let is_asked = read_back::is_cheaper_than_transfer(questions.len(), listed.unwrap_or(0));
+        if let Some(connection) = &mut self.connection
+            && is_asked
+        {
+            let key = self.provider.settings.key.as_ref();
+            // Without the answers everything stays unproven, and the next listing decides.
+            if let Ok(found) = read_back::unproven(connection, key, &questions).await {
+                unproven = found;
+            }
+        }
+        let server = self.provider.settings.server().to_string();
+        for place in unproven {
+            let name = &transactions[place].name;
+            results[place] = TransactionResult::Unproven(not_made(
+                &server,
+                name,
+                "the server ignores such a change silently; see its log and its policy for the name",
+            ));
+        }
     }
 
     fn result(&self, code: u8, group: &[Encoded]) -> TransactionResult {
