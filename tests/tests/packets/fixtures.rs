@@ -558,6 +558,22 @@ pub(crate) fn table() -> Vec<Fixture> {
                 ..opt(|_| {})
             },
         ),
+        query(
+            "bytes after an OPT with an option",
+            BadEdns,
+            Query {
+                trailing: vec![0],
+                ..opt(|opt| opt.options = vec![0, 12, 0, 2, 0, 0])
+            },
+        ),
+        query(
+            "an OPT with an option, and another one",
+            BadType,
+            Query {
+                trailing: vec![0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0],
+                ..opt(|opt| opt.options = vec![0, 12, 0, 2, 0, 0])
+            },
+        ),
         query("60 addresses, 512 bytes", HitTruncated, hit("v4-60.bosh")),
         query(
             "60 addresses, 1232 bytes",
@@ -854,15 +870,129 @@ pub(crate) fn table() -> Vec<Fixture> {
             outcome: Hit,
         },
         Fixture {
-            name: "IPv6, hop-by-hop options",
+            name: "IPv6, version 4",
             frame: {
                 let mut frame = over_v6(hit("v4-3.bosh")).frame();
-                frame[20] = 0;
+                frame[14] = 0x40;
                 frame
             },
             outcome: Unsupported,
         },
+        Fixture {
+            name: "IPv6, version 7",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[14] |= 0x10;
+                frame
+            },
+            outcome: Unsupported,
+        },
+        Fixture {
+            name: "IPv6, a traffic class",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[14] = 0x6f;
+                frame
+            },
+            outcome: Hit,
+        },
     ]
+}
+
+/// Protocols that may precede UDP: hop-by-hop options, routing, fragment, ESP, authentication, destination
+/// options.
+const EXTENSIONS: [u8; 6] = [0, 43, 44, 50, 51, 60];
+
+#[test]
+fn extension_headers_are_passed() {
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    let mut frame = Datagram::v6(Query::new("v4-3.bosh", A).bytes()).frame();
+    for protocol in 0..=u8::MAX {
+        frame[20] = protocol;
+        let expected = match protocol {
+            17 => Outcome::Hit,
+            _ if EXTENSIONS.contains(&protocol) => Outcome::Unsupported,
+            _ => Outcome::NotOurs,
+        };
+        for hook in HOOKS {
+            let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
+            assert_eq!(counted, expected, "protocol {protocol} at {hook:?}");
+        }
+    }
+}
+
+/// The sum of a long reply after an odd question needs every fold for about one id of 65,536: at most these
+/// are sent.
+#[test]
+fn checksum_needs_every_fold() {
+    const ADDRESSES: usize = 140;
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    // The largest sums.
+    let addresses = (0..ADDRESSES as u128).map(|last| Ipv6Addr::from(u128::MAX - last));
+    let list = Published {
+        v6: addresses.collect(),
+        ..Published::default()
+    };
+    let mut tried = 0;
+    for name in ["many6.bosh", "many66.bosh"] {
+        program.publish(&wire(name), &list).expect("there is room");
+        let query = Query {
+            id: 0,
+            ..Query::new(name, AAAA).opt(Opt::new(4096))
+        };
+        let reply = |id| {
+            let query = Query {
+                id,
+                ..query.clone()
+            };
+            let frame = Datagram::v6(query.bytes()).frame();
+            let run = program.run(Hook::Tc, &frame).expect("the program runs");
+            run.packet[14 + 40..].to_vec()
+        };
+        let sum = program_sum(&reply(0), query.name.len() + 4);
+        let differs = |&id: &u16| {
+            folded(sum + u64::from(id.to_be()), 0) != folded(sum + u64::from(id.to_be()), 1)
+        };
+        for id in (0..=u16::MAX).filter(differs).take(20) {
+            let udp = reply(id);
+            assert_eq!(udp.len(), 8 + query.bytes().len() + ADDRESSES * 28);
+            let head = pseudo(SERVER6, CLIENT6, udp.len() as u16);
+            assert_eq!(checksum(&[&head, &udp]), 0, "id {id} of {name}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 0, "the sums are too small");
+}
+
+/// Adds up the UDP datagram of a reply as the programs do, in words of four bytes in memory order, without a fold.
+fn program_sum(udp: &[u8], question_len: usize) -> u64 {
+    let words = |bytes: &[u8]| -> u64 {
+        let word = |chunk: &[u8]| {
+            let mut word = [0; 4];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from(u32::from_le_bytes(word))
+        };
+        bytes.chunks(4).map(word).sum()
+    };
+    let mut headers = udp[..20].to_vec();
+    headers[6..8].fill(0);
+    let (question, answers) = udp[20..].split_at(question_len);
+    let is_odd = question_len % 2 == 1;
+    words(&pseudo(SERVER6, CLIENT6, udp.len() as u16))
+        + words(&headers)
+        + words(question)
+        + (words(answers) << (8 * u32::from(is_odd)))
+}
+
+/// Folds a sum to 16 bits, without the first `skipped` of the four folds that the largest sum needs.
+fn folded(sum: u64, skipped: usize) -> u64 {
+    let mut folded = sum;
+    for bits in [32, 16, 16, 16].into_iter().skip(skipped) {
+        folded = (folded & ((1 << bits) - 1)) + (folded >> bits);
+    }
+    folded & 0xffff
 }
 
 #[test]

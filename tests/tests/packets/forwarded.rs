@@ -2,7 +2,12 @@
 
 use std::{iter, net::IpAddr, time::Duration};
 
-use dns_common::{control::Control, counters::Outcome};
+use dns_common::{
+    control::Control,
+    counters::{CpuCounters, Outcome, QueryKind},
+    forwarded::{AnswerHeader, QueryKey},
+    name::hash_name,
+};
 use dns_core::wire::ForwardedAnswer;
 use dns_kit::clock::BootInstant;
 use dns_upstream::fuzzing::CachedReplies;
@@ -10,7 +15,7 @@ use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Program, TC_ACT_REDIRECT, XDP_TX},
 };
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::{
     fixtures::world,
@@ -504,6 +509,102 @@ fn unusual_queries_go_up() {
                 None,
                 "{what} at {hook:?}"
             );
+        }
+    }
+}
+
+/// An answer whose hash is another question's is not given.
+#[test]
+fn hash_collisions_of_answers_go_up() {
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    let seed = program.control().hash_seed;
+    let stored = Query::new("www.example.com", A);
+    let bytes = reply(
+        &stored,
+        ANSWER,
+        [&[record(1, 300, &[10, 0, 0, 1])], &[], &[]],
+    );
+    let given = CachedReplies::new().give(&stored.bytes(), bytes);
+    let answer = ForwardedAnswer {
+        since_ns: BootInstant::now().kernel_ns(),
+        ..given.expect("a sound reply").copy.expect("cached")
+    };
+    let dnssec = Opt {
+        flags: DO,
+        ..Opt::new(1232)
+    };
+    let asked = [
+        Query {
+            qtype: AAAA,
+            ..stored.clone()
+        },
+        Query {
+            flags: RD | CD,
+            ..stored.clone()
+        },
+        stored.clone().opt(dnssec),
+        Query {
+            name: wire("wwx.example.com"),
+            ..stored.clone()
+        },
+        Query {
+            name: wire("www.example.org"),
+            ..stored.clone()
+        },
+        // One that begins with the other.
+        Query {
+            name: wire("www.example.comm"),
+            ..stored.clone()
+        },
+    ];
+    for asked in asked {
+        let mut entry = dns_fastpath::forwarded::encode(&answer, seed, GENERATION)
+            .expect("the programs can give it");
+        let (header, _) =
+            AnswerHeader::mut_from_prefix(entry.as_mut_bytes()).expect("an entry has a header");
+        let dnssec_ok = asked.opt.is_some();
+        let key = QueryKey::new(asked.qtype, dnssec_ok, asked.flags & CD != 0);
+        header.hash = key.hash(hash_name(seed, &asked.name));
+        program
+            .publish_answer(entry.as_bytes())
+            .expect("the test's store has room");
+        for hook in FORWARDING {
+            let (reply, outcome) = run(&mut program, hook, &asked, false);
+            assert_eq!(
+                (reply, outcome),
+                (None, Outcome::Collision),
+                "{asked:02x?} at {hook:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn whole_answers_are_counted() {
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    const LEN: usize = 300;
+    let forwarded = publish_of_length(&mut program, LEN);
+    let local = local_replies::publish_of_length(&mut program, LEN);
+    for query in [forwarded, local] {
+        for hook in FORWARDING {
+            let before = program.counters();
+            run(&mut program, hook, &query, false);
+            let after = program.counters();
+            let more = |counter: fn(&CpuCounters) -> u64| counter(&after) - counter(&before);
+            let query_len = query.bytes().len() as u64;
+            assert_eq!(more(|counters| counters.query_bytes), query_len, "{hook:?}");
+            assert_eq!(
+                more(|counters| counters.reply_bytes),
+                LEN as u64,
+                "{hook:?}"
+            );
+            let hits = more(|counters| counters.interface_hits.iter().sum());
+            let replies = more(|counters| counters.replies[QueryKind::Other as usize][0]);
+            assert_eq!((hits, replies), (1, 1), "{hook:?}");
         }
     }
 }

@@ -215,6 +215,46 @@ fn replies_are_forms_of_entry() {
     }
 }
 
+#[test]
+fn variants_end_at_their_limits() {
+    let Some(mut program) = prepared() else {
+        return;
+    };
+    let query = Query::new("_web._tcp.service.consul", SRV);
+    let message = reply(&query, ANSWER, [&targets(&[5], 0), &[], &[]]);
+    let question = question("_web._tcp.service.consul", SRV);
+    for (limits, plain, sizes) in [
+        (
+            [600, 700],
+            true,
+            &[(599, false), (600, true), (700, true), (701, false)][..],
+        ),
+        ([513, 513], true, &[(512, false), (513, true), (514, false)]),
+        (
+            [513, u16::MAX],
+            false,
+            &[(0, false), (513, true), (u16::MAX, true)],
+        ),
+    ] {
+        let local = LocalReply {
+            plain: plain.then(|| message.clone()).into_iter().collect(),
+            narrow: Vec::new(),
+            wide: vec![message.clone()],
+            wide_limits: limits,
+            serial: 0,
+            since_ns: 0,
+        };
+        let entry = publish(&mut program, &local, &question);
+        let found = compare(&mut program, &entry, &query, 0, 1);
+        assert_eq!(found.len(), usize::from(plain), "without EDNS");
+        for &(size, is_answered) in sizes {
+            let client = query.clone().opt(Opt::new(size));
+            let found = compare(&mut program, &entry, &client, 0, 1);
+            assert_eq!(found.len(), usize::from(is_answered), "{limits:?}: {size}");
+        }
+    }
+}
+
 /// Default number of random queries; the variable PACKETS overrides it.
 const QUERIES: usize = 5_000;
 

@@ -88,8 +88,8 @@ fn try_everything() -> Result<()> {
     fixtures.and(modes).and(netkit).and(set_ups)
 }
 
-/// Runs the packet fixtures and the verifier's headroom check. Packets are slow on an emulated
-/// machine, so no other tests run.
+/// Runs the packet fixtures, packets on another interface and runs that follow each other, and the verifier's
+/// headroom check. Packets are slow on an emulated machine, so no other tests run.
 fn fixtures() -> Result<()> {
     let mut command = Command::new("/bin/packets");
     command.args([
@@ -97,6 +97,8 @@ fn fixtures() -> Result<()> {
         "1",
         "--nocapture",
         "fixtures::",
+        "interfaces::address_lists",
+        "preemption::",
         "the_verifier_has_room_left",
     ]);
     // Without BPF the tests must fail rather than be skipped.
