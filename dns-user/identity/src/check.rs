@@ -239,6 +239,8 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
     if let Ok(Some((_, alternative))) = certificate.get_extension::<SubjectAltName>() {
         for name in alternative.0 {
             match name {
+                // That of a stopped container.
+                GeneralName::DnsName(name) if name.as_str().is_empty() => {}
                 GeneralName::DnsName(name) if !names.iter().any(|held| held == name.as_str()) => {
                     names.push(name.to_string());
                 }

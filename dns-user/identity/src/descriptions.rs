@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
-use dns_kit::files::{FileStamp, bounded};
+use dns_kit::files::{FileStamp, atomic, bounded};
 
 use crate::{
     profile::{Container, Guid},
@@ -163,16 +163,8 @@ fn is_settled(stamp: &FileStamp) -> bool {
 
 /// Lists the files ending in `.json`, except hidden ones (temporary files of editors and writers).
 fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.ends_with(".json") && !name.starts_with('.') {
-            files.push(entry.path());
-        }
-    }
-    files.sort();
+    let mut files = atomic::read_folder(folder)?;
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
     Ok(files)
 }
 

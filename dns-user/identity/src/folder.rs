@@ -12,7 +12,7 @@
 //!
 //! A reader that opens two of the top-level names can still see two generations; one that resolves
 //! `..data` once ([`read_pair`]), or reads `instance.pem`, cannot. The previous generation stays
-//! until the next change, so that a resolved path does not disappear under a reader.
+//! until the next change or start, so that a resolved path does not disappear under a reader.
 //!
 //! Programs that watch the names must also learn of a change, as they do when the reference renames
 //! each file. After `..data` was switched, a fresh link is therefore renamed over each name, keys
@@ -44,6 +44,9 @@ const DATA: &str = "..data";
 
 /// Prefix of the names of data folders.
 const GENERATION: &str = "..pair-";
+
+/// End of the name of a link that will be renamed over another.
+const NEXT: &str = ".next";
 
 /// Prefix of the name of a folder that is being destroyed.
 const REMOVED: &str = ".removed-";
@@ -173,8 +176,12 @@ impl IdentityFolder {
         Ok(())
     }
 
-    /// Renames the links that an interrupted change did not reach, so that watchers learn of it.
+    /// Removes what a kill during a change left, among it copies of keys, and renames the links that the change
+    /// did not reach, so that watchers learn of it. To be called at the start, before the first change.
     pub fn complete_change(&self) -> Result<(), FolderError> {
+        if self.path.is_dir() {
+            self.sweep(self.current().as_deref())?;
+        }
         let changed = |path: &Path| {
             fs::symlink_metadata(path)
                 .ok()
@@ -237,7 +244,7 @@ impl IdentityFolder {
     /// Makes `name` a symlink to `target`, by a rename.
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
         let (next, path) = (
-            self.path.join(format!("..{name}.next")),
+            self.path.join(format!("..{name}{NEXT}")),
             self.path.join(name),
         );
         let failed = |cause| FolderError {
@@ -252,7 +259,8 @@ impl IdentityFolder {
         fs::rename(&next, &path).map_err(failed)
     }
 
-    /// Removes leftovers of earlier changes: everything except the current generation.
+    /// Removes leftovers of earlier changes: generations except the current one, and links that were not
+    /// renamed.
     fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
         let failed = |cause| FolderError {
             path: self.path.clone(),
@@ -263,6 +271,8 @@ impl IdentityFolder {
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
             if Some(path.as_path()) != current && name.starts_with(GENERATION) {
                 fs::remove_dir_all(&path).map_err(failed)?;
+            } else if name.starts_with("..") && name.ends_with(NEXT) {
+                fs::remove_file(&path).map_err(failed)?;
             }
         }
         Ok(())
@@ -321,7 +331,7 @@ fn is_unfinished(folder: &Path) -> io::Result<bool> {
     let mut generations = 0;
     for entry in fs::read_dir(folder)? {
         match entry?.file_name().to_string_lossy() {
-            name if name.starts_with(GENERATION) || name == format!("..{DATA}.next") => {
+            name if name.starts_with(GENERATION) || name == format!("..{DATA}{NEXT}") => {
                 generations += 1
             }
             _ => return Ok(false),

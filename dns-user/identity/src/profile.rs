@@ -174,7 +174,7 @@ impl Profile {
         })
     }
 
-    /// Validates the organizational units; the profile has no common name and no alternative name.
+    /// Validates the organizational units; the profile has no common name, and an empty DNS name.
     /// Equal units count once, because a SET has no duplicates.
     fn unnamed(organizational_units: &[String]) -> anyhow::Result<Self> {
         let mut units: Vec<String> = Vec::new();
@@ -192,12 +192,12 @@ impl Profile {
                 units.push(unit.clone());
             }
         }
-        let (dns_names, addresses) = (Vec::new(), Vec::new());
         Ok(Self {
             common_name: String::new(),
             organizational_units: units,
-            dns_names,
-            addresses,
+            // Diego's executor takes the id as the only name, and a stopped container has an empty one.
+            dns_names: vec![String::new()],
+            addresses: Vec::new(),
         })
     }
 }
@@ -316,7 +316,8 @@ mod tests {
         ] {
             assert_eq!(profile.common_name, "");
             assert_eq!(profile.organizational_units, ["app:a"]);
-            assert!(profile.dns_names.is_empty() && profile.addresses.is_empty());
+            assert_eq!(profile.dns_names, [""]);
+            assert!(profile.addresses.is_empty());
         }
     }
 }

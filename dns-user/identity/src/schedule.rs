@@ -14,7 +14,7 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
 /// Maximum delay between attempts.
-const LONGEST_DELAY: Duration = Duration::from_secs(300);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// Renewal state of one pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,14 +67,30 @@ impl Schedule {
 
     /// Returns the time of the next attempt; it may be in the past.
     pub fn due(&self, now: SystemTime) -> SystemTime {
-        let due = self.due_by_validity(now);
-        let retry = self.failure.as_ref().map(|failure| failure.retry_at);
-        // A time later than any delay dates from before the clock was set back.
-        let waits = retry
-            .into_iter()
-            .chain(self.hold)
-            .filter(|at| *at <= now + LONGEST_DELAY);
-        waits.fold(due, SystemTime::max)
+        // An attempt that failed is repeated even if the pair is not due by the present clock: only a success
+        // ends the failure.
+        let due = self
+            .retry_at(now)
+            .unwrap_or_else(|| self.due_by_validity(now));
+        match self.hold {
+            Some(hold) if is_delay(hold, now) => due.max(hold),
+            _ => due,
+        }
+    }
+
+    /// Returns the time of the next attempt after a failure; `None` without one.
+    pub fn retry_at(&self, now: SystemTime) -> Option<SystemTime> {
+        let retry_at = self.failure.as_ref()?.retry_at;
+        Some(if is_delay(retry_at, now) {
+            retry_at
+        } else {
+            now
+        })
+    }
+
+    /// Records that what failed has succeeded in another way than by a new pair.
+    pub(crate) fn mended(&mut self) {
+        self.failure = None;
     }
 
     fn due_by_validity(&self, now: SystemTime) -> SystemTime {
@@ -137,10 +153,15 @@ impl Schedule {
     }
 }
 
+/// Returns whether a time is at most the longest delay away. A later one dates from before the clock was set back.
+fn is_delay(at: SystemTime, now: SystemTime) -> bool {
+    at <= now + MAX_DELAY
+}
+
 fn delay(attempts: u32) -> Duration {
     FIRST_DELAY
         .saturating_mul(1 << (attempts - 1).min(16))
-        .min(LONGEST_DELAY)
+        .min(MAX_DELAY)
 }
 
 //----------- RenewalWindow ---------------------------------------------------
@@ -263,6 +284,20 @@ mod tests {
             earlier,
             "an old retry does not delay it"
         );
+    }
+
+    /// Forty days ahead, attempts fail; the pair is not due by the right clock.
+    #[test]
+    fn failure_of_a_wrong_clock_is_retried_by_the_right_one() {
+        let mut schedule = day();
+        let (right, wrong) = (start() + HOUR, start() + 40 * 24 * HOUR);
+        schedule.failed(wrong, "the CA expired".to_owned());
+        assert_eq!(schedule.due(right), right);
+        // If it fails again, the usual delays follow.
+        schedule.failed(right, "disk full".to_owned());
+        assert_eq!(schedule.due(right), right + 2 * FIRST_DELAY);
+        schedule.succeeded(right, Validity::starting(right, 24 * HOUR));
+        assert!(schedule.due(right) > right + 20 * HOUR);
     }
 
     #[test]

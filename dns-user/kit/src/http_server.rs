@@ -17,11 +17,17 @@ use std::{
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
-use axum::{Router, body::Body, response::Response, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    http::{StatusCode, header::CONNECTION},
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
 use hyper::{
     Request,
     body::{Body as _, Incoming},
@@ -49,7 +55,12 @@ use self::{
     requests::{BoundedBody, CutOff, HeldRequest, MAX_SMALL},
     unread::{Responses, StallLimit},
 };
-use crate::{connections::Peer, logs::LineLimit, tls::common_name, unix_socket::ControlListener};
+use crate::{
+    connections::Peer,
+    logs::LineLimit,
+    tls::{CertificateFacts, common_name},
+    unix_socket::ControlListener,
+};
 
 /// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -133,6 +144,8 @@ pub struct Client {
     pub address: Option<SocketAddr>,
     /// The client's verified certificate; `None` without TLS, or if the server requires none.
     pub certificate: Option<CertificateDer<'static>>,
+    /// End of the certificate's validity.
+    certificate_ends: Option<SystemTime>,
 }
 
 impl Client {
@@ -140,6 +153,36 @@ impl Client {
     pub fn common_name(&self) -> Option<String> {
         self.certificate.as_ref().and_then(common_name)
     }
+}
+
+/// Maximum time after a handshake for which a client's certificate counts as verified: the CAs may have changed.
+const MAX_VERIFIED: Duration = Duration::from_secs(600);
+
+impl Client {
+    /// Returns when the client must present its certificate again; never without one.
+    async fn verified(&self) {
+        if self.certificate.is_none() {
+            return std::future::pending().await;
+        }
+        let _ = tokio::time::timeout(MAX_VERIFIED, until(self.certificate_ends)).await;
+    }
+}
+
+/// Returns at a time; never without one. A clock that is set back meanwhile is not noticed.
+async fn until(time: Option<SystemTime>) {
+    match time {
+        Some(time) => {
+            let left = time.duration_since(SystemTime::now()).unwrap_or_default();
+            tokio::time::sleep(left).await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns the response to a request after the end of the client's certificate.
+fn certificate_ended() -> Response {
+    let text = "the client's certificate has expired; connect with a new one\n";
+    (StatusCode::UNAUTHORIZED, [(CONNECTION, "close")], text).into_response()
 }
 
 type Routes = dyn Fn(&Client) -> Router + Send + Sync;
@@ -261,6 +304,7 @@ impl Listener {
                     peer: Peer::User(user.as_raw()),
                     address: None,
                     certificate: None,
+                    certificate_ends: None,
                 };
                 return Ok((Socket::Control(stream), client));
             }
@@ -281,6 +325,7 @@ impl Listener {
                 peer,
                 address: Some(address),
                 certificate: None,
+                certificate_ends: None,
             },
         ))
     }
@@ -321,9 +366,12 @@ impl Context {
                     Ok(Ok(stream)) => {
                         place.established();
                         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                        client.certificate = chain
-                            .first()
-                            .map(|certificate| certificate.clone().into_owned());
+                        if let Some(certificate) = chain.first() {
+                            client.certificate_ends = CertificateFacts::parse(certificate)
+                                .ok()
+                                .map(|facts| facts.not_after);
+                            client.certificate = Some(certificate.clone().into_owned());
+                        }
                         return self.requests(stream, client, close, stopping).await;
                     }
                     Ok(Err(error)) => error.to_string(),
@@ -349,9 +397,18 @@ impl Context {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let router = TowerToHyperService::new((self.routes)(&client));
-        let peer = client.peer;
-        let service =
-            service_fn(move |request| self.respond(router.clone(), request, peer, close.clone()));
+        let (peer, ends) = (client.peer, client.certificate_ends);
+        let service = service_fn(move |request| {
+            let router = router.clone();
+            let close = close.clone();
+            async move {
+                // The handshake may be long ago. The connection is about to be closed, but a clock may jump.
+                if ends.is_some_and(|ends| ends < SystemTime::now()) {
+                    return Ok(certificate_ended());
+                }
+                self.respond(router, request, peer, close).await
+            }
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.idle)
@@ -368,6 +425,14 @@ impl Context {
             () = stopped => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
+            }
+            () = client.verified() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = connection => ended,
+                    // A response without an end ends with the certificate.
+                    () = until(ends) => return,
+                }
             }
         };
         if let Err(error) = ended {

@@ -450,8 +450,18 @@ impl Agent {
         };
         match renewed {
             Ok(()) => {
+                let is_first = managed.schedule.validity.is_none();
                 managed.adopt(now);
                 self.status.lock().renewals += 1;
+                let ends = managed
+                    .schedule
+                    .validity
+                    .map_or_else(|| "-".to_owned(), |validity| date(validity.not_after));
+                if is_first {
+                    tracing::info!(pair = name, ends, "certificate issued");
+                } else {
+                    tracing::info!(pair = name, ends, "certificate renewed");
+                }
                 true
             }
             Err(error) => {

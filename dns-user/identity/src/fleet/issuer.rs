@@ -12,8 +12,9 @@ use std::{
 use anyhow::Context;
 use axum::{
     Extension, Json, Router,
-    extract::{DefaultBodyLimit, State as Extract},
+    extract::{self, DefaultBodyLimit, State as Extract},
     http::{HeaderMap, StatusCode, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -22,17 +23,18 @@ use dns_core::catalog::Snapshot;
 use dns_kit::{
     files::FileStamp,
     http_server::{Client, Limits, Listener, Server},
+    tls,
 };
 use nix::fcntl::Flock;
 use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
-use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
 
 use super::{
     DesiredTrust, Member, Members, PairReply, PairRequest, Refused, Report,
-    state::{IssuerFacts, MembersFile, StateFolder},
+    state::{IssuerFacts, MembersFile, StateFolder, TokenError},
     trust::Trust,
 };
 use crate::{
@@ -46,25 +48,17 @@ use crate::{
 };
 
 /// Maximum number of open connections: of 10,000 agents, some 100 report at the same time.
-const MOST_CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 
 /// Maximum size of a call in bytes.
-const LARGEST_CALL: usize = 64 << 10;
+const MAX_CALL: usize = 64 << 10;
 
 /// Validity of the issuer's own certificate, which is renewed at half of it. It starts as long before
 /// it is issued, so that agents with slow clocks can connect.
 const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of CAs that an agent's pairs are from.
-const MOST_ISSUERS: usize = 8;
-
-/// Delay before renewed certificates are saved: pairs are renewed at least 20 minutes before they end,
-/// so the older end in the file is still in the future.
-const SAVE_DELAY: Duration = Duration::from_secs(600);
-
-/// Ends of validity are saved as multiples of the validity over this number, rounded up: after a restart,
-/// a member without a sign of life may count as one by so much longer.
-const SAVED_SHARE: u64 = 4;
+const MAX_ISSUERS: usize = 8;
 
 /// Minimum time between two log lines with the same reason of refusal.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
@@ -124,9 +118,8 @@ struct Shared {
     pending: Option<Arc<Fleet>>,
     guard: RemovalGuard,
     members: Members,
-    /// Differences of the members from the file.
-    unsaved: Unsaved,
-    saved_at: SystemTime,
+    /// Whether the members differ from the file.
+    is_unsaved: bool,
     tls: Arc<ServerConfig>,
     /// Renewal time of the issuer's own certificate.
     tls_until: SystemTime,
@@ -134,18 +127,10 @@ struct Shared {
     refused: BTreeMap<&'static str, u64>,
     /// Time of the last log line by reason, and the number of refusals since.
     logged: BTreeMap<&'static str, (SystemTime, u64)>,
-    /// The last file error, so that each is reported once.
+    /// The last error of a file that is read, so that each is reported once.
     problem: Option<String>,
-}
-
-/// Differences of the members from their file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Unsaved {
-    Nothing,
-    /// Only later ends of validity.
-    Renewals,
-    /// Something that a rotation waits for.
-    Progress,
+    /// The last error of the file of members.
+    save_problem: Option<String>,
 }
 
 struct Fleet {
@@ -191,7 +176,6 @@ pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         () = accept(listener, service.clone()) => {}
         () = dns_kit::command_line::until_ended() => {}
     }
-    service.save(Unsaved::Renewals, SystemTime::now());
     Ok(())
 }
 
@@ -199,14 +183,19 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
     let router = Router::new()
         .route("/v1/pair", post(pair))
         .route("/v1/report", post(report))
-        .layer(DefaultBodyLimit::max(LARGEST_CALL))
+        .layer(DefaultBodyLimit::max(MAX_CALL))
+        .layer(middleware::from_fn_with_state(
+            service.clone(),
+            require_proof,
+        ))
         .with_state(service.clone());
     let listener = Listener::Tls(
         listener,
         Box::new(move || service.shared.lock().tls.clone()),
     );
     let limits = Limits {
-        connections: MOST_CONNECTIONS,
+        connections: MAX_CONNECTIONS,
+        body: MAX_CALL,
         ..Limits::default()
     };
     let routes = move |client: &Client| router.clone().layer(Extension(Peer(client.common_name())));
@@ -254,25 +243,23 @@ fn server_config(
     for root in certificates(bundle.as_bytes())? {
         roots.add(root)?;
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-        .allow_unauthenticated()
-        .build()?;
-    Ok(ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_client_cert_verifier(clients)
-        .with_single_cert(chain, key)?)
+    let identity = tls::certified_key(chain, key)?;
+    let clients = tls::ClientCertificates::Optional;
+    Ok(tls::server_config(identity, Arc::new(roots), clients)?)
 }
 
 impl IssuerService {
     /// Reads the state; imports the first CA.
     fn open(options: IssuerOptions, now: SystemTime) -> anyhow::Result<Self> {
         let (state, lock) = StateFolder::create(options.state.clone())?;
+        let file = MembersFile::open(&state)?;
         let trust = match (
             state.trust()?,
             options.ca.clone().zip(options.ca_key.clone()),
         ) {
             (Some(trust), _) => trust,
+            // Another CA would shut out all of them.
+            (None, _) if !file.held.is_empty() => return Err(state.lost_trust(file.held.len())),
             (None, Some((certificate, key))) => {
                 let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
                 state.set_trust(&trust)?;
@@ -288,7 +275,6 @@ impl IssuerService {
         let authority = state.authority(&trust.issuing, now)?;
         let bundle = bundle(&state, &trust)?;
         let tls = Arc::new(server_config(&authority, &bundle, &options.name, now)?);
-        let file = MembersFile::open(&state)?;
         let shared = Shared {
             trust,
             authority: Arc::new(authority),
@@ -298,14 +284,14 @@ impl IssuerService {
             fleet_stamp,
             guard: RemovalGuard::default(),
             members: file.held.clone(),
-            unsaved: Unsaved::Nothing,
-            saved_at: now,
+            is_unsaved: false,
             tls,
             tls_until: now + OWN_VALIDITY / 2,
             issued: 0,
             refused: BTreeMap::new(),
             logged: BTreeMap::new(),
             problem: None,
+            save_problem: None,
         };
         let (file, shared) = (Mutex::new(file), Mutex::new(shared));
         Ok(Self {
@@ -329,18 +315,7 @@ impl IssuerService {
         } else {
             self.shared.lock().problem = None;
         }
-        let shared = self.shared.lock();
-        // A time in the future dates from before the clock was set back.
-        let late = shared.saved_at + SAVE_DELAY <= now || now < shared.saved_at;
-        drop(shared);
-        self.save(
-            if late {
-                Unsaved::Renewals
-            } else {
-                Unsaved::Progress
-            },
-            now,
-        );
+        self.save();
     }
 
     fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
@@ -378,10 +353,7 @@ impl IssuerService {
         if let Some(number) = confirmed {
             shared.guard.confirm(number);
         }
-        let before = shared.members.len();
-        shared
-            .members
-            .retain(|_, member| member.not_after > seconds(now));
+        // Members whose pairs have expired by this clock stay: it may be wrong for a while. They count no more.
         if let Some(fleet) = shared.pending.take() {
             let known = shared.members.len();
             let missing = shared
@@ -397,31 +369,40 @@ impl IssuerService {
                 );
             }
             shared.members.retain(|id, _| fleet.ids.contains(id));
+            shared.is_unsaved |= missing > 0;
             shared.fleet = fleet;
-        }
-        if shared.members.len() != before {
-            shared.unsaved = Unsaved::Progress;
         }
         Ok(())
     }
 
-    /// Writes members with differences of at least this kind to the file for `rotate-ca`.
-    fn save(&self, least: Unsaved, now: SystemTime) {
+    /// Writes changed members to the file for `rotate-ca` and for the next start; returns whether the file is up
+    /// to date. Calls that wait for each other are written together.
+    fn save(&self) -> bool {
         let mut file = self.file.lock();
         let members = {
             let mut shared = self.shared.lock();
-            if shared.unsaved < least {
-                return;
+            if !shared.is_unsaved {
+                return true;
             }
-            shared.unsaved = Unsaved::Nothing;
-            shared.saved_at = now;
+            shared.is_unsaved = false;
             shared.members.clone()
         };
-        let grain = self.options.validity.as_secs() / SAVED_SHARE;
-        if let Err(error) = file.save(&members, grain) {
-            tracing::error!("members not saved; rotate-ca misses the newest reports: {error}");
-            self.shared.lock().unsaved = Unsaved::Progress;
+        let saved = file.save(&members);
+        let mut shared = self.shared.lock();
+        let Err(error) = saved else {
+            shared.save_problem = None;
+            return true;
+        };
+        // Repeated every second.
+        shared.is_unsaved = true;
+        let problem = format!("{error:#}");
+        if shared.save_problem.as_ref() != Some(&problem) {
+            tracing::error!(
+                "members not saved; rotate-ca misses the newest reports, and a restart forgets them: {problem}"
+            );
         }
+        shared.save_problem = Some(problem);
+        false
     }
 
     fn desired_trust(&self, now: SystemTime) -> DesiredTrust {
@@ -436,16 +417,15 @@ impl IssuerService {
 
     fn metrics(&self) -> Vec<MetricFamily> {
         let shared = self.shared.lock();
-        let lagging = shared
-            .trust
-            .lagging(&shared.members, seconds(SystemTime::now()))
-            .count();
+        let now = seconds(SystemTime::now());
+        let lagging = shared.trust.lagging(&shared.members, now).count();
+        let are_usable = shared.problem.is_none() && shared.save_problem.is_none();
         vec![
-            metrics::MEMBERS.is(shared.members.len() as f64),
+            metrics::MEMBERS.is(super::count_valid(&shared.members, now) as f64),
             metrics::LAGGING.is(lagging as f64),
             metrics::TRUSTED_CAS.is(shared.trust.trusted.len() as f64),
             metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity.not_after)),
-            metrics::FILES_USABLE.is(f64::from(shared.problem.is_none())),
+            metrics::FILES_USABLE.is(f64::from(are_usable)),
             metrics::ISSUED.is(shared.issued),
             metrics::REFUSED.of(shared
                 .refused
@@ -490,15 +470,15 @@ impl IssuerService {
         let issued = authority
             .issue(&profile, &proved, wanted)
             .map_err(|error| unable(error.to_string()))?;
-        // The token is used last, so that a rejected request does not consume it; a certificate
-        // that loses the race for it never leaves the issuer.
-        if let (Some(token), false) = (token, peer.0.as_ref() == Some(&request.instance)) {
+        let token = token.filter(|_| peer.0.as_ref() != Some(&request.instance));
+        let of_token =
+            |error: TokenError| refuse(StatusCode::FORBIDDEN, "token", error.to_string());
+        if let Some(token) = token {
             self.state
-                .use_token(token, &request.instance, now)
-                .map_err(|error| refuse(StatusCode::FORBIDDEN, "token", error.to_string()))?;
+                .check_token(token, &request.instance, now)
+                .map_err(of_token)?;
         }
         let mut shared = self.shared.lock();
-        shared.issued += 1;
         let end = seconds(issued.validity.not_after);
         let before = shared.members.get(&request.instance).cloned();
         let is_new = before.is_none();
@@ -511,10 +491,21 @@ impl IssuerService {
         member.not_after = member.not_after.max(end);
         shared.set_member(request.instance.clone(), member);
         drop(shared);
-        if is_new {
-            // A rotation must know a member before the member gets a certificate.
-            self.save(Unsaved::Progress, now);
+        // A rotation must know a member, and until when, before the member gets the certificate. That of a member
+        // that is known already is not held back by a full disk: the fleet would lose its certificates.
+        if !self.save() && is_new {
+            return Err(unable(
+                "the issuer cannot save its members; see its log".to_owned(),
+            ));
         }
+        // The token is used last, so that a rejected request does not consume it; a certificate
+        // that loses the race for it never leaves the issuer.
+        if let Some(token) = token {
+            self.state
+                .use_token(token, &request.instance, now)
+                .map_err(of_token)?;
+        }
+        self.shared.lock().issued += 1;
         Ok(PairReply {
             certificate: issued.pem,
             desired: self.desired_trust(now),
@@ -548,9 +539,9 @@ impl IssuerService {
             issuers,
             not_after,
         } = report;
-        if issuers.len() > MOST_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
+        if issuers.len() > MAX_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
             let error = format!(
-                "a report names at most {MOST_ISSUERS} CAs by their SHA-256; update the agent"
+                "a report names at most {MAX_ISSUERS} CAs by their SHA-256; update the agent"
             );
             return Err(Refusal {
                 status: StatusCode::BAD_REQUEST,
@@ -573,6 +564,8 @@ impl IssuerService {
             },
         );
         drop(shared);
+        // Before the reply: what was reported must not be older after a restart.
+        self.save();
         Ok(self.desired_trust(now))
     }
 
@@ -628,22 +621,10 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
 }
 
 impl Shared {
-    /// Records a member; what a rotation waits for is saved sooner than a renewal.
+    /// Records a member, which is to be saved if it changed.
     fn set_member(&mut self, instance: String, member: Member) {
-        let Some(before) = self.members.insert(instance, member.clone()) else {
-            self.unsaved = Unsaved::Progress;
-            return;
-        };
-        let Member {
-            generation,
-            issuers,
-            not_after,
-        } = member;
-        if (generation, &issuers) != (before.generation, &before.issuers) {
-            self.unsaved = Unsaved::Progress;
-        } else if not_after != before.not_after {
-            self.unsaved = self.unsaved.max(Unsaved::Renewals);
-        }
+        let before = self.members.insert(instance.clone(), member);
+        self.is_unsaved |= before.as_ref() != self.members.get(&instance);
     }
 }
 
@@ -653,12 +634,7 @@ async fn pair(
     headers: HeaderMap,
     Json(request): Json<PairRequest>,
 ) -> Response {
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
-    let token = token
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .map(str::to_owned);
+    let token = bearer_token(&headers).map(str::to_owned);
     let worker = service.clone();
     let issue = move || worker.pair(&peer, token.as_deref(), &request, SystemTime::now());
     let done = tokio::task::spawn_blocking(issue).await;
@@ -674,10 +650,45 @@ async fn report(
     Extension(peer): Extension<Peer>,
     Json(report): Json<Report>,
 ) -> Response {
-    match service.report(&peer, report, SystemTime::now()) {
-        Ok(desired) => Json(desired).into_response(),
-        Err(refusal) => service.refused(refusal),
+    let worker = service.clone();
+    let take = move || worker.report(&peer, report, SystemTime::now());
+    let done = tokio::task::spawn_blocking(take).await;
+    match done {
+        Ok(Ok(desired)) => Json(desired).into_response(),
+        Ok(Err(refusal)) => service.refused(refusal),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
+}
+
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    value.strip_prefix("Bearer ")
+}
+
+/// Refuses calls without a certificate of the fleet or a known token before their body is read.
+async fn require_proof(
+    Extract(service): Extract<Arc<IssuerService>>,
+    Extension(peer): Extension<Peer>,
+    request: extract::Request,
+    next: Next,
+) -> Response {
+    if peer.0.is_some() {
+        return next.run(request).await;
+    }
+    let refusal = match bearer_token(request.headers()) {
+        Some(token) if service.state.knows_token(token) => return next.run(request).await,
+        Some(_) => Refusal {
+            status: StatusCode::FORBIDDEN,
+            reason: "token",
+            error: TokenError::Unknown.to_string(),
+        },
+        None => Refusal {
+            status: StatusCode::UNAUTHORIZED,
+            reason: "identity",
+            error: "present the instance's certificate, or a bootstrap token".to_owned(),
+        },
+    };
+    service.refused(refusal)
 }
 
 #[cfg(test)]

@@ -39,7 +39,10 @@ use crate::{
     profile::Profile,
 };
 use dns_core::catalog::Snapshot;
-use dns_kit::http_client::{Limits, exchange};
+use dns_kit::{
+    http_client::{Limits, exchange},
+    tls::{self, ClientIdentity, ServerTrust},
+};
 
 /// Builds the refusal of an instance that the records do not contain.
 fn unknown_instance(id: &str) -> anyhow::Error {
@@ -199,8 +202,16 @@ pub struct Member {
     pub not_after: u64,
 }
 
-/// All instances that hold certificates, by id.
+/// All instances that hold certificates, by id, and those whose certificates have expired.
 pub type Members = BTreeMap<String, Member>;
+
+/// Returns the number of members with a pair that is valid at `now`.
+fn count_valid(members: &Members, now: u64) -> usize {
+    members
+        .values()
+        .filter(|member| member.not_after > now)
+        .count()
+}
 
 //----------- Issuer ----------------------------------------------------------
 
@@ -303,18 +314,15 @@ fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
     for root in certificates(roots.as_bytes())? {
         store.add(root)?;
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(store);
-    Ok(match proof {
-        Proof::Token(_) => builder.with_no_client_auth(),
+    let identity = match proof {
+        Proof::Token(_) => ClientIdentity::Anonymous,
         Proof::Pair(pair) => {
             let chain = certificates(pair.certificate.as_bytes())?;
             let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes())?;
-            builder.with_client_auth_cert(chain, key)?
+            ClientIdentity::Pair(chain, key)
         }
-    })
+    };
+    Ok(tls::client_config(ServerTrust::Roots(store), identity)?)
 }
 
 //----------- Rotation -------------------------------------------------------
@@ -441,7 +449,7 @@ impl Steps {
                 break;
             }
             if shown != Some(lagging.len()) {
-                let (count, all) = (lagging.len(), members.len());
+                let (count, all) = (lagging.len(), count_valid(&members, now));
                 let first = lagging
                     .iter()
                     .take(3)

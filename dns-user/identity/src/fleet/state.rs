@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use dns_kit::files::atomic::{self, Attributes};
@@ -46,6 +46,9 @@ pub enum TokenError {
     #[error("the bootstrap token expired; create a new one")]
     Expired,
 }
+
+/// Seconds for which an expired token is kept, so that a clock that is wrong for a while loses none.
+const KEEP_TOKENS: u64 = 7 * 24 * 3600;
 
 /// Stored data of a token; the file name is the token's hash.
 #[derive(Debug, Serialize, Deserialize)]
@@ -85,17 +88,45 @@ impl StateFolder {
                     "{folder}: another issuer uses this folder; stop it, or choose another folder"
                 )
             })?;
+        this.sweep()?;
         Ok((this, locked))
+    }
+
+    /// Removes what killed issuers and commands left: unfinished files, among them copies of the CAs' keys.
+    fn sweep(&self) -> anyhow::Result<()> {
+        atomic::sweep_folder(&self.path);
+        atomic::sweep_folder(&self.path.join("tokens"));
+        let authorities = self.path.join("authorities");
+        for authority in atomic::read_folder(&authorities).map_err(in_file(&authorities))? {
+            atomic::sweep_folder(&authority);
+        }
+        Ok(())
     }
 
     /// Opens the folder of an existing issuer.
     pub fn open(path: PathBuf) -> anyhow::Result<Self> {
-        ensure!(
-            path.join("trust.json").exists(),
+        let this = Self { path };
+        if this.path.join("trust.json").exists() {
+            return Ok(this);
+        }
+        let members = MembersFile::open(&this).map_or(0, |file| file.held.len());
+        if members > 0 {
+            return Err(this.lost_trust(members));
+        }
+        bail!(
             "{}: not the state folder of an issuer: it has no trust.json; correct the path",
-            path.display()
-        );
-        Ok(Self { path })
+            this.path.display()
+        )
+    }
+
+    /// Returns the error of a folder that has members, but no trust.
+    pub(crate) fn lost_trust(&self, members: usize) -> anyhow::Error {
+        anyhow!(
+            "{}: trust.json is missing, but {members} instances have certificates; restore it from a backup. \
+             Without one, begin a new fleet: move this folder away, start the issuer with --ca and --ca-key, and \
+             give every machine a token and this CA",
+            self.path.display()
+        )
     }
 
     /// Returns the settings of the last issuer; `None` before the first start of this version.
@@ -120,8 +151,9 @@ impl StateFolder {
     /// Consumes a confirmation.
     pub fn take_confirmation(&self) -> Option<usize> {
         let number = self.read("confirmed-removals.json").ok().flatten()?;
-        fs::remove_file(self.path.join("confirmed-removals.json")).ok()?;
-        Some(number)
+        // Durably: a power failure must not bring back a confirmation that was used.
+        let used = atomic::remove(&self.path.join("confirmed-removals.json"));
+        used.is_ok_and(|removed| removed).then_some(number)
     }
 
     /// Removes the keys of CAs that are neither trusted nor the origin of the last rotation.
@@ -141,7 +173,8 @@ impl StateFolder {
             if key.exists() && !needed().any(|ca| entry.file_name() == ca.as_str()) {
                 // Without its key, an imported CA is incomplete; importing it again restores it.
                 for file in [entry.path().join("ca.crt"), key] {
-                    fs::remove_file(&file).map_err(in_file(&file))?;
+                    // An import or an earlier removal that was interrupted has a key without a certificate.
+                    atomic::remove(&file).map_err(in_file(&file))?;
                 }
             }
         }
@@ -164,7 +197,7 @@ impl StateFolder {
         // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
             let contents = Zeroizing::new(fs::read(from).map_err(in_file(from))?);
-            atomic::replace(&folder.join(name), &contents, Attributes::PRIVATE)?;
+            atomic::replace_own(&folder.join(name), &contents, Attributes::PRIVATE)?;
         }
         Ok(fingerprint)
     }
@@ -221,7 +254,7 @@ impl StateFolder {
     fn write<T: Serialize>(&self, name: &str, value: &T) -> anyhow::Result<()> {
         let path = self.path.join(name);
         let text = serde_json::to_vec_pretty(value).map_err(in_json(&path))?;
-        atomic::replace(&path, &text, Attributes::PRIVATE)?;
+        atomic::replace_own(&path, &text, Attributes::PRIVATE)?;
         Ok(())
     }
 
@@ -254,23 +287,35 @@ impl StateFolder {
             instance: instance.to_owned(),
             expires: seconds(now + lifetime),
         };
+        self.forget_tokens(now);
         let path = self.token(&token);
-        let write = || {
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)?;
-            file.write_all(&serde_json::to_vec(&stored)?)?;
-            file.sync_all()
-        };
-        write().map_err(in_file(&path))?;
+        let text = serde_json::to_vec(&stored).map_err(in_json(&path))?;
+        atomic::replace_own(&path, &text, Attributes::PRIVATE)?;
         Ok(token)
     }
 
     fn token(&self, token: &str) -> PathBuf {
         let hash = Fingerprint::of(token.as_bytes());
         self.path.join("tokens").join(format!("{hash}.json"))
+    }
+
+    /// Returns whether a token would be accepted, without using it.
+    pub(crate) fn check_token(
+        &self,
+        token: &str,
+        instance: &str,
+        now: SystemTime,
+    ) -> Result<(), TokenError> {
+        let text = fs::read(self.token(token)).map_err(|_| TokenError::Unknown)?;
+        let stored: StoredToken = serde_json::from_slice(&text).map_err(|_| TokenError::Unknown)?;
+        if stored.instance != instance {
+            return Err(TokenError::OtherInstance);
+        }
+        // The file stays: this machine's clock may be wrong.
+        if stored.expires <= seconds(now) {
+            return Err(TokenError::Expired);
+        }
+        Ok(())
     }
 
     /// Consumes a token. Of several attempts with the same token, even concurrent ones, one succeeds.
@@ -280,26 +325,43 @@ impl StateFolder {
         instance: &str,
         now: SystemTime,
     ) -> Result<(), TokenError> {
-        let path = self.token(token);
-        let text = fs::read(&path).map_err(|_| TokenError::Unknown)?;
-        let stored: StoredToken = serde_json::from_slice(&text).map_err(|_| TokenError::Unknown)?;
-        if stored.instance != instance {
-            return Err(TokenError::OtherInstance);
+        self.check_token(token, instance, now)?;
+        // A file can be removed only once, and durably: a power failure must not bring the token back.
+        match atomic::remove(&self.token(token)) {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(TokenError::Unknown),
         }
-        // A file can be removed only once.
-        fs::remove_file(&path).map_err(|_| TokenError::Unknown)?;
-        if stored.expires <= seconds(now) {
-            Err(TokenError::Expired)
-        } else {
-            Ok(())
+    }
+
+    /// Returns whether a token exists, without using it.
+    pub(crate) fn knows_token(&self, token: &str) -> bool {
+        self.token(token).exists()
+    }
+
+    /// Removes tokens that expired long ago, because nobody will use them.
+    fn forget_tokens(&self, now: SystemTime) {
+        let Ok(paths) = atomic::read_folder(&self.path.join("tokens")) else {
+            return;
+        };
+        for path in paths {
+            let stored = fs::read(&path)
+                .ok()
+                .and_then(|text| serde_json::from_slice::<StoredToken>(&text).ok());
+            if stored.is_some_and(|stored| stored.expires + KEEP_TOKENS < seconds(now)) {
+                // The next token tries again.
+                let _ = fs::remove_file(&path);
+            }
         }
     }
 }
 
 //----------- MembersFile -----------------------------------------------------
 
-/// Number of lines, beside four per member, that the file of members may grow to.
-const SPARE_LINES: usize = 1000;
+/// Number of lines per member that the file of members may grow to: the renewals of two to three days.
+const LINES_PER_MEMBER: usize = 8;
+
+/// Number of lines that it may have beside those.
+const MAX_SPARE_LINES: usize = 1000;
 
 /// The file of the fleet's members, `members.jsonl`: changes are appended, so that the renewals of a day
 /// cost less than a hundred bytes each. Only the issuer may write it.
@@ -355,30 +417,21 @@ impl MembersFile {
         Ok(Self { path, held, lines })
     }
 
-    /// Saves the differences of `members` from the file. Ends of validity are rounded up to multiples
-    /// of `grain` seconds: a member whose pairs are renewed one after the other is saved once.
-    pub fn save(&mut self, members: &Members, grain: u64) -> anyhow::Result<()> {
+    /// Saves the differences of `members` from the file.
+    pub fn save(&mut self, members: &Members) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for (id, member) in members {
-            let not_after = member
-                .not_after
-                .checked_next_multiple_of(grain)
-                .unwrap_or(u64::MAX);
-            let member = Member {
-                not_after,
-                ..member.clone()
+            let Some(held) = self.held.get(id) else {
+                changes.push(Change::Member(id.clone(), member.clone()));
+                continue;
             };
-            match self.held.get(id) {
-                Some(held) if *held == member => {}
-                Some(held)
-                    if Member {
-                        not_after,
-                        ..held.clone()
-                    } == member =>
-                {
-                    changes.push(Change::Renewed(id.clone(), not_after));
-                }
-                _ => changes.push(Change::Member(id.clone(), member)),
+            if held == member {
+                continue;
+            }
+            if (held.generation, &held.issuers) == (member.generation, &member.issuers) {
+                changes.push(Change::Renewed(id.clone(), member.not_after));
+            } else {
+                changes.push(Change::Member(id.clone(), member.clone()));
             }
         }
         let left = self.held.keys().filter(|id| !members.contains_key(*id));
@@ -393,7 +446,9 @@ impl MembersFile {
             .for_each(|change| apply(&mut self.held, change));
         // After an error, it is unknown how much was written.
         let lines = self.lines.take().map(|lines| lines + added);
-        if let Some(lines) = lines.filter(|lines| *lines <= 4 * members.len() + SPARE_LINES) {
+        if let Some(lines) =
+            lines.filter(|lines| *lines <= LINES_PER_MEMBER * members.len() + MAX_SPARE_LINES)
+        {
             let write = || {
                 let mut file = OpenOptions::new().append(true).open(&self.path)?;
                 file.write_all(&text)?;
@@ -407,7 +462,7 @@ impl MembersFile {
                     .iter()
                     .map(|(id, member)| Change::Member(id.clone(), member.clone())),
             );
-            atomic::replace(&self.path, &text, Attributes::PRIVATE)?;
+            atomic::replace_own(&self.path, &text, Attributes::PRIVATE)?;
             self.lines = Some(self.held.len());
         }
         Ok(())
@@ -470,7 +525,7 @@ mod tests {
         };
         let mut file = MembersFile::open(&state).unwrap();
         let mut states = vec![Members::from([("a".to_owned(), member(1, 50))])];
-        file.save(&states[0], 1).unwrap();
+        file.save(&states[0]).unwrap();
         let last = states[0].clone();
         for (id, next) in [
             ("b", Some(member(0, 90))),
@@ -482,7 +537,7 @@ mod tests {
                 Some(member) => drop(members.insert(id.to_owned(), member)),
                 None => drop(members.remove(id)),
             }
-            file.save(&members, 1).unwrap();
+            file.save(&members).unwrap();
             states.push(members);
         }
         (folder, state, states)
@@ -503,7 +558,7 @@ mod tests {
             let mut file = MembersFile::open(&state).unwrap();
             assert_eq!(file.held, expected, "{length} bytes");
             // The next change is readable, whatever it follows.
-            file.save(&states[1], 1).unwrap();
+            file.save(&states[1]).unwrap();
             assert_eq!(state.members().unwrap(), states[1], "{length} bytes");
         }
         // After a power failure, the end may also be a block of zeros.
@@ -519,8 +574,8 @@ mod tests {
         let path = state.path.join("members.jsonl");
         let mut file = MembersFile::open(&state).unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(file.save(&states[0], 1).is_err());
-        file.save(&states[0], 1).unwrap();
+        assert!(file.save(&states[0]).is_err());
+        file.save(&states[0]).unwrap();
         assert_eq!(state.members().unwrap(), states[0]);
     }
 
@@ -533,21 +588,12 @@ mod tests {
         for end in 0..3000 {
             member.not_after = 100 + end;
             let members = Members::from([("b".to_owned(), member.clone())]);
-            file.save(&members, 1).unwrap();
+            file.save(&members).unwrap();
             longest = longest.max(fs::metadata(&path).unwrap().len());
             assert_eq!(file.held, members);
         }
         assert!(longest < 40_000, "{longest}");
         assert_eq!(state.members().unwrap(), file.held);
-        // Rounded up, many renewals are one change.
-        let before = fs::metadata(&path).unwrap().len();
-        for end in 10_001..10_099 {
-            member.not_after = end;
-            file.save(&Members::from([("b".to_owned(), member.clone())]), 100)
-                .unwrap();
-        }
-        assert_eq!(state.members().unwrap()["b"].not_after, 10_100);
-        assert!(fs::metadata(&path).unwrap().len() < before + 100);
     }
 
     #[test]
@@ -573,10 +619,19 @@ mod tests {
         assert_eq!(used, 1);
         assert_eq!(state.use_token(&token, "i1", now), Err(TokenError::Unknown));
         let late = state.create_token("i1", now, hour).unwrap();
-        assert_eq!(
-            state.use_token(&late, "i1", now + hour),
-            Err(TokenError::Expired)
-        );
+        for _ in 0..2 {
+            assert_eq!(
+                state.use_token(&late, "i1", now + hour),
+                Err(TokenError::Expired)
+            );
+        }
+        assert_eq!(state.use_token(&late, "i1", now), Ok(()));
+        state.create_token("i1", now, hour).unwrap();
+        state
+            .create_token("i1", now + 30 * 24 * hour, hour)
+            .unwrap();
+        let tokens = fs::read_dir(state.path.join("tokens")).unwrap();
+        assert_eq!(tokens.count(), 1);
         assert_eq!(
             state.use_token("../trust", "i1", now),
             Err(TokenError::Unknown)

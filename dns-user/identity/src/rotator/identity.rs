@@ -151,7 +151,11 @@ impl Identity {
                 .issuer
                 .as_ref()
                 .map(|issuer| issuer.fingerprint.clone()),
-            failure: self.schedule.failure.clone(),
+            failure: self.schedule.failure.clone().map(|failure| Failure {
+                // By the present clock, which may have been corrected since.
+                retry_at: self.schedule.retry_at(now).unwrap_or(failure.retry_at),
+                ..failure
+            }),
         }
     }
 }

@@ -510,12 +510,7 @@ impl Rotator {
                 identity.bundle = bundle.clone();
                 continue;
             }
-            if identity
-                .schedule
-                .failure
-                .as_ref()
-                .is_some_and(|failure| now < failure.retry_at)
-            {
+            if identity.schedule.retry_at(now).is_some_and(|at| now < at) {
                 failing = true;
                 continue;
             }
@@ -532,6 +527,7 @@ impl Rotator {
                 }
             } else {
                 identity.bundle = bundle.clone();
+                identity.schedule.mended();
             }
         }
         self.stale_bundles = failing;

@@ -54,6 +54,7 @@ impl Trusted {
     /// exclude the other cells.
     pub(super) fn open(folder: &Path, files: Vec<PathBuf>) -> Result<Self, CaError> {
         let path = folder.join(FORMER);
+        atomic::sweep(&path);
         let former = match bounded::read(&path) {
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
                 tracing::warn!(
@@ -121,7 +122,7 @@ impl Trusted {
 
     fn save(&self) {
         let text = serde_json::to_vec(&self.former).unwrap_or_default();
-        if let Err(error) = atomic::replace(&self.path, &text, Attributes::PRIVATE) {
+        if let Err(error) = atomic::replace_own(&self.path, &text, Attributes::PRIVATE) {
             tracing::warn!("former CAs are not saved; a restart forgets them: {error}");
         }
     }

@@ -295,11 +295,13 @@ fn subject(leaf: &Certificate) -> String {
 
 fn alternative_names(leaf: &Certificate) -> (Vec<String>, Vec<String>) {
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
-    let (_, alternative) = leaf
+    let alternative = leaf
         .tbs_certificate()
         .get_extension::<SubjectAltName>()
-        .unwrap()
         .unwrap();
+    let Some((_, alternative)) = alternative else {
+        return (names, addresses);
+    };
     for name in alternative.0 {
         match name {
             GeneralName::DnsName(name) => names.push(name.to_string()),

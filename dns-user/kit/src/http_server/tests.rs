@@ -2,8 +2,6 @@ use std::collections::VecDeque;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use axum::http::StatusCode;
-
 use super::*;
 
 /// Starts a server whose `/` returns `body`; it ends with the test's runtime.

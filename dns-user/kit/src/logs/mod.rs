@@ -240,8 +240,8 @@ impl Levels {
         let general = level_filter(self.general);
         let libraries = level_filter(self.of(tags::LIBRARIES));
         let mut targets = Targets::new().with_default(libraries.min(LevelFilter::WARN));
-        for ours in tags::OUR_CRATES {
-            targets = targets.with_target(*ours, general);
+        for ours in tags::our_crates() {
+            targets = targets.with_target(ours, general);
         }
         // All tags, including those without a level: modules of one tag may be inside modules of another.
         for tag in tags::TAGS {
@@ -249,12 +249,10 @@ impl Levels {
                 .tags
                 .keys()
                 .any(|name| name.eq_ignore_ascii_case(tag.name));
-            let is_ours =
-                |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));
             for target in tag
                 .targets
                 .iter()
-                .filter(|target| is_set || is_ours(target))
+                .filter(|target| is_set || tags::is_ours(target))
             {
                 targets = targets.with_target(*target, level_filter(self.of(tag.name)));
             }

@@ -3,19 +3,7 @@
 //! A tag covers a set of modules. A line shows the tag with the most specific module; a level set
 //! for a tag applies to all of its modules.
 
-/// Crates of this project, to which the general level applies.
-pub const OUR_CRATES: &[&str] = &[
-    "dns_core",
-    "dns_kit",
-    "dns_fastpath",
-    "dns_upstream",
-    "dns_consul",
-    "dns_consul_source",
-    "dns_health",
-    "dns_resolver",
-    "bosh_dns_xdp",
-    "bosh_dns_xdp_health",
-];
+use std::collections::BTreeSet;
 
 /// A tag and the modules that it covers.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +79,11 @@ pub const TAGS: &[Tag] = &[
         about: "Consul's names: definition files, a live Consul",
     },
     Tag {
+        name: "dnstap",
+        targets: &["dns_dnstap"],
+        about: "the log of whole messages: its output opened, broken or full",
+    },
+    Tag {
         name: "HealthWatcher",
         targets: &["dns_health"],
         about: "health checks of instances",
@@ -133,6 +126,26 @@ pub const TAGS: &[Tag] = &[
 
 /// Tag of all crates that no other tag covers.
 pub const LIBRARIES: &str = "libraries";
+
+/// Beginnings of the names of this project's crates, to which the general level applies.
+const OURS: [&str; 2] = ["dns_", "bosh_dns_"];
+
+/// Returns whether a module belongs to this project.
+pub fn is_ours(target: &str) -> bool {
+    OURS.iter().any(|ours| target.starts_with(ours))
+}
+
+/// Returns the crates of this project that have tags.
+pub fn our_crates() -> BTreeSet<&'static str> {
+    let mut crates = BTreeSet::new();
+    for target in TAGS.iter().flat_map(|tag| tag.targets) {
+        let name = target.split("::").next().unwrap_or(target);
+        if is_ours(name) {
+            crates.insert(name);
+        }
+    }
+    crates
+}
 
 /// Returns the names of all tags.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -181,9 +194,41 @@ mod tests {
         assert_eq!(of_target("hyper::client"), LIBRARIES);
     }
 
+    /// Adds a crate of the workspace and the ones that it links, and the names of its programs.
+    fn add_linked(name: &str, found: &mut BTreeSet<String>) {
+        let folder = name.strip_prefix("dns-").unwrap();
+        let path = format!("{}/../{folder}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
+        // Not below dns-user: without log lines.
+        let Ok(manifest) = std::fs::read_to_string(path) else {
+            return;
+        };
+        if !found.insert(name.replace('-', "_")) {
+            return;
+        }
+        let (packages, _) = manifest
+            .split_once("[dev-dependencies]")
+            .unwrap_or((&manifest, ""));
+        for line in packages.lines() {
+            let name = line.split(['.', ' ']).next().unwrap_or_default();
+            if name.starts_with("dns-") {
+                add_linked(name, found);
+            } else if let Some(program) = line.strip_prefix("name = \"bosh-") {
+                found.insert(format!(
+                    "bosh_{}",
+                    program.trim_end_matches('"').replace('-', "_")
+                ));
+            }
+        }
+    }
+
     #[test]
-    fn every_crate_has_a_tag() {
-        for ours in OUR_CRATES {
+    fn every_crate_of_the_server_has_a_tag() {
+        let mut linked = BTreeSet::new();
+        add_linked("dns-resolver", &mut linked);
+        assert!(linked.len() > 10, "{linked:?}");
+        let tagged: BTreeSet<String> = our_crates().into_iter().map(str::to_owned).collect();
+        assert_eq!(tagged, linked);
+        for ours in linked {
             assert_ne!(of_target(&format!("{ours}::module")), LIBRARIES, "{ours}");
         }
     }
