@@ -11,6 +11,7 @@ mod documents;
 mod endpoint;
 pub mod engine;
 mod fleet;
+mod go_json;
 pub mod ownership;
 pub mod plan;
 pub mod provider;

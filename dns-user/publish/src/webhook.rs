@@ -2,11 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
+use crate::go_json::present;
 use crate::record::{DomainFilter, NameError, Record, RecordError, RecordType, Target};
 
 pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
+
+/// Returns whether a header names the media type of this version, or for `Accept` allows it. Other parameters, such as
+/// a charset, change nothing (RFC 9110, section 8.3.1).
+pub(crate) fn is_media_type(header: &str) -> bool {
+    header.split(',').any(is_one_media_type)
+}
+
+fn is_one_media_type(text: &str) -> bool {
+    let mut parts = text.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default().to_ascii_lowercase();
+    if ["*/*", "application/*"].contains(&essence.as_str()) {
+        return true;
+    }
+    let version = parts.find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim()
+            .eq_ignore_ascii_case("version")
+            .then(|| value.trim().trim_matches('"'))
+    });
+    essence == "application/external.dns.webhook+json" && version == Some("1")
+}
 
 /// Maximum size of a message in octets.
 pub(crate) const MAX_MESSAGE: usize = 32 << 20;
@@ -16,26 +38,16 @@ pub(crate) const MAX_MESSAGE: usize = 32 << 20;
 #[serde(rename_all = "camelCase", default)]
 pub struct Domains {
     /// Suffixes of names to include; all if it is empty.
-    #[serde(
-        alias = "filters",
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "or_default"
-    )]
+    #[serde(alias = "filters", skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
     /// Suffixes of names to exclude.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Regular expression of names to include; all if it is empty.
-    #[serde(
-        skip_serializing_if = "String::is_empty",
-        deserialize_with = "or_default"
-    )]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub regex_include: String,
     /// Regular expression of names to exclude.
-    #[serde(
-        skip_serializing_if = "String::is_empty",
-        deserialize_with = "or_default"
-    )]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub regex_exclude: String,
 }
 
@@ -70,36 +82,30 @@ impl Domains {
 }
 
 /// A record set on the wire.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct Endpoint {
     pub(crate) dns_name: String,
-    #[serde(default, deserialize_with = "or_default")]
     pub(crate) targets: Vec<String>,
-    #[serde(default)]
     pub(crate) record_type: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) set_identifier: String,
-    #[serde(default, rename = "recordTTL", skip_serializing_if = "is_zero")]
+    #[serde(rename = "recordTTL", skip_serializing_if = "is_zero")]
     pub(crate) record_ttl: i64,
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "or_default"
-    )]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) labels: BTreeMap<String, String>,
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "or_default"
-    )]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) provider_specific: Vec<Property>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A list of record sets as a body, in which Go may write a nil pointer.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Endpoints(#[serde(deserialize_with = "present")] pub(crate) Vec<Endpoint>);
+
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Property {
     pub(crate) name: String,
-    #[serde(default)]
     pub(crate) value: String,
 }
 
@@ -107,21 +113,14 @@ pub(crate) struct Property {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Changes {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "present")]
     pub(crate) create: Vec<Endpoint>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "present")]
     pub(crate) update_old: Vec<Endpoint>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "present")]
     pub(crate) update_new: Vec<Endpoint>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "present")]
     pub(crate) delete: Vec<Endpoint>,
-}
-
-/// Go writes an empty list or map as `null`.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    value: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 fn is_zero(number: &i64) -> bool {
@@ -186,13 +185,13 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Name;
+    use crate::{go_json, record::Name};
 
     #[test]
     fn endpoints_keep_their_members() {
         let text = r#"{"dnsName": "A.example.org", "targets": ["192.0.2.1"], "recordType": "A", "recordTTL": 60,
             "setIdentifier": "blue", "labels": {"owner": "x"}, "providerSpecific": [{"name": "alias", "value": "true"}]}"#;
-        let endpoint: Endpoint = serde_json::from_str(text).unwrap();
+        let endpoint: Endpoint = go_json::from_slice(text.as_bytes()).unwrap();
         let record = endpoint.record().unwrap();
         assert_eq!(record.to_string(), "a.example.org 60 A 192.0.2.1 set=blue");
         assert_eq!(record.properties["alias"], "true");
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!(again["recordTTL"], 60);
         let alias =
             r#"{"dnsName": "a.example.org", "targets": ["lb.example.net"], "recordType": "A"}"#;
-        let alias: Endpoint = serde_json::from_str(alias).unwrap();
+        let alias: Endpoint = go_json::from_slice(alias.as_bytes()).unwrap();
         assert_eq!(
             alias.record().unwrap().to_string(),
             "a.example.org 0 A lb.example.net"
@@ -220,20 +219,43 @@ mod tests {
 
     #[test]
     fn empty_lists_may_be_null() {
-        let changes: Changes = serde_json::from_str(
-            r#"{"create": null, "delete": [{"dnsName": "a.example.org", "targets": null, "recordType": "A",
+        let changes: Changes = go_json::from_slice(
+            br#"{"create": null, "delete": [{"dnsName": "a.example.org", "targets": null, "recordType": "A",
                 "labels": null, "providerSpecific": null}]}"#,
         )
         .unwrap();
         assert!(changes.create.is_empty() && changes.update_new.is_empty());
         assert!(changes.delete[0].targets.is_empty() && changes.delete[0].labels.is_empty());
-        let domains: Domains = serde_json::from_str(r#"{"filters": ["example.org"]}"#).unwrap();
+        let domains: Domains = go_json::from_slice(br#"{"filters": ["example.org"]}"#).unwrap();
         assert_eq!(domains.include, ["example.org"]);
     }
 
     #[test]
+    fn media_types_may_have_parameters() {
+        for text in [
+            MEDIA_TYPE,
+            "*/*",
+            "application/external.dns.webhook+json; version=1",
+            "application/external.dns.webhook+json;version=1; charset=utf-8",
+            "Application/External.DNS.webhook+json;charset=utf-8;Version=\"1\"",
+            "text/html, application/external.dns.webhook+json;version=1;q=0.9",
+        ] {
+            assert!(is_media_type(text), "{text}");
+        }
+        for text in [
+            "",
+            "application/json",
+            "application/external.dns.webhook+json",
+            "application/external.dns.webhook+json;version=2",
+            "application/external.dns.webhook+json;version=1x",
+        ] {
+            assert!(!is_media_type(text), "{text}");
+        }
+    }
+
+    #[test]
     fn filters_have_suffixes_or_expressions() {
-        let read = |text: &str| serde_json::from_str::<Domains>(text).unwrap();
+        let read = |text: &str| go_json::from_slice::<Domains>(text.as_bytes()).unwrap();
         for (text, matching, other) in [
             ("{}", "a.example.net", None),
             (

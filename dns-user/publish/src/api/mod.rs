@@ -47,9 +47,10 @@ use self::resources::{Page, Preconditions, Scope, refusal};
 use crate::{
     documents::Kind,
     fleet::{AliasWriter, KnownTargets, ServerClient, WriteError, known_targets},
+    go_json,
     status::ApiState,
     update_record::ListOwner,
-    webhook::{Changes, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
+    webhook::{Changes, Endpoint, Endpoints, MAX_MESSAGE, MEDIA_TYPE, is_media_type},
 };
 
 /// Maximum size of a request body in octets.
@@ -379,12 +380,8 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
 async fn check_media_types(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let other = |name: HeaderName| {
-        let value = headers
-            .get(name)?
-            .to_str()
-            .unwrap_or_default()
-            .replace(' ', "");
-        (value != MEDIA_TYPE && value != "*/*").then_some(value)
+        let value = headers.get(name)?.to_str().unwrap_or_default();
+        (!is_media_type(value)).then(|| value.to_owned())
     };
     let (code, reason) = match (other(header::ACCEPT), other(header::CONTENT_TYPE)) {
         (Some(other), _) => (
@@ -422,7 +419,7 @@ async fn list(State(webhook): State<Arc<Webhook>>) -> Response {
 }
 
 async fn adjust(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
-    let endpoints: Vec<Endpoint> = read_message(body).await?;
+    let Endpoints(endpoints) = read_message(body).await?;
     let known = webhook.known_targets(endpoints.iter()).await?;
     Ok(blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await)
 }
@@ -460,7 +457,7 @@ impl Webhook {
 
 async fn read_message<T: DeserializeOwned>(body: Body) -> Result<T, Response> {
     let body = read_body(body, MAX_MESSAGE).await?;
-    serde_json::from_slice(&body).map_err(|error| {
+    go_json::from_slice(&body).map_err(|error| {
         refusal(
             StatusCode::BAD_REQUEST,
             &format!("not a message of the protocol: {error}; correct it"),

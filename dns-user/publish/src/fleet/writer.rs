@@ -26,6 +26,7 @@ use dns_kit::files::{
 use super::ServerClient;
 use crate::{
     config::WebhookConfig,
+    go_json,
     record::{DomainFilter, Key, Name, Record, RecordType, Target},
     webhook::{Changes, Domains, Endpoint},
 };
@@ -266,7 +267,7 @@ impl AliasWriter {
         }
         let path = &self.state_file;
         let endpoints: Vec<Endpoint> = match bounded::read(path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+            Ok(bytes) => go_json::from_slice(&bytes).map_err(|error| {
                 let reason =
                     format!("{error}; remove the file, and external-dns writes its names again");
                 WriteError::File {

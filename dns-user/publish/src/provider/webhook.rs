@@ -18,8 +18,9 @@ use super::{
     TlsFiles, Transaction, TransactionResult, Zone, bad_answer, not_made, send_groups, settings,
 };
 use crate::{
+    go_json,
     record::{DomainFilter, Key, Labels, Name, Record, RecordType},
-    webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
+    webhook::{Changes, Domains, Endpoint, Endpoints, MAX_MESSAGE, MEDIA_TYPE},
 };
 
 const MAX_NAMES: usize = 100;
@@ -129,7 +130,7 @@ impl Webhook {
         body: Option<Vec<u8>>,
     ) -> Result<T, ProviderError> {
         let answer = self.call(path, body).await?;
-        serde_json::from_slice(&answer)
+        go_json::from_slice(&answer)
             .map_err(|error| bad_answer(&format!("{}{path}", self.settings.url), error))
     }
 
@@ -177,7 +178,7 @@ impl Webhook {
 
     /// Lists all record sets, and describes what cannot be represented.
     async fn records(&self) -> Result<(BTreeMap<Key, Record>, Vec<String>), ProviderError> {
-        let endpoints: Vec<Endpoint> = self.read("/records", None).await?;
+        let Endpoints(endpoints) = self.read("/records", None).await?;
         let mut sets: BTreeMap<Key, Record> = BTreeMap::new();
         let mut warnings = Vec::new();
         for endpoint in endpoints {
@@ -199,7 +200,7 @@ impl Webhook {
         let usable = |record: &&Record| !record.targets.is_empty();
         let endpoints: Vec<Endpoint> = desired.iter().filter(usable).map(Endpoint::of).collect();
         let body = serde_json::to_vec(&endpoints).unwrap_or_default();
-        let adjusted: Vec<Endpoint> = self.read("/adjustendpoints", Some(body)).await?;
+        let Endpoints(adjusted) = self.read("/adjustendpoints", Some(body)).await?;
         let resources: BTreeMap<&Name, &Labels> = desired
             .iter()
             .map(|record| (&record.name, &record.labels))

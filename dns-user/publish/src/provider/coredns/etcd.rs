@@ -8,10 +8,11 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Settings;
 use crate::{
+    go_json,
     provider::{Http, ProviderError, bad_answer, settings},
     record::{Name, RecordType, Target},
 };
@@ -262,7 +263,7 @@ impl Etcd {
             .map_err(|error| settings(format!("etcd-urls: {error}")))?;
         let response = self.http.send(&server, request).await?;
         if response.status() == StatusCode::OK {
-            return serde_json::from_slice(response.body())
+            return go_json::from_slice(response.body())
                 .map_err(|error| bad_answer(&server, error));
         }
         let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
@@ -312,11 +313,22 @@ pub(super) struct Service {
     pub(super) others: BTreeMap<String, Value>,
 }
 
+/// Members of a value that are read.
+const MEMBERS: [&str; 6] = ["host", "text", "ttl", "targetstrip", "group", "owner"];
+
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
 impl Service {
+    /// Reads a value as CoreDNS and external-dns do.
+    pub(super) fn read(value: &[u8]) -> Result<Self, serde_json::Error> {
+        let members: Map<String, Value> = go_json::from_slice(value)?;
+        let mut members = go_json::fold_names(members, &MEMBERS);
+        members.retain(|name, value| !value.is_null() || !MEMBERS.contains(&name.as_str()));
+        serde_json::from_value(members.into())
+    }
+
     pub(super) fn of(record_type: RecordType, target: &Target) -> Self {
         if record_type != RecordType::TXT {
             return Self {

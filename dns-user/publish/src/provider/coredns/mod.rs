@@ -132,7 +132,7 @@ impl CoreDns {
         let mut warnings = Vec::new();
         for pair in pairs {
             let key = String::from_utf8_lossy(&pair.key);
-            let service: Service = match serde_json::from_slice(&pair.value) {
+            let service = match Service::read(&pair.value) {
                 Ok(service) => service,
                 Err(error) => {
                     warnings.push(format!(
