@@ -692,6 +692,46 @@ mod below_tests {
     }
 
     #[test]
+    fn group_in_several_domains_is_in_each() {
+        let records =
+            br#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
+            "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "first.test"],
+            ["b", "web", ["1"], "net", "dep", "10.0.0.2", "second.test"],
+            ["c", "web", ["1"], "net", "dep", "10.0.0.3", "second.test"],
+            ["d", "web", ["2"], "net", "dep", "10.0.0.4", "third.test"],
+            ["e", "web", ["1"], "net", "dep", "10.0.0.5", "fourth.test"]]}"#;
+        let (records, _) = Records::parse(records).unwrap();
+        let snapshot = Snapshot::build(records, &AliasFiles::default()).0;
+        let snapshot = snapshot.with_rules(NameRules {
+            formerr_for_malformed: false,
+            nxdomain_for_empty_non_terminals: false,
+        });
+        let found = |name: &str| {
+            let name = Name::from_text(name).unwrap();
+            let resolution = resolve(&snapshot, &AllRunning, &name).unwrap();
+            (resolution.existence, resolution.v4)
+        };
+        for (domain, lasts) in [
+            ("first.test", &[1][..]),
+            ("second.test", &[2, 3]),
+            ("third.test", &[]),
+            ("fourth.test", &[5]),
+        ] {
+            // Above a group without instances in a domain there is no name either.
+            let above = if lasts.is_empty() {
+                Existence::NoSuchName
+            } else {
+                Existence::Found
+            };
+            assert_eq!(found(&format!("q-g1.{domain}")), (above, vec![]), "{domain}");
+            let (_, mut v4) = found(&format!("q-s0.q-g1.{domain}"));
+            v4.sort();
+            let expected = lasts.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last));
+            assert_eq!(v4, expected.collect::<Vec<_>>(), "{domain}");
+        }
+    }
+
+    #[test]
     fn names_above_domains_and_aliases_exist() {
         let modern = NameRules {
             formerr_for_malformed: false,

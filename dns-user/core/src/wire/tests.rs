@@ -290,6 +290,129 @@ fn sizes_follow_client_and_transport() {
     assert_eq!(query_by(Transport::Tcp, &opt(512)).limit(), MAX_TCP_SIZE);
 }
 
+/// A reply over UDP is at most as long as a datagram over IPv4 may be, and one over TCP as its length field tells.
+#[test]
+fn largest_messages_end_at_transport() {
+    let opt = |size: u16| with_records(0, 0, 1, &opt_record(size, 0, false));
+    for (size, limit) in [
+        (511, 512),
+        (512, 512),
+        (513, 513),
+        (65_506, 65_506),
+        (65_507, 65_507),
+        (65_508, 65_507),
+        (65_535, 65_507),
+    ] {
+        assert_eq!(query(&opt(size)).limit(), limit, "{size}");
+    }
+    // 32 bytes of header and question, 16 per address: 4,093 addresses take 65,520 bytes.
+    let mut out = Vec::new();
+    for (count, given) in [(4092, 4092), (4093, 4093), (4094, 4093_u16)] {
+        local_reply(
+            &query_by(Transport::Tcp, PLAIN),
+            found(v4_addresses(count), vec![]).answer(),
+            &mut Shuffle::default(),
+            &mut out,
+        );
+        let reply = Message::from_vec(&out).unwrap();
+        assert_eq!(reply.answers.len(), usize::from(given));
+        assert_eq!(out.len(), 32 + 16 * usize::from(given));
+        assert_eq!(reply.metadata.truncation, count > given.into(), "{count}");
+    }
+    // Replies of other servers: one record of any length.
+    for (transport, size, longest) in [
+        (Transport::Udp, 65_535, 65_507),
+        (Transport::Udp, 1232, 1232),
+        (Transport::Tcp, 512, 65_535),
+    ] {
+        let message = opt(size);
+        let query = query_by(transport, &message);
+        for (len, is_whole) in [
+            (longest - OPT_LEN, true),
+            (longest - OPT_LEN + 1, false),
+            (longest, false),
+            (longest + 1, false),
+        ] {
+            for owner in [&b"\xc0\x0c"[..], b"\x01A\xc0\x0c"] {
+                let reply = one_record(owner, len);
+                let fitted = truncate_to_client(&query, reply.clone());
+                let what = format!("{len} bytes by {transport:?}, EDNS {size}");
+                assert_eq!(fitted[2] & 0x02 == 0, is_whole, "{what}");
+                let records = [fitted[7], fitted[11]];
+                assert_eq!(records, [u8::from(is_whole), 1], "{what}");
+                assert!(fitted.ends_with(&query.reply_opt(0).unwrap()), "{what}");
+                assert!(!is_whole || fitted.len() == len + OPT_LEN, "{what}");
+            }
+        }
+    }
+}
+
+/// Returns a reply of `len` bytes to [`PLAIN`] without OPT, with one record of a private type.
+fn one_record(owner: &[u8], len: usize) -> Vec<u8> {
+    let mut reply = PLAIN.to_vec();
+    (reply[2], reply[7]) = (0x81, 1);
+    reply.extend_from_slice(owner);
+    reply.extend_from_slice(b"\xff\x00\0\x01\0\0\0\x3c");
+    let data = len - reply.len() - 2;
+    reply.extend_from_slice(&(data as u16).to_be_bytes());
+    reply.resize(len, 7);
+    reply
+}
+
+/// A record that the library refuses: an IPv4 address of five bytes.
+const UNREADABLE: &[u8] = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x05\x0a\0\0";
+
+/// Replies that the library cannot read are cut record by record.
+#[test]
+fn unreadable_records_are_cut_with_tc() {
+    let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
+    let record = |number: u8| [UNREADABLE, &[number, 0]].concat();
+    let reply = |counts: [u8; 3]| {
+        let mut reply = PLAIN.to_vec();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        (reply[7], reply[9], reply[11]) = (counts[0], counts[1], counts[2]);
+        let all: u16 = counts.map(u16::from).iter().sum();
+        reply.extend((0..all).flat_map(|number| record(number as u8)));
+        reply
+    };
+    assert!(Message::from_vec(&reply([1, 0, 0])).is_err());
+    let counts_of = |reply: &[u8]| [reply[7], reply[9], reply[11]];
+    // 32 bytes of header and question, 17 per record: 28 in 512 bytes, 69 in 1,232 with an OPT.
+    for (message, counts, kept, is_cut) in [
+        (PLAIN, [28, 0, 0], [28, 0, 0], false),
+        (PLAIN, [29, 0, 0], [28, 0, 0], true),
+        (PLAIN, [200, 0, 0], [28, 0, 0], true),
+        // Sections after the first omitted record are empty.
+        (PLAIN, [40, 1, 1], [28, 0, 0], true),
+        (PLAIN, [20, 20, 1], [20, 8, 0], true),
+        (PLAIN, [20, 4, 20], [20, 4, 4], true),
+        (PLAIN, [0, 0, 29], [0, 0, 28], true),
+        (&with_opt, [69, 0, 0], [69, 0, 1], false),
+        (&with_opt, [70, 0, 0], [69, 0, 1], true),
+        (&with_opt, [60, 4, 20], [60, 4, 6], true),
+    ] {
+        let query = query(message);
+        let whole = reply(counts);
+        let cut = truncate_to_client(&query, whole.clone());
+        assert!(cut.len() <= query.limit());
+        assert_eq!(counts_of(&cut), kept, "{counts:?}");
+        assert_eq!(cut[2] & 0x02 != 0, is_cut, "{counts:?}: TC");
+        assert_eq!(cut[3] & 0x0f, 0, "{counts:?}: RCODE");
+        let opt = query.reply_opt(0).map_or(vec![], Vec::from);
+        let records = cut.len() - opt.len();
+        assert_eq!(cut[12..records], whole[12..records], "{counts:?}");
+        assert_eq!(cut[records..], opt, "{counts:?}");
+    }
+    // The OPT of the reply stays, behind what is kept.
+    let theirs = opt_record(4096, 0, true);
+    let mut whole = reply([80, 0, 1]);
+    whole.truncate(whole.len() - 17);
+    whole.extend_from_slice(&theirs);
+    let cut = truncate_to_client(&query(&with_opt), whole);
+    assert_eq!(counts_of(&cut), [69, 0, 1]);
+    assert!(cut[2] & 0x02 != 0 && cut.ends_with(&theirs));
+}
+
 #[test]
 fn answers_fill_the_limit() {
     // 32 bytes of header and question, 16 per address: 30 fit into 512 bytes, 29 with an OPT.

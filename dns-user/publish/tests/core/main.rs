@@ -6,6 +6,7 @@
 )]
 
 mod cases;
+mod exact;
 mod messages;
 mod model;
 mod properties;
