@@ -179,7 +179,7 @@ impl Node {
     }
 
     /// Returns the address in text form: `lan_ipv6`, `lan_ipv4`, or else the address itself; in another
-    /// datacenter, with `translate_wan_addrs`, `wan_ipv6`, `wan_ipv4`, `wan`, or the address.
+    /// datacenter, with `translate_wan_addrs`, each `wan` address that exists in place of its `lan` one.
     fn chosen(&self, config: &Config, accept: Accept) -> &str {
         let tag = |name: &str| self.tagged_addresses.get(name).map(String::as_str);
         choose(
@@ -272,15 +272,15 @@ fn choose<'a>(
     tag: impl Fn(&str) -> Option<&'a str>,
 ) -> &'a str {
     let tag = |name| tag(name).filter(|address| !address.is_empty());
-    let (fallback, v4, v6) = if translate {
-        (
-            tag("wan").unwrap_or(plain),
-            tag("wan_ipv4"),
-            tag("wan_ipv6"),
-        )
-    } else {
-        (plain, tag("lan_ipv4"), tag("lan_ipv6"))
-    };
+    let mut fallback = plain;
+    let mut v4 = tag("lan_ipv4");
+    let mut v6 = tag("lan_ipv6");
+    if translate {
+        // Each address alone, as Consul: `lan_ipv4` without `wan_ipv4` precedes `wan` (agent/translate_addr.go).
+        fallback = tag("wan").unwrap_or(fallback);
+        v4 = tag("wan_ipv4").or(v4);
+        v6 = tag("wan_ipv6").or(v6);
+    }
     let v6 = v6.filter(|_| accept != Accept::V4);
     let v4 = v4.filter(|_| accept != Accept::V6);
     v6.or(v4).unwrap_or(fallback)
