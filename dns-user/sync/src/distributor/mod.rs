@@ -99,6 +99,9 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     )
     .await?;
     let store = Store::open(&options.store, Some(&bus))?;
+    // A folder that hangs must not delay the start.
+    let unswept = store.clone();
+    tokio::spawn(async move { unswept.sweep().await });
     // If the registry is unreadable, each agent must report once.
     let registry: AgentRegistry = writer
         .read("agents.json")

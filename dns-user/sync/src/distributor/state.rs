@@ -94,23 +94,12 @@ impl Folder {
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
-        // Only this process writes these files: temporary files are leftovers of a killed predecessor.
-        for name in ["state.json", "agents.json"] {
-            atomic::sweep(&path.join(name));
-        }
-        let folder = Self {
+        atomic::sweep_folder(path);
+        atomic::sweep_folder(&path.join("datasets"));
+        Ok(Self {
             path: path.to_owned(),
             _lock: Some(lock),
-        };
-        for entry in fs::read_dir(path.join("datasets"))
-            .map_err(failed)?
-            .flatten()
-        {
-            if entry.file_name().to_string_lossy().starts_with('.') {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-        Ok(folder)
+        })
     }
 
     pub(crate) fn open(path: &Path) -> Self {
@@ -188,11 +177,9 @@ impl Folder {
 
     pub(crate) fn remove(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StateError::Io { path, cause: error })
-            }
-            _ => Ok(()),
+        match atomic::remove(&path) {
+            Ok(_) => Ok(()),
+            Err(cause) => Err(StateError::Io { path, cause }),
         }
     }
 

@@ -211,6 +211,22 @@ impl Store {
             .unwrap_or_else(|_| Err(hangs()))
     }
 
+    /// Removes what killed publishers left unfinished in a shared folder; other stores keep nothing unfinished.
+    pub async fn sweep(&self) {
+        let Kind::Folder(folder) = &self.kind else {
+            return;
+        };
+        let swept = self.in_folder(folder.clone(), |folder| {
+            atomic::sweep_folder(folder);
+            Ok(())
+        });
+        if let Err(error) = swept.await {
+            tracing::warn!(
+                "{error}; files that a killed publisher left unfinished stay until the next start"
+            );
+        }
+    }
+
     /// Uploads a blob; replaces an existing one.
     pub async fn put(&self, id: &str, bytes: &Bytes) -> Result<(), StoreError> {
         match &self.kind {

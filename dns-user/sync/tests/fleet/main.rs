@@ -8,6 +8,7 @@ mod director;
 mod faults;
 mod floods;
 mod hung_mount;
+mod kills;
 mod lab;
 mod nginx;
 mod oracle;

@@ -46,6 +46,11 @@ impl Kept {
         }
     }
 
+    /// Returns how the process ended; `None` while it runs.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.0.try_wait()?)
+    }
+
     /// Suspends the process (SIGSTOP), or resumes it.
     pub(crate) fn pause(&self, pause: bool) -> Result<()> {
         let signal = if pause {
