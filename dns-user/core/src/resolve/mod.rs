@@ -723,7 +723,11 @@ mod below_tests {
             } else {
                 Existence::Found
             };
-            assert_eq!(found(&format!("q-g1.{domain}")), (above, vec![]), "{domain}");
+            assert_eq!(
+                found(&format!("q-g1.{domain}")),
+                (above, vec![]),
+                "{domain}"
+            );
             let (_, mut v4) = found(&format!("q-s0.q-g1.{domain}"));
             v4.sort();
             let expected = lasts.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last));

@@ -426,6 +426,33 @@ async fn cut_replies_are_not_kept() {
     }
 }
 
+/// A reply that fills the client's limit with our OPT is complete, and kept; one more byte is not.
+#[tokio::test]
+async fn own_opt_counts_for_the_limit() {
+    for (query, limit) in [
+        (query(NAME, 65_280), 512),
+        (with_opt(query(NAME, 65_280), false), 1232),
+    ] {
+        let opt = if limit == 512 { 0 } else { OPT_LEN };
+        for (len, asked) in [(limit - opt, 1), (limit - opt + 1, 2)] {
+            let recursor = Scripted::start(move |query| {
+                let mut reply = refuse(query, message::NOERROR);
+                let data = vec![7; len - reply.len() - 12];
+                let owner = &message::QUESTION_NAME;
+                assert!(message::push_answer(&mut reply, owner, 65_280, 300, &data));
+                assert_eq!(reply.len(), len);
+                vec![reply]
+            })
+            .await;
+            let (source, _) = source(&recursor, Compat::REFERENCE, &CONFIG);
+            for _ in 0..2 {
+                ask(&source, &query).await;
+            }
+            assert_eq!(recursor.counts().0, asked, "{len} of {limit} bytes");
+        }
+    }
+}
+
 #[tokio::test]
 async fn truncated_reply_retries_by_tcp() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -469,24 +496,36 @@ async fn ad_is_returned_on_request() {
     assert_eq!(recursor.counts().0, 2, "once without and once with DO");
 }
 
+/// Combinations of RD and CD; queries that differ in them share nothing.
+const FLIGHTS: usize = 4;
+
 #[tokio::test]
 async fn clients_share_upstream_query() {
-    let waiting = Arc::new(tokio::sync::Notify::new());
+    let all_joined = Arc::new(tokio::sync::Notify::new());
     let count = Arc::new(AtomicUsize::new(0));
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let names = [socket.local_addr().unwrap().to_string()];
     let server = tokio::spawn({
-        let (waiting, count) = (Arc::clone(&waiting), Arc::clone(&count));
+        let (all_joined, count) = (Arc::clone(&all_joined), Arc::clone(&count));
         async move {
+            let mut replies = Vec::new();
             let mut buffer = [0; 512];
-            loop {
+            while replies.len() < FLIGHTS {
                 let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+                let mut reply = answer(&buffer[..length], &[[192, 0, 2, 1]]);
+                // RD and CD are wrong, and the answer is validated.
+                reply[2] ^= 0x01;
+                reply[3] = reply[3] ^ 0x10 | 0x20;
+                replies.push((reply, client));
                 count.fetch_add(1, Ordering::Relaxed);
-                waiting.notified().await;
-                socket
-                    .send_to(&answer(&buffer[..length], &[[192, 0, 2, 1]]), client)
-                    .await
-                    .unwrap();
+            }
+            all_joined.notified().await;
+            for (reply, client) in replies {
+                socket.send_to(&reply, client).await.unwrap();
+            }
+            loop {
+                socket.recv_from(&mut buffer).await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
             }
         }
     });
@@ -522,21 +561,26 @@ async fn clients_share_upstream_query() {
                     1,
                 );
                 message::set_id(&mut query, id);
+                let [rd, cd, ad] = [1, 2, 4].map(|bit| u8::from((id / 2) & bit != 0));
+                query[2] = rd;
+                query[3] = cd << 4 | ad << 5;
                 let reply = ask(&source, &query).await;
                 assert_eq!(reply[12..12 + NAME.len()], query[12..12 + NAME.len()]);
                 assert!(reply.ends_with(&[192, 0, 2, 1]));
+                let flags = [reply[2] & 0x01, reply[3] & 0x30];
+                assert_eq!(flags, [query[2], query[3]], "RD, and AD and CD");
             })
         })
         .collect();
     // No client can have received an answer before this.
-    while count.load(Ordering::Relaxed) == 0 {
+    while count.load(Ordering::Relaxed) < FLIGHTS {
         tokio::task::yield_now().await;
     }
-    waiting.notify_one();
+    all_joined.notify_one();
     for client in clients {
         client.await.unwrap();
     }
-    assert_eq!(count.load(Ordering::Relaxed), 1);
+    assert_eq!(count.load(Ordering::Relaxed), FLIGHTS);
     server.abort();
 }
 

@@ -10,13 +10,20 @@ use std::{
     time::Duration,
 };
 
-use dns_common::entry::{CELL_SIZE, CHUNK_SIZE};
+use dns_common::{
+    entry::{CELL_SIZE, CHUNK_SIZE},
+    index::Pair,
+};
 
 use super::{
     fuzz::machine::{Failing, Fixed, Machine, SEED, name},
     *,
 };
-use crate::{bpf, publish::lease::GracePeriods};
+use crate::{
+    bpf,
+    map::{index::IndexMemory, store::EntryMemory},
+    publish::lease::GracePeriods,
+};
 use dns_core::resolve::AllRunning;
 
 impl Machine {
@@ -226,6 +233,69 @@ fn second_chance_evicts_the_unused_and_spares_listed_names() {
     );
     assert!(bench.answer("pinned.bosh").is_some());
     assert_eq!(bench.table.status().evicted, 2);
+}
+
+/// A change of a name that is in the map takes no other name's place.
+#[test]
+fn change_at_limit_evicts_nothing() {
+    let names = ["a.bosh", "b.bosh", "gone.bosh", "none.bosh"];
+    for is_listed in [true, false] {
+        let all = |last| {
+            Fixed::default()
+                .with("a.bosh", is_listed, &[last])
+                .with("b.bosh", is_listed, &[last])
+                .without("gone.bosh")
+                .without("none.bosh")
+        };
+        let mut bench = Machine::new(2, 2, 1);
+        bench.install(&all(1));
+        for name in names {
+            bench.learn(name);
+        }
+        for last in [2, 3, 4] {
+            bench.install(&all(last));
+            let found = names.map(|name| bench.answer(name));
+            let address = Some(Ok(vec![last]));
+            let denial = Some(Err(3));
+            assert_eq!(
+                found,
+                [address.clone(), address, denial.clone(), denial],
+                "listed: {is_listed}"
+            );
+        }
+        assert_eq!(bench.table.status().evicted, 0, "listed: {is_listed}");
+    }
+}
+
+/// An entry for which the index has no place leaves its cells free.
+#[test]
+fn full_index_frees_cells() {
+    let anonymous =
+        |length: usize| -> memmap2::MmapRaw { memmap2::MmapMut::map_anon(length).unwrap().into() };
+    let memory = Arc::new(EntryMemory::new(anonymous(CHUNK_SIZE)));
+    // A root and one pair of buckets.
+    let index = IndexMemory::new(anonymous(2 * size_of::<Pair>()), memory);
+    let mut store = EntryStore::of(Arc::new(index));
+    let words = [0; CELL_SIZE / 8];
+    let mut refused = 0;
+    let mut held = 0;
+    for number in 0..100 {
+        let key = hash_name(SEED, name(&format!("n{number}.bosh")).as_wire());
+        let location = store.allocator.allocate(CELL_SIZE).unwrap();
+        let placed = Placed {
+            key,
+            location,
+            size: CELL_SIZE,
+        };
+        match store.write(placed, &words, None) {
+            Ok(()) => held += 1,
+            Err(_full) => refused += 1,
+        }
+        let fill = store.allocator.fill();
+        assert_eq!(fill.used, held * CELL_SIZE, "{refused} refused");
+        assert_eq!(fill.quarantined, refused * CELL_SIZE, "{refused} refused");
+    }
+    assert!(held > 0 && refused > 0, "{held} held, {refused} refused");
 }
 
 #[test]
