@@ -5,6 +5,7 @@ mod attacher_service;
 mod cell;
 mod conditions;
 mod far_clients;
+mod far_replies;
 mod flood;
 mod gate;
 mod gate_rules;
