@@ -32,11 +32,17 @@ fn figures_follow_reports() -> Result<()> {
             "{machine}: no background"
         );
         check_labels(&drawn)?;
-        // Bars of a logarithmic axis cannot be compared without its values.
+        // Points on a logarithmic axis cannot be compared without its values; bars cannot begin at its zero. The
+        // background is a rectangle.
         let ticks = drawn.matches("text-anchor=\"middle\"").count();
         ensure!(
             !drawn.contains("logarithmic axis") || ticks >= 3,
             "{machine}: {ticks} ticks"
+        );
+        let rectangles = drawn.matches("<rect ").count();
+        ensure!(
+            !drawn.contains("logarithmic axis") || rectangles == 1,
+            "{machine}: bars on a logarithmic axis"
         );
     }
     Ok(())

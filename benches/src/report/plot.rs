@@ -57,7 +57,8 @@ pub(super) fn draw(figure: &Figure) -> Result<String> {
 /// The result of drawing; the backend's own error only reports that a write failed.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Draws one horizontal bar per subject, with the spread as a thin line and the median as text.
+/// Draws one horizontal bar per subject, on a logarithmic axis a point, with the spread as a thin line and the median
+/// as text.
 fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     let height = 40 * bars.len() as u32 + 60;
     let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
@@ -120,15 +121,19 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
         ))?;
         if median.is_finite() {
             let colour = if bar.ours { OURS } else { OTHERS };
-            area.draw(&Rectangle::new(
-                [(begin, middle - 13), (scale(median), middle + 13)],
-                colour.filled(),
-            ))?;
             let (low, high) = bar.value.spread();
-            area.draw(&PathElement::new(
-                [(scale(low), middle), (scale(high), middle)],
-                BLACK.stroke_width(1),
-            ))?;
+            let spread = [(scale(low), middle), (scale(high), middle)];
+            if logarithmic {
+                // The length of a bar would be an arbitrary choice: a logarithmic axis has no zero.
+                area.draw(&PathElement::new(spread, colour.stroke_width(3)))?;
+                area.draw(&Circle::new((scale(median), middle), 8, colour.filled()))?;
+            } else {
+                area.draw(&Rectangle::new(
+                    [(begin, middle - 13), (scale(median), middle + 13)],
+                    colour.filled(),
+                ))?;
+                area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
+            }
             area.draw(&Text::new(
                 value_text(bar, unit),
                 (scale(high) + 8, middle),
@@ -168,8 +173,8 @@ fn value_text(bar: &Bar, unit: &str) -> String {
     }
 }
 
-/// Draws one line per subject if the points have an order, else one bar per subject at each point,
-/// with the spread as a thin line and the legend at the side.
+/// Draws one line per subject if the points have an order, else one bar per subject at each point (on a logarithmic
+/// axis a point), with the spread as a thin line and the legend at the side.
 fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -274,6 +279,13 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
             )?;
             legend.draw(&PathElement::new([(0, middle), (26, middle)], stroke))?;
             legend.draw(&Circle::new((13, middle), 4, colour.filled()))?;
+        } else if logarithmic {
+            // As in `draw_bars`: such an axis has no zero from which a bar could begin.
+            for (at, rounds) in measured.clone() {
+                let point = (at, height(rounds.median()));
+                chart.draw_series([Circle::new(point, 6, colour.filled())])?;
+            }
+            legend.draw(&Circle::new((14, middle), 6, colour.filled()))?;
         } else {
             let half = width * 0.46;
             chart.draw_series(measured.clone().map(|(at, rounds)| {
@@ -287,7 +299,8 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
                 colour.filled(),
             ))?;
         }
-        let thin = if sweep.ordered { colour } else { BLACK }.stroke_width(1);
+        let has_points = sweep.ordered || logarithmic;
+        let thin = if has_points { colour } else { BLACK }.stroke_width(1);
         chart.draw_series(measured.map(|(at, rounds)| {
             let (low, high) = rounds.spread();
             PathElement::new([(at, height(low)), (at, height(high))], thin)
