@@ -12,7 +12,7 @@ use super::{
     form,
     forward::Forwarder,
     host_names::HostNames,
-    http::{HttpSource, client},
+    http::{HttpClients, HttpSource},
     options,
     tcp::Trust,
 };
@@ -99,8 +99,7 @@ impl Handlers {
         hosts: &Arc<HostNames>,
         interfaces: &Arc<dyn InterfaceAnswers>,
     ) -> Self {
-        // Handlers that trust the same servers share a client and thus a connection pool.
-        let mut http_clients = HashMap::new();
+        let mut http_clients = HttpClients::default();
         let by_domain = handlers.into_iter().map(|handler| {
             let domain = handler.domain.clone();
             let known = previous
@@ -109,12 +108,7 @@ impl Handlers {
                 .filter(|known| known.config == handler);
             let handler = match known {
                 Some(known) => known.clone(),
-                None => Handler::new(handler, config, hosts, interfaces, |trust| {
-                    http_clients
-                        .entry(trust.clone())
-                        .or_insert_with(|| client(hosts, trust))
-                        .clone()
-                }),
+                None => Handler::new(handler, config, hosts, interfaces, &mut http_clients),
             };
             (domain, handler)
         });
@@ -137,7 +131,7 @@ impl Handler {
         config: &Config,
         hosts: &Arc<HostNames>,
         interfaces: &Arc<dyn InterfaceAnswers>,
-        http_client: impl FnOnce(&Trust) -> super::http::HttpClient,
+        http_clients: &mut HttpClients,
     ) -> Self {
         let source = match &handler.source {
             HandlerSource::Dns(recursors) => UncachedSource::Dns(Arc::new(Forwarder::new(
@@ -147,14 +141,12 @@ impl Handler {
                 config.compat,
                 hosts,
             ))),
-            HandlerSource::Http(HttpServer { url, trust }) => {
-                let client = http_client(trust);
-                UncachedSource::Http(Arc::new(HttpSource::new(
-                    url.clone(),
-                    client,
-                    config.request_timeout,
-                )))
-            }
+            HandlerSource::Http(server) => UncachedSource::Http(Arc::new(HttpSource::new(
+                server,
+                http_clients,
+                hosts,
+                config.request_timeout,
+            ))),
             HandlerSource::Deny(denial) => UncachedSource::Deny(*denial),
         };
         let worth_keeping = !matches!(source, UncachedSource::Deny(_));

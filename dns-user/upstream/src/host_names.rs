@@ -1,9 +1,11 @@
 //! Resolves host names of recursors and HTTP servers in the background.
 //!
 //! A query never triggers a look-up; it uses the known address. Each name has a task that resolves
-//! it again when its TTL expires or its address fails. The sources are, in this order: /etc/hosts,
-//! recursors configured by address, the nameservers of /etc/resolv.conf, and this server itself,
-//! which knows the fleet's names. Nothing runs on the runtime's pool of blocking threads, as
+//! it again when its TTL expires or its address fails, and ends once nobody uses the name. The sources
+//! are, in this order: /etc/hosts, recursors configured by address, the nameservers of /etc/resolv.conf,
+//! and this server itself, which knows the fleet's names. If a configured recursor is encrypted, the
+//! nameservers of /etc/resolv.conf, which are not, only get the host names of recursors, and only while no
+//! recursor is configured by address. Nothing runs on the runtime's pool of blocking threads, as
 //! getaddrinfo(3) would.
 
 use std::{
@@ -42,10 +44,12 @@ const RETRY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sources for host names.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct HostNames {
-    /// Recursors configured by address, `address:port`.
+    /// Recursors configured by address, `address:port` or `tls://address:port#name`.
     recursors: Vec<String>,
+    /// Whether the nameservers of /etc/resolv.conf may see the names.
+    with_nameservers: bool,
     /// Listen addresses of this server.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
 }
@@ -62,12 +66,31 @@ pub struct HostName {
 }
 
 impl HostNames {
-    /// Creates a resolver from the recursors configured by address and a server that listens on
-    /// `own`.
+    /// Creates a resolver of the host names of handlers and other servers, from the configured recursors and a
+    /// server that listens on `own`.
     pub fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
-        let by_address = |name: &&String| name.parse::<SocketAddr>().is_ok();
+        let is_encrypted = |name: &String| Endpoint::of(name).tls.is_some();
         Arc::new(Self {
-            recursors: recursors.iter().filter(by_address).cloned().collect(),
+            recursors: by_address(recursors),
+            with_nameservers: !recursors.iter().any(is_encrypted),
+            own,
+        })
+    }
+
+    /// Creates a resolver of the host names of the recursors themselves.
+    pub(crate) fn of_recursors(
+        recursors: &[String],
+        own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    ) -> Arc<Self> {
+        let Self {
+            recursors,
+            with_nameservers,
+            own,
+        } = Arc::unwrap_or_clone(Self::new(recursors, own));
+        Arc::new(Self {
+            // Somebody must know the address of the first encrypted recursor.
+            with_nameservers: with_nameservers || recursors.is_empty(),
+            recursors,
             own,
         })
     }
@@ -81,7 +104,7 @@ impl HostNames {
             failures: AtomicUsize::new(0),
             again: Arc::clone(&again),
         });
-        tokio::spawn(keep_up(
+        tokio::spawn(resolve_repeatedly(
             Arc::clone(self),
             host.to_owned(),
             Arc::downgrade(&name),
@@ -109,7 +132,9 @@ impl HostNames {
             ));
         }
         let mut servers = self.recursors.clone();
-        servers.extend(nameservers(&self.own.load()));
+        if self.with_nameservers {
+            servers.extend(nameservers(&self.own.load()));
+        }
         servers.extend(self.own.load().iter().map(ToString::to_string));
         let options = RecursorOptions {
             timeout: TIMEOUT,
@@ -139,6 +164,17 @@ impl HostNames {
     }
 }
 
+/// Returns the recursors that are configured by address.
+fn by_address(recursors: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in recursors {
+        if socket_address(Endpoint::of(name).address).is_some() {
+            found.push(name.clone());
+        }
+    }
+    found
+}
+
 impl HostName {
     /// Returns the current address; waits for the first look-up if necessary, for at most
     /// `patience`.
@@ -159,10 +195,22 @@ impl HostName {
     }
 }
 
+impl Drop for HostName {
+    fn drop(&mut self) {
+        // The task would otherwise sleep until the TTL has passed.
+        self.again.notify_one();
+    }
+}
+
 /// Resolves a name repeatedly while it is in use.
-async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, again: Arc<Notify>) {
+async fn resolve_repeatedly(
+    hosts: Arc<HostNames>,
+    host: String,
+    name: Weak<HostName>,
+    again: Arc<Notify>,
+) {
     let mut is_known = true;
-    loop {
+    while name.strong_count() > 0 {
         let found = hosts.look_up(&host).await;
         let Some(name) = name.upgrade() else { return };
         let pause = match found {
@@ -232,6 +280,72 @@ fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
             .then_some(address)
     });
     matching.collect()
+}
+
+/// The parts of a recursor's name: `host:port`, or `tls://host:port#name`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint<'a> {
+    /// The part `host:port`.
+    pub(crate) address: &'a str,
+    /// The name in the certificate, if the recursor is encrypted.
+    pub(crate) tls: Option<Option<&'a str>>,
+}
+
+impl<'a> Endpoint<'a> {
+    pub(crate) fn of(name: &'a str) -> Self {
+        let Some(rest) = name.strip_prefix("tls://") else {
+            return Self {
+                address: name,
+                tls: None,
+            };
+        };
+        match rest.split_once('#') {
+            Some((address, server)) => Self {
+                address,
+                tls: Some(Some(server)),
+            },
+            None => Self {
+                address: rest,
+                tls: Some(None),
+            },
+        }
+    }
+
+    /// Returns whether two recursors are the same server: with the same host, and the same port or the default port of
+    /// their transport, which may not have been written. The name in a certificate does not matter.
+    pub(crate) fn is_same_server(self, other: Endpoint<'_>) -> bool {
+        let (Some((one, one_port)), Some((another, other_port))) = (
+            self.address.rsplit_once(':'),
+            other.address.rsplit_once(':'),
+        ) else {
+            return self == other;
+        };
+        let has_default_ports =
+            one_port == self.default_port() && other_port == other.default_port();
+        same_host(one, another) && (one_port == other_port || has_default_ports)
+    }
+
+    fn default_port(self) -> &'static str {
+        if self.tls.is_some() { "853" } else { "53" }
+    }
+}
+
+/// Returns whether two hosts are equal: addresses by value, names without letter case.
+fn same_host(one: &str, other: &str) -> bool {
+    match (host_address(one), host_address(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.eq_ignore_ascii_case(other),
+    }
+}
+
+/// Returns the address of a host, with its zone; `None` for a name.
+fn host_address(host: &str) -> Option<SocketAddr> {
+    let address = socket_address(&format!("{host}:0"))?;
+    match address.ip().to_canonical() {
+        // Without a zone.
+        IpAddr::V4(ip) => Some(SocketAddr::new(ip.into(), 0)),
+        IpAddr::V6(_) => Some(address),
+    }
 }
 
 /// Parses `name` (`address:port`, `[address%zone]:port`); `None` if it has a host name, or its zone
@@ -417,6 +531,43 @@ mod tests {
             .collect();
         assert_eq!(addresses, ["10.0.0.2", "fd00::2"]);
         assert!(of_hosts(text, "x").is_empty());
+    }
+
+    #[test]
+    fn excluded_recursors_are_compared_by_address() {
+        let is_same = |one, other| {
+            let (one, other) = (Endpoint::of(one), Endpoint::of(other));
+            one.is_same_server(other) && other.is_same_server(one)
+        };
+        for (recursor, excluded) in [
+            ("10.0.0.1:53", "10.0.0.1:53"),
+            ("[::1]:53", "[0:0:0:0:0:0:0:1]:53"),
+            ("[::ffff:10.0.0.1]:53", "10.0.0.1:53"),
+            ("[fe80::2%lo]:53", "[fe80::2%1]:53"),
+            ("ns.Example:53", "ns.example:53"),
+            ("tls://9.9.9.9:853#dns.quad9.net", "tls://9.9.9.9:853"),
+            ("tls://9.9.9.9:853#dns.quad9.net", "tls://9.9.9.9:853#other"),
+            ("tls://9.9.9.9:853", "9.9.9.9:853"),
+            (
+                "tls://[2620:fe::fe]:853#dns.quad9.net",
+                "[2620:fe:0::fe]:853",
+            ),
+            // Written without a port.
+            ("tls://9.9.9.9:853#dns.quad9.net", "9.9.9.9:53"),
+            ("tls://dns.quad9.net:853", "dns.quad9.net:53"),
+        ] {
+            assert!(is_same(recursor, excluded), "{recursor} {excluded}");
+        }
+        for (recursor, other) in [
+            ("10.0.0.1:53", "10.0.0.2:53"),
+            ("10.0.0.1:53", "10.0.0.1:5353"),
+            ("tls://9.9.9.9:8853", "9.9.9.9:53"),
+            ("tls://9.9.9.9:853", "tls://9.9.9.9:8853"),
+            ("9.9.9.9:853", "9.9.9.9:53"),
+            ("ns.example:53", "ns.other:53"),
+        ] {
+            assert!(!is_same(recursor, other), "{recursor} {other}");
+        }
     }
 
     #[test]

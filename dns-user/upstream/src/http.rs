@@ -3,33 +3,31 @@
 use std::{
     collections::HashMap,
     fmt,
-    io::{self, Read as _},
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    io::Read as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use flate2::read::MultiGzDecoder;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, Response, StatusCode, body::Bytes, header};
-use hyper_rustls::HttpsConnector;
 use hyper_util::{
-    client::legacy::{
-        Client,
-        connect::{HttpConnector, dns},
-    },
+    client::legacy::Client,
     rt::{TokioExecutor, TokioTimer},
 };
 use parking_lot::Mutex;
-use tower_service::Service;
-use url::Url;
+use rustls::ClientConfig;
+use url::{Origin, Url};
 
 pub use dns_kit::foreign::redacted;
 
 use super::{
-    host_names::{HostName, HostNames},
+    connector::Connector,
+    handlers::HttpServer,
+    host_names::HostNames,
     json_answer,
     message::{self, Forwarded},
     tcp::Trust,
@@ -39,69 +37,38 @@ use dns_kit::logs::{LineLimit, with_causes};
 
 /// Maximum size of a document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
-/// Maximum number of redirects that are followed (observed, and Go's limit).
-const MAX_REDIRECTS: usize = 10;
-/// Time for which a connection waits for the first look-up of its host name.
-const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of requests for a query: Go's client refuses the tenth redirect (net/http, `defaultCheckRedirect`).
+const MAX_REQUESTS: usize = 10;
+/// Number of requests in a row from which a handler's server counts as out: a single one may fail.
+const MIN_FAILED: u32 = 3;
 /// Maximum number of idle connections per server.
 const MAX_IDLE: usize = 16;
 /// Time for which idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// HTTP client shared by all handlers.
-pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
+/// HTTP client of one server, with its own limit of connections: a server that hangs occupies those of no other.
+type HttpClient = Client<Connector, Empty<Bytes>>;
 
-pub(crate) fn client(hosts: &Arc<HostNames>, trust: &Trust) -> HttpClient {
-    let hosts = Hosts {
-        names: Arc::clone(hosts),
-        followed: Arc::default(),
-    };
-    let mut http = HttpConnector::new_with_resolver(hosts);
-    http.enforce_http(false);
-    http.set_nodelay(true);
-    let connector =
-        hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(trust.client_config());
-    let connector = connector
-        .https_or_http()
-        .enable_http1()
-        .wrap_connector(http);
-    Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE_TIMEOUT)
-        .pool_max_idle_per_host(MAX_IDLE)
-        .build(connector)
+/// The clients of handlers that are created together. Handlers of one server share its client and thus its connections.
+#[derive(Default)]
+pub(crate) struct HttpClients {
+    tls: HashMap<Trust, ClientConfig>,
+    clients: HashMap<(Trust, Origin), HttpClient>,
 }
 
-/// Host names of HTTP servers, each resolved repeatedly from its first connection on.
-#[derive(Clone)]
-pub(crate) struct Hosts {
-    names: Arc<HostNames>,
-    /// Known host names: only the ones in use by handlers.
-    followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
-}
-
-impl Service<dns::Name> for Hosts {
-    type Response = std::iter::Once<SocketAddr>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, name: dns::Name) -> Self::Future {
-        let Self { names, followed } = self;
-        let mut followed = followed.lock();
-        let host = followed
-            .entry(name.as_str().to_owned())
-            .or_insert_with(|| names.follow(name.as_str()));
-        let host = Arc::clone(host);
-        Box::pin(async move {
-            let address = host.address(LOOK_UP_TIMEOUT).await;
-            let address = address.ok_or_else(|| io::Error::other("the host name is not known"))?;
-            // The client takes the port from the URL.
-            Ok(std::iter::once(SocketAddr::new(address, 0)))
-        })
+impl HttpClients {
+    fn of(&mut self, url: &Url, trust: &Trust, hosts: &Arc<HostNames>) -> HttpClient {
+        let tls = self.tls.entry(trust.clone());
+        let tls = tls.or_insert_with(|| trust.client_config());
+        let client = self.clients.entry((trust.clone(), url.origin()));
+        let client = client.or_insert_with(|| {
+            Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .pool_max_idle_per_host(MAX_IDLE)
+                .build(Connector::new(hosts, url, tls.clone()))
+        });
+        client.clone()
     }
 }
 
@@ -113,6 +80,10 @@ pub(crate) struct HttpSource {
     /// Time limit of an answer, including connecting.
     timeout: Duration,
     failure_lines: LineLimit,
+    /// Requests in a row that failed, up to the latest.
+    failed: AtomicU32,
+    /// Error of the latest one.
+    error: Mutex<String>,
 }
 
 impl fmt::Debug for HttpSource {
@@ -122,6 +93,8 @@ impl fmt::Debug for HttpSource {
             client: _,
             timeout,
             failure_lines: _,
+            failed: _,
+            error: _,
         } = self;
         f.debug_struct("HttpSource")
             .field("url", &redacted(url))
@@ -146,7 +119,7 @@ enum HttpError {
     #[error("redirected to an unusable location")]
     Location,
     /// The server redirects without end.
-    #[error("stopped after {MAX_REDIRECTS} redirects")]
+    #[error("stopped after {MAX_REQUESTS} redirects")]
     Redirects,
     /// The document was incomplete or too large.
     #[error("{0}")]
@@ -160,8 +133,15 @@ enum HttpError {
 }
 
 impl HttpSource {
-    /// Creates a source at `url`. `request_timeout` is the total time limit of a client's query.
-    pub(crate) fn new(mut url: Url, client: HttpClient, request_timeout: Duration) -> Self {
+    /// Creates a source at the server's URL. `request_timeout` is the total time limit of a client's query.
+    pub(crate) fn new(
+        server: &HttpServer,
+        clients: &mut HttpClients,
+        hosts: &Arc<HostNames>,
+        request_timeout: Duration,
+    ) -> Self {
+        let client = clients.of(&server.url, &server.trust, hosts);
+        let mut url = server.url.clone();
         if !url.path().ends_with('/') {
             url.set_path(&format!("{}/", url.path()));
         }
@@ -172,7 +152,14 @@ impl HttpSource {
             client,
             timeout,
             failure_lines: LineLimit::new(),
+            failed: AtomicU32::new(0),
+            error: Mutex::default(),
         }
+    }
+
+    /// Returns the error of the latest request if several in a row failed.
+    pub(crate) fn outage(&self) -> Option<String> {
+        (self.failed.load(Ordering::Relaxed) >= MIN_FAILED).then(|| self.error.lock().clone())
     }
 
     pub(crate) fn url(&self) -> &Url {
@@ -186,8 +173,13 @@ impl HttpSource {
             Err(_) => Err(HttpError::TimedOut(self.timeout)),
         };
         match outcome {
-            Ok(reply) => Forwarded::own(reply, false),
+            Ok(reply) => {
+                self.failed.store(0, Ordering::Relaxed);
+                Forwarded::own(reply, false)
+            }
             Err(error) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                *self.error.lock() = with_causes(&error);
                 if let Some(suppressed) = self.failure_lines.admit_per_minute() {
                     tracing::warn!(
                         url = redacted(&self.url),
@@ -213,10 +205,15 @@ impl HttpSource {
         url.query_pairs_mut()
             .append_pair("type", &query.question.qtype.to_string())
             .append_pair("name", &presentation(query.question.raw_name));
-        for _ in 0..=MAX_REDIRECTS {
-            let request = Request::get(url.as_str())
+        for _ in 0..MAX_REQUESTS {
+            let mut request = Request::get(url.as_str())
                 .header(header::ACCEPT, "application/dns-json, application/json")
                 .header(header::ACCEPT_ENCODING, "gzip");
+            if url.origin() != self.url.origin() {
+                // A server may redirect each query to another one. Connections to those would stay open, and
+                // their host names be looked up, long after the query.
+                request = request.header(header::CONNECTION, "close");
+            }
             let response = self.client.request(request.body(Empty::new())?).await?;
             if let Some(target) = redirect_target(&url, &response)? {
                 url = target;

@@ -4,10 +4,10 @@
 //! * [`forward`]: tries recursors one after the other, the best first.
 //! * [`failed_tries`]: counters and log lines of failures.
 //! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses, and the
-//!   recursors of /etc/resolv.conf.
+//!   recursors of /etc/resolv.conf; [`slots`]: the limits of outgoing connections.
 //! * [`cached`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and remembered
 //!   failures; [`admission`]: the limit of waiting queries per client.
-//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
+//! * [`handlers`], [`http`], [`connector`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
 //! * [`message`]: builds queries to recursors, and reads replies without changing the bytes of their records;
 //!   [`rdata`]: validates those bytes.
@@ -17,6 +17,7 @@
 
 mod cache;
 mod cached;
+mod connector;
 mod contents;
 mod failed_tries;
 mod forward;
@@ -32,6 +33,7 @@ pub mod metrics;
 mod rdata;
 mod recursor;
 mod reverse;
+mod slots;
 mod special;
 mod status;
 mod store;
@@ -54,14 +56,23 @@ pub use self::{
     interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
     reverse::reverse_reply,
     special::SpecialNames,
-    status::{CacheFinding, CacheStatus, CachedState, ForwardingExplanation, RecursorStatus},
+    status::{
+        CacheFinding, CacheStatus, CachedState, ForwardingExplanation, RecursorOutage,
+        RecursorStatus,
+    },
     tcp::Trust,
 };
 pub use dns_kit::admission;
 
 use self::{
-    admission::AdmissionStatus, cache::Cache, cached::UncachedSource, forward::Forwarder,
-    host_names::Nameservers, message::Form, recursor::RecursorOptions, udp::Matching,
+    admission::AdmissionStatus,
+    cache::Cache,
+    cached::UncachedSource,
+    forward::Forwarder,
+    host_names::{Endpoint, Nameservers},
+    message::Form,
+    recursor::RecursorOptions,
+    udp::Matching,
 };
 use dns_core::{
     config::Config,
@@ -76,8 +87,8 @@ pub struct Upstream {
     recursors: Option<CachedSource>,
     /// Listen addresses of this server, excluded from the recursors.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
-    /// Resolves host names of recursors and handlers.
-    hosts: Arc<HostNames>,
+    /// Resolves host names of handlers.
+    handler_hosts: Arc<HostNames>,
 }
 
 impl Upstream {
@@ -93,12 +104,13 @@ impl Upstream {
     ) -> Self {
         let recursion = &config.recursion;
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
-        let hosts = HostNames::new(&recursion.recursors, own.clone());
+        let hosts = HostNames::of_recursors(&recursion.recursors, own.clone());
+        let handler_hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
             return Self {
                 recursors: None,
                 own,
-                hosts,
+                handler_hosts,
             };
         }
         let new = |names: &[String]| {
@@ -141,13 +153,13 @@ impl Upstream {
         Self {
             recursors: Some(recursors),
             own,
-            hosts,
+            handler_hosts,
         }
     }
 
     /// Returns the resolver of host names, for handlers.
     pub fn host_names(&self) -> &Arc<HostNames> {
-        &self.hosts
+        &self.handler_hosts
     }
 
     /// Replaces the server's listen addresses, which are excluded from the recursors.
@@ -187,13 +199,13 @@ fn form(config: &Config) -> Form {
     }
 }
 
-/// Removes excluded recursors. Addresses are compared by value, not by spelling.
+/// Removes excluded recursors. Their addresses are compared by value, not by spelling.
 fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
-    let address = |name: &String| name.parse::<SocketAddr>().ok();
-    let same = |one: &String, other: &String| {
-        one == other || address(one).is_some_and(|one| address(other) == Some(one))
-    };
-    names.retain(|name| !excluded.iter().any(|excluded| same(name, excluded)));
+    names.retain(|name| {
+        let endpoint = Endpoint::of(name);
+        let is_same = |excluded: &String| endpoint.is_same_server(Endpoint::of(excluded));
+        !excluded.iter().any(is_same)
+    });
     names
 }
 
@@ -285,9 +297,6 @@ pub trait Answer: Send + Sync {
 
 //----------- Current upstreams ----------------------------------------------
 
-/// Tries in a row without a reply from which a recursor counts as out: a single datagram may be lost.
-const OUTAGE_TRIES: u32 = 3;
-
 /// The recursors and handlers in use; each is replaced as a whole.
 #[derive(Debug)]
 pub struct CurrentUpstreams {
@@ -331,28 +340,23 @@ impl CurrentUpstreams {
             .collect()
     }
 
-    /// Returns that no recursor answers or is known; `None` while one answers, or recursion is disabled.
-    pub fn outage(&self) -> Option<String> {
+    /// Returns why no recursor of the configuration answers; `None` while one does, or recursion is
+    /// disabled.
+    pub fn outage(&self) -> Option<RecursorOutage> {
         let source = self.upstream.load().recursors()?;
-        let recursors = status::recursor_statuses(source.forwarder()?);
-        if recursors.is_empty() {
-            return Some(
-                "no recursor is known: names outside the fleet get SERVFAIL; set `recursors`, or a nameserver in \
-                 /etc/resolv.conf that is neither this server nor a loopback address"
-                    .to_owned(),
-            );
+        RecursorOutage::of(&status::recursor_statuses(source.forwarder()?))
+    }
+
+    /// Returns the domains of the handlers whose servers answer no query, each with the reason.
+    pub fn handler_outages(&self) -> Vec<(String, String)> {
+        let mut outages = Vec::new();
+        let handlers = self.handlers.load();
+        for (domain, source) in handlers.sources() {
+            if let Some(why) = source.outage() {
+                outages.push((domain.to_string(), why));
+            }
         }
-        let is_out = recursors
-            .iter()
-            .all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
-        is_out.then(|| {
-            let addresses: Vec<&str> = recursors.iter().map(|recursor| recursor.address.as_str()).collect();
-            format!(
-                "no recursor answers ({}): names outside the fleet get SERVFAIL; correct `recursors`, or restore \
-                 the way to them",
-                addresses.join(", ")
-            )
-        })
+        outages
     }
 
     /// Returns the waiting queries of each source with the domain of its handler; `None` for the

@@ -14,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use super::{
     TryError,
     failed_tries::{FailedTries, Reason},
-    host_names::{HostName, HostNames, has_host_name, socket_address},
+    host_names::{Endpoint, HostName, HostNames, has_host_name, socket_address},
     message::{self, Form, ValidatedReply},
     tcp::{TcpConnections, Tls},
     udp::{Matching, SocketChoice, UdpSockets},
@@ -210,13 +210,9 @@ impl Recursor {
     /// `tls://` with DNS over TLS and the name in its certificate after `#`.
     pub(crate) fn new(name: &str, options: RecursorOptions, hosts: &Arc<HostNames>) -> Self {
         let counters = RecursorCounters::new(name);
-        let (endpoint, tls) = match name.strip_prefix("tls://") {
-            Some(rest) => {
-                let (endpoint, server) = rest.split_once('#').unzip();
-                (endpoint.unwrap_or(rest), Some(Arc::new(Tls::new(server))))
-            }
-            None => (name, None),
-        };
+        let endpoint = Endpoint::of(name);
+        let tls = endpoint.tls.map(|server| Arc::new(Tls::new(server)));
+        let endpoint = endpoint.address;
         let sockets = socket_address(endpoint)
             .map(|address| Arc::new(Sockets::new(address, options, &counters, tls.clone())));
         let host = endpoint
@@ -288,7 +284,7 @@ impl Recursor {
         }
         let mut plain = without_edns(query, message);
         let reply = self
-            .ask_once(query, Transport::Udp, &mut plain, false)
+            .ask_once(query, Transport::Udp, &mut plain)
             .await
             .ok()?;
         self.silence.found_edns_dropped();
@@ -307,7 +303,7 @@ impl Recursor {
         let (recursor, query, mut message) = (Arc::clone(self), query.to_owned(), message.to_vec());
         tokio::spawn(async move {
             let outcome = recursor
-                .ask_once(&query.as_query(), Transport::Udp, &mut message, false)
+                .ask_once(&query.as_query(), Transport::Udp, &mut message)
                 .await;
             if matches!(outcome, Err(TryError::TimedOut)) {
                 tracing::warn!(
@@ -329,16 +325,9 @@ impl Recursor {
     ) -> Result<ValidatedReply, TryError> {
         let mut tries = 0;
         let reply = loop {
-            // The last try is for recursors that do not preserve the letter case.
-            let randomise_case = self.options.randomise_case && tries == 0;
-            let outcome = self
-                .ask_once(query, transport, message, randomise_case)
-                .await;
+            let outcome = self.ask_once(query, transport, message).await;
             match outcome {
                 Err(error) if error.is_network_error() && tries < self.options.max_retries => {
-                    tries += 1
-                }
-                Err(TryError::TimedOut) if randomise_case && tries == self.options.max_retries => {
                     tries += 1
                 }
                 outcome => break outcome?,
@@ -372,13 +361,13 @@ impl Recursor {
         if rejects_edns(message, &reply) {
             plain = without_edns(query, message);
             message = &mut plain;
-            if let Ok(better) = self.ask_once(query, transport, message, false).await {
+            if let Ok(better) = self.ask_once(query, transport, message).await {
                 reply = better;
             }
         }
         if transport == Transport::Udp
             && reply.is_truncated()
-            && let Ok(whole) = self.ask_once(query, Transport::Tcp, message, false).await
+            && let Ok(whole) = self.ask_once(query, Transport::Tcp, message).await
         {
             reply = whole;
         }
@@ -390,7 +379,6 @@ impl Recursor {
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-        randomise_case: bool,
     ) -> Result<ValidatedReply, TryError> {
         self.counters.failed.began();
         let sockets = self
@@ -401,6 +389,8 @@ impl Recursor {
         let question = query.question_range();
         let outcome = match transport {
             Transport::Udp => {
+                // New letters for every try: a forger may have seen, or caused, the failure of the one before.
+                let randomise_case = self.options.randomise_case;
                 if randomise_case {
                     randomise(&mut message[question.clone()]);
                 }

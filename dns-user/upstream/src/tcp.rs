@@ -4,6 +4,10 @@
 //! A query uses an idle connection, or a new one while there are few, or else the one with the
 //! fewest queries. Unneeded connections become idle and are closed, so the pool follows its use,
 //! and one port serves many queries.
+//!
+//! Each connection has a task that owns its socket and its slot ([`crate::slots`]), so it counts until
+//! its descriptor is closed. The task ends when no query can use the connection any more, when connecting
+//! takes as long as a query may, or when no complete reply has come for [`MAX_IDLE`] and no query waits.
 
 use std::{
     collections::HashMap,
@@ -16,9 +20,8 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use hyper_rustls::ConfigBuilderExt as _;
 use parking_lot::Mutex;
-use rustls::{ClientConfig, crypto::ring};
+use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use smallvec::SmallVec;
 use tokio::{
@@ -26,13 +29,17 @@ use tokio::{
     net::TcpStream,
     sync::{mpsc, oneshot},
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     TryError, message,
+    slots::{ConnectionLimit, ConnectionSlot},
     udp::{Matching, ReplyMatch, match_reply},
 };
-use dns_kit::{logs::LineLimit, tls::ServerVerifier};
+use dns_kit::{
+    logs::LineLimit,
+    tls::{self, ClientIdentity, ServerTrust, ServerVerifier},
+};
 
 /// Number of connections opened before queries share one.
 const FEW: usize = 4;
@@ -63,6 +70,8 @@ pub(crate) struct TcpConnections {
     tls: Option<Arc<Tls>>,
     /// Open connections, shared with their tasks.
     pool: Arc<Mutex<Pool>>,
+    /// Bounds the connections whose tasks have not ended, in the pool or not.
+    limit: ConnectionLimit,
 }
 
 /// TLS towards one recursor (RFC 7858). Sessions are resumed.
@@ -100,11 +109,18 @@ struct Pool {
     cut_off: Option<Instant>,
 }
 
-/// A connection, served by a separate task.
+/// The side of a connection that the pool and the waiting queries share. Once they have dropped it, its
+/// task ends.
 #[derive(Debug)]
 struct Connection {
-    /// Passes framed queries to the task.
+    /// Passes framed queries to the task. At most [`MAX_PIPELINED`] wait for replies.
     frames: mpsc::UnboundedSender<Vec<u8>>,
+    replies: Arc<Replies>,
+}
+
+/// The queries of a connection, shared with its task.
+#[derive(Debug, Default)]
+struct Replies {
     /// Queries that wait for replies.
     pending: Mutex<Pending>,
 }
@@ -152,6 +168,7 @@ impl TcpConnections {
             persistent,
             tls,
             pool: Arc::default(),
+            limit: ConnectionLimit::new(MAX_CONNECTIONS),
         }
     }
 
@@ -171,12 +188,14 @@ impl TcpConnections {
             if !unanswered.shared {
                 return Err(unanswered.error);
             }
-            let connection = self.open();
+            let connection = self.open().ok_or(unanswered.error)?;
             let reply = connection
                 .exchange(query, question)
                 .await
                 .map_err(|unanswered| unanswered.error)?;
-            self.pool.lock().open.push(connection);
+            if self.persistent {
+                self.pool.lock().open.push(connection);
+            }
             Ok(reply)
         };
         tokio::time::timeout(self.timeout, exchange)
@@ -184,10 +203,11 @@ impl TcpConnections {
             .unwrap_or(Err(TryError::TimedOut))
     }
 
-    /// Selects the connection for a query; `None` if all have the maximum number of queries.
+    /// Selects the connection for a query; `None` if all have the maximum number of queries, and no further
+    /// one may be opened.
     fn choose(&self) -> Option<Arc<Connection>> {
         if !self.persistent {
-            return Some(self.open());
+            return self.open();
         }
         let mut pool = self.pool.lock();
         pool.open.retain(|connection| connection.takes_queries());
@@ -195,41 +215,40 @@ impl TcpConnections {
             Some(last) if last.elapsed() < UNSHARED => 1,
             _ => MAX_PIPELINED,
         };
-        let least = pool
-            .open
-            .iter()
-            .map(|connection| (connection.load(), connection))
-            .min_by_key(|(load, _)| *load);
-        match least {
-            Some((0, connection)) => return Some(Arc::clone(connection)),
-            Some((load, connection)) if pool.open.len() >= FEW && load < most => {
-                return Some(Arc::clone(connection));
+        let mut least: Option<(usize, &Arc<Connection>)> = None;
+        for connection in &pool.open {
+            let load = connection.load();
+            if load < most && least.is_none_or(|(least, _)| load < least) {
+                least = Some((load, connection));
             }
-            _ if pool.open.len() >= MAX_CONNECTIONS => return None,
-            _ => {}
         }
-        let connection = self.open();
+        if let Some((load, connection)) = least
+            && (load == 0 || pool.open.len() >= FEW)
+        {
+            return Some(Arc::clone(connection));
+        }
+        let Some(connection) = self.open() else {
+            return least.map(|(_, connection)| Arc::clone(connection));
+        };
         pool.open.push(Arc::clone(&connection));
         Some(connection)
     }
 
-    fn open(&self) -> Arc<Connection> {
+    /// Starts a connection; `None` if there are too many.
+    fn open(&self) -> Option<Arc<Connection>> {
+        let slot = self.limit.try_enter()?;
         let (frames, queue) = mpsc::unbounded_channel();
-        let connection = Arc::new(Connection {
-            frames,
-            pending: Mutex::default(),
-        });
-        let (served, pool) = (Arc::clone(&connection), Arc::clone(&self.pool));
-        let (address, matching, tls) = (self.address, self.matching, self.tls.clone());
-        tokio::spawn(async move {
-            let ended = served.serve(address, tls.as_deref(), matching, queue).await;
-            // The task ends without an error only when idle.
-            let error = ended.err().unwrap_or(TryError::Closed);
-            if served.end(error) {
-                pool.lock().cut_off = Some(Instant::now());
-            }
-        });
-        connection
+        let replies = Arc::<Replies>::default();
+        let task = ConnectionTask {
+            address: self.address,
+            connect_timeout: self.timeout,
+            matching: self.matching,
+            tls: self.tls.clone(),
+            replies: Arc::clone(&replies),
+            pool: Arc::clone(&self.pool),
+        };
+        tokio::spawn(task.run(queue, slot));
+        Some(Arc::new(Connection { frames, replies }))
     }
 }
 
@@ -247,7 +266,7 @@ impl Connection {
         let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
         let length = u16::try_from(query.len()).map_err(|_| alone(TryError::Unreadable))?;
         let (sender, receiver) = oneshot::channel();
-        let id = self.enter(Waiting {
+        let id = self.replies.enter(Waiting {
             question: SmallVec::from_slice(question),
             sender,
         })?;
@@ -262,6 +281,116 @@ impl Connection {
         }))
     }
 
+    fn takes_queries(&self) -> bool {
+        self.replies.takes_queries()
+    }
+
+    fn load(&self) -> usize {
+        self.replies.load()
+    }
+}
+
+/// The task of a connection.
+struct ConnectionTask {
+    address: SocketAddr,
+    connect_timeout: Duration,
+    matching: Matching,
+    tls: Option<Arc<Tls>>,
+    replies: Arc<Replies>,
+    pool: Arc<Mutex<Pool>>,
+}
+
+impl ConnectionTask {
+    /// Serves the connection to its end, then fails the queries that still wait. The slot is free once the
+    /// socket is closed.
+    async fn run(self, queue: mpsc::UnboundedReceiver<Vec<u8>>, slot: ConnectionSlot) {
+        let ended = self.serve(queue).await;
+        drop(slot);
+        // The task ends without an error only when idle or unused.
+        let error = ended.err().unwrap_or(TryError::Closed);
+        if self.replies.end(error) {
+            self.pool.lock().cut_off = Some(Instant::now());
+        }
+    }
+
+    /// Connects, then sends queries and delivers replies until the connection is closed, unused, or has
+    /// been idle for too long.
+    async fn serve(&self, queue: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<(), TryError> {
+        // A server that accepts and then says nothing would keep the socket for good.
+        let deadline = tokio::time::Instant::now() + self.connect_timeout;
+        let connected = tokio::time::timeout_at(deadline, TcpStream::connect(self.address)).await;
+        let stream = connected.map_err(|_| TryError::TimedOut)??;
+        let _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else {
+            let (reader, writer) = stream.into_split();
+            return self.converse(reader, writer, MAX_IDLE, queue).await;
+        };
+        let handshake = tokio::time::timeout_at(deadline, self.shake_hands(tls, stream)).await;
+        let stream = handshake.map_err(|_| TryError::TimedOut)??;
+        let (reader, writer) = tokio::io::split(stream);
+        self.converse(reader, writer, MAX_IDLE_TLS, queue).await
+    }
+
+    async fn shake_hands(
+        &self,
+        tls: &Tls,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, TryError> {
+        let Self { address, .. } = self;
+        let name = match &tls.name {
+            Some(name) => name.clone(),
+            None => ServerName::IpAddress(address.ip().into()),
+        };
+        let connector = TlsConnector::from(Arc::clone(&tls.config));
+        connector.connect(name, stream).await.map_err(|error| {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(suppressed) = LIMIT.admit(address.ip()) {
+                tracing::warn!(recursor = %address, %error, suppressed, "TLS handshake with a recursor failed");
+            }
+            TryError::Tls
+        })
+    }
+
+    async fn converse(
+        &self,
+        reader: impl AsyncRead + Unpin,
+        writer: impl AsyncWrite + Unpin,
+        max_idle: Duration,
+        queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) -> Result<(), TryError> {
+        let ended = tokio::select! {
+            ended = self.read(reader, max_idle) => ended,
+            ended = write(writer, queue) => ended,
+        };
+        Ok(ended?)
+    }
+
+    async fn read(&self, mut reader: impl AsyncRead + Unpin, max_idle: Duration) -> io::Result<()> {
+        let mut input = BytesMut::new();
+        // Only complete replies move it: single bytes would keep the connection for good.
+        let mut idle_at = tokio::time::Instant::now() + max_idle;
+        loop {
+            match tokio::time::timeout_at(idle_at, reader.read_buf(&mut input)).await {
+                Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => drop(read?),
+                Err(_) if self.replies.end_if_idle() => return Ok(()),
+                Err(_) => idle_at = tokio::time::Instant::now() + max_idle,
+            }
+            while let Some(length) = input.first_chunk::<2>() {
+                let length = usize::from(u16::from_be_bytes(*length));
+                if input.len() < 2 + length {
+                    break;
+                }
+                input.advance(2);
+                self.replies
+                    .deliver(&input.split_to(length), self.matching)?;
+                idle_at = tokio::time::Instant::now() + max_idle;
+            }
+        }
+    }
+}
+
+impl Replies {
     /// Registers a query under a free random id.
     fn enter(&self, waiting: Waiting) -> Result<u16, Unanswered> {
         let mut pending = self.pending.lock();
@@ -303,78 +432,6 @@ impl Connection {
             .count()
     }
 
-    /// Connects, then sends queries and delivers replies until the connection is closed or has been
-    /// idle for too long.
-    async fn serve(
-        &self,
-        address: SocketAddr,
-        tls: Option<&Tls>,
-        matching: Matching,
-        queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    ) -> Result<(), TryError> {
-        let stream = TcpStream::connect(address).await?;
-        let _ = stream.set_nodelay(true);
-        let Some(Tls { config, name }) = tls else {
-            let (reader, writer) = stream.into_split();
-            return self
-                .converse(reader, writer, MAX_IDLE, matching, queue)
-                .await;
-        };
-        let name = name
-            .clone()
-            .unwrap_or(ServerName::IpAddress(address.ip().into()));
-        let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await.map_err(|error| {
-            static LIMIT: LineLimit = LineLimit::new();
-            if let Some(suppressed) = LIMIT.admit(address.ip()) {
-                tracing::warn!(recursor = %address, %error, suppressed, "TLS handshake with a recursor failed");
-            }
-            TryError::Tls
-        })?;
-        let (reader, writer) = tokio::io::split(stream);
-        self.converse(reader, writer, MAX_IDLE_TLS, matching, queue)
-            .await
-    }
-
-    async fn converse(
-        &self,
-        reader: impl AsyncRead + Unpin,
-        writer: impl AsyncWrite + Unpin,
-        max_idle: Duration,
-        matching: Matching,
-        queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    ) -> Result<(), TryError> {
-        let ended = tokio::select! {
-            ended = self.read(reader, max_idle, matching) => ended,
-            ended = write(writer, queue) => ended,
-        };
-        Ok(ended?)
-    }
-
-    async fn read(
-        &self,
-        mut reader: impl AsyncRead + Unpin,
-        max_idle: Duration,
-        matching: Matching,
-    ) -> io::Result<()> {
-        let mut input = BytesMut::new();
-        loop {
-            match tokio::time::timeout(max_idle, reader.read_buf(&mut input)).await {
-                Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => drop(read?),
-                Err(_) if self.end_if_idle() => return Ok(()),
-                Err(_) => {}
-            }
-            while let Some(length) = input.first_chunk::<2>() {
-                let length = usize::from(u16::from_be_bytes(*length));
-                if input.len() < 2 + length {
-                    break;
-                }
-                input.advance(2);
-                self.deliver(&input.split_to(length), matching)?;
-            }
-        }
-    }
-
     /// Delivers a reply to its query. Returns an error if there is none, because the server is not
     /// trustworthy then.
     fn deliver(&self, reply: &[u8], matching: Matching) -> io::Result<()> {
@@ -390,7 +447,9 @@ impl Connection {
             ReplyMatch::Reply => Ok(reply.to_vec()),
             ReplyMatch::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
             ReplyMatch::Unreadable | ReplyMatch::CutShort => Err(TryError::Unreadable),
-            ReplyMatch::OtherQuestion | ReplyMatch::NoReply => Err(TryError::WrongReply),
+            ReplyMatch::OtherQuestion | ReplyMatch::OtherLetters | ReplyMatch::NoReply => {
+                Err(TryError::WrongReply)
+            }
         };
         // The client may be gone.
         let _ = sender.send(outcome.map_err(|error| Unanswered {
@@ -431,6 +490,7 @@ async fn write(
     mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
 ) -> io::Result<()> {
+    // Ends when nobody can send any more.
     while let Some(frame) = queue.recv().await {
         writer.write_all(&frame).await?;
         writer.flush().await?;
@@ -456,28 +516,16 @@ pub enum Trust {
 impl Trust {
     /// Returns the settings of a client that accepts these servers.
     pub(crate) fn client_config(&self) -> ClientConfig {
-        let provider = Arc::new(ring::default_provider());
-        let builder = || {
-            ClientConfig::builder_with_provider(Arc::clone(&provider))
-                .with_safe_default_protocol_versions()
-                .expect("ring supports the TLS versions that rustls takes by default")
+        let trust = match self {
+            Self::System => ServerTrust::System,
+            Self::File(path) => ServerTrust::Verifier(ServerVerifier::of_file(path)),
+            Self::Anyone => ServerTrust::Verifier(ServerVerifier::unverified()),
         };
-        let checked_by = |verifier: ServerVerifier| {
-            builder()
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(verifier))
-                .with_no_client_auth()
-        };
-        match self {
-            Self::System => match builder().with_native_roots() {
-                Ok(builder) => builder.with_no_client_auth(),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read the system's CA certificates; using Mozilla's");
-                    builder().with_webpki_roots().with_no_client_auth()
-                }
-            },
-            Self::File(path) => checked_by(ServerVerifier::of_file(path)),
-            Self::Anyone => checked_by(ServerVerifier::unverified()),
-        }
+        tls::client_config(trust, ClientIdentity::Anonymous)
+            .or_else(|error| {
+                tracing::warn!(%error, "cannot read the system's CA certificates; using Mozilla's");
+                tls::client_config(ServerTrust::Mozilla, ClientIdentity::Anonymous)
+            })
+            .expect("Mozilla's CAs and the TLS versions are compiled in")
     }
 }

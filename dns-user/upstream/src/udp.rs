@@ -13,7 +13,7 @@ use std::{
     net::{SocketAddr, UdpSocket},
     os::fd::{AsRawFd, RawFd},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -29,6 +29,7 @@ use tokio::{
 use super::{TryError, message};
 use dns_kit::{
     eager::resume_woken,
+    logs::LineLimit,
     mmsg::{Incoming, ReceiveMetadata},
 };
 
@@ -75,8 +76,8 @@ pub(crate) struct UdpSockets {
     timeout: Duration,
     /// How replies are matched to queries.
     matching: Matching,
-    /// The sockets that accept queries.
-    slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
+    /// The sockets that accept queries. Each belongs to its task, so that an unused one is closed.
+    slots: [Mutex<Weak<Socket>>; SOCKETS],
     /// Number of datagrams that matched no query in flight.
     mismatched: Arc<AtomicU64>,
 }
@@ -124,7 +125,7 @@ impl UdpSockets {
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
         let first = rand::random_range(0..SOCKETS);
         let is_in_flight_on = |at: usize| {
-            let socket = self.slots[at].lock().clone();
+            let socket = self.slots[at].lock().upgrade();
             socket.is_some_and(|socket| socket.pending.lock().has_question(question))
         };
         let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
@@ -146,9 +147,9 @@ impl UdpSockets {
             second_best: None,
             sender,
         };
-        if let Some(socket) = &*slot {
+        if let Some(socket) = slot.upgrade() {
             match socket.enter(waiting, self, ReuseLimits::Enforced) {
-                Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
+                Ok(id) => return Ok((socket, id, receiver)),
                 Err(refused) => waiting = refused,
             }
         }
@@ -169,7 +170,7 @@ impl UdpSockets {
         let id = socket
             .enter(waiting, self, ReuseLimits::Enforced)
             .map_err(|_| TryError::TimedOut)?;
-        *slot = Some(Arc::clone(&socket));
+        *slot = Arc::downgrade(&socket);
         Ok((socket, id, receiver))
     }
 
@@ -177,7 +178,7 @@ impl UdpSockets {
     /// is better than no forwarding.
     fn register_anywhere(&self, mut waiting: PendingQuery) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
-            let Some(socket) = slot.lock().clone() else {
+            let Some(socket) = slot.lock().upgrade() else {
                 continue;
             };
             match socket.enter(waiting, self, ReuseLimits::Ignored) {
@@ -393,6 +394,17 @@ impl PendingQueries {
                 }
                 return false;
             }
+            ReplyMatch::OtherLetters => {
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(suppressed) = LIMIT.admit_per_minute() {
+                    tracing::warn!(
+                        suppressed,
+                        "a reply of a recursor repeats the question in other letters and is ignored: it is forged, or \
+                         the recursor does not preserve letter case; in that case set `recursor_0x20` to false"
+                    );
+                }
+                return false;
+            }
             ReplyMatch::NoReply => return false,
         };
         if let Some(waiting) = self.waiting.remove(&id) {
@@ -455,6 +467,8 @@ pub(super) enum ReplyMatch {
     Unreadable,
     /// A reply to another question.
     OtherQuestion,
+    /// A reply that does not repeat the random letter case.
+    OtherLetters,
     /// A query, or a reply to another kind of request (NOTIFY, UPDATE).
     NoReply,
 }
@@ -486,15 +500,12 @@ pub(super) fn match_reply(datagram: &[u8], question: &[u8], exact_case: bool) ->
             ReplyMatch::Unreadable
         };
     };
-    let same = if exact_case {
-        *theirs == *question
-    } else {
-        message::same_question(question, theirs)
-    };
-    if same {
-        ReplyMatch::Reply
-    } else {
+    if !message::same_question(question, theirs) {
         ReplyMatch::OtherQuestion
+    } else if exact_case && *theirs != *question {
+        ReplyMatch::OtherLetters
+    } else {
+        ReplyMatch::Reply
     }
 }
 

@@ -1,9 +1,19 @@
 //! DNS Cookies: dig as a client, and BIND as another server with the same secret.
 
-use std::{fs, net::SocketAddr, process::Stdio, time::Duration};
+use std::{
+    fs,
+    io::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
-use hickory_proto::rr::RecordType;
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::{RData, Record, RecordType, rdata::A},
+};
 use serde_json::json;
 use tempfile::TempDir;
 use whole_system_tests::{
@@ -12,12 +22,13 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements,
+    requirements, server,
 };
 
 use super::{
     interface_cache::start,
     lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    scripted::Scripted,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -240,6 +251,197 @@ fn interface_leaves_cookies_to_userspace() -> Result<()> {
                     .is_ok_and(|(hit, output)| hit && cookie(&output).is_err())
             })?;
         }
+    }
+    Ok(())
+}
+
+/// Largest group, and largest answer of the recursor.
+const MOST: u16 = 200;
+/// The client's part of the cookie.
+const CLIENT: &[u8; 8] = b"a client";
+/// Option codes of a cookie and of the server's name, and the length of a complete cookie.
+const COOKIE: [u8; 4] = [0, 10, 0, 24];
+const NSID: [u8; 2] = [0, 3];
+
+/// Returns a query with a cookie, and one for the server's name.
+fn query_with_options(name: &str, size: u16) -> Result<Vec<u8>> {
+    let mut query = client::query(name, RecordType::A, None)?.to_vec()?;
+    // One additional record: an OPT with 16 bytes of options.
+    query[11] = 1;
+    query.extend_from_slice(&[0, 0, 41]);
+    query.extend_from_slice(&size.to_be_bytes());
+    query.extend_from_slice(&[0, 0, 0, 0, 0, 16, 0, 10, 0, 8]);
+    query.extend_from_slice(CLIENT);
+    query.extend_from_slice(&[0, 3, 0, 0]);
+    Ok(query)
+}
+
+/// Asks for a group or a forwarded name; returns whether the reply was truncated.
+fn has_options(lab: &Lab<'_>, name: &str, size: u16) -> Result<bool> {
+    let query = query_with_options(name, size)?;
+    let reply = lab
+        .namespace
+        .run(|| client::ask_raw(OURS, &query, LIMIT))??;
+    ensure!(reply.len() <= size.into(), "{name}: {} bytes", reply.len());
+    let message = Message::from_vec(&reply)?;
+    let what = || format!("{name}, {size} bytes: {message}");
+    let hostname = nix::unistd::gethostname()?;
+    let name_of_server = [&NSID[..], &(hostname.len() as u16).to_be_bytes()].concat();
+    for option in [[&COOKIE[..], CLIENT].concat(), name_of_server] {
+        let is_there = reply.windows(option.len()).any(|bytes| bytes == option);
+        ensure!(is_there, "{option:?} is missing in the reply to {}", what());
+    }
+    // Nothing else is left out than what has no room.
+    let room = usize::from(size) - reply.len();
+    ensure!(
+        !message.metadata.truncation || room < 16,
+        "{room} bytes left: {}",
+        what()
+    );
+    Ok(message.metadata.truncation)
+}
+
+#[test]
+fn truncated_replies_carry_cookies() -> Result<()> {
+    let Some(namespace) = namespace("cutcookie")? else {
+        return Ok(());
+    };
+    let recursor = many_addresses(&namespace)?;
+    let records = server::records_of_groups(&(1..=MOST).collect::<Vec<_>>());
+    let settings = json!({"cookies": {"enabled": true}, "cache": {"enabled": true}});
+    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+    fs::write(lab.server.folder.path().join("records.json"), records)?;
+    wait_until("the groups", LIMIT, || {
+        let reply = lab.ask_for(&format!("q-s0.q-g{MOST}.bosh."), RecordType::A);
+        reply.is_ok_and(|reply| !reply.answers.is_empty())
+    })?;
+    let (mut truncated, mut asked) = (0, 0);
+    for size in [512, 1232] {
+        for count in 1..=MOST {
+            for name in [
+                format!("q-s0.q-g{count}.bosh."),
+                format!("n{count}.many.test."),
+                // From the cache.
+                format!("n{count}.many.test."),
+            ] {
+                truncated += u32::from(has_options(&lab, &name, size)?);
+                asked += 1;
+            }
+        }
+    }
+    println!("{truncated} of {asked} replies were truncated");
+    ensure!(truncated > 600, "{truncated} of {asked}");
+    drop(recursor);
+    Ok(())
+}
+
+/// Starts a recursor that answers `n7.many.test` with seven addresses.
+fn many_addresses(namespace: &Namespace) -> Result<Scripted> {
+    Scripted::start(namespace, loopback(10), |asked| {
+        let name = asked.name().to_ascii_lowercase();
+        let count = name.trim_start_matches('n').split('.').next();
+        let count: u8 = count.and_then(|count| count.parse().ok()).unwrap_or(0);
+        let mut reply = asked.reply(ResponseCode::NoError);
+        for last in 0..count {
+            let address = RData::A(A::new(192, 0, 2, last));
+            reply.add_answer(Record::from_rdata(
+                asked.message.queries[0].name().clone(),
+                300,
+                address,
+            ));
+        }
+        vec![reply.into()]
+    })
+}
+
+/// c-ares with its binding for Python, as `cargo xtask test` installs it.
+fn pycares() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pycares/bin/python")
+}
+
+/// Asks for groups and forwarded names of every size, with cookies, and prints the number of addresses of each name.
+const SCRIPT: &str = r#"
+import select, sys, pycares
+
+def run(channel, pending):
+    while pending:
+        readers, writers = channel.getsock()
+        if not readers and not writers:
+            break
+        ready, writable, _ = select.select(readers, writers, [], channel.timeout(1.0))
+        for descriptor in ready:
+            channel.process_fd(descriptor, pycares.ARES_SOCKET_BAD)
+        for descriptor in writable:
+            channel.process_fd(pycares.ARES_SOCKET_BAD, descriptor)
+        if not ready and not writable:
+            channel.process_fd(pycares.ARES_SOCKET_BAD, pycares.ARES_SOCKET_BAD)
+
+channel = pycares.Channel(servers=["127.0.0.1"], timeout=5.0, tries=2, rotate=False)
+for name in sys.stdin.read().split():
+    pending = {name}
+    def done(result, error, name=name):
+        pending.discard(name)
+        print(name, len(result) if error is None else pycares.errno.errorcode[error])
+    channel.query(name, pycares.QUERY_TYPE_A, done)
+    run(channel, pending)
+"#;
+
+#[test]
+fn cares_resolves_truncated_names() -> Result<()> {
+    let python = pycares();
+    let installed = python
+        .try_exists()
+        .map_err(anyhow::Error::from)
+        .and_then(|exists| {
+            ensure!(exists, "{} is missing", python.display());
+            Ok(())
+        });
+    if !requirements::met("pycares", installed) {
+        return Ok(());
+    }
+    let Some(namespace) = namespace("cares")? else {
+        return Ok(());
+    };
+    let _recursor = many_addresses(&namespace)?;
+    let mut names = String::new();
+    for count in 1..=MOST {
+        names.push_str(&format!("q-s0.q-g{count}.bosh\nn{count}.many.test\n"));
+    }
+    for enabled in [true, false] {
+        let records = server::records_of_groups(&(1..=MOST).collect::<Vec<_>>());
+        let settings = json!({"cookies": {"enabled": enabled}});
+        let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+        fs::write(lab.server.folder.path().join("records.json"), records)?;
+        wait_until("the groups", LIMIT, || {
+            let reply = lab.ask_for(&format!("q-s0.q-g{MOST}.bosh."), RecordType::A);
+            reply.is_ok_and(|reply| !reply.answers.is_empty())
+        })?;
+        let mut command = namespace.command(&python)?;
+        command
+            .args(["-c", SCRIPT])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = command.spawn()?;
+        let mut input = process.stdin.take().context("a pipe")?;
+        input.write_all(names.as_bytes())?;
+        drop(input);
+        let output = process.wait_with_output()?;
+        let text = String::from_utf8(output.stdout)?;
+        let mut wrong = Vec::new();
+        for line in text.lines() {
+            let (name, found) = line.split_once(' ').context("a name and a number")?;
+            let digits: String = name
+                .chars()
+                .skip_while(|c| *c != 'g' && *c != 'n')
+                .skip(1)
+                .take_while(char::is_ascii_digit)
+                .collect();
+            if found != digits {
+                wrong.push(line);
+            }
+        }
+        ensure!(text.lines().count() == 2 * usize::from(MOST), "{text}");
+        ensure!(wrong.is_empty(), "cookies {enabled}: {wrong:?}");
     }
     Ok(())
 }

@@ -26,15 +26,15 @@ use super::lab::{Lab, loopback, namespace};
 const START: Duration = Duration::from_secs(60);
 
 /// The name in the servers' certificates.
-const NAME: &str = "dns.encrypted.test";
+pub(crate) const NAME: &str = "dns.encrypted.test";
 
 /// Certificates of the recursors.
-struct Files {
+pub(crate) struct Files {
     folder: TempDir,
 }
 
 impl Files {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-dot-")?;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -47,13 +47,13 @@ impl Files {
         Ok(Self { folder })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
 
 /// Returns whether a program is installed.
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     requirements::program(program, "-V")
 }
 
@@ -81,7 +81,7 @@ fn run(
 }
 
 /// Starts unbound with TLS only, which answers every name below `encrypted.test` with 192.0.2.9.
-fn unbound(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Kept> {
+pub(crate) fn unbound(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Kept> {
     let config = format!(
         "server:\n  interface: {0}@{1}\n  tls-port: {1}\n  tls-service-key: \"{2}\"\n  tls-service-pem: \"{3}\"\n\
          \x20 username: \"\"\n  chroot: \"\"\n  directory: \"{4}\"\n  pidfile: \"\"\n  use-syslog: no\n\

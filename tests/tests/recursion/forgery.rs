@@ -199,27 +199,29 @@ fn subnet_queries_are_limited() -> Result<()> {
 }
 
 #[test]
-fn case_changing_recursors_are_accepted() -> Result<()> {
+fn other_letters_count_at_no_try() -> Result<()> {
     let Some(namespace) = namespace("lower")? else {
         return Ok(());
     };
-    let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
-        let mut reply = asked.answer(TRUE, 300);
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        let mut reply = asked.answer(FORGED, 300);
         let lower = reply.queries[0].name().to_lowercase();
         reply.queries[0].set_name(lower);
         vec![reply.into()]
     })?;
-    let settings = json!({"recursor_timeout": "2s", "recursor_0x20": true});
+    let settings = json!({"recursor_0x20": true, "recursor_max_retries": 3});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
-    let query = client::query("Lower.Test.", RecordType::A, None)?;
+    let query = client::query("Letters.Of.A.Longer.Name.Test.", RecordType::A, None)?;
     let reply = lab.ask(&query)?;
     ensure!(
-        reply.metadata.response_code == ResponseCode::NoError,
+        reply.metadata.response_code == ResponseCode::ServFail,
         "{reply}"
     );
-    ensure!(
-        reply.queries[0].name().to_string() == "Lower.Test.",
-        "{reply}"
-    );
+    let names: BTreeSet<String> = recursor.asked().iter().map(Asked::name).collect();
+    // Four tries, and one without EDNS.
+    ensure!(names.len() == 5, "new letters for every try: {names:?}");
+    ensure!(recursor.count() == 5, "{} tries", recursor.count());
+    lab.server
+        .wait_for_log("repeats the question in other letters")?;
     Ok(())
 }

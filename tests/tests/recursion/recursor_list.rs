@@ -62,14 +62,18 @@ fn addressed(label: &str) -> Result<Option<Namespace>> {
 }
 
 /// A folder that a server sees as /etc.
-struct Etc(TempDir);
+pub(crate) struct Etc(TempDir);
 
 impl Etc {
     /// Creates the folder with a resolv.conf.
-    fn new(text: &str) -> Result<Self> {
+    pub(crate) fn new(text: &str) -> Result<Self> {
         let etc = Self(TempDir::with_prefix("bdx-etc-")?);
         fs::write(etc.resolv_conf(), text)?;
         Ok(etc)
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().to_owned()
     }
 
     fn resolv_conf(&self) -> PathBuf {
@@ -96,7 +100,7 @@ impl Etc {
 }
 
 /// Moves this process into a mount namespace in which `folder` is /etc.
-fn show_as_etc(folder: &Path) -> io::Result<()> {
+pub(crate) fn show_as_etc(folder: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
     // Keeps the following mounts out of other mount namespaces.

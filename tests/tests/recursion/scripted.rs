@@ -68,6 +68,16 @@ impl From<Message> for Say {
 }
 
 impl Asked {
+    /// Parses a query; `None` if it is not one.
+    pub(crate) fn parse(bytes: &[u8], from: SocketAddr, by_tcp: bool) -> Option<Self> {
+        Some(Self {
+            bytes: bytes.to_vec(),
+            message: Message::from_vec(bytes).ok()?,
+            from,
+            by_tcp,
+        })
+    }
+
     /// Returns the queried name in the letter case of the query.
     pub(crate) fn name(&self) -> String {
         self.message
@@ -213,14 +223,8 @@ impl Shared {
 
     /// Returns the messages for a query; empty for a message that is not a query.
     fn consider(&self, bytes: &[u8], from: SocketAddr, by_tcp: bool) -> Vec<Say> {
-        let Ok(message) = Message::from_vec(bytes) else {
+        let Some(asked) = Asked::parse(bytes, from, by_tcp) else {
             return Vec::new();
-        };
-        let asked = Asked {
-            bytes: bytes.to_vec(),
-            message,
-            from,
-            by_tcp,
         };
         self.asked().push(asked.clone());
         (self.script)(&asked)

@@ -544,13 +544,20 @@ async fn random_case_is_checked_and_undone() {
     names.dedup();
     assert!(names.len() > 5, "nine letters, twenty queries");
 
-    // A server that changes the letter case is queried once more without randomised case.
-    let lowering = Scripted::start(|query| {
+    // A reply in other letters counts at no try: a forger may cause the first one to fail.
+    let tries: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let log = Arc::clone(&tries);
+    let lowering = Scripted::start(move |query| {
+        log.lock().push(query[12..12 + NAME.len()].to_vec());
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
         reply[12..12 + NAME.len()].make_ascii_lowercase();
         vec![reply]
     })
     .await;
+    let options = RecursorOptions {
+        max_retries: 3,
+        ..options
+    };
     let forwarder = Forwarder::new(
         &[lowering.name()],
         options,
@@ -558,9 +565,15 @@ async fn random_case_is_checked_and_undone() {
         Compat::default(),
         &Arc::default(),
     );
-    let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
-    assert_eq!(rcode(&reply), message::NOERROR);
-    assert_eq!(&reply[12..12 + NAME.len()], NAME);
+    let long = b"\x1eabcdefghijklmnopqrstuvwxyzabcd\0";
+    let reply = ask(&forwarder, &query(long, 1), Transport::Udp).await;
+    assert_eq!(rcode(&reply), message::SERVFAIL);
+    let mut tries = tries.lock().clone();
+    // The last one is without EDNS.
+    assert_eq!(tries.len(), 5);
+    tries.sort();
+    tries.dedup();
+    assert_eq!(tries.len(), 5, "new letters for every try");
 }
 
 /// Returns a reply over UDP that is cut short at `length`, with TC, and a complete one over TCP.

@@ -15,7 +15,8 @@ use super::*;
 use crate::{
     Answer as _,
     cached::{CachedSource, UncachedSource},
-    http::{HttpSource, client},
+    handlers::HttpServer,
+    http::{HttpClients, HttpSource},
     tcp::Trust,
 };
 
@@ -74,11 +75,12 @@ async fn serve(respond: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> (St
 
 /// Returns a source that uses the server at this address.
 fn source(url: &str) -> CachedSource {
-    let source = HttpSource::new(
-        url.parse().unwrap(),
-        client(&Arc::default(), &Trust::System),
-        Duration::from_millis(600),
-    );
+    let server = HttpServer {
+        url: url.parse().unwrap(),
+        trust: Trust::System,
+    };
+    let (mut clients, hosts) = (HttpClients::default(), Arc::default());
+    let source = HttpSource::new(&server, &mut clients, &hosts, Duration::from_millis(600));
     let compat = Compat {
         forget_failures: true,
         ..Compat::default()
@@ -192,7 +194,7 @@ async fn redirects_are_followed() {
         rcode(&ask(&source(&format!("http://{address}"))).await),
         message::SERVFAIL
     );
-    assert_eq!(seen.requests.lock().len(), 11);
+    assert_eq!(seen.requests.lock().len(), 10);
     let (address, _) = serve(|_| response("302 Found", "location: file:///etc/passwd", b"")).await;
     assert_eq!(
         rcode(&ask(&source(&format!("http://{address}"))).await),

@@ -1,0 +1,189 @@
+//! A server all of whose peers hang, for a while: `SOAK_SECONDS=600 cargo nextest run -p whole-system-tests soak::`.
+//! Descriptors, memory and threads return to where they began.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use whole_system_tests::{
+    client, fleet,
+    health::{Authority, instance, write_files},
+    process::{memory, status_line, wait_until},
+    server::Server,
+};
+
+use super::{
+    lab::{OURS, namespace},
+    tarpits::{Tarpit, Trickling, descriptors},
+};
+
+/// Time limit for the return, reached only on failure.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Instances that are checked, and their port.
+const INSTANCES: u32 = 40;
+const HEALTH_PORT: u16 = 8853;
+/// Memory that the allocator and its threads may keep, in MiB.
+const MAX_KEPT: u64 = 24;
+/// Names that make the server wait for each peer.
+const DOMAINS: [&str; 4] = [
+    "recursed.test.",
+    "http.test.",
+    "https.test.",
+    "service.consul.",
+];
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    /// Memory in MiB.
+    memory: u64,
+}
+
+impl Held {
+    fn by(server: &Server) -> Result<Self> {
+        let process = server.pid();
+        Ok(Self {
+            descriptors: descriptors(process)?,
+            threads: status_line(process, "Threads")?.trim().parse()?,
+            memory: memory(process, "RssAnon")? >> 20,
+        })
+    }
+
+    /// Returns the most of what a server held within a moment in which nobody asks: checks and Consul's watchers
+    /// go on.
+    fn at_rest(server: &Server) -> Result<Self> {
+        let mut most = Self::by(server)?;
+        for _ in 0..60 {
+            thread::sleep(Duration::from_millis(50));
+            let now = Self::by(server)?;
+            most.descriptors = most.descriptors.max(now.descriptors);
+            most.threads = most.threads.max(now.threads);
+            most.memory = most.memory.max(now.memory);
+        }
+        Ok(most)
+    }
+}
+
+/// Asks for many names that no peer answers, and reads whatever comes back, for a moment.
+fn ask_everything(socket: &UdpSocket, round: usize) -> Result<()> {
+    for number in 0..50 {
+        for domain in DOMAINS {
+            let name = format!("n{round}-{number}.{domain}");
+            socket.send(&client::query(&name, RecordType::A, None)?.to_vec()?)?;
+        }
+        let name = format!("q-s0x{number}.q-g1.bosh.");
+        socket.send(&client::query(&name, RecordType::A, None)?.to_vec()?)?;
+    }
+    let until = Instant::now() + Duration::from_millis(200);
+    let mut buffer = [0; 4096];
+    while Instant::now() < until {
+        // Nothing may come at all.
+        let _ = socket.recv(&mut buffer);
+    }
+    Ok(())
+}
+
+#[test]
+fn hanging_peers_take_nothing_for_good() -> Result<()> {
+    let Some(namespace) = namespace("hangsoak")? else {
+        return Ok(());
+    };
+    let seconds = std::env::var("SOAK_SECONDS").ok();
+    let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(8);
+    let at = |last, port| SocketAddr::new(Ipv4Addr::new(127, 0, 0, last).into(), port);
+    // By UDP nothing, by TCP single bytes, by TLS no handshake.
+    let trickles = Arc::new(AtomicBool::new(true));
+    let trickling = Trickling::start(&namespace, at(11, 53), &trickles)?;
+    let silent = namespace.run(|| UdpSocket::bind(at(10, 53)))??;
+    let mut tarpits = vec![trickling.tarpit()];
+    let mut held = Vec::new();
+    for address in [
+        at(31, 853),
+        at(41, 8080),
+        at(42, 8443),
+        at(51, 8500),
+        SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), HEALTH_PORT),
+    ] {
+        held.push(Tarpit::silent(&namespace, address)?);
+    }
+    tarpits.extend(&held);
+    let authority = Authority::new("ca")?;
+    let folder = tempfile::tempdir()?;
+    let identity = authority.issue(dns_health::HEALTH_NAME)?;
+    let tls = write_files(folder.path(), &identity, &authority.certificate)?;
+    let instances = (0..INSTANCES).map(|number| (1, instance(number)));
+    let files = whole_system_tests::server::folder(&fleet::records(1, instances), None)?;
+    let handlers = json!([
+        {"domain": "http.test", "source": {"type": "http", "url": "http://127.0.0.41:8080"}},
+        {"domain": "https.test", "source": {"type": "http", "url": "https://127.0.0.42:8443"}},
+    ]);
+    fs::write(
+        files.path().join("handlers/handlers.json"),
+        handlers.to_string(),
+    )?;
+    let settings = json!({
+        "xdp": {"mode": "off"},
+        "disable_recursors": false,
+        "recursors": ["127.0.0.10", "127.0.0.11", "tls://127.0.0.31"],
+        "recursor_timeout": "300ms",
+        "request_timeout": "2s",
+        "consul": {"sources": {"http": {"addresses": [format!("http://{}", at(51, 8500))]}}},
+        "health": {
+            "enabled": true,
+            "port": HEALTH_PORT,
+            "certificate_file": tls.certificate,
+            "private_key_file": tls.private_key,
+            "ca_file": tls.ca,
+            "check_interval": "500ms",
+        },
+    });
+    let server = Server::start(Some(&namespace), files, OURS, &settings)?;
+    let socket = namespace.run(|| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)))??;
+    socket.connect(OURS)?;
+    socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+    // Threads, buffers and sockets of every kind exist from here on.
+    ask_everything(&socket, 0)?;
+    wait_until("a connection to every peer", LIMIT, || {
+        tarpits.iter().all(|tarpit| tarpit.accepted() > 0)
+    })
+    .with_context(|| server.log())?;
+    thread::sleep(Duration::from_secs(16));
+    let before = Held::at_rest(&server)?;
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut rounds, mut most) = (1, before);
+    while Instant::now() < end {
+        ask_everything(&socket, rounds)?;
+        rounds += 1;
+        let now = Held::by(&server)?;
+        most.descriptors = most.descriptors.max(now.descriptors);
+        most.memory = most.memory.max(now.memory);
+    }
+    let connections: usize = tarpits.iter().map(|tarpit| tarpit.accepted()).sum();
+    println!("{rounds} rounds, {connections} connections; before {before:?}, at most {most:?}");
+    wait_until("the return", LIMIT, || {
+        Held::by(&server).is_ok_and(|now| {
+            now.descriptors <= before.descriptors
+                && now.threads <= before.threads
+                && now.memory <= before.memory + MAX_KEPT
+        })
+    })
+    .with_context(|| {
+        let now = Held::by(&server);
+        format!(
+            "now {now:?}, before {before:?}, at most {most:?}\n{}",
+            server.log()
+        )
+    })?;
+    drop(silent);
+    ensure!(rounds > 1);
+    Ok(())
+}
