@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -302,10 +302,19 @@ fn handle_command(
 //----------- Control socket -------------------------------------------------
 
 /// Maximum length of a command in bytes.
-const LONGEST_COMMAND: u64 = 1 << 20;
+const MAX_COMMAND: u64 = 1 << 20;
+
+/// Maximum length of a reply in bytes: 250 identities' states take 0.1 MiB.
+const MAX_REPLY: u64 = 64 << 20;
+
+/// Maximum number of clients of the control socket, each of which has a thread.
+const MAX_CONTROL: usize = 16;
 
 /// Maximum time that a client may stay idle.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum time for which a client waits for a reply: a new identity may need an RSA key on a busy machine.
+const MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// A command for a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -371,15 +380,24 @@ pub fn serve_control(
     listener: UnixListener,
     execute: impl Fn(Command) -> Reply + Clone + Send + 'static,
 ) -> io::Result<()> {
+    let open = Arc::new(());
     let accept = move || {
         for stream in listener.incoming() {
             match stream {
+                // Closed at once. Only the owner of the socket can open as many.
+                Ok(_) if Arc::strong_count(&open) > MAX_CONTROL => {
+                    tracing::warn!(
+                        "control socket: {MAX_CONTROL} clients are connected; another one was refused"
+                    );
+                }
                 Ok(stream) => {
                     let execute = execute.clone();
+                    let place = open.clone();
                     thread::spawn(move || {
                         if let Err(error) = answer(&stream, execute) {
                             tracing::debug!(%error, "control connection ended");
                         }
+                        drop(place);
                     });
                 }
                 Err(error) => {
@@ -401,7 +419,7 @@ fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
-        if (&mut reader).take(LONGEST_COMMAND).read_line(&mut line)? == 0 {
+        if (&mut reader).take(MAX_COMMAND).read_line(&mut line)? == 0 {
             return Ok(());
         }
         let reply = match serde_json::from_str(&line) {
@@ -419,11 +437,13 @@ pub fn send_command(path: &Path, command: &Command) -> anyhow::Result<Reply> {
     let place = path.display();
     let exchange = || {
         let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(MAX_WAIT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let mut text = serde_json::to_string(command)?;
         text.push('\n');
         stream.write_all(text.as_bytes())?;
         let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line)?;
+        BufReader::new(stream.take(MAX_REPLY)).read_line(&mut line)?;
         Ok(line)
     };
     let line = exchange().map_err(|error: io::Error| {

@@ -118,8 +118,8 @@ struct Shared {
     pending: Option<Arc<Fleet>>,
     guard: RemovalGuard,
     members: Members,
-    /// Whether the members differ from the file.
-    is_unsaved: bool,
+    /// Members that differ from the file.
+    unsaved: BTreeSet<String>,
     tls: Arc<ServerConfig>,
     /// Renewal time of the issuer's own certificate.
     tls_until: SystemTime,
@@ -160,6 +160,8 @@ struct Refusal {
 
 /// Serves agents until SIGTERM or SIGINT.
 pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
+    // A connection needs a descriptor, and the usual limit is as high as that of connections.
+    dns_kit::limits::raise_file_limit();
     let (listen, metrics) = (options.listen, options.metrics);
     let service = Arc::new(IssuerService::open(options, SystemTime::now())?);
     if let Some(address) = metrics {
@@ -284,7 +286,7 @@ impl IssuerService {
             fleet_stamp,
             guard: RemovalGuard::default(),
             members: file.held.clone(),
-            is_unsaved: false,
+            unsaved: BTreeSet::new(),
             tls,
             tls_until: now + OWN_VALIDITY / 2,
             issued: 0,
@@ -368,8 +370,12 @@ impl IssuerService {
                     self.options.records.display()
                 );
             }
-            shared.members.retain(|id, _| fleet.ids.contains(id));
-            shared.is_unsaved |= missing > 0;
+            let Shared {
+                members, unsaved, ..
+            } = &mut *shared;
+            for (id, _) in members.extract_if(.., |id, _| !fleet.ids.contains(id)) {
+                unsaved.insert(id);
+            }
             shared.fleet = fleet;
         }
         Ok(())
@@ -379,22 +385,25 @@ impl IssuerService {
     /// to date. Calls that wait for each other are written together.
     fn save(&self) -> bool {
         let mut file = self.file.lock();
-        let members = {
+        let mut changes = BTreeMap::new();
+        {
             let mut shared = self.shared.lock();
-            if !shared.is_unsaved {
-                return true;
+            for id in std::mem::take(&mut shared.unsaved) {
+                let member = shared.members.get(&id).cloned();
+                changes.insert(id, member);
             }
-            shared.is_unsaved = false;
-            shared.members.clone()
-        };
-        let saved = file.save(&members);
+        }
+        if changes.is_empty() {
+            return true;
+        }
+        let saved = file.save(&changes);
         let mut shared = self.shared.lock();
         let Err(error) = saved else {
             shared.save_problem = None;
             return true;
         };
         // Repeated every second.
-        shared.is_unsaved = true;
+        shared.unsaved.extend(changes.into_keys());
         let problem = format!("{error:#}");
         if shared.save_problem.as_ref() != Some(&problem) {
             tracing::error!(
@@ -624,7 +633,9 @@ impl Shared {
     /// Records a member, which is to be saved if it changed.
     fn set_member(&mut self, instance: String, member: Member) {
         let before = self.members.insert(instance.clone(), member);
-        self.is_unsaved |= before.as_ref() != self.members.get(&instance);
+        if before.as_ref() != self.members.get(&instance) {
+            self.unsaved.insert(instance);
+        }
     }
 }
 

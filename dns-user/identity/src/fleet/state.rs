@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -417,25 +418,22 @@ impl MembersFile {
         Ok(Self { path, held, lines })
     }
 
-    /// Saves the differences of `members` from the file.
-    pub fn save(&mut self, members: &Members) -> anyhow::Result<()> {
+    /// Saves members that may have changed; `None` for one that left.
+    pub fn save(&mut self, members: &BTreeMap<String, Option<Member>>) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for (id, member) in members {
-            let Some(held) = self.held.get(id) else {
-                changes.push(Change::Member(id.clone(), member.clone()));
-                continue;
-            };
-            if held == member {
-                continue;
-            }
-            if (held.generation, &held.issuers) == (member.generation, &member.issuers) {
-                changes.push(Change::Renewed(id.clone(), member.not_after));
-            } else {
-                changes.push(Change::Member(id.clone(), member.clone()));
+            match (self.held.get(id), member) {
+                (Some(held), Some(member)) if held == member => {}
+                (Some(held), Some(member))
+                    if (held.generation, &held.issuers) == (member.generation, &member.issuers) =>
+                {
+                    changes.push(Change::Renewed(id.clone(), member.not_after));
+                }
+                (_, Some(member)) => changes.push(Change::Member(id.clone(), member.clone())),
+                (Some(_), None) => changes.push(Change::Removed(id.clone())),
+                (None, None) => {}
             }
         }
-        let left = self.held.keys().filter(|id| !members.contains_key(*id));
-        changes.extend(left.map(|id| Change::Removed(id.clone())));
         if changes.is_empty() && self.lines.is_some() {
             return Ok(());
         }
@@ -447,7 +445,7 @@ impl MembersFile {
         // After an error, it is unknown how much was written.
         let lines = self.lines.take().map(|lines| lines + added);
         if let Some(lines) =
-            lines.filter(|lines| *lines <= LINES_PER_MEMBER * members.len() + MAX_SPARE_LINES)
+            lines.filter(|lines| *lines <= LINES_PER_MEMBER * self.held.len() + MAX_SPARE_LINES)
         {
             let write = || {
                 let mut file = OpenOptions::new().append(true).open(&self.path)?;
@@ -514,6 +512,12 @@ mod tests {
 
     use super::*;
 
+    /// Returns what [`MembersFile::save`] needs to turn some members into others.
+    fn changes(from: &Members, to: &Members) -> BTreeMap<String, Option<Member>> {
+        let ids = from.keys().chain(to.keys());
+        ids.map(|id| (id.clone(), to.get(id).cloned())).collect()
+    }
+
     /// A state folder in which one of two members left, was replaced, and the other was renewed.
     fn written() -> (tempfile::TempDir, StateFolder, Vec<Members>) {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -525,7 +529,7 @@ mod tests {
         };
         let mut file = MembersFile::open(&state).unwrap();
         let mut states = vec![Members::from([("a".to_owned(), member(1, 50))])];
-        file.save(&states[0]).unwrap();
+        file.save(&changes(&Members::new(), &states[0])).unwrap();
         let last = states[0].clone();
         for (id, next) in [
             ("b", Some(member(0, 90))),
@@ -537,7 +541,8 @@ mod tests {
                 Some(member) => drop(members.insert(id.to_owned(), member)),
                 None => drop(members.remove(id)),
             }
-            file.save(&members).unwrap();
+            file.save(&changes(states.last().unwrap(), &members))
+                .unwrap();
             states.push(members);
         }
         (folder, state, states)
@@ -558,7 +563,8 @@ mod tests {
             let mut file = MembersFile::open(&state).unwrap();
             assert_eq!(file.held, expected, "{length} bytes");
             // The next change is readable, whatever it follows.
-            file.save(&states[1]).unwrap();
+            let next = changes(&file.held, &states[1]);
+            file.save(&next).unwrap();
             assert_eq!(state.members().unwrap(), states[1], "{length} bytes");
         }
         // After a power failure, the end may also be a block of zeros.
@@ -574,8 +580,9 @@ mod tests {
         let path = state.path.join("members.jsonl");
         let mut file = MembersFile::open(&state).unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(file.save(&states[0]).is_err());
-        file.save(&states[0]).unwrap();
+        let next = changes(&file.held, &states[0]);
+        assert!(file.save(&next).is_err());
+        file.save(&next).unwrap();
         assert_eq!(state.members().unwrap(), states[0]);
     }
 
@@ -588,7 +595,8 @@ mod tests {
         for end in 0..3000 {
             member.not_after = 100 + end;
             let members = Members::from([("b".to_owned(), member.clone())]);
-            file.save(&members).unwrap();
+            let next = changes(&file.held, &members);
+            file.save(&next).unwrap();
             longest = longest.max(fs::metadata(&path).unwrap().len());
             assert_eq!(file.held, members);
         }

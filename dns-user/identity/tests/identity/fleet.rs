@@ -92,6 +92,13 @@ impl Fleet {
     pub(crate) fn agent(&mut self, instance: &str, token: &str, more: &[&str]) {
         let file = self.path(&format!("{instance}.token"));
         fs::write(&file, token).unwrap();
+        let agent = self.start_agent(instance, more);
+        self.agents.push(agent);
+    }
+
+    /// Starts an agent with the token that its file has.
+    pub(crate) fn start_agent(&self, instance: &str, more: &[&str]) -> Running {
+        let file = self.path(&format!("{instance}.token"));
         let (issuer, folder, trust) = (
             self.address.to_string(),
             self.path(instance),
@@ -111,15 +118,12 @@ impl Fleet {
             text(&file),
             "--interval",
             "1",
-            "--spread",
-            "5",
         ];
+        if !more.contains(&"--spread") {
+            arguments.extend(["--spread", "5"]);
+        }
         arguments.extend(more);
-        self.agents.push(Running::start_with(
-            &arguments,
-            &self.path("log"),
-            &self.environment,
-        ));
+        Running::start_with(&arguments, &self.path("log"), &self.environment)
     }
 
     pub(crate) fn pair(&self, instance: &str, role: &str) -> PathBuf {
@@ -135,9 +139,11 @@ impl Fleet {
     pub(crate) fn rotate(&self, arguments: &[&str]) -> Command {
         let state = self.path("state");
         let mut command = program();
-        command
-            .args(["rotate-ca", "--state", text(&state), "--settle", "1"])
-            .args(arguments);
+        command.args(["rotate-ca", "--state", text(&state)]);
+        if !arguments.contains(&"--settle") {
+            command.args(["--settle", "1"]);
+        }
+        command.args(arguments);
         command
     }
 

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Returns the names below a folder that a change in progress uses.
-fn unfinished(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn unfinished(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -83,7 +83,7 @@ fn plant(folder: &Path) {
     symlink("..data/instance.key", folder.join("..instance.key.next")).unwrap();
 }
 
-fn generations(folder: &Path) -> usize {
+pub(crate) fn generations(folder: &Path) -> usize {
     let names = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -407,7 +407,9 @@ fn emptied_records_keep_members() {
         issuers: BTreeSet::new(),
         not_after: 4_000_000_000,
     };
-    let all = (1..=12).map(|n| (format!("i{n}"), one.clone())).collect();
+    let all = (1..=12)
+        .map(|n| (format!("i{n}"), Some(one.clone())))
+        .collect();
     MembersFile::open(&StateFolder::open(fleet.path("state")).unwrap())
         .unwrap()
         .save(&all)

@@ -158,3 +158,76 @@ fn ended_certificate_is_not_served() {
         assert_ne!(resumed.conn.handshake_kind(), Some(HandshakeKind::Resumed));
     }
 }
+
+/// Proof of a caller's identity.
+pub(crate) enum Proof<'a> {
+    /// Certificate and key, PEM.
+    Pair(&'a str, &'a str),
+    Token(&'a str),
+}
+
+/// Calls an issuer as an agent does.
+pub(crate) struct Caller {
+    address: SocketAddr,
+    roots: RootCertStore,
+}
+
+impl Caller {
+    pub(crate) fn new(address: SocketAddr, authority: &TestAuthority) -> Self {
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        Self { address, roots }
+    }
+
+    /// Returns the JSON of a reply with status 200, otherwise the text or why there is none.
+    pub(crate) fn call(
+        &self,
+        path: &str,
+        body: &serde_json::Value,
+        proof: &Proof<'_>,
+    ) -> Result<serde_json::Value, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(self.roots.clone());
+        let mut authorization = String::new();
+        let config = match proof {
+            Proof::Token(token) => {
+                authorization = format!("authorization: Bearer {}\r\n", token.trim());
+                builder.with_no_client_auth()
+            }
+            Proof::Pair(certificate, key) => {
+                let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
+                    .map(Result::unwrap)
+                    .collect();
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+                builder.with_client_auth_cert(chain, key).unwrap()
+            }
+        };
+        let exchange = || -> std::io::Result<Vec<u8>> {
+            let name = ServerName::try_from("identity.bosh-dns").unwrap();
+            let session = ClientConnection::new(Arc::new(config), name).unwrap();
+            let mut stream = StreamOwned::new(session, TcpStream::connect(self.address)?);
+            let body = body.to_string();
+            // HTTP/1.0 ends with the connection.
+            let head = format!(
+                "POST {path} HTTP/1.0\r\ncontent-type: application/json\r\n{authorization}content-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream.write_all(head.as_bytes())?;
+            stream.write_all(body.as_bytes())?;
+            let mut reply = Vec::new();
+            stream.read_to_end(&mut reply)?;
+            Ok(reply)
+        };
+        let reply = exchange().map_err(|error| error.to_string())?;
+        let reply = String::from_utf8_lossy(&reply).into_owned();
+        let (head, body) = reply.split_once("\r\n\r\n").ok_or("cut short")?;
+        if !head.contains(" 200 ") {
+            return Err(body.to_owned());
+        }
+        serde_json::from_str(body).map_err(|error| error.to_string())
+    }
+}

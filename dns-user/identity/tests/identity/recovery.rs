@@ -1,0 +1,123 @@
+//! Lost files and wrong clocks: the program refuses what would shut machines out, and recovers by itself.
+
+use std::{fs, path::Path};
+
+use dns_identity::{
+    fleet::state::StateFolder,
+    run::{self, Command as Order, Reply},
+};
+use serde_json::json;
+use test_support::free_address;
+
+use crate::{
+    authorities::{CaKey, SOUND, TestAuthority},
+    fleet::{converged, said},
+    program::{Running, program, until},
+    rotator::{guid, memory},
+    tools::{FAKETIME, not_run, text},
+};
+
+#[test]
+fn lost_trust_is_not_replaced() {
+    let mut fleet = converged(&["i1", "i2"]);
+    fleet.issuer.stop();
+    let trust = fleet.path("state/trust.json");
+    let backup = fs::read(&trust).unwrap();
+    fs::remove_file(&trust).unwrap();
+    let other = TestAuthority::new("other");
+    let (ca, key) = (other.certificate_path(), other.key_path());
+    let (state, records) = (fleet.path("state"), fleet.path("records.json"));
+    for more in [&["--ca", text(&ca), "--ca-key", text(&key)][..], &[]] {
+        let output = program()
+            .args([
+                "issuer",
+                "--state",
+                text(&state),
+                "--records",
+                text(&records),
+            ])
+            .args(["--listen", &free_address().to_string()])
+            .args(more)
+            .output()
+            .unwrap();
+        let text = said(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(
+            text.contains("2 instances have certificates; restore it"),
+            "{text}"
+        );
+        assert!(!trust.exists());
+    }
+    let error = StateFolder::open(state).unwrap_err().to_string();
+    assert!(error.contains("restore it from a backup"), "{error}");
+    fs::write(&trust, backup).unwrap();
+    fleet.start_issuer(free_address());
+    assert!(fleet.follows("i1", &fleet.authority, &[&fleet.authority]));
+}
+
+/// Sets the clock of processes that read this file.
+fn set_clock(file: &Path, offset: &str) {
+    fs::write(file, offset).unwrap();
+}
+
+/// A clock that is forty days ahead for a while, beyond the end of the CA.
+#[test]
+fn failure_of_a_wrong_clock_ends_with_it() {
+    if !Path::new(FAKETIME).exists() {
+        return not_run("libfaketime is not installed");
+    }
+    let (authority, folder) = (
+        TestAuthority::with("short", SOUND, CaKey::P256, 30),
+        memory(),
+    );
+    let (ca, key) = (authority.certificate_path(), authority.key_path());
+    let path = |name: &str| folder.path().join(name);
+    let (identities, control, clock) = (path("identities"), path("control"), path("clock"));
+    set_clock(&clock, "+0");
+    let environment = [
+        ("LD_PRELOAD", FAKETIME.to_owned()),
+        ("FAKETIME_TIMESTAMP_FILE", text(&clock).to_owned()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ("NO_FAKE_STAT", "1".to_owned()),
+    ];
+    let _rotator = Running::start_with(
+        &[
+            "run",
+            "--ca",
+            text(&ca),
+            "--ca-key",
+            text(&key),
+            "--key-type",
+            "p-256",
+            "--folder",
+            text(&identities),
+            "--control",
+            text(&control),
+            "--pool",
+            "2",
+        ],
+        &path("log"),
+        &environment,
+    );
+    until("the control socket", || {
+        run::send_command(&control, &Order::Status).is_ok()
+    });
+    let container = serde_json::from_value(json!({"guid": "g1"})).unwrap();
+    let created = run::send_command(&control, &Order::Create { container }).unwrap();
+    assert!(matches!(created, Reply::Done), "{created:?}");
+    let failure = || match run::send_command(&control, &Order::Status).unwrap() {
+        Reply::Status(mut status) => {
+            assert_eq!(status.identities[0].guid, guid("g1"));
+            status.identities.remove(0).failure
+        }
+        other => panic!("{other:?}"),
+    };
+    assert!(failure().is_none());
+    set_clock(&clock, "+40d");
+    until("the failure", || {
+        failure().is_some_and(|failure| failure.attempts >= 3)
+    });
+    set_clock(&clock, "+0");
+    until("the recovery", || failure().is_none());
+}
