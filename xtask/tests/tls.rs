@@ -14,10 +14,9 @@ use std::{fs, path::Path};
 const ONLY: &str = "dns-user/kit/src/tls/configuration.rs";
 
 /// What only that module may contain, without spaces.
-const BUILDERS: [&str; 6] = [
+const BUILDERS: [&str; 5] = [
     "ServerConfig::builder",
     "ClientConfig::builder",
-    "WebPkiClientVerifier::builder",
     ".with_safe_default_protocol_versions(",
     ".with_protocol_versions(",
     ".with_custom_certificate_verifier(",
