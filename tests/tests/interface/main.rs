@@ -10,6 +10,7 @@ mod flood;
 mod gate;
 mod gate_rules;
 mod gated;
+mod later_addresses;
 mod overload;
 mod real_server;
 mod refused;

@@ -68,7 +68,8 @@ fn commands_show_interface_answers() -> Result<()> {
     ensure!(text.contains("; 1 of 8,192 forwarded answers;"), "{text}");
 
     let text = run(&lab, &["resolve", NAME])?;
-    let expected = "the interface (fast path), for A over UDP until the cached answer expires";
+    let expected =
+        "the interface (fast path), for A over UDP at lo until the cached answer expires";
     ensure!(text.contains(expected), "{text}");
 
     let tap = [

@@ -106,6 +106,13 @@ pub(crate) struct Interfaces {
     pub(crate) ready: watch::Receiver<bool>,
     thread: JoinHandle<()>,
 }
+impl Setting {
+    /// Returns whether an interface may be served at the current listen addresses.
+    fn is_candidate(&self, link: &Link) -> bool {
+        self.selection.admits(link, &self.listen)
+    }
+}
+
 
 impl Interfaces {
     /// Starts the thread. Opens the sockets here, in the caller's network namespace.
@@ -364,11 +371,10 @@ impl InterfaceReconciler {
 
     /// Requests the programs that will be needed, while the map is being filled.
     fn order_programs(&mut self) {
-        for link in self
-            .links
-            .iter()
-            .filter(|link| self.setting.selection.takes(link))
-        {
+        for link in &self.links {
+            if !self.setting.is_candidate(link) {
+                continue;
+            }
             if let Ok(plan) = choice::plan(self.setting.mode, link, TcOrder::Tcx) {
                 plan.order(&mut self.setting.programs);
             }
@@ -554,7 +560,7 @@ impl InterfaceReconciler {
         for link in self
             .links
             .iter()
-            .filter(|link| self.setting.selection.takes(link))
+            .filter(|link| self.setting.is_candidate(link))
         {
             let mut mask = 0;
             for &(endpoint, slot) in &self.endpoints {

@@ -1,6 +1,6 @@
 //! The interfaces that may be served; [`super::gate`] decides which of them are.
 //!
-//! Without a list in the configuration every interface may be served, or only `lo` if all listen
+//! Without a list in the configuration every interface may be served, or only `lo` while all listen
 //! addresses are loopback addresses. The kernel reports the receiving interface at the IP layer: a
 //! bridge or bond, not its ports. Of the listen addresses, local ones are served.
 
@@ -26,16 +26,12 @@ pub(crate) struct Selection {
 enum Candidates {
     /// Names, and glob patterns.
     Listed(HashSet<String>, Vec<String>),
-    Loopback,
-    All,
+    /// Interfaces on which queries to a listen address can arrive.
+    Reachable,
 }
 
 impl Selection {
-    pub(crate) fn new(
-        listed: Option<&[String]>,
-        excluded: &[String],
-        endpoints: &[SocketAddr],
-    ) -> Self {
+    pub(crate) fn new(listed: Option<&[String]>, excluded: &[String]) -> Self {
         let candidates = match listed {
             Some(names) => {
                 let is_plain = |name: &String| !name.contains(['*', '?', '[', '\\']);
@@ -43,10 +39,7 @@ impl Selection {
                     names.iter().cloned().partition(is_plain);
                 Candidates::Listed(plain.into_iter().collect(), patterns)
             }
-            None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => {
-                Candidates::Loopback
-            }
-            None => Candidates::All,
+            None => Candidates::Reachable,
         };
         Self {
             candidates,
@@ -59,7 +52,7 @@ impl Selection {
     pub(super) fn names(&self, link: &Link) -> bool {
         match &self.candidates {
             Candidates::Listed(plain, _) => plain.contains(&link.name) && !self.excludes(link),
-            Candidates::Loopback | Candidates::All => false,
+            Candidates::Reachable => false,
         }
     }
 
@@ -80,14 +73,21 @@ impl Selection {
         missing
     }
 
-    /// Returns whether this interface is served once queries arrive on it.
-    pub(super) fn takes(&self, link: &Link) -> bool {
+    /// Returns whether this interface is served once queries to one of the listen addresses arrive on
+    /// it.
+    ///
+    /// The addresses are an argument because they change while the server runs: files in `addresses.d`
+    /// add some, and Docker creates its bridge after a boot.
+    pub(super) fn admits(&self, link: &Link, listen: &[SocketAddr]) -> bool {
         let is_candidate = match &self.candidates {
             Candidates::Listed(plain, patterns) => {
                 plain.contains(&link.name) || is_among(link, patterns)
             }
-            Candidates::Loopback => link.layer == LOOPBACK,
-            Candidates::All => true,
+            // The kernel drops queries to loopback addresses that arrive on another interface.
+            Candidates::Reachable if listen.iter().all(|address| address.ip().is_loopback()) => {
+                link.layer == LOOPBACK
+            }
+            Candidates::Reachable => true,
         };
         is_candidate && !self.excludes(link)
     }
@@ -179,32 +179,36 @@ mod tests {
         }
     }
 
+    fn listen(addresses: &[&str]) -> Vec<SocketAddr> {
+        addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect()
+    }
+
     #[test]
-    fn default_serves_reachable_interfaces() {
-        let all = Selection::new(None, &[], &["169.254.0.2:53".parse().unwrap()]);
-        assert!(all.takes(&link("lo", None, None)));
-        assert!(all.takes(&link("eth0", None, None)));
-        assert!(all.takes(&link("br0", Some("bridge"), None)));
-        assert!(!all.names(&link("lo", None, None)));
-        let loopback = Selection::new(
-            None,
-            &[],
-            &["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()],
-        );
-        assert!(loopback.takes(&link("lo", None, None)));
-        assert!(!loopback.takes(&link("eth0", None, None)));
+    fn default_follows_listen_addresses() {
+        let selection = Selection::new(None, &[]);
+        let routable = listen(&["127.0.0.1:53", "169.254.0.2:53"]);
+        assert!(selection.admits(&link("lo", None, None), &routable));
+        assert!(selection.admits(&link("eth0", None, None), &routable));
+        assert!(selection.admits(&link("br0", Some("bridge"), None), &routable));
+        assert!(!selection.names(&link("lo", None, None)));
+        let loopback = listen(&["127.0.0.1:53", "[::1]:53"]);
+        assert!(selection.admits(&link("lo", None, None), &loopback));
+        assert!(!selection.admits(&link("eth0", None, None), &loopback));
     }
 
     #[test]
     fn excluded_interfaces_stay_excluded() {
         let (all, left) = (["eth0", "veth1"].map(str::to_owned), ["eth*".to_owned()]);
-        let endpoints = ["10.0.0.1:53".parse().unwrap()];
+        let endpoints = listen(&["10.0.0.1:53"]);
         for selection in [
-            Selection::new(None, &left, &endpoints),
-            Selection::new(Some(&all), &left, &[]),
+            Selection::new(None, &left),
+            Selection::new(Some(&all), &left),
         ] {
-            assert!(!selection.takes(&link("eth0", None, None)));
-            assert!(selection.takes(&link("veth1", Some("veth"), None)));
+            assert!(!selection.admits(&link("eth0", None, None), &endpoints));
+            assert!(selection.admits(&link("veth1", Some("veth"), None), &endpoints));
         }
     }
 
@@ -213,16 +217,16 @@ mod tests {
         let listed = ["eth99", "eth0", "w-*"].map(str::to_owned);
         let links = [link("eth0", None, None)];
         assert_eq!(
-            Selection::new(Some(&listed), &[], &[]).missing(&links),
+            Selection::new(Some(&listed), &[]).missing(&links),
             ["eth99"]
         );
-        assert!(Selection::new(None, &[], &[]).missing(&links).is_empty());
+        assert!(Selection::new(None, &[]).missing(&links).is_empty());
     }
 
     #[test]
     fn lists_hold_names_and_globs() {
         let listed = ["lo", "w-*", "br[0"].map(str::to_owned);
-        let selection = Selection::new(Some(&listed), &[], &[]);
+        let selection = Selection::new(Some(&listed), &[]);
         for (name, served) in [
             ("lo", true),
             ("w-abc-0", true),
@@ -231,7 +235,7 @@ mod tests {
             ("br0", false),
         ] {
             let link = link(name, Some("bridge"), None);
-            assert_eq!(selection.takes(&link), served, "{name}");
+            assert_eq!(selection.admits(&link, &[]), served, "{name}");
             assert_eq!(selection.names(&link), name == "lo", "{name}");
         }
     }

@@ -389,11 +389,7 @@ impl Prepared {
         scope.set_vlans(&config.vlans);
         let kept_maps = Arc::new(KeptMaps { pins, maps });
         let interfaces = Interfaces::start(Setting {
-            selection: Selection::new(
-                config.interfaces.as_deref(),
-                &config.respect_filters,
-                endpoints,
-            ),
+            selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters),
             mode: config.mode,
             programs: loaded.programs,
             filters: loaded.filters,

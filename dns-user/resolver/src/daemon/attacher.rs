@@ -166,7 +166,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<O
     {
         warn!("xdp.bpffs: {problem}: programs are detached when their process ends");
     }
-    let read = authority_reader(path.to_owned(), first);
+    let read = authority_reader(path.to_owned(), config.clone(), first);
     let ended = match servers {
         Servers::Parent(worker) => {
             serve_parent(worker, &read);
@@ -200,20 +200,31 @@ fn serve_parent(worker: AttacherProcess, read: &ReadAuthority) {
     }
 }
 
-/// Returns a function that reads the current authority from the configuration at `path`; `first` is the one
-/// loaded at start.
-fn authority_reader(path: PathBuf, first: Authority) -> ReadAuthority {
+/// Returns a function that reads the current authority from the configuration at `path`; `config` is the
+/// one loaded at start, and `first` its authority.
+fn authority_reader(path: PathBuf, config: Config, first: Authority) -> ReadAuthority {
     Box::new(move || match dns_kit::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
-        // Only root may read the file, so the authority loaded at start stays in use.
+        // Only root may read the file, so the configuration loaded at start stays in use.
         Err(_)
             if File::open(&path)
                 .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) =>
         {
-            Ok(first.clone())
+            authority_since(&config, &first)
         }
         Err(problem) => Err(problem),
     })
+}
+
+/// Returns the authority of the configuration loaded at start, with addresses that its addresses files
+/// have gained since.
+fn authority_since(config: &Config, first: &Authority) -> Result<Authority, ConfigErrors> {
+    let mut current = authority(config)?;
+    // Files that only root may read were read at the start.
+    if let (Some(listen), Some(known)) = (&mut current.listen, &first.listen) {
+        listen.extend(known);
+    }
+    Ok(current)
 }
 
 /// Returns the connection to the server that started this process.

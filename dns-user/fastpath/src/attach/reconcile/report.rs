@@ -109,7 +109,7 @@ impl InterfaceReconciler {
         let taken: Vec<(&InterfaceStatus, bool)> = interfaces
             .iter()
             .filter_map(|interface| Some((interface, link_of(interface)?)))
-            .filter(|(_, link)| setting.selection.takes(link))
+            .filter(|(_, link)| setting.is_candidate(link))
             .map(|(interface, link)| (interface, setting.selection.names(link)))
             .collect();
         let is_served = taken
@@ -149,7 +149,7 @@ impl InterfaceReconciler {
     ) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
         let on = self.attached.get(&ifindex).filter(|_| is_open);
-        let is_taken = self.setting.selection.takes(link);
+        let is_taken = self.setting.is_candidate(link);
         let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
             let refusal = topology::refusal(link, &self.links).filter(|_| waiting.is_some());
             refusal.map(str::to_owned)

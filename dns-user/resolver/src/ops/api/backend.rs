@@ -45,6 +45,9 @@ use dns_kit::{
 };
 use dns_upstream::Selection;
 
+/// Maximum number of interfaces that an explanation names.
+const MAX_NAMED_INTERFACES: usize = 4;
+
 /// Time limit for a reload requested through the API.
 const RELOAD_LIMIT: Duration = Duration::from_secs(25);
 
@@ -180,11 +183,17 @@ impl Backend {
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
             return Ok(self.explain_consuls(&name, explanation));
         }
-        let explanation = explain(
+        let mut explanation = explain(
             &self.server_state.snapshot(),
             &*self.server_state.health,
             &name,
         );
+        // Without health checks a query starts none, whatever the name asks for.
+        if self.readiness.health.is_none()
+            && let Some(result) = &mut explanation.result
+        {
+            (result.tracked, result.synchronous) = (false, false);
+        }
         let route = Route::of(&state, &name, query_type.unwrap_or(TYPE_A));
         let reverse = if matches!(route, Route::Reverse(_)) {
             self.reverse(&name)
@@ -252,12 +261,12 @@ impl Backend {
         if self.server_state.fast_path.is_published(name) {
             types.insert(0, "addresses");
         }
-        let answered_by = match &types[..] {
-            [] => "userspace".to_owned(),
-            _ => format!(
-                "the interface (fast path) for {} over UDP; userspace for everything else",
+        let answered_by = match self.serving_interfaces() {
+            Some(at) if !types.is_empty() => format!(
+                "the interface (fast path) for {} over UDP{at}; userspace for everything else",
                 types.join(" and ")
             ),
+            _ => "userspace".to_owned(),
         };
         let dns_consul::Explanation {
             domain,
@@ -281,7 +290,13 @@ impl Backend {
         let answered_by = match route {
             Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
             Route::Local if self.server_state.fast_path.is_published(name) => {
-                "the interface (fast path), for A and AAAA over UDP".to_owned()
+                match self.serving_interfaces() {
+                    Some(at) => format!("the interface (fast path), for A and AAAA over UDP{at}"),
+                    None => {
+                        let state = self.server_state.fast_path.in_words();
+                        format!("userspace: the fast path is {state}")
+                    }
+                }
             }
             Route::Local => match self.readiness.service_status.state().fast_path_off {
                 Some(off) => format!("userspace: the fast path is off ({})", off.why()),
@@ -312,14 +327,38 @@ impl Backend {
             }
             _ => return answered_by,
         };
-        match (held.as_str(), is_of_records) {
-            ("", _) => answered_by,
-            (_, true) => {
-                format!("the interface (fast path), for {held} over UDP; else {answered_by}")
-            }
-            (_, false) => format!(
-                "the interface (fast path), for {held} over UDP until the cached answer expires; then {answered_by}"
-            ),
+        let Some(at) = self.serving_interfaces().filter(|_| !held.is_empty()) else {
+            return answered_by;
+        };
+        let until = if is_of_records {
+            "; else"
+        } else {
+            " until the cached answer expires; then"
+        };
+        format!("the interface (fast path), for {held} over UDP{at}{until} {answered_by}")
+    }
+
+    /// Returns which interfaces answer, such as " at lo, eth0"; `None` if none does. A name may be
+    /// published long before an interface has a program.
+    fn serving_interfaces(&self) -> Option<String> {
+        let status = self.server_state.fast_path.get()?.status();
+        if status.lease.remaining_ms == 0 {
+            return None;
+        }
+        let served = status
+            .interfaces
+            .interfaces
+            .into_iter()
+            .filter(|interface| interface.hook.is_some());
+        let names: Vec<String> = served.map(|interface| interface.name).collect();
+        match names.len() {
+            0 => None,
+            1..=MAX_NAMED_INTERFACES => Some(format!(" at {}", names.join(", "))),
+            count => Some(format!(
+                " at {} and {} more",
+                names[..MAX_NAMED_INTERFACES].join(", "),
+                count - MAX_NAMED_INTERFACES
+            )),
         }
     }
 
