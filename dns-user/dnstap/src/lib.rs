@@ -305,6 +305,21 @@ fn metrics(shared: &Shared) -> Vec<MetricFamily> {
         stopping: _,
         is_open,
         written,
+    /// Returns whether the output is open.
+    pub fn is_open(&self) -> bool {
+        self.shared.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Returns why the output could not be opened or written last, with the remedy.
+    pub fn problem(&self) -> Option<String> {
+        self.shared.problem().clone()
+    }
+
+    /// Returns the number of messages lost since the start.
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+
         lost,
         lost_at_interfaces,
     } = shared;

@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
+    error::Error as _,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -23,7 +24,10 @@ use tokio::{
     net::TcpStream,
     task::AbortHandle,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{self, AlertDescription},
+};
 
 use super::{HEALTH_NAME, states::InstanceHealth};
 use dns_core::{config::reader::Json, resolve::HealthState};
@@ -53,15 +57,66 @@ pub(super) enum CheckError {
     /// The handshake failed: no TLS, a different CA, or a different name.
     #[error("TLS: {0}")]
     Tls(io::Error),
+    /// The instance sent a TLS alert about our certificate.
+    #[error("the instance refuses the client certificate: {0}")]
+    Refused(rustls::Error),
     /// The connection broke, or the response was not HTTP.
     #[error("HTTP: {0}")]
-    Http(#[from] hyper::Error),
+    Http(hyper::Error),
     #[error("status {0}")]
     Status(StatusCode),
     #[error("report exceeds {MAX_REPORT} bytes")]
     TooLong,
     #[error("answer: {0}")]
     Answer(anyhow::Error),
+}
+
+impl CheckError {
+    /// Builds the error of a failed handshake.
+    fn of_handshake(error: io::Error) -> Self {
+        match alert_in(&error) {
+            Some(alert) => Self::Refused(alert),
+            None => Self::Tls(error),
+        }
+    }
+}
+
+impl From<hyper::Error> for CheckError {
+    /// Under TLS 1.3 the client's handshake ends before the server has seen its certificate
+    /// (RFC 8446, section 2), so a refusal arrives in place of the first response.
+    fn from(error: hyper::Error) -> Self {
+        let mut cause = error.source();
+        while let Some(found) = cause {
+            if let Some(alert) = found.downcast_ref::<io::Error>().and_then(alert_in) {
+                return Self::Refused(alert);
+            }
+            cause = found.source();
+        }
+        Self::Http(error)
+    }
+}
+
+/// Returns the alert about a certificate that the other side sent, if the error is one.
+fn alert_in(error: &io::Error) -> Option<rustls::Error> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let rustls::Error::AlertReceived(alert) = error else {
+        return None;
+    };
+    // RFC 8446, section 6.2. Go's servers, among them bosh-dns, send bad_certificate for an unknown
+    // CA; a client without a certificate gets certificate_required.
+    let is_about_certificate = matches!(
+        alert,
+        AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::DecryptError
+            | AlertDescription::CertificateRequired
+    );
+    is_about_certificate.then(|| error.clone())
 }
 
 /// Sends one request. Reuses `kept` if it was opened with the current certificates and is still
@@ -77,7 +132,7 @@ pub(super) async fn check(
     if let Some(mut connection) = kept {
         match connection.ask(address).await {
             // The instance may have closed the connection at the same moment; a second request does no harm.
-            Err(CheckError::Http(_)) => {}
+            Err(CheckError::Http(_) | CheckError::Refused(_)) => {}
             Err(CheckError::TooLong) => return (Err(CheckError::TooLong), None),
             answered => return (answered, Some(connection)),
         }
@@ -87,7 +142,9 @@ pub(super) async fn check(
         Err(error) => return (Err(error), None),
     };
     match connection.ask(address).await {
-        Err(error @ (CheckError::Http(_) | CheckError::TooLong)) => (Err(error), None),
+        Err(error @ (CheckError::Http(_) | CheckError::Refused(_) | CheckError::TooLong)) => {
+            (Err(error), None)
+        }
         answered => (answered, Some(connection)),
     }
 }
@@ -110,7 +167,7 @@ impl Connection {
         let stream = connector
             .connect(name, limited)
             .await
-            .map_err(CheckError::Tls)?;
+            .map_err(CheckError::of_handshake)?;
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(16 << 10)
             .handshake(TokioIo::new(stream))

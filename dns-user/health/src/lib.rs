@@ -15,7 +15,7 @@ mod tracker;
 mod watcher;
 
 pub use self::{
-    metrics::HealthMetrics,
+    metrics::{HealthMetrics, HealthOutage, NoAnswers},
     service::HealthService,
     states::{HealthStates, InstanceHealth, InstanceSet},
     tracker::{Limits, Tracked, Tracker, WatcherCommand},

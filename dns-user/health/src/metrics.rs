@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -32,13 +33,16 @@ pub struct HealthMetrics {
     pub(super) blind: IntGauge,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CheckResult {
     Running,
     Failing,
     Other,
     Unreachable,
+    /// The handshake failed, usually because this machine does not accept the instance's certificate.
     Tls,
+    /// The instance does not accept the client's certificate.
+    Refused,
     /// Any status except 200.
     Status,
     /// The response is not HTTP, or its body is invalid.
@@ -105,12 +109,13 @@ impl HealthMetrics {
 
 impl CheckResult {
     /// Labels in the order of the variants.
-    const LABELS: [&str; 8] = [
+    const LABELS: [&str; 9] = [
         "running",
         "failing",
         "other",
         "unreachable",
         "tls",
+        "refused",
         "status",
         "malformed",
         "timeout",
@@ -134,10 +139,91 @@ impl From<&CheckError> for CheckResult {
         match error {
             CheckError::Connect(_) => Self::Unreachable,
             CheckError::Tls(_) => Self::Tls,
+            CheckError::Refused(_) => Self::Refused,
             CheckError::Status(_) => Self::Status,
             CheckError::Http(_) | CheckError::TooLong | CheckError::Answer(_) => Self::Malformed,
         }
     }
+}
+
+//----------- Outages --------------------------------------------------------
+
+/// Why checks tell the state of no instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HealthOutage {
+    /// The client's own certificate is not valid now, for the stated reason.
+    OwnCertificate(&'static str),
+    /// No CA of the client is valid now.
+    Authorities,
+    /// This machine trusts no instance, or only unreachable ones.
+    Untrusted(NoAnswers),
+    /// Instances refuse the client's certificate.
+    Refused(NoAnswers),
+    /// Instances answer, and no answer is a report.
+    Unusable(NoAnswers),
+    /// No instance answers.
+    Silent(NoAnswers),
+}
+
+impl HealthOutage {
+    /// Returns whether certificates are the cause, on either side.
+    pub fn is_of_certificates(&self) -> bool {
+        match self {
+            Self::OwnCertificate(_) | Self::Authorities | Self::Untrusted(_) | Self::Refused(_) => {
+                true
+            }
+            Self::Unusable(_) | Self::Silent(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for HealthOutage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OwnCertificate(why) => write!(f, "the health client's own certificate {why}"),
+            Self::Authorities => f.write_str("no CA of health.ca_file is valid now"),
+            Self::Untrusted(NoAnswers {
+                checked,
+                concerned,
+                error,
+            }) => write!(
+                f,
+                "no checked instance can be reached ({concerned} of {checked} because of TLS: {error})"
+            ),
+            Self::Refused(NoAnswers {
+                checked,
+                concerned,
+                error,
+            }) => write!(
+                f,
+                "no checked instance accepts this machine's certificate ({concerned} of {checked} refuse it: \
+                 {error})"
+            ),
+            Self::Unusable(NoAnswers {
+                checked,
+                concerned,
+                error,
+            }) => write!(
+                f,
+                "no checked instance gives a usable answer ({concerned} of {checked} answer: {error})"
+            ),
+            Self::Silent(NoAnswers { checked, .. }) => write!(
+                f,
+                "no checked instance answers its health check ({checked} are checked)"
+            ),
+        }
+    }
+}
+
+/// The number of instances whose latest check failed: all that are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoAnswers {
+    /// Number of checked instances.
+    pub checked: usize,
+    /// Number among them that failed for the reason of the outage.
+    pub concerned: usize,
+    /// Error of the latest check that failed for this reason; empty if it had none.
+    pub error: String,
 }
 
 /// Results of the latest check of each instance.
@@ -147,8 +233,8 @@ pub(super) struct CheckFailures(Mutex<Latest>);
 #[derive(Debug, Default)]
 struct Latest {
     last: HashMap<IpAddr, CheckResult>,
-    /// Error of the latest failed handshake.
-    tls_error: String,
+    /// Text of the latest error for each result that has one.
+    errors: HashMap<CheckResult, String>,
 }
 
 impl CheckFailures {
@@ -156,75 +242,71 @@ impl CheckFailures {
         self.0.lock().last.insert(ip, result);
     }
 
-    pub(super) fn record_tls_error(&self, error: &std::io::Error) {
-        self.0.lock().tls_error = error.to_string();
+    /// Records the error of a check whose result is recorded as well.
+    pub(super) fn record_error(&self, result: CheckResult, error: &CheckError) {
+        self.0.lock().errors.insert(result, error.to_string());
     }
 
     pub(super) fn forget(&self, ip: IpAddr) {
         self.0.lock().last.remove(&ip);
     }
 
-    /// Returns why no instance can be checked with these certificates; `None` while some can, or
-    /// none is checked.
-    pub(super) fn why_no_check_can_work(
-        &self,
-        tls: &TlsMaterial,
-        now: SystemTime,
-    ) -> Option<String> {
+    /// Returns why checks with these certificates tell the state of no instance; `None` while one
+    /// does, or none is checked.
+    pub(super) fn outage(&self, tls: &TlsMaterial, now: SystemTime) -> Option<HealthOutage> {
         if let Some(why) = tls.certificate.invalid_at(now) {
-            return Some(format!(
-                "the health client's own certificate {why}: instances refuse it; rotate health.certificate_file"
-            ));
+            return Some(HealthOutage::OwnCertificate(why));
         }
         if tls
             .authorities
             .iter()
             .all(|authority| authority.invalid_at(now).is_some())
         {
-            return Some(
-                "no CA of health.ca_file is valid now: no instance is trusted; renew the file"
-                    .to_owned(),
-            );
+            return Some(HealthOutage::Authorities);
         }
-        let latest = self.0.lock();
-        let refused = latest
-            .last
-            .values()
-            .filter(|result| **result == CheckResult::Tls)
-            .count();
-        (latest.all_failed() && refused > 0).then(|| {
-            format!(
-                "none of {} checked instances can be reached, {refused} because of TLS ({}): compare \
-                 health.ca_file and health.certificate_file with the CA of the instances",
-                latest.last.len(),
-                latest.tls_error
-            )
-        })
-    }
-
-    /// Returns that no instance answers; `None` while one does, or none is checked.
-    pub(super) fn why_none_answers(&self) -> Option<String> {
-        let latest = self.0.lock();
-        latest.all_failed().then(|| {
-            format!(
-                "none of {} checked instances answers its health check: names resolve to all their instances; \
-                 is the health server (port `health.port`) of the instances running, and does a firewall pass it?",
-                latest.last.len()
-            )
-        })
+        self.0.lock().outage()
     }
 }
 
 impl Latest {
-    /// Returns whether instances are checked and none answered its latest check.
-    fn all_failed(&self) -> bool {
-        let is_failure = |result: &CheckResult| {
+    /// Returns why no latest check told a state. The reasons of single instances may differ; the
+    /// one that the operator of this machine can mend comes first.
+    fn outage(&self) -> Option<HealthOutage> {
+        let has_state = |result: &CheckResult| {
             matches!(
                 result,
-                CheckResult::Tls | CheckResult::Unreachable | CheckResult::Timeout
+                CheckResult::Running | CheckResult::Failing | CheckResult::Other
             )
         };
-        !self.last.is_empty() && self.last.values().all(is_failure)
+        if self.last.is_empty() || self.last.values().any(has_state) {
+            return None;
+        }
+        if let Some(answers) = self.answers(&[CheckResult::Tls]) {
+            return Some(HealthOutage::Untrusted(answers));
+        }
+        if let Some(answers) = self.answers(&[CheckResult::Refused]) {
+            return Some(HealthOutage::Refused(answers));
+        }
+        if let Some(answers) = self.answers(&[CheckResult::Status, CheckResult::Malformed]) {
+            return Some(HealthOutage::Unusable(answers));
+        }
+        self.answers(&[CheckResult::Unreachable, CheckResult::Timeout])
+            .map(HealthOutage::Silent)
+    }
+
+    /// Counts the instances whose latest check had one of these results; `None` without one.
+    fn answers(&self, results: &[CheckResult]) -> Option<NoAnswers> {
+        let concerned = self
+            .last
+            .values()
+            .filter(|result| results.contains(result))
+            .count();
+        let error = results.iter().find_map(|result| self.errors.get(result));
+        (concerned > 0).then(|| NoAnswers {
+            checked: self.last.len(),
+            concerned,
+            error: error.cloned().unwrap_or_default(),
+        })
     }
 }
 
@@ -235,19 +317,47 @@ mod tests {
     #[test]
     fn one_answer_ends_the_outage() {
         let failures = CheckFailures::default();
+        let outage = || failures.0.lock().outage();
         let [first, second] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
-        assert_eq!(failures.why_none_answers(), None);
+        assert_eq!(outage(), None);
         failures.record(first, CheckResult::Unreachable);
         failures.record(second, CheckResult::Timeout);
-        assert!(
-            failures
-                .why_none_answers()
-                .unwrap()
-                .contains("none of 2 checked instances")
-        );
+        let Some(HealthOutage::Silent(NoAnswers { checked, .. })) = outage() else {
+            panic!("{:?}", outage());
+        };
+        assert_eq!(checked, 2);
         failures.record(first, CheckResult::Failing);
-        assert_eq!(failures.why_none_answers(), None);
+        assert_eq!(outage(), None);
         failures.forget(first);
-        assert!(failures.why_none_answers().is_some());
+        assert!(outage().is_some());
+    }
+
+    #[test]
+    fn own_mistakes_come_first() {
+        let failures = CheckFailures::default();
+        let results = [
+            CheckResult::Timeout,
+            CheckResult::Status,
+            CheckResult::Refused,
+            CheckResult::Tls,
+        ];
+        let mut found = Vec::new();
+        for (last, result) in results.into_iter().enumerate() {
+            failures.record(IpAddr::from([10, 0, 0, last as u8]), result);
+            found.push(failures.0.lock().outage().unwrap());
+        }
+        assert!(matches!(
+            &found[..],
+            [
+                HealthOutage::Silent(_),
+                HealthOutage::Unusable(_),
+                HealthOutage::Refused(_),
+                HealthOutage::Untrusted(NoAnswers {
+                    checked: 4,
+                    concerned: 1,
+                    ..
+                }),
+            ]
+        ));
     }
 }

@@ -19,7 +19,7 @@ use super::{
     tracker::{Limits, WatcherCommand},
     watcher::{BEAT, Checks, Heartbeat, Watcher},
 };
-use crate::metrics::CheckFailures;
+use crate::metrics::{CheckFailures, HealthOutage};
 use dns_core::config::HealthConfig;
 use dns_fastpath::FastPathHandle;
 use dns_kit::{
@@ -158,9 +158,10 @@ impl HealthService {
                     ..
                 } = &*checks;
                 metrics.count_instances(states);
-                let is_blind = failures
-                    .why_no_check_can_work(&tls.current(), SystemTime::now())
-                    .is_some();
+                let outage = failures.outage(&tls.current(), SystemTime::now());
+                let is_blind = outage
+                    .as_ref()
+                    .is_some_and(HealthOutage::is_of_certificates);
                 metrics.blind.set(i64::from(is_blind));
             }));
             local.block_on(&runtime, watcher.run(commands, stopped));
@@ -179,17 +180,16 @@ impl HealthService {
         }
     }
 
-    /// Returns why no instance can be checked if the certificates are the cause; `None` while some
-    /// can be checked.
-    pub fn why_no_check_can_work(&self) -> Option<String> {
+    /// Returns why checks tell the state of no instance; `None` while one does, or none is checked.
+    pub fn outage(&self) -> Option<HealthOutage> {
         self.checks
             .failures
-            .why_no_check_can_work(&self.checks.tls.current(), SystemTime::now())
+            .outage(&self.checks.tls.current(), SystemTime::now())
     }
 
-    /// Returns that no instance answers its checks; `None` while one does, or none is checked.
+    /// Returns [`Self::outage`] in words.
     pub fn why_none_answers(&self) -> Option<String> {
-        self.checks.failures.why_none_answers()
+        self.outage().map(|outage| outage.to_string())
     }
 
     /// Checks one instance now, independently of the watcher, without storing the result. Returns

@@ -255,10 +255,9 @@ impl Running {
                 };
                 self.keep(ip, connection);
                 log_failure(ip, &error);
-                if let CheckError::Tls(error) = &error {
-                    failures.record_tls_error(error);
-                }
-                (CheckResult::from(&error), InstanceHealth::unknown())
+                let result = CheckResult::from(&error);
+                failures.record_error(result, &error);
+                (result, InstanceHealth::unknown())
             }
             None => {
                 tracing::debug!(%ip, "health check timed out");
@@ -326,7 +325,7 @@ impl Drop for Running {
 /// Logs a failed check: certificate errors need attention and are logged at info, others at debug.
 fn log_failure(ip: IpAddr, error: &CheckError) {
     match error {
-        CheckError::Tls(_) => {
+        CheckError::Tls(_) | CheckError::Refused(_) => {
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(suppressed) = LIMIT.admit(ip) {
                 tracing::info!(%ip, suppressed, "health check failed: {error}");

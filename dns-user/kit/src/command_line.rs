@@ -38,6 +38,7 @@ impl Man {
 
     /// Prints the main page, or writes a page for each command.
     pub fn run(self, command: clap::Command) -> anyhow::Result<()> {
+        let command = without_commit(command);
         match self.folder {
             Some(folder) => clap_mangen::generate_to(command, &folder)
                 .with_context(|| folder.display().to_string()),
@@ -47,6 +48,20 @@ impl Man {
                 Ok(print(&page)?)
             }
         }
+    }
+}
+
+/// Shortens the version to its number: the footer of a manual page has no room for a commit of 40
+/// digits.
+pub fn without_commit(command: clap::Command) -> clap::Command {
+    let version = command
+        .get_version()
+        .and_then(|version| version.split_whitespace().next())
+        .map(str::to_owned);
+    match version {
+        // clap takes texts that live for ever; a command line is built once.
+        Some(version) => command.version(&*version.leak()),
+        None => command,
     }
 }
 

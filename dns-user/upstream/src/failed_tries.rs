@@ -103,6 +103,8 @@ pub(crate) struct FailedTries {
     failures: [AtomicU64; Reason::ALL.len()],
     /// Tries in a row without a reply, up to the latest.
     unanswered: AtomicU32,
+    /// Replies in a row that are errors, up to the latest.
+    error_replies: AtomicU32,
     /// Bit set of the reasons logged in the current series; 0 without a series.
     series: Mutex<u16>,
 }
@@ -114,6 +116,7 @@ impl FailedTries {
             tries: AtomicU64::new(0),
             failures: Default::default(),
             unanswered: AtomicU32::new(0),
+            error_replies: AtomicU32::new(0),
             series: Mutex::new(0),
         })
     }
@@ -139,9 +142,21 @@ impl FailedTries {
         self.unanswered.load(Ordering::Relaxed)
     }
 
-    /// Records that the recursor replied.
+    /// Returns the number of replies in a row that are errors, up to the latest.
+    pub(crate) fn error_replies(&self) -> u32 {
+        self.error_replies.load(Ordering::Relaxed)
+    }
+
+    /// Records that the recursor replied without an error.
     pub(crate) fn answered(&self) {
+        self.replied();
         // The common case: nothing to write.
+        if self.error_replies() != 0 {
+            self.error_replies.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn replied(&self) {
         if self.unanswered() != 0 {
             self.unanswered.store(0, Ordering::Relaxed);
         }
@@ -166,7 +181,10 @@ impl FailedTries {
             | Reason::Malformed
             | Reason::Servfail
             | Reason::Refused
-            | Reason::OtherRcode => self.answered(),
+            | Reason::OtherRcode => {
+                self.replied();
+                self.error_replies.fetch_add(1, Ordering::Relaxed);
+            }
         }
         let bit = 1 << reason as u16;
         let mut series = self.series.lock();

@@ -283,7 +283,7 @@ impl Failure {
 // The order in which recursors are tried. Performs no I/O.
 
 /// Number of recent tries that count.
-const HISTORY: u32 = 25;
+pub(crate) const HISTORY: u32 = 25;
 /// Number of failures in the history from which the next recursor is preferred.
 const MAX_FAILURES: u32 = 5;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cache::Cache,
     cached::{CachedSource, UncachedSource},
-    forward::Forwarder,
+    forward::{Forwarder, HISTORY},
     http::redacted,
     recursor::RecursorCounters,
     store::Totals,
@@ -38,6 +38,8 @@ pub struct RecursorStatus {
     pub recent_failures: u32,
     /// Number of tries in a row without a reply, up to the latest.
     pub unanswered_tries: u32,
+    /// Number of replies in a row that are errors, up to the latest.
+    pub error_replies: u32,
     /// Smoothed response time in milliseconds; `None` before the first reply.
     pub latency_ms: Option<f64>,
     /// Whether queries with EDNS are dropped, so that others are sent without it.
@@ -112,11 +114,82 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
             mismatched: mismatched.load(Ordering::Relaxed),
             recent_failures: set.order.recent_failures(index),
             unanswered_tries: failed.unanswered(),
+            error_replies: failed.error_replies(),
             latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
             drops_edns: recursor.drops_edns(),
         }
     };
     set.order.order().map(status).collect()
+}
+
+//----------- Outages --------------------------------------------------------
+
+/// Tries in a row without a reply from which a recursor counts as out: a single datagram may be lost.
+const MIN_UNANSWERED: u32 = 3;
+
+/// Replies in a row that are errors from which a recursor counts as out: even a healthy one answers
+/// SERVFAIL for broken domains. One failure of a name is sent once and then cached (RFC 9520).
+const MIN_ERROR_REPLIES: u32 = 5;
+
+/// Why recursors answer no query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecursorOutage {
+    /// There is none.
+    Unknown,
+    /// None replies; holds their addresses.
+    Silent(String),
+    /// Each is silent or replies with errors; holds their addresses with the numbers of failures by
+    /// reason.
+    Failing(String),
+}
+
+impl RecursorOutage {
+    /// Returns why none of these recursors answers; `None` while one does.
+    pub(crate) fn of(recursors: &[RecursorStatus]) -> Option<Self> {
+        if recursors.is_empty() {
+            return Some(Self::Unknown);
+        }
+        if recursors.iter().all(RecursorStatus::is_silent) {
+            let addresses: Vec<&str> = recursors
+                .iter()
+                .map(|recursor| &*recursor.address)
+                .collect();
+            return Some(Self::Silent(addresses.join(", ")));
+        }
+        if !recursors.iter().all(RecursorStatus::is_out) {
+            return None;
+        }
+        let failures: Vec<String> = recursors
+            .iter()
+            .map(RecursorStatus::failures_in_words)
+            .collect();
+        Some(Self::Failing(failures.join(", ")))
+    }
+}
+
+impl RecursorStatus {
+    fn is_silent(&self) -> bool {
+        self.unanswered_tries >= MIN_UNANSWERED
+    }
+
+    /// Returns whether its latest tries all failed.
+    pub fn is_out(&self) -> bool {
+        self.is_silent() || self.error_replies >= MIN_ERROR_REPLIES
+    }
+
+    /// Returns the address with its most frequent reasons of failures.
+    fn failures_in_words(&self) -> String {
+        let mut reasons: Vec<(&str, u64)> = Vec::new();
+        for (reason, count) in &self.failures {
+            reasons.push((reason, *count));
+        }
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let reasons: Vec<String> = reasons
+            .into_iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
+        format!("{}: {}", self.address, reasons.join(" "))
+    }
 }
 
 //----------- Explanations ---------------------------------------------------
@@ -162,6 +235,24 @@ pub enum CachedState {
 }
 
 impl CachedSource {
+    /// Returns why the source answers no query; `None` while it does.
+    pub(crate) fn outage(&self) -> Option<String> {
+        match self.source() {
+            UncachedSource::Dns(forwarder) => {
+                match RecursorOutage::of(&recursor_statuses(forwarder))? {
+                    RecursorOutage::Unknown => Some("it has no recursor".to_owned()),
+                    RecursorOutage::Silent(addresses) => Some(format!("{addresses}: no reply")),
+                    RecursorOutage::Failing(failures) => Some(failures),
+                }
+            }
+            UncachedSource::Http(http) => {
+                let error = http.outage()?;
+                Some(format!("{}: {error}", redacted(http.url())))
+            }
+            UncachedSource::Deny(_) => None,
+        }
+    }
+
     /// Explains how queries for a name are answered. Does not count as a query.
     pub fn explain(&self, name: &Name) -> ForwardingExplanation {
         let (recursors, url) = match self.source() {
@@ -230,9 +321,10 @@ impl fmt::Display for ForwardingExplanation {
                 .latency_ms
                 .map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
             let failed = recursor.recent_failures;
+            let recent = recursor.tries.min(HISTORY.into());
             writeln!(
                 f,
-                "recursor {}: {order}, {latency}, {failed} of the last 25 tries failed",
+                "recursor {}: {order}, {latency}, {failed} of the last {recent} tries failed",
                 recursor.address
             )?;
         }

@@ -1,10 +1,12 @@
 //! The operator's interfaces with real tools: curl with client certificates, Prometheus and
 //! promtool, a pseudo-terminal, the command line.
 
+mod address_queries;
 mod addresses;
 mod api;
 mod check;
 mod cli;
+mod conditions;
 mod dashboards;
 mod degraded;
 mod dnsmasq;

@@ -111,6 +111,15 @@ impl<'a> Prometheus<'a> {
 
     /// Waits until an alert fires; returns its summary and action.
     pub(crate) fn wait_for_alert(&self, name: &str) -> Result<String> {
+        self.wait_for(name, None)
+    }
+
+    /// Waits until the alert of a condition fires; returns its summary and action.
+    pub(crate) fn wait_for_condition(&self, name: &str, condition: &str) -> Result<String> {
+        self.wait_for(name, Some(condition))
+    }
+
+    fn wait_for(&self, name: &str, condition: Option<&str>) -> Result<String> {
         let mut text = None;
         let waited = wait_until(
             &format!("the alert {name}"),
@@ -123,9 +132,11 @@ impl<'a> Prometheus<'a> {
                     .as_array()
                     .cloned()
                     .unwrap_or_default();
-                let found = alerts
-                    .iter()
-                    .find(|alert| alert["labels"]["alertname"] == name);
+                let found = alerts.iter().find(|alert| {
+                    let labels = &alert["labels"];
+                    labels["alertname"] == name
+                        && condition.is_none_or(|condition| labels["condition"] == condition)
+                });
                 text = found.map(|alert| alert["annotations"].to_string());
                 text.is_some()
             },

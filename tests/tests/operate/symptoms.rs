@@ -28,6 +28,7 @@ use whole_system_tests::{
 };
 
 use crate::{
+    conditions,
     prometheus::{self, Prometheus},
     running::{METRICS_PORT, RECORDS, Running, write_certificates},
 };
@@ -61,12 +62,10 @@ struct Patient<'a> {
 
 /// The places that show a fault.
 struct Shown<'a> {
-    /// Beginning of the check's line in `/readyz`.
-    check: &'a str,
+    /// Name of the condition.
+    condition: &'a str,
     /// Words of the cause, quoted by the page, in `/readyz`, `status` and the log.
     cause: &'a str,
-    /// Name of the alert, and words in its text.
-    alert: (&'a str, &'a str),
 }
 
 impl<'a> Patient<'a> {
@@ -84,30 +83,12 @@ impl<'a> Patient<'a> {
 
     /// Waits until every place names the cause.
     fn assert_shown(&self, shown: &Shown<'_>) -> Result<()> {
-        let Shown {
-            check,
-            cause,
-            alert: (alert, words),
-        } = *shown;
+        let Shown { condition, cause } = *shown;
         ensure!(
             quoted(&page()?).contains(&cause),
             "the page does not quote {cause:?}"
         );
-        let url = format!("http://127.0.0.1:{METRICS_PORT}/readyz");
-        let is_it = |line: &str| line.starts_with(check) && line.contains(cause);
-        let mut last = String::new();
-        wait_until(cause, TIMEOUT, || {
-            last = self.running.curl(&[&url]).unwrap_or_default();
-            last.lines().any(is_it)
-        })
-        .with_context(|| format!("/readyz: {last}\n{}", self.running.server.log()))?;
-        // The checks are the first lines of `status`, before the first empty one.
-        let (_, status, problem) = self.running.cli(&["status"])?;
-        let mut first = status.lines().skip(1).take_while(|line| !line.is_empty());
-        ensure!(
-            first.any(|line| line.contains(cause)),
-            "status: {status}{problem}"
-        );
+        conditions::assert_found(self.running, &self.prometheus, condition, cause)?;
         self.running.server.wait_for_log(cause)?;
         let log = self.running.server.log();
         let line = log
@@ -115,8 +96,6 @@ impl<'a> Patient<'a> {
             .find(|line| line.contains(cause))
             .unwrap_or_default();
         ensure!(line.contains("WARN") || line.contains("ERROR"), "{line}");
-        let text = self.prometheus.wait_for_alert(alert)?;
-        ensure!(text.contains(words), "{alert}: {text}");
         Ok(())
     }
 }
@@ -127,13 +106,43 @@ fn quotations_have_faults() -> Result<()> {
     let (injected, elsewhere) = page
         .split_once("## Not injected")
         .context("the page names the rest")?;
-    let source = include_str!("symptoms.rs");
+    let source = concat!(include_str!("symptoms.rs"), include_str!("conditions.rs"));
     let quotations = quoted(injected);
     ensure!(quotations.len() > 15, "{quotations:?}");
     for message in quotations {
+        // The words of a condition: the test of its name reads them from the table.
+        let is_of_table = injected.contains(&format!("| `{message}` |"));
         ensure!(
-            source.contains(&format!("\"{message}\"")) || quoted(elsewhere).contains(&message),
+            is_of_table
+                || source.contains(&format!("\"{message}\""))
+                || quoted(elsewhere).contains(&message),
             "no test injects {message:?}, and the page does not say so"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn conditions_have_faults() -> Result<()> {
+    let page = page()?;
+    let (injected, elsewhere) = page
+        .split_once("## Not injected")
+        .context("the page names the rest")?;
+    let (_, table) = injected
+        .split_once("| Condition |")
+        .context("the page has the table")?;
+    let source = concat!(include_str!("symptoms.rs"), include_str!("conditions.rs"));
+    let rows: Vec<&str> = table
+        .split(" | | `")
+        .skip(1)
+        .filter_map(|row| row.split('`').next())
+        .collect();
+    ensure!(rows.len() >= 40, "{rows:?}");
+    for condition in rows {
+        ensure!(
+            source.contains(&format!("\"{condition}\""))
+                || elsewhere.contains(&format!("`{condition}`")),
+            "no test makes {condition} true, and the page does not say so"
         );
     }
     Ok(())
@@ -150,20 +159,15 @@ fn unusable_records_are_named() -> Result<()> {
     let empty = r#"{"record_keys": ["id"], "record_infos": [], "version": 8}"#;
     fs::write(&records, empty)?;
     patient.assert_shown(&Shown {
-        check: "warn records: ",
+        condition: "records_empty",
         cause: "has no instance",
-        alert: ("BoshDnsXdpNoRecords", "fleet names do not resolve"),
     })?;
     fs::write(&records, RECORDS)?;
     running.server.wait_for_log("version 7")?;
     fs::write(&records, "{ broken")?;
     patient.assert_shown(&Shown {
-        check: "fail records: ",
+        condition: "records_unusable",
         cause: "key must be a string",
-        alert: (
-            "BoshDnsXdpReloadFails",
-            "the last good version stays in use",
-        ),
     })?;
     running
         .server
@@ -174,16 +178,27 @@ fn unusable_records_are_named() -> Result<()> {
 fn useless_aliases_are_named() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("s-aliases", &json!({}))?;
-    let aliases = json!({"*.apps.example": ["q-s0.q-g1.bosh"], "empty.example": [], "far.example": ["www.example.org"]});
+    let aliases = json!({
+        "*.apps.example": ["q-s0.q-g1.bosh"], "empty.example": [], "far.example": ["www.example.org"],
+        "lab.example": ["*.web.net.cf_lab.bosh"],
+    });
     fs::write(
         running.folder().join("aliases/useless.json"),
         aliases.to_string(),
     )?;
+    // The records may hold aliases as well.
+    let mut records: Value = serde_json::from_str(RECORDS)?;
+    records["version"] = json!(8);
+    records["aliases"] = json!({"*.fleet.example": [{"group_id": "1", "root_domain": "bosh"}]});
+    fs::write(running.folder().join("records.json"), records.to_string())?;
+    running.server.wait_for_log("version 8")?;
     let (_, text, problem) = running.cli(&["check"])?;
     for cause in [
         "the star stands for itself",
+        "records.json: alias \"*.fleet.example\": the star stands for itself",
         "has no target",
         "is in no domain of the records",
+        "BOSH replaces underscores by hyphens",
     ] {
         running.server.wait_for_log(cause)?;
         ensure!(
@@ -224,15 +239,13 @@ fn failing_health_checks_are_named() -> Result<()> {
     };
     running.ask("q-s0.q-g1.bosh.", 1)?;
     patient.assert_shown(&Shown {
-        check: "warn health checks: none of 3 ",
-        cause: "checked instances answers its health check",
-        alert: ("BoshDnsXdpHealthUnanswered", "none of 3 checked instances"),
+        condition: "health_silent",
+        cause: "no checked instance answers its health check",
     })?;
     fs::write(certificates.join("client.crt"), "half a file")?;
     patient.assert_shown(&Shown {
-        check: "warn certificates: health_client: ",
+        condition: "certificate_unusable",
         cause: "the new files cannot be used",
-        alert: ("BoshDnsXdpCertificateUnusable", "health_client"),
     })?;
     let year = 1970 + i32::try_from(SystemTime::UNIX_EPOCH.elapsed()?.as_secs() / 31_556_952)?;
     for (from, to, cause) in [
@@ -249,9 +262,8 @@ fn failing_health_checks_are_named() -> Result<()> {
     ] {
         write_client_certificate(&certificates, from, to)?;
         patient.assert_shown(&Shown {
-            check: "fail health checks: the health client's own certificate ",
+            condition: "health_own_certificate",
             cause,
-            alert: ("BoshDnsXdpHealthBlind", "no instance can be checked"),
         })?;
     }
     Ok(())
@@ -286,14 +298,18 @@ fn foreign_authority_is_named() -> Result<()> {
     };
     running.ask("q-s0.q-g1.bosh.", 1)?;
     patient.assert_shown(&Shown {
-        check: "fail health checks: none of 3 ",
-        cause: "checked instances can be reached",
-        alert: ("BoshDnsXdpHealthBlind", "no instance can be checked"),
+        condition: "health_untrusted",
+        cause: "no checked instance can be reached",
     })
 }
 
 /// Replies to queries on a socket with the given RCODE; with `needs_plain` it ignores queries with EDNS.
-fn recursor(namespace: &Namespace, address: &str, rcode: u8, needs_plain: bool) -> Result<()> {
+pub(crate) fn recursor(
+    namespace: &Namespace,
+    address: &str,
+    rcode: u8,
+    needs_plain: bool,
+) -> Result<()> {
     let socket = namespace.run(|| UdpSocket::bind(address))??;
     // Ends with the process; the namespace lives as long as its sockets.
     thread::spawn(move || {
@@ -324,12 +340,8 @@ fn dead_recursors_are_named() -> Result<()> {
         running.ask(&format!("n{number}.elsewhere.test."), 1)?;
     }
     patient.assert_shown(&Shown {
-        check: "warn recursors: ",
+        condition: "recursors_silent",
         cause: "no recursor answers",
-        alert: (
-            "BoshDnsXdpAllRecursorsFail",
-            "names outside the fleet do not resolve",
-        ),
     })?;
     let (_, text, _) = running.cli(&["status"])?;
     let line = text.lines().find(|line| line.starts_with("127.0.0.8:53"));
@@ -384,9 +396,13 @@ fn recursor_without_edns_is_named() -> Result<()> {
         asked.is_ok()
             && running
                 .cli(&["status"])
-                .is_ok_and(|(_, text, _)| text.contains("drops EDNS"))
+                .is_ok_and(|(_, text, _)| text.contains("warn  recursors: 127.0.0.8:53 drops EDNS"))
     })
-    .with_context(|| format!("{:?}", running.cli(&["status"])))
+    .with_context(|| format!("{:?}", running.cli(&["status"])))?;
+    let (_, text, _) = running.cli(&["status", "--json"])?;
+    let condition = "recursor_drops_edns";
+    ensure!(text.contains(condition), "{text}");
+    Ok(())
 }
 
 #[test]
@@ -436,9 +452,8 @@ fn unknown_recursors_are_named() -> Result<()> {
     };
     running.ask("www.elsewhere.test.", 600)?;
     patient.assert_shown(&Shown {
-        check: "warn recursors: ",
+        condition: "recursors_unknown",
         cause: "no recursor is known",
-        alert: ("BoshDnsXdpServfail", "of the replies are SERVFAIL"),
     })?;
     let (_, text, _) = running.cli(&["resolve", "www.elsewhere.test"])?;
     ensure!(
@@ -484,9 +499,8 @@ fn missing_interface_is_named() -> Result<()> {
         return Ok(());
     };
     patient.assert_shown(&Shown {
-        check: "warn fast path: on no interface: ",
+        condition: "fast_path_unserved",
         cause: "does not exist on this machine",
-        alert: ("BoshDnsXdpFastPathDown", "serves no interface"),
     })?;
     let (_, text, _) = running.cli(&["status"])?;
     ensure!(text.contains("on no interface"), "{text}");

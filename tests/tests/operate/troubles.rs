@@ -216,7 +216,8 @@ fn dead_recursors_degrade() -> Result<()> {
     })??;
     wait_until("the recursor's reply", TIMEOUT, || {
         let asked = running.ask("n.elsewhere.test.", 1);
-        asked.is_ok() && readyz(&running).is_ok_and(|(_, body)| !body.contains("recursors"))
+        asked.is_ok()
+            && readyz(&running).is_ok_and(|(_, body)| !body.contains("no recursor answers"))
     })
 }
 
@@ -254,7 +255,7 @@ fn expired_api_certificate_degrades() -> Result<()> {
     // Until both files are read, they do not match.
     let certificate = path.join("server.crt");
     let expired = format!(
-        "warn certificates: api: {} has expired",
+        "warn certificates: api: {} is not valid now: it has expired",
         certificate.display()
     );
     wait_for_readyz(&running, "200", &expired)?;
@@ -288,7 +289,7 @@ fn unchecked_health_degrades() -> Result<()> {
     wait_for_readyz(
         &running,
         "200",
-        "warn health checks: none of 3 checked instances answers",
+        "warn health checks: no checked instance answers",
     )?;
     // New files that cannot be used.
     fs::write(certificates.join("client.crt"), "half a file")?;
@@ -613,5 +614,27 @@ fn tap_omits_earlier_sessions() -> Result<()> {
         // Clocks are converted to the wall clock, so allow a little.
         ensure!(line["time"].as_f64() > Some(begun - 0.5), "{line}");
     }
+    Ok(())
+}
+
+#[test]
+fn unserved_name_is_answered_by_userspace() -> Result<()> {
+    requires!(namespaces, bpf);
+    let running = Running::start(
+        "unserved",
+        &json!({"xdp": {"mode": "tc", "interfaces": ["w-*"]}}),
+    )?;
+    wait_for_readyz(&running, "200", "ok   fast path: on no interface yet")?;
+    // The name is published, but no interface has a program.
+    wait_until("the names to be published", TIMEOUT, || {
+        running
+            .cli(&["status", "--json"])
+            .is_ok_and(|(_, text, _)| !text.contains("\"published\":0,"))
+    })?;
+    let (_, text, problem) = running.cli(&["resolve", "web.alias"])?;
+    ensure!(
+        text.contains("answered by: userspace: the fast path is on no interface yet"),
+        "{text}{problem}"
+    );
     Ok(())
 }

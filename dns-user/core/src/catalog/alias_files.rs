@@ -306,14 +306,19 @@ impl Alias {
 /// Returns why an alias will not do what its author probably expects; it is accepted nevertheless, as in
 /// bosh-dns.
 fn dead_alias(text: &str, targets: &[String]) -> Option<String> {
-    match text.strip_prefix("*.") {
-        Some(rest) => Some(format!(
-            "the star stands for itself, not for any label, so no usual name matches; write \"_.{rest}\""
-        )),
-        None => targets
-            .is_empty()
-            .then(|| "has no target, so it never has an address".to_owned()),
+    let dead = dead_wildcard(text);
+    if dead.is_none() && targets.is_empty() {
+        return Some("has no target, so it never has an address".to_owned());
     }
+    dead
+}
+
+/// Returns why an alias `*.x`, of a file or of the records, matches no usual name.
+pub(super) fn dead_wildcard(text: &str) -> Option<String> {
+    let rest = text.strip_prefix("*.")?;
+    Some(format!(
+        "the star stands for itself, not for any label, so no usual name matches; write \"_.{rest}\""
+    ))
 }
 
 impl FileTarget {

@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::alias_files::{AliasFiles, FileAlias, FileTarget, warning};
+use super::alias_files::{AliasFiles, FileAlias, FileTarget, dead_wildcard, warning};
 use super::columns::{NO_VALUE, Row, Symbol};
 use super::instances::InstanceIndex;
 use super::records::AliasDefinition;
 use crate::name::Name;
-use crate::query::Question;
+use crate::query::{Criteria, Pattern, Question};
 
 /// A target of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +72,9 @@ impl Aliases {
         };
         builder.add_files();
         for (alias, definitions) in &**definitions {
+            if let Some(problem) = dead_wildcard(alias) {
+                builder.warn(RECORDS, alias, problem);
+            }
             for definition in definitions {
                 builder.add_definition(alias, definition);
             }
@@ -274,6 +277,12 @@ impl Builder<'_> {
                     self.warn(&alias.file, name, format!("target {target} {problem}"));
                     true
                 }
+                Ok(Question::Within(_, Criteria { place: Some(place), .. })) => {
+                    if let Some(problem) = self.underscore_in(&place) {
+                        self.warn(&alias.file, name, format!("target {target} never matches: {problem}"));
+                    }
+                    true
+                }
                 Ok(_) => true,
                 Err(error) => {
                     self.warn(&alias.file, name, format!("target {target} is skipped: {error}"));
@@ -282,6 +291,30 @@ impl Builder<'_> {
             }
         });
         targets
+    }
+
+    /// Returns which label has an underscore that no name of the records has. The director writes
+    /// canonical names, with hyphens, whatever the manifest says.
+    fn underscore_in(&self, place: &[Pattern<'_>; 3]) -> Option<String> {
+        let places = &self.instances.places;
+        let known = [
+            ("instance group", &places.instance_groups),
+            ("network", &places.networks),
+            ("deployment", &places.deployments),
+        ];
+        for (pattern, (kind, names)) in place.iter().zip(known) {
+            let Pattern::Exact(label) = *pattern else {
+                continue;
+            };
+            if label.contains(&b'_') && names.len() > 0 && names.find(label).is_none() {
+                let label = String::from_utf8_lossy(label);
+                let canonical = label.replace('_', "-");
+                return Some(format!(
+                    "the records have no {kind} {label:?}; BOSH replaces underscores by hyphens, write {canonical:?}"
+                ));
+            }
+        }
+        None
     }
 
     fn has_instance(&self, id: &[u8]) -> bool {

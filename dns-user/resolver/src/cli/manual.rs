@@ -14,6 +14,7 @@ use clap_mangen::{
 
 use self::ExitCodes::{Client, Process, Verdict};
 use super::defaults::sections;
+use dns_kit::command_line::without_commit;
 
 /// Page of `config.json`, in the manual's section of file formats.
 const CONFIGURATION: &str = "bosh-dns-xdp-config.json";
@@ -329,7 +330,7 @@ fn write_page(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> 
 
 /// Returns the page of one command, or of the whole command line.
 fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
-    let man = Man::new(command.clone())
+    let man = Man::new(without_commit(command.clone()))
         .section(SECTION)
         .manual("System Administration");
     let mut page = Vec::new();
@@ -503,6 +504,18 @@ mod tests {
         let shown = std::process::Command::new("man")
             .args(["--warnings", "-l"])
             .arg(&file)
+    #[test]
+    fn footer_has_room_for_version() {
+        let long = "1.0.0 (commit 0123456789012345678901234567890123456789)";
+        let page = page(&Cli::command().version(long), None).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        let title = page.lines().find(|line| line.starts_with(".TH")).unwrap();
+        assert!(
+            title.contains("1.0.0") && !title.contains("0123456789"),
+            "{title}"
+        );
+    }
+
             .output();
         // `man` is optional, but what it prints must be clean.
         let Ok(shown) = shown else { return };

@@ -16,13 +16,13 @@ mod status;
 mod table;
 mod tap;
 mod top;
+mod waiting;
 
 use std::{
     borrow::Cow,
     env,
     io::{self, IsTerminal, Write as _},
     net::SocketAddr,
-    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -551,11 +551,11 @@ impl Detach {
         let config = loaded.config;
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
-        let is_alive = |socket: &Path| UnixStream::connect(socket).is_ok();
-        let is_served = config
-            .control
-            .as_ref()
-            .is_some_and(|control| is_alive(&control.socket));
+        // The running server may have another configuration than the file.
+        let is_served = match wait_for(client::status_of(&self.config)) {
+            Ok(status) => status.fast_path.is_some(),
+            Err(_) => false,
+        };
         if detached.links + detached.filters == 0 && is_served {
             return Err(Problem::BadAnswer(
                 "nothing was detached: the server is running and holds its programs without pins; they stay \

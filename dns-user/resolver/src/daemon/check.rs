@@ -2,12 +2,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    ffi::CString,
+    fs::{self, File},
     net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Instant,
 };
 
+use nix::unistd::{Uid, User, getgrouplist};
 use serde::Serialize;
 
 use super::{
@@ -156,6 +159,57 @@ fn surroundings(config: &Config) -> Vec<String> {
     errors
 }
 
+/// Returns an error for each recursor that is this server: queries would go round until they time
+/// out.
+fn own_recursors(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
+    let mut errors = Vec::new();
+    if config.recursion.disabled {
+        return errors;
+    }
+    for recursor in &config.recursion.recursors {
+        let Ok(address) = recursor.parse::<SocketAddr>() else {
+            continue;
+        };
+        let is_own = listen.iter().any(|own| {
+            let is_local = own.ip().is_unspecified() && address.ip().is_loopback();
+            own.port() == address.port() && (own.ip() == address.ip() || is_local)
+        });
+        if is_own {
+            errors.push(format!(
+                "recursors: {recursor} is an address of this server: queries would come back to it; name another \
+                 server, or remove it"
+            ));
+        }
+    }
+    errors
+}
+
+/// Returns that the server may not give its control socket to the configured group. Its user is
+/// this process's, or the owner of the socket's folder, which a service manager creates for it.
+fn foreign_group(config: &Config) -> Option<String> {
+    let control = config.control.as_ref()?;
+    let group = system::group("control.group", control.group.as_ref()?).ok()?;
+    let own = Uid::effective();
+    let owner = if own.is_root() {
+        Uid::from_raw(fs::metadata(control.socket.parent()?).ok()?.uid())
+    } else {
+        own
+    };
+    if owner.is_root() {
+        return None;
+    }
+    let user = User::from_uid(owner).ok()??;
+    let name = CString::new(user.name.as_str()).ok()?;
+    let groups = getgrouplist(&name, user.gid).ok()?;
+    (!groups.contains(&group.gid)).then(|| {
+        format!(
+            "control.group: user {:?}, who owns the folder of the socket, is no member of group {:?}: the socket is \
+             bound without it, unless the server's unit has SupplementaryGroups={}",
+            user.name, group.name, group.name
+        )
+    })
+}
+
 /// Returns the error of start-up for each listen address that does not belong to this machine.
 fn foreign_addresses(listen: &[SocketAddr]) -> impl Iterator<Item = String> {
     listen
@@ -222,6 +276,7 @@ fn examine(
                 "{}: no such folder: /local-groups stays off",
                 folder.display()
             ));
+    warnings.extend(foreign_group(&config));
         }
         _ => {}
     }
@@ -254,6 +309,7 @@ fn examine(
         instances: snapshot.instances().len(),
         domains: snapshot.domains().map(ToString::to_string).collect(),
         aliases: snapshot.alias_count(),
+    errors.extend(own_recursors(&config, &listen));
         published_names: dns_core::listing::published_names(&snapshot).count(),
         files: state.files,
         handlers: handlers.iter().map(handler_line).collect(),
@@ -354,8 +410,6 @@ fn unreadable_file(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     /// Returns the first indented block after a heading of docs/file-formats.md.

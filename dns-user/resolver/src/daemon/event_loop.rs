@@ -314,6 +314,8 @@ impl Daemon<'_> {
         for warning in &warnings {
             warn!("{warning}");
         }
+        self.service_status
+            .change(|state| state.pending_restart = kept);
         self.logs.apply(&config.logging);
         let listen = self.service_status.state().listen;
         self.upstreams.reconfigure(&self.config, &config, &listen);

@@ -45,6 +45,11 @@ pub(super) struct Failures {
 }
 
 impl Failures {
+    /// Returns the counter of caught panics.
+    pub(super) fn panics(&self) -> IntCounter {
+        self.panics.clone()
+    }
+
     /// Installs the panic hook.
     pub(super) fn install() -> prometheus::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();

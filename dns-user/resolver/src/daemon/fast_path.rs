@@ -255,8 +255,10 @@ impl Lifecycle {
     /// Makes `fast_path` the current one, which receives all changes from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         (self.problem, self.lost_at) = (None, None);
-        self.service_status
-            .change(|state| state.fast_path_off = None);
+        self.service_status.change(|state| {
+            state.fast_path_off = None;
+            state.attacher_problem = None;
+        });
         fast_path.set_edns(self.edns);
         if let Some(bytes) = self.max_reply {
             fast_path.set_max_reply(bytes);
@@ -285,7 +287,10 @@ impl Lifecycle {
             }
             _ => {}
         }
-        if !self.is_attached() {
+        if self.is_attached() {
+            self.service_status
+                .change(|state| state.attacher_problem = Some(problem.clone()));
+        } else {
             self.off(FastPathOff::Failed(problem.clone()));
         }
         self.problem = Some(problem);
@@ -316,8 +321,10 @@ impl Lifecycle {
     }
 
     fn off(&self, why: FastPathOff) {
-        self.service_status
-            .change(|state| state.fast_path_off = Some(why));
+        self.service_status.change(|state| {
+            state.fast_path_off = Some(why);
+            state.attacher_problem = None;
+        });
     }
 
     /// Logs each new reason why no interface is served, and the end of that state.

@@ -15,8 +15,8 @@ use tracing::{error, info};
 use super::failures::Failures;
 use crate::{
     ops::{
-        api::{self, ApiServer, Backend},
-        service_status::ServiceStatus,
+        api::{self, ApiServer, Backend, BoundControl},
+        service_status::{Part, ServiceStatus},
         tap::Tap,
     },
     server::{
@@ -26,7 +26,7 @@ use crate::{
     state::ServerState,
 };
 use dns_core::config::{ApiConfig, Config, HookMode};
-use dns_kit::{limits::raise_file_limit, tls::RotatingTls, unix_socket::ControlSocket};
+use dns_kit::{limits::raise_file_limit, tls::RotatingTls};
 
 pub(super) struct Listeners {
     server_state: Arc<ServerState>,
@@ -235,7 +235,7 @@ pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> V
 const API_NAME: &str = "api.bosh-dns";
 
 /// The control socket's path, and the socket if it could be bound.
-pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
+pub(super) type Control = (PathBuf, io::Result<BoundControl>);
 
 /// Loads the certificates of the API. Without usable ones the API stays off; DNS is unaffected.
 pub(super) fn api_certificates(
@@ -243,7 +243,9 @@ pub(super) fn api_certificates(
     service_status: &ServiceStatus,
 ) -> Option<Arc<RotatingTls>> {
     RotatingTls::load("api", API_NAME, &api.tls)
-        .map_err(|problem| service_status.stays_off(format!("api: {problem}; the API stays off")))
+        .map_err(|problem| {
+            service_status.stays_off(Part::Api, format!("api: {problem}; the API stays off"));
+        })
         .ok()
 }
 
@@ -259,9 +261,10 @@ pub(super) async fn open_api(
     let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
         Ok(server) => server,
         Err(problem) => {
-            return service_status.stays_off(format!(
-                "api: cannot listen on {address}: {problem}; the API stays off"
-            ));
+            return service_status.stays_off(
+                Part::Api,
+                format!("api: cannot listen on {address}: {problem}; the API stays off"),
+            );
         }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
@@ -273,16 +276,28 @@ pub(super) async fn open_api(
 pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failures: &Failures) {
     let path = path.display();
     match socket {
-        Ok(socket) => failures.spawn("the control socket", async {
-            // Runs until the process ends; an earlier return is a failure.
-            if let Err(problem) = api::serve_control(socket, backend).await {
-                error!("control: {problem}");
+        Ok(BoundControl {
+            socket,
+            without_group,
+        }) => {
+            if let Some(problem) = without_group {
+                let service_status = &backend.readiness.service_status;
+                service_status.stays_off(Part::ControlGroup, problem);
             }
-        }),
+            failures.spawn("the control socket", async {
+                // Runs until the process ends; an earlier return is a failure.
+                if let Err(problem) = api::serve_control(socket, backend).await {
+                    error!("control: {problem}");
+                }
+            });
+        }
         Err(problem) => {
             let problem =
                 format!("control: {path} cannot be bound: {problem}; the control socket stays off");
-            backend.readiness.service_status.stays_off(problem);
+            backend
+                .readiness
+                .service_status
+                .stays_off(Part::Control, problem);
         }
     }
 }

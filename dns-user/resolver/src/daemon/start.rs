@@ -29,9 +29,10 @@ use crate::{
     consul::{self, ConsulNames, follow},
     ops::{
         api::Backend,
+        conditions::events::{Event, RecentEvents},
         metrics::{self, Metrics, MetricsServer},
         readiness::{CheckLog, Readiness},
-        service_status::{Kind, ServiceStatus},
+        service_status::{Kind, Part, ServiceStatus},
         status::OverloadSource,
         tap::Tap,
         version::VERSION,
@@ -39,6 +40,7 @@ use crate::{
     server::{Identity, OwnConnections, ServerMetrics},
     state::ServerState,
 };
+use dns_common::counters::Outcome;
 use dns_core::{
     config::{Config, Loaded},
     resolve::{AllRunning, Health},
@@ -184,7 +186,9 @@ pub(super) async fn start<'a>(
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
     metrics::register_certificates(metrics.registry(), certificates.clone())?;
+    let events = recent_events(failures, &server_metrics, logs, &handle);
     let readiness = Readiness {
+        events: Arc::new(events),
         service_status: service_status.clone(),
         fast_path: handle,
         health: health.clone(),
@@ -238,6 +242,30 @@ pub(super) async fn start<'a>(
     })
 }
 
+/// Follows the counters of events that an operator must know about.
+fn recent_events(
+    failures: &Failures,
+    server_metrics: &ServerMetrics,
+    logs: &Logs,
+    fast_path: &FastPathHandle,
+) -> RecentEvents {
+    let panics = failures.panics();
+    let (server_metrics, logs, fast_path) =
+        (server_metrics.clone(), logs.clone(), fast_path.clone());
+    RecentEvents::of(vec![
+        (Event::Panic, Box::new(move || panics.get())),
+        (
+            Event::RefusedConnection,
+            Box::new(move || server_metrics.refused_connections()),
+        ),
+        (Event::LostLogLine, Box::new(move || logs.dropped())),
+        (
+            Event::ShedQuery,
+            Box::new(move || fast_path.counters().outcome(Outcome::Shed)),
+        ),
+    ])
+}
+
 /// Loads the health checks' certificates; `None` if the checks stay off.
 fn health_checks(
     config: &Config,
@@ -257,10 +285,10 @@ fn health_checks(
         Err(problem) if config.compat.require_health_certificates => Err(problem),
         // Serving DNS without health checks is better than not serving.
         Err(problem) => {
-            service_status.stays_off(format!(
-                "{problem}; health checks stay off: all instances count as running until the server is started \
-                 again with usable certificates"
-            ));
+            service_status.stays_off(
+                Part::HealthChecks,
+                format!("{problem}; health checks stay off"),
+            );
             Ok(None)
         }
     }
@@ -277,9 +305,10 @@ fn start_dnstap(
         return Ok(());
     };
     if let Err(problem) = dns_dnstap::start(config, &format!("bosh-dns-xdp {VERSION}")) {
-        service_status.stays_off(format!(
-            "dnstap: cannot start its thread: {problem}; dnstap stays off"
-        ));
+        service_status.stays_off(
+            Part::Dnstap,
+            format!("dnstap: cannot start its thread: {problem}; dnstap stays off"),
+        );
     }
     if let Some(dnstap) = dns_dnstap::get() {
         dnstap.register(metrics.registry())?;
@@ -347,9 +376,10 @@ async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failu
         Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
         Err(problem) => {
             let listen = config.metrics.listen;
-            readiness.service_status.stays_off(format!(
-                "metrics: cannot listen on {listen}: {problem}; metrics stay off"
-            ));
+            readiness.service_status.stays_off(
+                Part::Metrics,
+                format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"),
+            );
         }
     }
 }
@@ -359,9 +389,10 @@ fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> 
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
         Some(folder) => {
             let folder = folder.display();
-            service_status.stays_off(format!(
-                "jobs_dir: {folder}: no such folder; /local-groups stays empty"
-            ));
+            service_status.stays_off(
+                Part::LocalGroups,
+                format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"),
+            );
         }
         // Intended, see `notes`.
         None => {}

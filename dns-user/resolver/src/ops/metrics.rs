@@ -27,7 +27,8 @@ use prometheus::{
 use tokio::net::TcpListener;
 
 use super::{
-    readiness::{Check, Readiness, SOCKETS},
+    conditions::table::checks,
+    readiness::{Check, Readiness},
     service_status::{self, DURATIONS},
     version,
 };
@@ -178,7 +179,7 @@ async fn alive(State(served): State<Served>) -> Response {
             .probe
             .checks()
             .into_iter()
-            .filter(|check| check.name == SOCKETS),
+            .filter(|check| check.name == checks::SOCKETS),
     )
 }
 
@@ -194,6 +195,7 @@ fn verdict(checks: impl Iterator<Item = Check>) -> Response {
     let mut text = String::new();
     for Check {
         name,
+        condition: _,
         ok,
         result,
         detail,
@@ -250,6 +252,10 @@ pub fn register_server(
             families::RELOAD_DURATION_SECONDS.of(durations),
             families::LOG_LINES_LOST_TOTAL.is(logs.dropped()),
             families::FAST_PATH_DEGRADED.is(f64::from(readiness.is_fast_path_degraded())),
+            families::CONDITION
+                .of(readiness.conditions().into_iter().map(|(condition, line)| {
+                    ([condition.name], f64::from(u8::from(line.is_some())))
+                })),
         ]
     })
 }
@@ -599,6 +605,7 @@ mod tests {
                 Handlers::default(),
             ),
             certificates: Vec::new(),
+            events: Arc::default(),
         })
     }
 
@@ -628,7 +635,7 @@ mod tests {
         let text = get(address, "/readyz").await;
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");
         assert!(
-            text.contains("fail records: records.json: none read yet"),
+            text.contains("fail records: records.json: none read yet; the newest version is not in use"),
             "{text}"
         );
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));

@@ -1,13 +1,14 @@
 //! The operator's interfaces: API, metrics, status.
 //!
 //! * [`metrics`]: one registry and its exposition.
-//! * [`readiness`]: liveness and readiness checks.
+//! * `conditions`: what an operator must know; [`readiness`]: liveness and readiness checks.
 //! * [`service_status`]: state of files and sockets, reloads and failed reloads, as reported by the
 //!   daemon.
 //! * [`tap`]: live queries of both paths, and the names that interfaces answer most.
 //! * [`status`], [`api`]: all of this, for other programs and for our command line.
 
 pub mod api;
+pub(crate) mod conditions;
 pub mod metrics;
 pub mod readiness;
 pub mod service_status;

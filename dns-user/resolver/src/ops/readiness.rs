@@ -2,7 +2,6 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -10,79 +9,57 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::service_status::{FastPathOff, FileState, Kind, ServiceReport, ServiceStatus};
+use super::{
+    conditions::{Condition, Facts, RecentEvents, TABLE, table::checks},
+    service_status::{FastPathOff, Kind, ServiceStatus},
+};
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_kit::tls::RotatingTls;
 use dns_upstream::CurrentUpstreams;
 
-/// Name of the check for whose failure a restart may help.
-pub(super) const SOCKETS: &str = "sockets";
+pub use super::conditions::CheckResult;
 
 /// A check of one part of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// Name of the check, such as `sockets` or `records`.
     pub name: Cow<'static, str>,
+    /// Name of the condition that holds, by which alerts and documentation know it; null for `ok`.
+    #[serde(default)]
+    pub condition: Option<Cow<'static, str>>,
     /// Whether the server is ready in spite of the result.
     pub ok: bool,
     /// The result: `ok`, `degraded`, `not_ready` or `not_alive`.
     #[serde(rename = "verdict")]
     pub result: CheckResult,
-    /// Finding, in a few words.
+    /// Finding, consequence and remedy, in a few words.
     pub detail: String,
 }
 
-/// Result of a check, from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CheckResult {
-    /// The part works as configured.
-    Ok,
-    /// Answers are correct but slower, or a component other than DNS is off: the server stays
-    /// ready.
-    Degraded,
-    /// Not all data is in use: the server is not ready.
-    NotReady,
-    /// No service: a restart is needed.
-    NotAlive,
-}
-
-impl CheckResult {
-    /// Returns the word at the start of a line about the check.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Degraded => "warn",
-            Self::NotReady | Self::NotAlive => "fail",
-        }
-    }
-}
-
 impl Check {
-    fn new(name: &'static str, result: CheckResult, detail: String) -> Self {
+    /// Returns a check that passed.
+    fn passed(name: &'static str, detail: String) -> Self {
         Self {
             name: name.into(),
-            ok: result <= CheckResult::Degraded,
-            result,
+            condition: None,
+            ok: true,
+            result: CheckResult::Ok,
             detail,
         }
     }
 
-    /// Returns a check that passes if there is no problem and otherwise has the result `bad`.
-    fn of(
-        name: &'static str,
-        bad: CheckResult,
-        problem: Option<String>,
-        fine: impl FnOnce() -> String,
-    ) -> Self {
-        let result = if problem.is_some() {
-            bad
-        } else {
-            CheckResult::Ok
-        };
-        Self::new(name, result, problem.unwrap_or_else(fine))
+    /// Returns the check of a condition that holds.
+    fn failed(condition: &'static Condition, detail: String) -> Self {
+        let result = condition.result;
+        Self {
+            name: condition.check.into(),
+            condition: Some(condition.name.into()),
+            ok: result <= CheckResult::Degraded,
+            result,
+            detail,
+        }
     }
 }
 
@@ -98,6 +75,7 @@ pub struct Readiness {
     pub(crate) upstreams: Arc<CurrentUpstreams>,
     /// Certificates of the API and of the health checks.
     pub(crate) certificates: Vec<Arc<RotatingTls>>,
+    pub(crate) events: Arc<RecentEvents>,
 }
 
 impl Readiness {
@@ -110,146 +88,92 @@ impl Readiness {
         }
     }
 
-    /// Returns the result of every check. Called on every probe: cheap, never blocks.
-    pub fn checks(&self) -> Vec<Check> {
-        let Self {
-            service_status,
-            fast_path,
-            health,
-            consul,
-            upstreams,
-            certificates,
-        } = self;
-        let ServiceReport {
-            listen,
-            fast_path_off,
-            records_version: _,
-            instances,
-            aliases: _,
-            files,
-            upcheck_error,
-            silent_addresses,
-            parts_off,
-            notes: _,
-        } = service_status.state();
-        let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
-        let mut checks = vec![Check::of(
-            SOCKETS,
-            CheckResult::NotAlive,
-            upcheck_error,
-            || format!("answering on {}", listen.join(", ")),
-        )];
-        if !silent_addresses.is_empty() {
-            // The other addresses answer, and a restart would not repair this one.
-            let detail = silent_addresses.join("; ");
-            checks.push(Check::new("every address", CheckResult::NotReady, detail));
-        }
-        checks.extend(file_checks(&files, instances));
-        checks.push(fast_path_check(fast_path_off, fast_path));
-        if let Some(health) = health {
-            // Until the first checks, names resolve to all their instances.
-            let (result, problem) = match health.why_no_check_can_work() {
-                None => (CheckResult::Degraded, health.why_none_answers()),
-                problem => (CheckResult::NotReady, problem),
-            };
-            checks.push(Check::of("health checks", result, problem, || {
-                health_in_words(health)
-            }));
-        }
-        if let Some(consul) = consul {
-            // The last known data is served until then; a restart would not help.
-            checks.push(Check::of(
-                "Consul",
-                CheckResult::NotReady,
-                consul.problem(),
-                || format!("{} instances", consul.zone().catalog.instance_count()),
-            ));
-        }
-        if let Some(outage) = upstreams.outage() {
-            // Names of the fleet are answered, and a restart would not help.
-            checks.push(Check::new("recursors", CheckResult::Degraded, outage));
-        }
-        let now = SystemTime::now();
-        let problems: Vec<String> = certificates
+    /// Returns every condition with its line if it holds.
+    pub(crate) fn conditions(&self) -> Vec<(&'static Condition, Option<String>)> {
+        let facts = self.facts();
+        TABLE
             .iter()
-            .filter_map(|tls| tls.problem(now))
-            .collect();
-        if !problems.is_empty() {
-            checks.push(Check::new(
-                "certificates",
-                CheckResult::Degraded,
-                problems.join("; "),
-            ));
-        }
-        if !parts_off.is_empty() {
-            // DNS works without them.
-            let detail = parts_off.join("; ");
-            checks.push(Check::new("parts off", CheckResult::Degraded, detail));
-        }
-        checks
+            .map(|condition| (condition, condition.line(&facts)))
+            .collect()
     }
-}
 
-/// Returns the checks of the kinds of files in use; `instances` is the number in the records.
-fn file_checks(files: &BTreeMap<&'static str, FileState>, instances: usize) -> Vec<Check> {
-    let kinds = [
-        ("configuration", Kind::Config),
-        ("records", Kind::Records),
-        ("aliases", Kind::Aliases),
-        ("handlers", Kind::Handlers),
-        ("addresses", Kind::Addresses),
-        ("Consul files", Kind::Consul),
-    ];
-    let check = |(name, kind): (&'static str, Kind)| {
-        let state = files.get(kind.label())?;
-        if kind == Kind::Records && instances == 0 && state.errors.is_empty() {
-            let file = state
-                .files
-                .first()
-                .map(|file| file.display().to_string())
-                .unwrap_or_default();
-            let detail = format!(
-                "{file} has no instance: names of the fleet are refused until the agent writes others; \
-                 compare records_file with the agent's settings"
-            );
-            return Some(Check::new(name, CheckResult::Degraded, detail));
+    /// Returns the result of every check, those that failed first. Called on every probe: cheap,
+    /// never blocks.
+    pub fn checks(&self) -> Vec<Check> {
+        let mut all = Vec::new();
+        for (condition, line) in self.conditions() {
+            if let Some(line) = line {
+                all.push(Check::failed(condition, line));
+            }
         }
-        Some(Check::of(
-            name,
-            CheckResult::NotReady,
-            state.problem(),
-            || match kind {
-                Kind::Records => format!("{instances} instances"),
-                _ => format!("{} files", state.files.len()),
-            },
-        ))
-    };
-    kinds.into_iter().filter_map(check).collect()
-}
+        // The worst comes first, so that the first lines of `status` name the outage.
+        all.sort_by_key(|check| std::cmp::Reverse(check.result));
+        for (name, detail) in self.passed() {
+            if !all.iter().any(|check| check.name == name) {
+                all.push(Check::passed(name, detail));
+            }
+        }
+        all
+    }
 
-/// Returns the check of the fast path, without which answers are slower, not wrong.
-fn fast_path_check(off: Option<FastPathOff>, fast_path: &FastPathHandle) -> Check {
-    match off {
-        Some(FastPathOff::Intended(why)) => {
-            Check::new("fast path", CheckResult::Ok, format!("off: {why}"))
-        }
-        Some(FastPathOff::Failed(why)) => {
-            Check::new("fast path", CheckResult::Degraded, format!("off: {why}"))
-        }
-        None => {
-            let problem = fast_path
-                .unserved()
-                .map(|why| format!("on no interface: {why}"));
-            Check::of("fast path", CheckResult::Degraded, problem, || {
-                fast_path.in_words()
-            })
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            report: self.service_status.state(),
+            fast_path: &self.fast_path,
+            health: self.health.as_deref(),
+            health_outage: self.health.as_ref().and_then(|health| health.outage()),
+            consul_problem: self.consul.as_ref().and_then(|names| names.problem()),
+            upstreams: &self.upstreams,
+            recursor_outage: self.upstreams.outage(),
+            recursors: self.upstreams.recursors(),
+            certificates: self.certificates.iter().map(|tls| &**tls).collect(),
+            events: &self.events,
+            now: SystemTime::now(),
         }
     }
-}
 
-/// Checks whose parts do not log a changed result themselves. A reload logs records that cannot be
-/// read, but not records without instances.
-const LOGGED_HERE: [&str; 4] = ["records", "health checks", "recursors", "certificates"];
+    /// Returns the checks that are shown while they pass, with the finding.
+    fn passed(&self) -> Vec<(&'static str, String)> {
+        let report = self.service_status.state();
+        let listen: Vec<String> = report.listen.iter().map(ToString::to_string).collect();
+        let mut passed = vec![(
+            checks::SOCKETS,
+            format!("answering on {}", listen.join(", ")),
+        )];
+        let kinds = [
+            (checks::CONFIGURATION, Kind::Config),
+            (checks::RECORDS, Kind::Records),
+            (checks::ALIASES, Kind::Aliases),
+            (checks::HANDLERS, Kind::Handlers),
+            (checks::ADDRESSES, Kind::Addresses),
+            (checks::CONSUL_FILES, Kind::Consul),
+        ];
+        for (name, kind) in kinds {
+            let Some(state) = report.files.get(kind.label()) else {
+                continue;
+            };
+            let finding = if kind == Kind::Records {
+                format!("{} instances", report.instances)
+            } else {
+                format!("{} files", state.files.len())
+            };
+            passed.push((name, finding));
+        }
+        let fast_path = match &report.fast_path_off {
+            Some(off) => format!("off: {}", off.why()),
+            None => self.fast_path.in_words(),
+        };
+        passed.push((checks::FAST_PATH, fast_path));
+        if let Some(health) = &self.health {
+            passed.push((checks::HEALTH, health_in_words(health)));
+        }
+        if let Some(consul) = &self.consul {
+            let instances = consul.zone().catalog.instance_count();
+            passed.push((checks::CONSUL, format!("{instances} instances")));
+        }
+        passed
+    }
+}
 
 /// Minimum time between two equal lines about a check, which may alternate.
 const QUIET: Duration = Duration::from_secs(60);
@@ -261,41 +185,47 @@ pub(crate) struct CheckLog(Vec<CheckLine>);
 /// A line that was logged.
 #[derive(Debug)]
 struct CheckLine {
-    check: &'static str,
+    /// Name of the condition.
+    condition: &'static str,
     /// The finding without its numbers, which change often; `None`: the check passed again.
     cause: Option<String>,
     at: Instant,
 }
 
 impl CheckLog {
+    /// Logs the conditions that began or ended and that no part logs itself.
     pub(crate) fn log(&mut self, checks: &[Check], now: Instant) {
-        for name in LOGGED_HERE {
-            let check = checks
-                .iter()
-                .find(|check| check.name == name && check.result != CheckResult::Ok);
-            if name == "records" && check.is_some_and(|check| check.result == CheckResult::NotReady)
-            {
-                continue;
+        for condition in TABLE {
+            if !condition.logs_itself {
+                let check = checks
+                    .iter()
+                    .find(|check| check.condition.as_deref() == Some(condition.name));
+                self.log_one(condition, check, now);
             }
-            let cause = check.map(|check| check.detail.replace(|c: char| c.is_ascii_digit(), ""));
-            let of_check = || self.0.iter().rev().filter(|line| line.check == name);
-            if of_check().next().and_then(|last| last.cause.as_ref()) == cause.as_ref()
-                || of_check().any(|line| line.cause == cause && now.duration_since(line.at) < QUIET)
-            {
-                continue;
-            }
-            match check {
-                Some(Check { detail, .. }) => warn!("{name}: {detail}"),
-                None => info!("{name}: ok again"),
-            }
-            self.0
-                .retain(|line| line.check != name || now.duration_since(line.at) < QUIET);
-            self.0.push(CheckLine {
-                check: name,
-                cause,
-                at: now,
-            });
         }
+    }
+
+    fn log_one(&mut self, condition: &'static Condition, check: Option<&Check>, now: Instant) {
+        let name = condition.name;
+        let cause = check.map(|check| check.detail.replace(|c: char| c.is_ascii_digit(), ""));
+        let mut of_condition = self.0.iter().rev().filter(|line| line.condition == name);
+        let mut earlier = of_condition.clone();
+        if of_condition.next().and_then(|last| last.cause.as_ref()) == cause.as_ref()
+            || earlier.any(|line| line.cause == cause && now.duration_since(line.at) < QUIET)
+        {
+            return;
+        }
+        match check {
+            Some(Check { detail, .. }) => warn!("{}: {detail}", condition.check),
+            None => info!("{}: no longer: {}", condition.check, condition.words),
+        }
+        self.0
+            .retain(|line| line.condition != name || now.duration_since(line.at) < QUIET);
+        self.0.push(CheckLine {
+            condition: name,
+            cause,
+            at: now,
+        });
     }
 }
 
@@ -312,13 +242,8 @@ mod tests {
     fn alternating_check_is_logged_rarely() {
         let mut log = CheckLog::default();
         let begun = Instant::now();
-        let out = |detail: &str| {
-            [Check::new(
-                "recursors",
-                CheckResult::Degraded,
-                detail.to_owned(),
-            )]
-        };
+        let silent = TABLE.iter().find(|one| one.name == "recursors_silent");
+        let out = |detail: &str| [Check::failed(silent.unwrap(), detail.to_owned())];
         let mut lines = |checks: &[Check], after: u64| {
             log.log(checks, begun + Duration::from_secs(after));
             log.0

@@ -65,8 +65,31 @@ pub struct ServiceReport {
     pub upcheck_error: Option<String>,
     /// Listen addresses that do not answer, with the reason.
     pub silent_addresses: Vec<String>,
-    /// Components that are configured but off, with the reason.
-    pub parts_off: Vec<String>,
+    /// Parts for operators that are configured but off, with the reason.
+    pub parts_off: Vec<(Part, String)>,
+    /// Settings that were changed and take effect only after a restart.
+    pub pending_restart: Vec<&'static str>,
+    /// Reason why attached programs have no attacher.
+    pub attacher_problem: Option<String>,
+}
+
+/// A part of the server other than DNS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Part {
+    /// The API's port.
+    Api,
+    /// The control socket.
+    Control,
+    /// Access of a group to the control socket.
+    ControlGroup,
+    /// The metrics port.
+    Metrics,
+    /// Health checks of instances.
+    HealthChecks,
+    /// The log of whole messages.
+    Dnstap,
+    /// The groups of this machine's jobs.
+    LocalGroups,
 }
 
 /// Reason why the fast path is off.
@@ -154,9 +177,9 @@ impl ServiceStatus {
         self.lock().records_read.map(|read| read.elapsed())
     }
 
-    pub(crate) fn stays_off(&self, problem: String) {
+    pub(crate) fn stays_off(&self, part: Part, problem: String) {
         warn!("{problem}");
-        self.change(|state| state.parts_off.push(problem));
+        self.change(|state| state.parts_off.push((part, problem)));
     }
 
     /// Returns the reason why the newest files of this kind are not in use, if any.

@@ -197,6 +197,11 @@ impl ServerMetrics {
             .fetch_add(count as u64, Ordering::Relaxed);
     }
 
+    /// Returns the number of TCP connections that the kernel refused to accept.
+    pub(crate) fn refused_connections(&self) -> u64 {
+        self.shared.tcp_not_accepted.load(Ordering::Relaxed)
+    }
+
     pub(super) fn tcp_not_accepted(&self) {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
     }

@@ -3,11 +3,11 @@
 use std::{
     env,
     ffi::OsString,
+    fs::File,
     future::Future,
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -22,16 +22,16 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::Problem;
+use super::{Problem, waiting};
 use crate::{cli::complain, ops::status::ServerStatus};
 use dns_core::config::{CONTROL_SOCKET, Config, ConfigError, Loaded, TlsFiles};
-use dns_kit::{http_client, tls::RotatingTls};
+use dns_kit::{
+    http_client,
+    tls::{RotatingTls, TlsError},
+};
 
 /// Name in the certificate of the API (observed).
 const SERVER_NAME: &str = "api.bosh-dns";
-
-/// Time limit for the start of a response; reloading a large foundation takes a second.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client of the API.
 #[derive(Clone)]
@@ -78,7 +78,7 @@ impl Client {
         }
         let Target { address, files } = connection.target()?;
         let tls = RotatingTls::load("cli", SERVER_NAME, &files)
-            .map_err(|error| Problem::Unreachable(error.to_string()))?;
+            .map_err(|error| unusable_files(&files, &error))?;
         Ok(Self::Tls { address, tls })
     }
 
@@ -163,14 +163,7 @@ impl Client {
                 .await
                 .map_err(|error| self.unreachable(&error))
         };
-        tokio::time::timeout(TIMEOUT, exchange)
-            .await
-            .unwrap_or_else(|_| {
-                Err(Problem::Unreachable(format!(
-                    "no answer from {} within {TIMEOUT:?}",
-                    self.place()
-                )))
-            })
+        waiting::answer(self, exchange).await
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
@@ -195,13 +188,52 @@ impl Client {
         }
     }
 
-    fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
+    fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> Problem {
         let place = self.place();
+        // Without a listener certificates are not the cause.
+        let remedy = if is_refused(error) {
+            "is the server running (systemctl status bosh-dns-xdp)? --config names another one"
+        } else {
+            "does the server accept the certificates of this configuration (`api`)? On its machine, as root, \
+             the control socket needs none"
+        };
         Problem::Unreachable(format!(
-            "cannot connect to the API at {place}: {error}; is the server running, and does it accept the \
-             certificates of this configuration (`api`)? On its machine, as root, the control socket needs none"
+            "cannot connect to the API at {place}: {error}; {remedy}"
         ))
     }
+}
+
+/// Returns whether nothing listens at the place.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(found) = cause {
+        let kind = found.downcast_ref::<io::Error>().map(io::Error::kind);
+        if kind == Some(io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        cause = found.source();
+    }
+    false
+}
+
+/// Explains files of the client that cannot be used, with the remedy.
+fn unusable_files(files: &TlsFiles, error: &TlsError) -> Problem {
+    let TlsFiles {
+        certificate,
+        private_key,
+        ca,
+    } = files;
+    for path in [certificate, private_key, ca] {
+        let denied =
+            File::open(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        if denied {
+            return Problem::Unreachable(format!(
+                "{}: this user may not read it; use sudo, or --cert, --key and --ca",
+                path.display()
+            ));
+        }
+    }
+    Problem::Unreachable(error.to_string())
 }
 
 /// Explains a failed connection to a control socket, with the remedy.

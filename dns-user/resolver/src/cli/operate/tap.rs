@@ -49,7 +49,7 @@ pub(super) struct Filter {
     #[arg(long, value_name = "TEXT")]
     pub(super) name: Option<String>,
     /// Only clients whose address starts with this text
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = start_of_address)]
     pub(super) client: Option<String>,
     /// Only this query type: A, AAAA, TYPE65, ...
     #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
@@ -65,6 +65,24 @@ pub(super) enum PathFilter {
     Fast,
     /// Answered by the server's sockets
     Userspace,
+}
+
+/// Parses the beginning of an IP address, as addresses are written.
+fn start_of_address(text: &str) -> Result<String, String> {
+    let expected = "expected an IP address or its beginning, such as 10.0.3. or fd00:";
+    let is_v6 = text.contains(':') || text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_v4 = text.split('.').count() <= 4
+        && text
+            .split('.')
+            .all(|part| part.is_empty() || part.parse::<u8>().is_ok());
+    let has_v6_letters = text
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit() || byte == b':');
+    if !text.is_empty() && (is_v4 || (is_v6 && has_v6_letters)) {
+        Ok(text.to_owned())
+    } else {
+        Err(expected.to_owned())
+    }
 }
 
 impl Filter {
@@ -197,6 +215,31 @@ fn text(line: &TapLine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_are_addresses() {
+        for good in [
+            "10",
+            "10.0.3.",
+            "10.0.3.4",
+            "fd00:",
+            "fe",
+            "::1",
+            "2001:db8::",
+        ] {
+            assert_eq!(start_of_address(good), Ok(good.to_owned()));
+        }
+        for bad in [
+            "300.1.1.1",
+            "",
+            "10.0.0.1.2",
+            "host",
+            "10.0.0.1:53",
+            "fd00::g",
+        ] {
+            assert!(start_of_address(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn line_shows_client_question_and_path() {

@@ -115,12 +115,17 @@ impl ApiServer {
     }
 }
 
-/// Binds the control socket and sets its owner and group, which requires root. Without `control.user`
-/// the owner is `server_user`, the user that the server switches to.
-pub fn bind_control(
-    config: &ControlConfig,
-    server_user: Option<&str>,
-) -> io::Result<ControlSocket> {
+/// A bound control socket.
+#[derive(Debug)]
+pub struct BoundControl {
+    pub(crate) socket: ControlSocket,
+    /// Why the configured group has no access.
+    pub(crate) without_group: Option<String>,
+}
+
+/// Binds the control socket and sets its owner and group, which requires root or membership in the
+/// group. Without `control.user` the owner is `server_user`, the user that the server switches to.
+pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Result<BoundControl> {
     let ControlConfig {
         socket,
         user,
@@ -144,9 +149,30 @@ pub fn bind_control(
         .as_ref()
         .map(|name| system::group("control.group", name))
         .transpose();
-    let group = group.map_err(missing)?.map(|group| group.gid);
+    let group = group.map_err(missing)?;
+    let gid = group.as_ref().map(|group| group.gid);
     let trusted: Vec<Uid> = server.into_iter().collect();
-    ControlSocket::bind(socket, Access { user, group }, &trusted)
+    let with_group = ControlSocket::bind(socket, Access { user, group: gid }, &trusted);
+    match (with_group, group) {
+        // A service manager may start the server as a user who is no member of the group, and only
+        // members may give files to it (chown(2)). Root can still use commands.
+        (Err(error), Some(group)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let access = Access { user, group: None };
+            let socket = ControlSocket::bind(socket, access, &trusted)?;
+            let name = group.name;
+            let why = format!(
+                "control: the socket is bound without the group {name:?}, of which this process is no member"
+            );
+            Ok(BoundControl {
+                socket,
+                without_group: Some(why),
+            })
+        }
+        (bound, _) => Ok(BoundControl {
+            socket: bound?,
+            without_group: None,
+        }),
+    }
 }
 
 /// Serves the whole API on the control socket, to local users and without certificates, until the process

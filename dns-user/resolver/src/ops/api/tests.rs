@@ -67,6 +67,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
             consul: None,
             upstreams,
             certificates: Vec::new(),
+            events: Arc::default(),
         },
         logs: None,
         metrics: Metrics::new("dns://test".into(), fast_path.clone()).unwrap(),

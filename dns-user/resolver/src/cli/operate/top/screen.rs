@@ -108,8 +108,9 @@ const WIDE: u16 = 100;
 /// Below this height the names get lines of the other parts.
 const TALL: u16 = 30;
 
-/// Width of the clients' columns: an IPv4 address and two figures.
+/// Width of the clients' columns: an IPv4 address and two figures, or one on a narrow screen.
 const CLIENTS: u16 = 33;
+const NARROW_CLIENTS: u16 = 25;
 
 fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     let is_wide = frame.area().width >= WIDE;
@@ -144,10 +145,22 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
             .style(Style::new().fg(Color::Green)),
         curve,
     );
-    let clients = Constraint::Length(CLIENTS.max(middle.width * 35 / 100));
+    let refuses = model
+        .clients()
+        .iter()
+        .any(|client| model.refused(*client.key) > 0);
+    // Names are long, so on a narrow screen the clients' second figure has to have a reason.
+    let clients = if is_wide {
+        CLIENTS.max(middle.width * 35 / 100)
+    } else if refuses {
+        CLIENTS
+    } else {
+        NARROW_CLIENTS
+    };
+    let clients = Constraint::Length(clients);
     let [names, clients] = Layout::horizontal([Constraint::Min(0), clients]).areas(middle);
-    hottest(frame, names, model);
-    busiest(frame, clients, model);
+    hottest(frame, names, model, is_wide);
+    busiest(frame, clients, model, is_wide || refuses);
     let parts = match is_wide {
         true => [28, 34, 38].map(Constraint::Percentage),
         false => [
@@ -236,7 +249,8 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+/// Draws the names; `has_errors` adds the standard errors of their rates.
+fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model, has_errors: bool) {
     let rows = model
         .names()
         .into_iter()
@@ -249,26 +263,36 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
              }| {
                 let (name, query_type) = key;
                 let fast = percent(queries.fast, queries.total());
-                Row::new([
-                    rate_text(per_second),
-                    queries.error_text(),
-                    fast,
-                    query_type.clone(),
-                    name.clone(),
-                ])
+                let mut cells = vec![rate_text(per_second)];
+                if has_errors {
+                    cells.push(queries.error_text());
+                }
+                cells.extend([fast, query_type.clone(), name.clone()]);
+                Row::new(cells)
             },
         );
-    let widths = [7, 6, 7, 5]
-        .map(Constraint::Length)
-        .into_iter()
-        .chain([Constraint::Min(12)]);
+    let (widths, header) = columns_of_names(has_errors);
     let table = Table::new(rows, widths)
-        .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
+        .header(Row::new(header).style(Modifier::BOLD))
         .block(Block::bordered().title(" hottest names "));
     frame.render_widget(table, area);
 }
 
-fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+/// Returns the widths and titles of the columns of names.
+fn columns_of_names(has_errors: bool) -> (Vec<Constraint>, Vec<&'static str>) {
+    let name = Constraint::Min(12);
+    let length = Constraint::Length;
+    if has_errors {
+        let widths = vec![length(7), length(6), length(7), length(5), name];
+        (widths, vec!["/S", "", "FAST", "TYPE", "NAME"])
+    } else {
+        let widths = vec![length(7), length(5), length(5), name];
+        (widths, vec!["/S", "FAST", "TYPE", "NAME"])
+    }
+}
+
+/// Draws the clients; `has_second` adds refused queries, or the standard errors of the rates.
+fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model, has_second: bool) {
     let clients = model.clients();
     let refuses = clients.iter().any(|client| model.refused(*client.key) > 0);
     let rows = clients.into_iter().take(usize::from(area.height)).map(
@@ -282,17 +306,23 @@ fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
                 (true, 0) => String::new(),
                 (true, refused) => count(refused),
             };
-            Row::new([rate_text(per_second), second, key.to_string()])
+            let mut cells = vec![rate_text(per_second)];
+            if has_second {
+                cells.push(second);
+            }
+            cells.push(key.to_string());
+            Row::new(cells)
         },
     );
-    let widths = [7, 7]
-        .map(Constraint::Length)
-        .into_iter()
-        .chain([Constraint::Min(15)]);
+    let (mut widths, mut header) = (vec![Constraint::Length(7)], vec!["/S"]);
+    if has_second {
+        widths.push(Constraint::Length(7));
+        header.push(if refuses { "REFUSED" } else { "" });
+    }
+    widths.push(Constraint::Min(15));
+    header.push("CLIENT");
     let table = Table::new(rows, widths)
-        .header(
-            Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD),
-        )
+        .header(Row::new(header).style(Modifier::BOLD))
         .block(Block::bordered().title(" busiest clients "));
     frame.render_widget(table, area);
 }
@@ -346,7 +376,7 @@ fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             recursor
                 .latency_ms
                 .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
-            format!("{}/25", recursor.recent_failures),
+            format!("{}/{}", recursor.recent_failures, recursor.tries.min(25)),
         ])
     });
     let table = Table::new(

@@ -1,0 +1,431 @@
+//! The conditions of the server: each is made true in a real server, and `status`, `/readyz`, the metric, the alert
+//! of a real Prometheus and the table of docs/troubleshooting.md must agree.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    path::Path,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use dns_health::HEALTH_NAME;
+use hickory_proto::rr::RecordType;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{
+    client, fleet,
+    health::{Authority, Fleet, Says, instance, write_files},
+    namespace::Namespace,
+    process::wait_until,
+    requires, server,
+};
+
+use crate::{
+    prometheus::{self, Prometheus},
+    running::{API_PORT, METRICS_PORT, RECORDS, Running},
+    symptoms::recursor,
+};
+
+/// Time limit, reached only on failure.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A row of the page's table.
+struct Row {
+    /// Name of the check, and the word before it in `/readyz`.
+    check: String,
+    word: String,
+    words: String,
+    consequence: String,
+    remedy: String,
+    alert: String,
+}
+
+impl Row {
+    /// Reads the row of a condition.
+    fn of(condition: &str) -> Result<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+        let page = fs::read_to_string(path)?.replace("\\|", "\u{1}");
+        let begin = format!("| `{condition}` |");
+        let line = page
+            .lines()
+            .find(|line| line.starts_with(&begin))
+            .with_context(|| format!("the page has no row of {condition}"))?;
+        let cells: Vec<String> = line
+            .split('|')
+            .map(|cell| cell.trim().replace('\u{1}', "|"))
+            .collect();
+        let [_, _, check, words, consequence, remedy, alert, _] = &cells[..] else {
+            anyhow::bail!("{line}");
+        };
+        let (check, result) = check.split_once(", ").context("check and result")?;
+        let word = result.split(':').next().unwrap_or_default();
+        Ok(Self {
+            check: check.to_owned(),
+            word: word.to_owned(),
+            words: words.trim_matches('`').to_owned(),
+            consequence: consequence.clone(),
+            remedy: remedy.clone(),
+            alert: alert.trim_matches('`').to_owned(),
+        })
+    }
+}
+
+/// Waits until every place shows the condition, with these words of the cause.
+pub(crate) fn assert_found(
+    running: &Running,
+    prometheus: &Prometheus<'_>,
+    condition: &str,
+    cause: &str,
+) -> Result<()> {
+    let row = Row::of(condition)?;
+    let url = |path: &str| format!("http://127.0.0.1:{METRICS_PORT}/{path}");
+    let begin = format!("{:<4} {}: ", row.word, row.check);
+    let mut last = String::new();
+    let mut line = String::new();
+    wait_until(condition, TIMEOUT, || {
+        last = running.curl(&[&url("readyz")]).unwrap_or_default();
+        let found = last.lines().find(|line| {
+            line.starts_with(&begin) && line.contains(&row.words) && line.contains(cause)
+        });
+        line = found.unwrap_or_default().to_owned();
+        found.is_some()
+    })
+    .with_context(|| format!("{condition}: /readyz: {last}\n{}", running.server.log()))?;
+    ensure!(
+        line.ends_with(&format!("{}; {}", row.consequence, row.remedy)),
+        "{condition}: {line}"
+    );
+    let (_, status, problem) = running.cli(&["status"])?;
+    let words = row.words.as_str();
+    let mut first = status.lines().take(3);
+    ensure!(
+        first.any(|line| line.contains(words) && line.contains(cause)),
+        "{condition}: status: {status}{problem}"
+    );
+    let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
+    let mut checks = status["checks"].as_array().into_iter().flatten();
+    ensure!(
+        checks.any(|check| check["condition"] == condition),
+        "{condition}: {status}"
+    );
+    let sample = format!("bosh_dns_xdp_condition{{condition=\"{condition}\"}} 1\n");
+    let metrics = running.curl(&[&url("metrics")])?;
+    ensure!(metrics.contains(&sample), "{condition}: {metrics}");
+    let text = prometheus.wait_for_condition(&row.alert, condition)?;
+    ensure!(text.contains(&row.consequence), "{condition}: {text}");
+    Ok(())
+}
+
+/// Waits until the server no longer shows the condition.
+fn assert_gone(running: &Running, condition: &str) -> Result<()> {
+    wait_until(&format!("the end of {condition}"), TIMEOUT, || {
+        running
+            .cli(&["status", "--json"])
+            .is_ok_and(|(_, text, _)| !text.contains(&format!("\"{condition}\"")))
+    })
+    .with_context(|| format!("{:?}", running.cli(&["status"])))
+}
+
+//----------- Health checks --------------------------------------------------
+
+/// A server that checks three instances, and the instances.
+struct Checked {
+    running: Running,
+    fleet: Fleet,
+}
+
+impl Checked {
+    /// Starts both; with `is_foreign` the instances trust another CA than that of the server.
+    fn start(label: &str, is_foreign: bool) -> Result<Self> {
+        let namespace = Namespace::new(label)?;
+        let records = fleet::records(1, (0..3).map(|number| (1, instance(number))));
+        let folder = server::folder(&records, None)?;
+        let (known, foreign) = (Authority::new("known")?, Authority::new("foreign")?);
+        let trusted = if is_foreign { &foreign } else { &known };
+        let files = |name: &str, authorities: &str| {
+            let own = folder.path().join(name);
+            fs::create_dir(&own)?;
+            write_files(&own, &known.issue(HEALTH_NAME)?, authorities)
+        };
+        let instances = files("instances", &trusted.certificate)?;
+        let own = files("client", &known.certificate)?;
+        let fleet = namespace.run(|| Fleet::start(&instances))??;
+        let settings = json!({"health": {
+            "enabled": true, "port": fleet.port, "check_interval": "200ms", "ca_file": own.ca,
+            "certificate_file": own.certificate, "private_key_file": own.private_key,
+        }});
+        let running = Running::start_with(namespace, folder, &settings)?;
+        running.ask("q-s0.q-g1.bosh.", 1)?;
+        Ok(Self { running, fleet })
+    }
+}
+
+#[test]
+fn refused_client_certificate_degrades() -> Result<()> {
+    requires!(namespaces);
+    // Under TLS 1.3 the instances refuse the certificate after the client's handshake.
+    let Checked { running, fleet } = Checked::start("c-refused", true)?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    assert_found(&running, &prometheus, "health_refused", "3 of 3 refuse it")?;
+    ensure!(fleet.failed_handshakes() > 0);
+    running.server.wait_for_log("UnknownCA")?;
+    let metrics = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")])?;
+    ensure!(
+        metrics.contains("\nbosh_dns_xdp_health_blind 1\n"),
+        "{metrics}"
+    );
+    Ok(())
+}
+
+#[test]
+fn useless_health_answers_degrade() -> Result<()> {
+    requires!(namespaces);
+    let Checked { running, fleet } = Checked::start("c-useless", false)?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    for number in 0..3 {
+        fleet.says(instance(number), Says::Redirect("/elsewhere".to_owned()));
+    }
+    assert_found(&running, &prometheus, "health_unusable", "status 302 Found")?;
+    // One state ends the condition.
+    fleet.says(instance(0), Says::state("failing"));
+    assert_gone(&running, "health_unusable")
+}
+
+//----------- Upstreams ------------------------------------------------------
+
+/// Answers every request with this status, on a port of the namespace.
+fn http_server(namespace: &Namespace, status: &'static str) -> Result<u16> {
+    let listener = namespace.run(|| TcpListener::bind("127.0.0.1:0"))??;
+    let port = listener.local_addr()?.port();
+    // Ends with the process.
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut stream = stream;
+            let _ = stream.read(&mut [0; 4096]);
+            let reply =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let _ = stream.write_all(reply.as_bytes());
+        }
+    });
+    Ok(port)
+}
+
+/// Queries different names below a domain, whose failures are not cached together.
+fn ask_below(running: &Running, domain: &str, times: u32) -> Result<()> {
+    for number in 0..times {
+        running.ask(&format!("n{number}.{domain}"), 1)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn failing_upstreams_degrade() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("c-upstreams")?;
+    // SERVFAIL and REFUSED.
+    recursor(&namespace, "127.0.0.8:53", 2, false)?;
+    recursor(&namespace, "127.0.0.9:53", 5, false)?;
+    // NOERROR.
+    recursor(&namespace, "127.0.0.10:53", 0, false)?;
+    let port = http_server(&namespace, "500 Internal Server Error")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let url = format!("http://127.0.0.1:{port}/");
+    let handlers = json!([
+        {"domain": "corp.example.", "source": {"type": "dns", "recursors": ["127.0.0.9:53"]}},
+        {"domain": "web.example.", "source": {"type": "http", "url": url}},
+    ]);
+    fs::write(
+        folder.path().join("handlers/handlers.json"),
+        handlers.to_string(),
+    )?;
+    let settings = json!({
+        "disable_recursors": false, "recursors": ["127.0.0.8:53", "127.0.0.9:53"],
+    });
+    let running = Running::start_with(namespace, folder, &settings)?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    ask_below(&running, "elsewhere.test.", 6)?;
+    assert_found(
+        &running,
+        &prometheus,
+        "recursors_failing",
+        "127.0.0.8:53: servfail 6, 127.0.0.9:53: refused 6",
+    )?;
+    ask_below(&running, "corp.example.", 8)?;
+    ask_below(&running, "web.example.", 8)?;
+    assert_found(
+        &running,
+        &prometheus,
+        "handler_fails",
+        "corp.example. (127.0.0.9:53: refused 8)",
+    )?;
+    assert_found(
+        &running,
+        &prometheus,
+        "handler_fails",
+        "status 500 Internal Server Error",
+    )?;
+    // Another recursor ends the first condition.
+    let path = running.folder().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
+    config["recursors"] = json!(["127.0.0.8:53", "127.0.0.10:53"]);
+    fs::write(&path, config.to_string())?;
+    ensure!(running.cli(&["reload"])?.0 == 0);
+    ask_below(&running, "again.test.", 1)?;
+    assert_gone(&running, "recursors_failing")?;
+    // The first recursor still fails in every query.
+    fs::remove_file(running.folder().join("handlers/handlers.json"))?;
+    assert_gone(&running, "handler_fails")?;
+    ask_below(&running, "more.test.", 6)?;
+    assert_found(&running, &prometheus, "recursor_out", "127.0.0.8:53")
+}
+
+//----------- Files and parts ------------------------------------------------
+
+#[test]
+fn unusable_files_are_not_ready() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("c-files", &json!({}))?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    for (condition, file) in [
+        ("aliases_unusable", "aliases/broken.json"),
+        ("handlers_unusable", "handlers/broken.json"),
+        ("addresses_unusable", "addresses/broken.json"),
+    ] {
+        let path = running.folder().join(file);
+        fs::write(&path, "{ broken")?;
+        assert_found(&running, &prometheus, condition, file)?;
+        fs::remove_file(&path)?;
+        assert_gone(&running, condition)?;
+    }
+    // An address of another machine.
+    let path = running.folder().join("addresses/foreign.json");
+    fs::write(&path, r#"[{"address": "192.0.2.1", "port": 53}]"#)?;
+    assert_found(&running, &prometheus, "address_silent", "192.0.2.1:53")?;
+    fs::remove_file(&path)?;
+    assert_gone(&running, "address_silent")?;
+    let path = running.folder().join("config.json");
+    let good = fs::read(&path)?;
+    let mut config: Value = serde_json::from_slice(&good)?;
+    config["identity"] = json!("off");
+    fs::write(&path, config.to_string())?;
+    running.cli(&["reload"])?;
+    assert_found(&running, &prometheus, "restart_pending", "identity")?;
+    config["recursor_timeout"] = json!("5");
+    fs::write(&path, config.to_string())?;
+    running.cli(&["reload"])?;
+    assert_found(&running, &prometheus, "config_unusable", "recursor_timeout")
+}
+
+/// Starts a server whose parts for operators cannot work.
+fn start_without_parts(folder: TempDir) -> Result<Running> {
+    let namespace = Namespace::new("c-parts")?;
+    let (jobs, socket) = (
+        folder.path().join("nowhere"),
+        folder.path().join("tap.sock"),
+    );
+    let port = namespace.run(|| TcpListener::bind(("127.0.0.1", API_PORT)))??;
+    // Holds the port of the API while the server starts.
+    thread::spawn(move || {
+        let _port = port;
+        thread::park();
+    });
+    let control = folder.path().join("control.sock");
+    let missing = folder.path().join("missing.pem");
+    let settings = json!({
+        "jobs_dir": jobs, "dnstap": {"socket": socket}, "control": {"socket": control},
+        "health": {
+            "enabled": true, "port": 2345, "certificate_file": missing, "private_key_file": missing,
+            "ca_file": missing,
+        },
+    });
+    Running::start_with(namespace, folder, &settings)
+}
+
+#[test]
+fn parts_for_operators_are_missed() -> Result<()> {
+    requires!(namespaces);
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let running = start_without_parts(folder)?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    for (condition, cause) in [
+        ("local_groups_off", "no such folder"),
+        ("api_off", "cannot listen on 127.0.0.1"),
+        ("health_off", "missing.pem"),
+        ("dnstap_closed", "messages lost"),
+    ] {
+        let row = Row::of(condition)?;
+        let (_, status, problem) = running.cli(&["status"])?;
+        ensure!(
+            status.lines().take(6).any(|line| line.contains(&row.words)),
+            "{condition}: {status}{problem}"
+        );
+        let text = prometheus.wait_for_condition(&row.alert, condition)?;
+        ensure!(text.contains(&row.consequence), "{text}");
+        ensure!(status.contains(cause), "{condition}: {status}");
+    }
+    Ok(())
+}
+
+#[test]
+fn invalid_certificate_of_api_degrades() -> Result<()> {
+    requires!(namespaces);
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let control = folder.path().join("control.sock");
+    let settings = json!({"control": {"socket": control}});
+    let running = Running::start_with(Namespace::new("c-cert")?, folder, &settings)?;
+    if !prometheus::is_installed() {
+        return Ok(());
+    }
+    let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+    let certificates = running.folder().join("certificates");
+    let write = |params: &CertificateParams| -> Result<()> {
+        let key = KeyPair::generate()?;
+        fs::write(
+            certificates.join("server.crt"),
+            params.self_signed(&key)?.pem(),
+        )?;
+        Ok(fs::write(
+            certificates.join("server.key"),
+            key.serialize_pem(),
+        )?)
+    };
+    let mut params = CertificateParams::new(["api.bosh-dns".to_owned()])?;
+    let now = rcgen::date_time_ymd(1970, 1, 1) + SystemTime::UNIX_EPOCH.elapsed()?;
+    params.not_after = now + Duration::from_secs(3 * 3600);
+    write(&params)?;
+    // Until both files are read, they do not match.
+    assert_found(&running, &prometheus, "certificate_ends_soon", "in 2 hours")?;
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    write(&params)?;
+    assert_found(
+        &running,
+        &prometheus,
+        "certificate_invalid",
+        "it has expired",
+    )?;
+    let reply = running.namespace.run(|| {
+        let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
+        client::ask(running.server.address, &query)
+    })??;
+    ensure!(client::addresses(&reply).len() == 3, "{reply}");
+    Ok(())
+}
