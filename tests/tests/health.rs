@@ -309,6 +309,33 @@ fn redirects_and_slow_bodies_fail_checks() {
     assert!(fleet.hits().iter().any(|hit| hit.ip == redirected));
 }
 
+/// A report of 64 KiB is read, and one more byte makes the instance's state unknown.
+#[test]
+fn longest_report_is_read() {
+    const LONGEST: usize = 64 << 10;
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let of_length = |len: usize| {
+        let mut body = r#"{"state":"running"}"#.to_owned();
+        body.extend(std::iter::repeat_n(' ', len - body.len()));
+        Says::Body(body)
+    };
+    let [longest, longer] = [0, 1].map(instance);
+    fleet.says(longest, of_length(LONGEST));
+    fleet.says(longer, of_length(LONGEST + 1));
+    let settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(300));
+    let timeout = Duration::from_secs(20);
+    let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
+    service.start().unwrap();
+    let states = service.states();
+    service
+        .tracker()
+        .track(&name("reports"), &needs([longest, longer], false));
+    until("the checks", || states.counts() == [1, 0, 1, 0]);
+    assert_eq!(states.state(longest, None), HealthState::Running);
+    assert_eq!(states.state(longer, None), HealthState::Unknown);
+}
+
 #[test]
 fn silent_instances_delay_no_check() {
     const SILENT: u32 = 3000;

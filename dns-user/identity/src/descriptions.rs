@@ -253,12 +253,16 @@ mod tests {
         let error = read(&path, &Guid::try_from("a".to_owned()).unwrap()).unwrap_err();
         assert_eq!(error.to_string(), "it is not a regular file");
         let file = fs::File::create(folder.path().join("b.json")).unwrap();
-        file.set_len(LONGEST + 1).unwrap();
-        let error = read_any(&folder.path().join("b.json")).unwrap_err();
-        assert!(
-            error.to_string().starts_with("it is larger than 1 MiB"),
-            "{error}"
-        );
+        for (len, is_larger) in [(LONGEST, false), (LONGEST + 1, true)] {
+            file.set_len(len).unwrap();
+            // Zeros are no JSON either.
+            let error = read_any(&folder.path().join("b.json")).unwrap_err();
+            assert_eq!(
+                error.to_string().starts_with("it is larger than 1 MiB"),
+                is_larger,
+                "{len}: {error}"
+            );
+        }
     }
 
     #[test]

@@ -501,10 +501,13 @@ mod tests {
             reply,
             Reply::Exception(r"\u{1b}]0;owned\u{7}\n\u{1b}[2J".to_owned())
         );
-        assert_eq!(
-            printable(&"x".repeat(10_000)).chars().count(),
-            LONGEST_TEXT + 1
-        );
+        let longest = "x".repeat(LONGEST_TEXT);
+        assert_eq!(printable(&longest), longest);
+        for longer in [LONGEST_TEXT + 1, 10_000] {
+            let cut = printable(&"x".repeat(longer));
+            assert!(cut.starts_with(&longest), "{longer}");
+            assert_eq!(cut.chars().count(), LONGEST_TEXT + 1, "{longer}");
+        }
     }
 
     #[test]

@@ -135,6 +135,8 @@ mod tests {
         fs::write(&file, "text").unwrap();
         assert_eq!(read(&file).unwrap(), b"text");
         assert!(!is_special(&file) && !is_special(&folder.path().join("missing")));
+        assert_eq!(read_at_most(&file, 4).unwrap(), b"text");
+        assert!(read_at_most(&file, 3).is_err());
         // Sparse: it occupies no disk blocks.
         File::create(&file).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert_eq!(

@@ -584,6 +584,20 @@ mod tests {
     }
 
     #[test]
+    fn largest_raise_is_taken() {
+        let mut registry = registry();
+        let most = 5 + LARGEST_RAISE;
+        assert!(matches!(
+            registry.report("a", report(most + 1, "far"), 1),
+            Verdict::Disagrees(_)
+        ));
+        assert_eq!(
+            registry.report("b", report(most, "near"), 1),
+            Verdict::Raise(most)
+        );
+    }
+
+    #[test]
     fn only_open_calls_count() {
         let mut registry = registry();
         let forged = Call {

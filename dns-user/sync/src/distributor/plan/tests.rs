@@ -198,6 +198,29 @@ fn forged_and_oversized_replies_are_ignored() {
 }
 
 #[test]
+fn longest_reply_is_read() {
+    let mut world = World::new(&["a", "b"], None);
+    world.start(&[("a", 0), ("b", 0)]);
+    world.step();
+    world.step();
+    let announced = world.publish(1, &Bytes::from_static(b"x"));
+    let call_of = |agent: &str| {
+        let mut to_agent = announced.iter().filter(|sent| sent.agent == agent);
+        to_agent.next().expect("announced to both").call
+    };
+    for (agent, len) in [("a", LONGEST_REPLY), ("b", LONGEST_REPLY + 1)] {
+        let subject = message::reply_subject("p", agent, &call_of(agent).token());
+        let mut body = Reply::Synced(Some(report(1))).write();
+        body.resize(len, b' ');
+        world.plan.on_message(&subject, &body, world.now, 0.5);
+    }
+    assert_eq!(
+        (world.plan.ignored, world.plan.registry.count().synced),
+        (1, 1)
+    );
+}
+
+#[test]
 fn only_agents_of_ours_get_patches() {
     let mut world = World::new(&["bosh", "ours"], Some(1));
     world.start(&[("ours", 1)]);
