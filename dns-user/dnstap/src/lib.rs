@@ -7,16 +7,20 @@
 //!
 //! * [`Dnstap`]: takes exchanges, samples them, and queues them.
 //! * [`writer`]: the thread that encodes and writes them.
+//! * [`output`]: whether the output can be opened, before the server starts.
 //! * [`frames`]: the stream protocol, and the Protocol Buffers messages.
 
 mod frames;
+mod output;
 mod writer;
+
+pub use output::problem;
 
 use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
@@ -149,11 +153,20 @@ struct Shared {
     queued_bytes: AtomicUsize,
     stopping: AtomicBool,
     is_open: AtomicBool,
+    /// Why it is not open, with the remedy.
+    problem: Mutex<Option<String>>,
     written: AtomicU64,
     /// Messages lost because the queue was full or the connection broke.
     lost: AtomicU64,
     /// Sampled queries of interfaces lost beyond the tap's rate.
     lost_at_interfaces: AtomicU64,
+}
+
+impl Shared {
+    fn problem(&self) -> MutexGuard<'_, Option<String>> {
+        // A text is whole, whatever its last holder did.
+        self.problem.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The log: samples exchanges and queues them for its writer.
@@ -292,19 +305,6 @@ impl Dnstap {
         }
     }
 
-    /// Registers the log's metrics.
-    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        families::DNSTAP_MESSAGES_TOTAL.scrape(registry, move || metrics(&shared))
-    }
-}
-
-fn metrics(shared: &Shared) -> Vec<MetricFamily> {
-    let Shared {
-        queued_bytes: _,
-        stopping: _,
-        is_open,
-        written,
     /// Returns whether the output is open.
     pub fn is_open(&self) -> bool {
         self.shared.is_open.load(Ordering::Relaxed)
@@ -320,6 +320,20 @@ fn metrics(shared: &Shared) -> Vec<MetricFamily> {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
+    /// Registers the log's metrics.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        families::DNSTAP_MESSAGES_TOTAL.scrape(registry, move || metrics(&shared))
+    }
+}
+
+fn metrics(shared: &Shared) -> Vec<MetricFamily> {
+    let Shared {
+        queued_bytes: _,
+        stopping: _,
+        is_open,
+        problem: _,
+        written,
         lost,
         lost_at_interfaces,
     } = shared;

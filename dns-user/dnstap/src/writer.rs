@@ -25,6 +25,7 @@ use prost::Message as _;
 use super::{
     Queued, Shared,
     frames::{self, Control, MESSAGE},
+    output,
 };
 
 /// Pause between attempts to open the output.
@@ -91,19 +92,20 @@ impl Writer {
                 Ok(stream) => {
                     tracing::info!(output = %self.config.output, "dnstap: writing");
                     last_problem = None;
+                    *self.shared.problem() = None;
                     self.shared.is_open.store(true, Ordering::Relaxed);
                     let written = self.write(stream);
                     self.shared.is_open.store(false, Ordering::Relaxed);
                     match written {
                         Ok(()) => continue,
-                        Err(error) => error.to_string(),
+                        Err(error) => output::explain(&self.config.output, &error),
                     }
                 }
-                Err(error) => error.to_string(),
+                Err(error) => output::explain(&self.config.output, &error),
             };
+            *self.shared.problem() = Some(problem.clone());
             if last_problem.as_ref() != Some(&problem) {
                 tracing::warn!(
-                    output = %self.config.output,
                     "dnstap: {problem}; up to {} queries are kept, further ones are lost and counted; trying again \
                      every second",
                     super::MAX_QUEUED,

@@ -230,6 +230,12 @@ fn examine(
     let service_status = ServiceStatus::default();
     let begun = Instant::now();
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
+    if let Some(dnstap) = &config.dnstap {
+        let user = config.xdp.user.as_deref();
+        let user = user.and_then(|name| system::user("xdp.user", name).ok());
+        let problem = dns_dnstap::problem(&dnstap.output, user.as_ref());
+        warnings.extend(problem.map(|problem| format!("dnstap: {problem}")));
+    }
     let started = Files::start(Sources::of(&config), consul_config, &service_status);
     service_status.loaded(
         Kind::Config,
@@ -270,13 +276,13 @@ fn examine(
                 .map(|problem| format!("health checks stay off: {problem}")),
         );
     }
+    warnings.extend(foreign_group(&config));
     match &config.jobs_dir {
         Some(folder) if !folder.is_dir() => {
             warnings.push(format!(
                 "{}: no such folder: /local-groups stays off",
                 folder.display()
             ));
-    warnings.extend(foreign_group(&config));
         }
         _ => {}
     }
@@ -301,15 +307,15 @@ fn examine(
     };
     let xdp = &config.xdp;
     let listen = all_addresses(config.listen, &addresses);
-    warnings.extend(config.unbounded_replies(&listen));
+    warnings.extend(config.long_replies(&listen));
     errors.extend(foreign_addresses(&listen));
+    errors.extend(own_recursors(&config, &listen));
     let serves = Serves {
         listen,
         records_version: snapshot.version(),
         instances: snapshot.instances().len(),
         domains: snapshot.domains().map(ToString::to_string).collect(),
         aliases: snapshot.alias_count(),
-    errors.extend(own_recursors(&config, &listen));
         published_names: dns_core::listing::published_names(&snapshot).count(),
         files: state.files,
         handlers: handlers.iter().map(handler_line).collect(),

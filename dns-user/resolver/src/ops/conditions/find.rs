@@ -312,7 +312,14 @@ fn off(facts: &Facts<'_>, part: Part) -> Option<String> {
 
 pub(super) fn dnstap_closed(_: &Facts<'_>) -> Option<String> {
     let dnstap = dns_dnstap::get()?;
-    (!dnstap.is_open()).then(|| format!("its output is not open ({} messages lost)", dnstap.lost()))
+    if dnstap.is_open() {
+        return None;
+    }
+    let closed = format!("its output is not open ({} messages lost)", dnstap.lost());
+    Some(match dnstap.problem() {
+        Some(problem) => format!("{closed}: {problem}"),
+        None => closed,
+    })
 }
 
 pub(super) fn panicked(facts: &Facts<'_>) -> Option<String> {
