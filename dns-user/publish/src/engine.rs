@@ -38,6 +38,23 @@ pub struct Engine {
     /// Unconfirmed deletions of the last hour, which the caller keeps for the next process.
     pub deletions: RecentDeletions,
     undone: UndoneChanges,
+    /// Changes of a TTL alone that were applied: the TTLs before and after.
+    ttl_changes: HashMap<Key, TtlChange>,
+}
+
+/// TTL of a set before a change, and the wanted one.
+type TtlChange = (Option<u32>, u32);
+
+/// Returns the change of an action that changes nothing but a TTL.
+fn ttl_change(action: &Action) -> Option<(Key, TtlChange)> {
+    let Action::Update { before, after } = action else {
+        return None;
+    };
+    let is_same = before.targets == after.targets
+        && before.properties == after.properties
+        && before.labels.owner() == after.labels.owner();
+    let wanted = after.ttl.filter(|_| is_same)?;
+    Some((after.key(), (before.ttl, wanted)))
 }
 
 /// A zone with its ownership, or the reason why it is unavailable.
@@ -180,6 +197,7 @@ impl Engine {
             rules,
             deletions,
             undone: UndoneChanges::default(),
+            ttl_changes: HashMap::new(),
         }
     }
 
@@ -211,11 +229,28 @@ impl Engine {
         self.provider.prepare(&records).await
     }
 
+    /// Returns the reasons why the service would refuse wanted records, as far as the records tell.
+    pub fn unfit(&self, desired: &Desired) -> Vec<String> {
+        let mut records = self.wanted(desired);
+        self.provider.adjust(&mut records);
+        let mut found = Vec::new();
+        for record in records {
+            if let Some(reason) = self.provider.unfit(&record) {
+                found.push(format!("{} {}: {reason}", record.name, record.record_type));
+            }
+        }
+        found
+    }
+
     /// Returns the wanted records with the minimum TTL, and with PTR records if the rules create them.
     fn wanted(&self, desired: &Desired) -> Vec<Record> {
         let mut records = desired.records.clone();
-        for record in records.iter_mut().filter(|_| self.rules.min_ttl > 0) {
-            record.ttl = Some(record.ttl.unwrap_or(0).max(self.rules.min_ttl));
+        if self.rules.min_ttl > 0 {
+            for record in &mut records {
+                // As in external-dns, a TTL of 0 is none.
+                let ttl = record.ttl.filter(|ttl| *ttl > 0);
+                record.ttl = Some(ttl.unwrap_or(self.rules.min_ttl));
+            }
         }
         if self.rules.creates_pointers {
             // An address that is not published has no pointer to it either.
@@ -272,6 +307,7 @@ impl Engine {
             let owned = self.owned(&ours);
             let mut plan = plan::plan(&self.rules, &ours, &desired_here);
             self.keep_contested(&mut plan, now);
+            self.keep_ttls(&mut plan);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
             let is_counted = |change: &&NameChange| self.undone.has_deleted(change, 1, now);
@@ -326,6 +362,28 @@ impl Engine {
                 Some(record) => plan.note(&record, Reason::Contested),
                 None => plan.changes.push(change),
             }
+        }
+    }
+
+    /// Drops changes of a TTL alone that were made already and that the service did not keep.
+    fn keep_ttls(&self, plan: &mut Plan) {
+        let mut kept = Vec::new();
+        for change in &mut plan.changes {
+            change.actions.retain(|action| {
+                let Some((key, ttls)) = ttl_change(action) else {
+                    return true;
+                };
+                let is_repeated = self.ttl_changes.get(&key) == Some(&ttls);
+                if is_repeated {
+                    let (found, wanted) = ttls;
+                    kept.push((action.record().clone(), Reason::TtlKept { found, wanted }));
+                }
+                !is_repeated
+            });
+        }
+        plan.changes.retain(|change| !change.actions.is_empty());
+        for (record, reason) in kept {
+            plan.note(&record, reason);
         }
     }
 
@@ -438,6 +496,12 @@ impl Engine {
             deleted += usize::from(is_new);
             if self.undone.applied(change, now) {
                 result.contested.insert(change.name.clone());
+            }
+            for action in &change.actions {
+                match ttl_change(action) {
+                    Some((key, ttls)) => self.ttl_changes.insert(key, ttls),
+                    None => self.ttl_changes.remove(&action.record().key()),
+                };
             }
         }
         for note in plan

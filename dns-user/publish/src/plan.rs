@@ -108,14 +108,7 @@ impl Desired {
 pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
-    // A zone's records do not contain the NS of its apex.
-    let redirects =
-        |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
-    let redirections: Redirections<'_> = current
-        .iter()
-        .filter(redirects)
-        .map(|record| (&record.name, record))
-        .collect();
+    let redirections = redirections(rules, current, desired);
     for record in current {
         let rows = names.entry(&record.name).or_default();
         if rules.manages(record) {
@@ -259,6 +252,37 @@ struct Row<'a> {
 
 /// Delegations and DNAMEs of a zone, which send resolvers elsewhere for the names below them.
 type Redirections<'a> = BTreeMap<&'a Name, &'a Record>;
+
+/// Returns the redirections after the changes, so that the next plan decides as this one does.
+fn redirections<'a>(
+    rules: &PlanRules,
+    current: &'a [Record],
+    desired: &'a Desired,
+) -> Redirections<'a> {
+    let redirects =
+        |record: &Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
+    let mut found = Redirections::new();
+    let mut foreign = BTreeSet::new();
+    // A zone's records do not contain the NS of its apex.
+    for record in current {
+        if redirects(record) {
+            found.insert(&record.name, record);
+            if !rules.may_replace(record) {
+                foreign.insert(&record.name);
+            }
+        }
+    }
+    for record in &desired.records {
+        let is_made = redirects(record)
+            && rules.manages(record)
+            && !record.targets.is_empty()
+            && !foreign.contains(&record.name);
+        if is_made {
+            found.insert(&record.name, record);
+        }
+    }
+    found
+}
 
 /// Returns the reason, if any, why resolvers do not see a record. They see the addresses of a
 /// delegation's own servers (RFC 9471), and the records that make the delegation.
@@ -702,6 +726,11 @@ pub enum Reason {
     AliasConflict,
     #[error("no target is known; existing records stay unchanged")]
     NoTargets,
+    #[error(
+        "the service keeps the TTL {} in place of {wanted}; leave the TTL out, or want the one that it keeps",
+        found.unwrap_or(0)
+    )]
+    TtlKept { found: Option<u32>, wanted: u32 },
     #[error("its document cannot be read; the record stays unchanged until it can")]
     SourceUnreadable,
     #[error(
@@ -759,6 +788,10 @@ mod tests {
             Reason::NeedsDeletion { record_type },
             Reason::AliasConflict,
             Reason::NoTargets,
+            Reason::TtlKept {
+                found: None,
+                wanted: 60,
+            },
             Reason::SourceUnreadable,
             Reason::Orphan {
                 owner: String::new(),

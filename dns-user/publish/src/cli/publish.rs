@@ -287,10 +287,11 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     failed |= !problems.is_empty();
     for target in read.publication.targets.values() {
         let name = target.name();
-        if let Err(problem) = launch(target, &options) {
-            complain(&format!("{name}: {problem}"));
-            failed = true;
-        }
+        let problems = match launch(target, &options) {
+            Ok(engine) => engine.unfit(&target.desired),
+            Err(problem) => vec![problem.to_string()],
+        };
+        failed |= complain_of(&name, &problems);
         for remark in target.record.remarks() {
             println!("{name}: {remark}");
         }

@@ -14,8 +14,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use dns_core::config::values::parse_duration;
+use dns_core::{config::values::parse_duration, terminal};
 use dns_kit::{
+    foreign::{cut, redacted_text},
     http_client::{ClientError, HttpClient, Limits},
     tls::{self, ClientIdentity, ServerTrust},
 };
@@ -28,28 +29,58 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
 use crate::record::{Name, Record, RecordType};
 
-/// Opens the provider with this name in `spec.provider`, without sending a request.
-pub(crate) fn open(
-    kind: &str,
-    parameters: &Parameters,
-) -> Result<Box<dyn Provider>, ProviderError> {
-    Ok(match kind {
-        "rfc2136" => Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(
-            parameters,
-        )?)),
-        "coredns" => Box::new(CoreDns::new(coredns::Settings::from_parameters(
-            parameters,
-        )?)?),
-        "aws" => Box::new(Aws::new(aws::Settings::from_parameters(parameters)?)?),
-        "webhook" => Box::new(Webhook::new(webhook::Settings::from_parameters(
-            parameters,
-        )?)?),
-        _ => {
-            return Err(settings(format!(
-                "provider {kind:?} is not supported at run time; use one of rfc2136, coredns, aws, webhook"
-            )));
+/// The providers of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Rfc2136,
+    CoreDns,
+    Aws,
+    Webhook,
+}
+
+/// Settings of one provider.
+pub(crate) enum ProviderSettings {
+    Rfc2136(rfc2136::Settings),
+    CoreDns(coredns::Settings),
+    Aws(Box<aws::Settings>),
+    Webhook(webhook::Settings),
+}
+
+impl ProviderSettings {
+    pub(crate) fn of(backend: Backend, parameters: &Parameters) -> Result<Self, ProviderError> {
+        Ok(match backend {
+            Backend::Rfc2136 => Self::Rfc2136(rfc2136::Settings::from_parameters(parameters)?),
+            Backend::CoreDns => Self::CoreDns(coredns::Settings::from_parameters(parameters)?),
+            Backend::Aws => Self::Aws(Box::new(aws::Settings::from_parameters(parameters)?)),
+            Backend::Webhook => Self::Webhook(webhook::Settings::from_parameters(parameters)?),
+        })
+    }
+
+    /// Opens the provider without sending a request.
+    pub(crate) fn open(self) -> Result<Box<dyn Provider>, ProviderError> {
+        Ok(match self {
+            Self::Rfc2136(settings) => Box::new(Rfc2136::new(settings)),
+            Self::CoreDns(settings) => Box::new(CoreDns::new(settings)?),
+            Self::Aws(settings) => Box::new(Aws::new(*settings)?),
+            Self::Webhook(settings) => Box::new(Webhook::new(settings)?),
+        })
+    }
+
+    /// Returns the zones that the settings of both select. The root stands for zones that only the service knows.
+    pub(crate) fn shared_zones(&self, other: &Self) -> Vec<Name> {
+        let is_shared = match (self, other) {
+            (Self::Rfc2136(one), Self::Rfc2136(other)) => return one.shared_zones(other),
+            (Self::CoreDns(one), Self::CoreDns(other)) => one.may_share_keys(other),
+            (Self::Aws(one), Self::Aws(other)) => one.may_share_zones(other),
+            (Self::Webhook(one), Self::Webhook(other)) => one.url == other.url,
+            (Self::Rfc2136(_) | Self::CoreDns(_) | Self::Aws(_) | Self::Webhook(_), _) => false,
+        };
+        if is_shared {
+            vec![Name::root()]
+        } else {
+            Vec::new()
         }
-    })
+    }
 }
 
 /// A DNS service that holds zones.
@@ -65,6 +96,11 @@ pub trait Provider: Send {
     /// Adjusts wanted records to the capabilities of the service: minimum TTL, aliases, properties.
     /// It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}
+
+    /// Returns the reason, if any, why the service would refuse a record, as far as the record tells.
+    fn unfit(&self, _record: &Record) -> Option<String> {
+        None
+    }
 
     /// Returns whether the service may hold records of a name, once it was listed.
     fn serves(&self, _name: &Name) -> bool {
@@ -197,16 +233,24 @@ pub enum TransactionResult {
 pub enum ProviderError {
     #[error("{0}")]
     Settings(String),
-    #[error("{server}: {reason}")]
+    #[error("{}: {}", redacted_text(server), shown(reason))]
     Unreachable { server: String, reason: String },
-    #[error("{server} refused: {reason}")]
+    #[error("{} refused: {}", redacted_text(server), shown(reason))]
     Refused { server: String, reason: String },
-    #[error("{server}: invalid response: {reason}")]
+    #[error("{}: invalid response: {}", redacted_text(server), shown(reason))]
     BadAnswer { server: String, reason: String },
-    #[error("{server} is throttling; next attempt in {} s", wait.as_secs())]
+    #[error("{} is throttling; next attempt in {} s", redacted_text(server), wait.as_secs())]
     Throttled { server: String, wait: Duration },
     #[error("{name}: {reason}")]
     Unfit { name: Name, reason: String },
+}
+
+/// Maximum number of characters that are shown of a failure's reason, in which a peer's text may be.
+const MAX_REASON: usize = 1_000;
+
+/// Returns a reason for a terminal, a log and a file: on one line, cut, with escaped control characters.
+fn shown(reason: &str) -> String {
+    terminal::line(&cut(reason, MAX_REASON)).into_owned()
 }
 
 /// Returns the error of a setting; `problem` names it with a remedy.
@@ -258,8 +302,8 @@ const QUICK: Duration = Duration::from_secs(1);
 /// Sends all transactions; one that the provider cannot express has its error in place of its form.
 ///
 /// A refused group is halved until its failing transactions are isolated; a group in conflict with
-/// another writer is halved only with [`OnConflict::Isolate`]. If the server is unreachable, or after too
-/// many refusals, the rest fails with the last error.
+/// another writer is halved only with [`OnConflict::Isolate`]. If the server is unreachable, if settings are wrong, or
+/// after too many refusals, the rest fails with the last error: no name is at fault.
 ///
 /// One message is sent first, and more at once only while all are applied.
 async fn send_groups<Sender: GroupSender>(
@@ -326,7 +370,9 @@ async fn send_all<Sender: GroupSender>(
             let is_broken = matches!(
                 result,
                 TransactionResult::Failed(
-                    ProviderError::Unreachable { .. } | ProviderError::Throttled { .. }
+                    ProviderError::Unreachable { .. }
+                        | ProviderError::Throttled { .. }
+                        | ProviderError::Settings(_)
                 )
             );
             refusals += usize::from(result != TransactionResult::Applied);
@@ -413,6 +459,14 @@ impl Parameters {
             .map_err(|_| bad(name, text, "a non-negative number"))
     }
 
+    /// Returns a duration such as `72s`, or a number of seconds, or the default if absent.
+    pub fn seconds(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
+        match self.text(name).map(str::parse) {
+            Some(Ok(seconds)) => Ok(Duration::from_secs(seconds)),
+            _ => self.duration(name, default),
+        }
+    }
+
     /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.
     pub fn duration(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
         let Some(text) = self.text(name) else {
@@ -426,7 +480,7 @@ fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
     settings(format!("{name} is {value:?}; write {expected}"))
 }
 
-/// Maximum size of a response in octets.
+/// Maximum size of a response of Route 53 or etcd in octets.
 const MAX_BODY: usize = 256 << 20;
 
 struct Http {
@@ -435,12 +489,11 @@ struct Http {
 }
 
 impl Http {
-    /// Creates a client of servers at `urls`; reads the TLS files only for `https`. Each request
-    /// takes at most `limit`.
+    /// Creates a client of servers at `urls`; reads the TLS files only for `https`.
     fn new<'a>(
         mut urls: impl Iterator<Item = &'a str>,
         files: &TlsFiles,
-        limit: Duration,
+        limits: Limits,
     ) -> Result<Self, ProviderError> {
         let config = if urls.any(|url| url.starts_with("https:")) {
             files.config(&[])?
@@ -452,13 +505,7 @@ impl Http {
             Arc::new(config)
         };
         let client = HttpClient::new((*config).clone(), usize::MAX);
-        Ok(Self {
-            client,
-            limits: Limits {
-                time: limit,
-                body: MAX_BODY,
-            },
-        })
+        Ok(Self { client, limits })
     }
 
     /// Sends a request and reads the whole response. `server` identifies the server in errors.

@@ -5,13 +5,22 @@
 //! names; the records are listed again immediately before and after a batch, which narrows the
 //! window for foreign changes but does not close it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use dns_kit::{
+    foreign::{printable, printable_bytes, redacted_text},
+    http_client::Limits,
+};
 use futures_util::future::BoxFuture;
 use http_body_util::Full;
-use hyper::{Request, StatusCode, header};
+use hyper::{Request, StatusCode, header, header::HeaderValue};
 use serde::de::DeserializeOwned;
+use url::Url;
 
 use super::{
     Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step,
@@ -28,8 +37,10 @@ const MAX_NAMES: usize = 100;
 /// Settings of one peer.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// URL of the peer.
+    /// URL of the peer, without user and password.
     pub url: String,
+    /// Value of `Authorization`, from user and password of the URL, as Go's client sends it.
+    pub authorization: Option<HeaderValue>,
     /// Domains to publish to if the peer names none.
     pub domains: Vec<Name>,
     /// Certificates and key for `https` addresses.
@@ -41,17 +52,19 @@ pub struct Settings {
 impl Settings {
     /// Parses the parameters `webhook-provider-url`, `webhook-provider-timeout`, `domain-filter` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let url = parameters
+        let text = parameters
             .text("webhook-provider-url")
             .unwrap_or("http://localhost:8888");
-        if !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err(settings(format!(
-                "webhook-provider-url is {url:?}; write it as http://localhost:8888"
-            )));
-        }
+        let (url, authorization) = split_url(text).ok_or_else(|| {
+            settings(format!(
+                "webhook-provider-url is {:?}; write it as http://localhost:8888",
+                redacted_text(text)
+            ))
+        })?;
         let domain = |text: &str| Name::parse(text.trim_start_matches('.')).ok();
         Ok(Self {
-            url: url.trim_end_matches('/').to_owned(),
+            url,
+            authorization,
             domains: parameters
                 .list("domain-filter")
                 .into_iter()
@@ -61,6 +74,34 @@ impl Settings {
             timeout: parameters.duration("webhook-provider-timeout", Duration::from_secs(30))?,
         })
     }
+}
+
+/// Splits a URL into itself without its user, and the user's authorization (RFC 7617). `None` if it is no URL of HTTP.
+fn split_url(text: &str) -> Option<(String, Option<HeaderValue>)> {
+    let mut url = Url::parse(text).ok()?;
+    if !["http", "https"].contains(&url.scheme()) {
+        return None;
+    }
+    let mut authorization = None;
+    if !url.username().is_empty() || url.password().is_some() {
+        let password = url.password().unwrap_or_default();
+        let pair = [decoded(url.username()), decoded(password)].join(":");
+        let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(pair))).ok()?;
+        value.set_sensitive(true);
+        authorization = Some(value);
+        url.set_username("").ok()?;
+        url.set_password(None).ok()?;
+    }
+    Some((url.as_str().trim_end_matches('/').to_owned(), authorization))
+}
+
+/// Decodes `%` in a part of a URL.
+fn decoded(part: &str) -> String {
+    // Unlike in a form, a plus stands for itself.
+    let form = part.replace('+', "%2B");
+    url::form_urlencoded::parse(form.as_bytes())
+        .map(|(text, _)| text.into_owned())
+        .collect()
 }
 
 /// Provider behind one peer.
@@ -79,7 +120,10 @@ impl Webhook {
         let http = Http::new(
             std::iter::once(settings.url.as_str()),
             &settings.files,
-            settings.timeout,
+            Limits {
+                time: settings.timeout,
+                body: MAX_MESSAGE,
+            },
         )?;
         Ok(Self {
             settings,
@@ -89,38 +133,43 @@ impl Webhook {
         })
     }
 
-    /// Sends a request. A response of the class 5xx is temporary, any other failure permanent.
+    /// Sends a request. A response of the class 5xx is temporary; others are about a name, or about the settings.
     async fn call(&self, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, ProviderError> {
         let server = format!("{}{path}", self.settings.url);
-        let request = match body {
-            None => Request::get(&server)
-                .header(header::ACCEPT, MEDIA_TYPE)
-                .body(Full::default()),
-            Some(body) => Request::post(&server)
-                .header(header::ACCEPT, MEDIA_TYPE)
-                .header(header::CONTENT_TYPE, MEDIA_TYPE)
-                .body(Full::new(Bytes::from(body))),
+        let builder = match body {
+            None => Request::get(&server),
+            Some(_) => Request::post(&server).header(header::CONTENT_TYPE, MEDIA_TYPE),
         };
-        let request =
+        let body = body.unwrap_or_default();
+        let request = builder
+            .header(header::ACCEPT, MEDIA_TYPE)
+            .body(Full::new(Bytes::from(body)));
+        let mut request =
             request.map_err(|error| settings(format!("webhook-provider-url: {error}")))?;
+        if let Some(authorization) = &self.settings.authorization {
+            let headers = request.headers_mut();
+            headers.insert(header::AUTHORIZATION, authorization.clone());
+        }
         let response = self.http.send(&self.settings.url, request).await?;
-        let (status, body) = (response.status(), response.into_body());
-        if body.len() > MAX_MESSAGE {
-            return Err(bad_answer(
-                &server,
-                format!("a response above {} MiB", MAX_MESSAGE >> 20),
-            ));
-        }
+        let status = response.status();
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
-            return Ok(body);
+            return Ok(response.into_body());
         }
-        let text = String::from_utf8_lossy(&body);
-        let text = text.trim().lines().next().unwrap_or_default();
+        let text = printable_bytes(response.body());
         let reason = format!("{status}: {text}; see the log of the webhook");
-        Err(if status.is_server_error() {
-            ProviderError::Unreachable { server, reason }
-        } else {
-            ProviderError::Refused { server, reason }
+        Err(match status {
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+                ProviderError::Unreachable { server, reason }
+            }
+            _ if status.is_server_error() => ProviderError::Unreachable { server, reason },
+            // The peer may mean one of the names.
+            StatusCode::BAD_REQUEST
+            | StatusCode::CONFLICT
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNPROCESSABLE_ENTITY => ProviderError::Refused { server, reason },
+            _ => settings(format!(
+                "{server}: {status}: {text}; correct webhook-provider-url, or what the peer requires of its clients"
+            )),
         })
     }
 
@@ -189,7 +238,8 @@ impl Webhook {
                     set.targets.extend(record.targets);
                 }
                 Err(reason) => {
-                    warnings.push(format!("{} left unchanged: {reason}", endpoint.dns_name))
+                    let warning = format!("{} left unchanged: {reason}", endpoint.dns_name);
+                    warnings.push(printable(&warning));
                 }
             }
         }
@@ -210,7 +260,21 @@ impl Webhook {
             .filter(|record| record.targets.is_empty())
             .cloned()
             .collect();
-        for endpoint in adjusted {
+        let kept: BTreeSet<&str> = adjusted
+            .iter()
+            .map(|endpoint| endpoint.dns_name.as_str())
+            .collect();
+        // Some peers leave out what they do not serve, or everything after an error of their own. That withdraws
+        // nothing: without targets, the existing records of the name stay, and a note tells so.
+        for record in desired {
+            if !record.targets.is_empty() && !kept.contains(record.name.as_str()) {
+                records.push(Record {
+                    targets: BTreeSet::new(),
+                    ..record.clone()
+                });
+            }
+        }
+        for endpoint in &adjusted {
             let record = endpoint.record().map_err(|reason| {
                 let server = format!("{}/adjustendpoints", self.settings.url);
                 bad_answer(&server, format!("{}: {reason}", endpoint.dns_name))

@@ -1,24 +1,26 @@
-//! Creates engines from DNS Update Records, and finds the ones that would delete each other's names.
+//! Creates engines from DNS Update Records.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
+
+use dns_kit::files::bounded;
 
 use crate::{
     config::Config,
     engine::{Engine, RecentDeletions},
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
-    provider::{self, Parameters, ProviderError, settings},
+    provider::{Backend, Parameters, ProviderError, ProviderSettings, settings},
     publication::{Publication, Target},
-    record::{DomainFilter, Name, RecordError, RecordType, TargetSets, host_sets},
+    record::{DomainFilter, RecordError, RecordType, TargetSets, host_sets},
     store::write_json,
     text::remedy_for_unknown,
-    update_record::{Parameter, UpdateRecord},
+    update_record::{self, Parameter, UpdateRecord},
 };
 
 /// Process-wide settings shared by all engines.
@@ -50,10 +52,12 @@ impl LaunchOptions {
 
     /// Saves the recent deletions of a provider for the next process.
     pub fn save_deletions(&self, name: &str, deletions: &RecentDeletions) {
-        let mut all = self.saved_deletions();
-        if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions {
-            return;
-        }
+        let mut all = match self.saved_deletions() {
+            Ok(all) if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions => return,
+            Ok(all) => all,
+            // `launch` has reported it.
+            Err(_) => BTreeMap::new(),
+        };
         all.insert(name.to_owned(), deletions.clone());
         if let Err(error) = write_json(&self.deletions, &all) {
             tracing::warn!(
@@ -63,11 +67,13 @@ impl LaunchOptions {
         }
     }
 
-    fn saved_deletions(&self) -> BTreeMap<String, RecentDeletions> {
-        let saved = fs::read(&self.deletions).ok();
-        saved
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default()
+    /// Returns the saved deletions of all providers, or the reason why they are unknown.
+    fn saved_deletions(&self) -> Result<BTreeMap<String, RecentDeletions>, String> {
+        match bounded::read(&self.deletions) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -80,7 +86,14 @@ pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, Provid
     }
     let name = target.name();
     let mut engine = open(&target.record, &name, options)?;
-    engine.deletions = options.saved_deletions().remove(&name).unwrap_or_default();
+    match options.saved_deletions() {
+        Ok(mut saved) => engine.deletions = saved.remove(&name).unwrap_or_default(),
+        Err(error) => tracing::warn!(
+            file = %options.deletions.display(), provider = name, error,
+            "the number of recent deletions is unknown, so the guard counts from zero; the next deletion replaces \
+             the file"
+        ),
+    }
     Ok(engine)
 }
 
@@ -94,9 +107,7 @@ fn open(
     if !obstacles.is_empty() {
         return Err(settings(obstacles.join("; ")));
     }
-    let parameters = parameters(record, name, options, |variable| {
-        std::env::var(variable).ok()
-    });
+    let parameters = parameters(record, name, options, environment);
     let text = |name: &str| parameters.text(name).unwrap_or_default();
     let mapper = Mapper::new(
         text("txt-prefix"),
@@ -111,8 +122,10 @@ fn open(
     let rules = rules(&parameters, options)?;
     default_targets(&parameters)?;
     parameters.flag("force-default-targets")?;
-    let served_by = record.provider.served_by();
-    if served_by != record.provider.name() && parameters.text("webhook-provider-url").is_none() {
+    let backend = record.provider.backend();
+    let is_peer =
+        backend == Backend::Webhook && record.provider != update_record::Provider::Webhook;
+    if is_peer && parameters.text("webhook-provider-url").is_none() {
         return Err(settings(format!(
             "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
              webhook-provider-url in provider_settings.{name}, for example http://localhost:8888",
@@ -120,7 +133,7 @@ fn open(
             crate::render::webhook_command(record).join(" ")
         )));
     }
-    let provider = provider::open(served_by, &parameters)?;
+    let provider = ProviderSettings::of(backend, &parameters)?.open()?;
     Ok(Engine::new(provider, registry, rules))
 }
 
@@ -156,110 +169,6 @@ pub fn options_problems(config: &Config, publication: &Publication) -> Vec<Strin
         }
     }
     found
-}
-
-/// The names that a publisher deletes unless documents want them: all of its owner in its zones.
-struct Claim {
-    provider: &'static str,
-    /// Addresses of the service, as written.
-    servers: BTreeSet<String>,
-    zones: Vec<Name>,
-    registry: [String; 3],
-    rules: PlanRules,
-}
-
-impl Claim {
-    /// Returns `None` for a record that never deletes, or that cannot be launched.
-    fn of(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Option<Self> {
-        let parameters = parameters(record, name, options, |variable| {
-            std::env::var(variable).ok()
-        });
-        let rules = rules(&parameters, options).ok()?;
-        if rules.owner.is_empty() {
-            return None;
-        }
-        let provider = record.provider.name();
-        let all = |names: &[&str]| -> BTreeSet<String> {
-            names
-                .iter()
-                .flat_map(|name| parameters.list(name))
-                .map(str::to_owned)
-                .collect()
-        };
-        let text = |name: &str| parameters.text(name).unwrap_or_default().to_owned();
-        let servers = match provider {
-            "rfc2136" => all(&["rfc2136-host"]),
-            "coredns" => all(&["etcd-urls"]),
-            _ => all(&[
-                "aws-endpoint",
-                "aws-access-key-id",
-                "aws-assume-role",
-                "webhook-provider-url",
-            ]),
-        };
-        let zones = parameters
-            .list("rfc2136-zone")
-            .into_iter()
-            .filter_map(|zone| Name::parse(zone).ok());
-        let mut zones: Vec<Name> = zones.collect();
-        if zones.is_empty() {
-            zones.push(Name::root());
-        }
-        // Without the same names of owner records, neither sees records of the other as its own.
-        let registry = ["txt-prefix", "txt-suffix", "coredns-prefix"].map(text);
-        Some(Self {
-            provider,
-            servers,
-            zones,
-            registry,
-            rules,
-        })
-    }
-
-    /// Returns the zone, if any, in which both would delete the other's names.
-    fn shared_zone(&self, other: &Self) -> Option<&Name> {
-        let deletes = self.rules.policy == Policy::Sync || other.rules.policy == Policy::Sync;
-        let is_same_server =
-            self.servers == other.servers || !self.servers.is_disjoint(&other.servers);
-        if !deletes
-            || !is_same_server
-            || (self.provider, &self.registry, &self.rules.owner)
-                != (other.provider, &other.registry, &other.rules.owner)
-        {
-            return None;
-        }
-        self.zones.iter().find(|zone| {
-            let shared = std::slice::from_ref(*zone);
-            other.zones.contains(zone) && self.rules.domains.overlaps(&other.rules.domains, shared)
-        })
-    }
-}
-
-/// Marks targets with the same owner in the same zone, each of which would delete the names of the
-/// other: neither is published until one has another owner or other domains.
-pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions) {
-    let claims: Vec<(String, Claim)> = publication
-        .targets
-        .iter()
-        .filter_map(|(name, target)| {
-            Some((name.clone(), Claim::of(&target.record, name, options)?))
-        })
-        .collect();
-    for (name, claim) in &claims {
-        let rival = claims.iter().filter(|(other, _)| other != name).find_map(|(other, rival)| {
-            let zone = claim.shared_zone(rival)?;
-            let place = if zone.is_root() { "the same zones".to_owned() } else { format!("zone {zone}") };
-            Some(format!(
-                "it has the same txt-owner-id {:?} in {place} as DNS Update Record {other}, so each would delete \
-                 the other's names; give each its own txt-owner-id, or a domain-filter that excludes the other's \
-                 names",
-                claim.rules.owner
-            ))
-        });
-        if let (Some(rival), Some(target)) = (rival, publication.targets.get_mut(name)) {
-            Arc::make_mut(target).rival = Some(rival);
-        }
-    }
 }
 
 /// Fills entries without targets. Without default targets such an entry is a problem.
@@ -300,9 +209,14 @@ const FROM_ENVIRONMENT: [&str; 11] = [
     "aws-profile", "aws-shared-credentials-file", "aws-role-arn", "aws-web-identity-token-file", "aws-region",
 ];
 
+/// Returns a variable of the process's environment.
+pub(super) fn environment(variable: &str) -> Option<String> {
+    std::env::var(variable).ok()
+}
+
 /// Returns the settings of a provider. In ascending precedence: the environment,
 /// `provider_settings` of the configuration, the record's parameters with their defaults.
-fn parameters(
+pub(super) fn parameters(
     record: &UpdateRecord,
     name: &str,
     options: &LaunchOptions,
@@ -327,7 +241,10 @@ fn parameters(
     Parameters(all)
 }
 
-fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, ProviderError> {
+pub(super) fn rules(
+    parameters: &Parameters,
+    options: &LaunchOptions,
+) -> Result<PlanRules, ProviderError> {
     let owner = match parameters.text("registry") {
         // Without ownership, records are only created.
         Some("noop") => "",
@@ -363,7 +280,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
     for excluded in types("exclude-record-types")? {
         managed.remove(&excluded);
     }
-    let min_ttl = parameters.duration("min-ttl", Duration::ZERO)?;
+    let min_ttl = parameters.seconds("min-ttl", Duration::ZERO)?;
     let policy = parameters.text("policy").unwrap_or("sync");
     let policy = Policy::named(policy).ok_or_else(|| {
         settings(format!(
@@ -384,6 +301,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Name;
     use crate::{
         config::Config,
         text::{Problems, Reader, documents, parse},

@@ -16,6 +16,7 @@ use self::{
 };
 use crate::{
     endpoint::{Labels, Selector},
+    provider::Backend,
     text::{self, Fields, Reader, remedy_for_unknown},
 };
 
@@ -92,10 +93,16 @@ impl Provider {
 
     /// Returns the provider of this crate that serves it. external-dns itself serves what this
     /// crate does not, as the peer of a webhook.
-    pub fn served_by(self) -> &'static str {
+    pub(crate) fn backend(self) -> Backend {
         match self {
-            Self::Aws | Self::CoreDns | Self::Rfc2136 => self.name(),
-            _ => Self::Webhook.name(),
+            Self::Aws => Backend::Aws,
+            Self::CoreDns => Backend::CoreDns,
+            Self::Rfc2136 => Backend::Rfc2136,
+            Self::AwsServiceDiscovery
+            | Self::Azure
+            | Self::AzureDns
+            | Self::AzurePrivateDns
+            | Self::Webhook => Backend::Webhook,
         }
     }
 

@@ -434,6 +434,59 @@ fn misspelt_settings_fail_the_check() {
 }
 
 #[test]
+fn broken_deletions_are_reported_and_replaced() {
+    let server = NameServer::start(Program::Knot);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints(
+        "web",
+        &[
+            ("a.example.org", "192.0.2.1"),
+            ("b.example.org", "192.0.2.2"),
+        ],
+    );
+    publisher.expect(0, "apply");
+    std::fs::create_dir_all(publisher.path("state")).unwrap();
+    publisher.write("state/deletions.json", "{\"default/bind\": [");
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let said = publisher.expect(0, "apply");
+    for part in [
+        "deletions.json",
+        "default/bind",
+        "the guard counts from zero",
+    ] {
+        assert!(said.errors.contains(part), "{part}: {said:?}");
+    }
+    let saved: Value = crate::publisher::read(&publisher.path("state/deletions.json"));
+    assert!(saved["default/bind"].is_object(), "{saved}");
+    assert!(!publisher.expect(0, "apply").errors.contains("guard"));
+}
+
+#[test]
+fn properties_that_route53_refuses_fail_the_check() {
+    let publisher = Publisher::new();
+    publisher.write(
+        "documents/all.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: r53}\n\
+         spec: {provider: aws, selector: dnsprovider=r53, external-dns-parameters: {txt-owner-id: me}}\n---\n\
+         apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\n\
+         metadata: {name: w, labels: {dnsprovider: r53}}\nspec:\n  endpoints:\n  \
+         - {dnsName: a.example.org, setIdentifier: x, targets: [192.0.2.1], providerSpecific: [{name: aws/weight, value: heavy}]}\n  \
+         - {dnsName: b.example.org, setIdentifier: x, targets: [192.0.2.1], providerSpecific: [{name: aws/weight, value: '256'}]}\n  \
+         - {dnsName: c.example.org, setIdentifier: x, targets: [192.0.2.1], providerSpecific: [{name: aws/weight, value: '255'}]}\n  \
+         - {dnsName: d.example.org, setIdentifier: x, targets: [192.0.2.1], providerSpecific: [{name: aws/failover, value: first}]}\n",
+    );
+    let said = publisher.expect(1, "check");
+    for problem in [
+        "default/r53: a.example.org A: its property aws/weight is \"heavy\"; write a number from 0 to 255",
+        "default/r53: b.example.org A: its property aws/weight is \"256\"",
+        "default/r53: d.example.org A: its property aws/failover is \"first\"; write PRIMARY or SECONDARY",
+    ] {
+        assert!(said.errors.contains(problem), "{problem}: {said:?}");
+    }
+    assert!(!said.errors.contains("c.example.org"), "{said:?}");
+}
+
+#[test]
 fn manual_names_exit_codes_and_files() {
     let manual = Publisher::new().expect(0, "man").out;
     for part in [
@@ -527,7 +580,8 @@ fn settings_narrow_publication() {
         "exclude-record-types": "AAAA",
         "regex-domain-filter": "(^|[.])[amdx][.]example[.]org$|in-addr",
         "regex-domain-exclusion": "^x[.]",
-        "min-ttl": "5m",
+        // As in external-dns, a number is one of seconds, and a record with a TTL keeps it.
+        "min-ttl": "300",
         "create-ptr": "true",
     });
     let config = json!({
@@ -537,7 +591,9 @@ fn settings_narrow_publication() {
         "provider_settings": {"default/bind": settings},
     });
     publisher.write("publish.yml", &config.to_string());
-    let wanted = |name: &str, kind: &str, target: &str| json!({"dnsName": name, "recordType": kind, "recordTTL": 60, "targets": [target]});
+    let wanted = |name: &str, kind: &str, target: &str| json!({"dnsName": name, "recordType": kind, "targets": [target]});
+    let mut own_ttl = wanted("m.example.org", "MX", "10 mail.example.net");
+    own_ttl["recordTTL"] = 60.into();
     let document = json!({
         "apiVersion": "externaldns.k8s.io/v1alpha1",
         "kind": "DNSEndpoint",
@@ -545,7 +601,7 @@ fn settings_narrow_publication() {
         "spec": {"endpoints": [
             wanted("a.example.org", "A", "192.0.2.1"),
             wanted("a.example.org", "AAAA", "2001:db8::1"),
-            wanted("m.example.org", "MX", "10 mail.example.net"),
+            own_ttl,
             wanted("d.example.org", "DNAME", "example.net"),
             wanted("b.example.org", "A", "192.0.2.2"),
             wanted("x.example.org", "A", "192.0.2.3"),
@@ -577,7 +633,7 @@ fn settings_narrow_publication() {
         ["a.example.org.", "300", "IN", "A", "192.0.2.1"].as_slice(),
         &[
             "m.example.org.",
-            "300",
+            "60",
             "IN",
             "MX",
             "10",

@@ -431,6 +431,36 @@ async fn hidden_names_are_held_back() {
 }
 
 #[tokio::test]
+async fn delegation_in_the_same_document_hides_at_once() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let mut engine = server.engine();
+        engine.rules.managed.extend([RecordType::NS]);
+        let wanted = wish([
+            record("sub.example.org", RecordType::NS, "ns.sub.example.org"),
+            record("ns.sub.example.org", RecordType::A, "192.0.2.2"),
+            record("x.sub.example.org", RecordType::A, "192.0.2.1"),
+        ]);
+        for applied in [2, 0] {
+            let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
+            assert!(
+                report.is_complete() && report.applied() == applied,
+                "{program:?}: {report:?}"
+            );
+            let notes: Vec<String> = report.zones[0]
+                .notes
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(notes.len(), 1, "{notes:?}");
+            assert!(notes[0].starts_with("x.sub.example.org A: "), "{notes:?}");
+        }
+        let zone = server.transfer("example.org");
+        assert!(!zone.contains("192.0.2.1\n"), "{zone}");
+    }
+}
+
+#[tokio::test]
 async fn minimum_applies_without_a_ttl() {
     let server = NameServer::start(Program::Bind);
     let bare = |name: &str| {

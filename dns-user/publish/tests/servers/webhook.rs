@@ -41,6 +41,8 @@ struct Peer {
     /// Number of changes in each message.
     messages: Vec<usize>,
     listings: usize,
+    /// Number of calls to `POST /records`.
+    calls: usize,
     /// Responses of the next calls to `POST /records`.
     failures: Vec<StatusCode>,
     /// A message with this name is refused.
@@ -49,6 +51,20 @@ struct Peer {
     forgets: bool,
     /// Domain filter in place of the usual one.
     filter: Option<Value>,
+    habits: Habits,
+    /// Values of `Authorization` in requests.
+    authorizations: BTreeSet<String>,
+}
+
+/// Habits of real providers behind the protocol.
+#[derive(Clone, Copy, Default)]
+struct Habits {
+    /// Empty lists are `null`, as Go writes a nil slice, members are in other cases, and the media type has a charset.
+    is_go: bool,
+    /// Sets are listed without a TTL.
+    keeps_no_ttl: bool,
+    /// Only the first endpoint is adjusted.
+    adjusts_one: bool,
 }
 
 type Shared = Arc<Mutex<Peer>>;
@@ -91,6 +107,21 @@ fn reply(body: &Value) -> Response {
     ([(header::CONTENT_TYPE, MEDIA_TYPE)], body.to_string()).into_response()
 }
 
+/// Replies with a list as a provider with these habits does.
+fn reply_list(sets: Vec<Value>, habits: Habits) -> Response {
+    if !habits.is_go {
+        return reply(&json!(sets));
+    }
+    let body = if sets.is_empty() {
+        "null\n".to_owned()
+    } else {
+        let text = json!(sets).to_string().replace("dnsName", "DNSName");
+        format!("{},null]\n", text.trim_end_matches(']'))
+    };
+    let media_type = format!("{MEDIA_TYPE}; charset=utf-8");
+    ([(header::CONTENT_TYPE, media_type)], body).into_response()
+}
+
 fn key(endpoint: &Value) -> (String, String) {
     let text = |member: &str| endpoint[member].as_str().unwrap().to_owned();
     (text("dnsName"), text("recordType"))
@@ -101,7 +132,12 @@ async fn negotiate(State(peer): State<Shared>, headers: HeaderMap) -> Response {
         return StatusCode::NOT_ACCEPTABLE.into_response();
     }
     let usual = || json!({"include": ["example.org", "example.net"]});
-    reply(&peer.lock().unwrap().filter.clone().unwrap_or_else(usual))
+    let mut peer = peer.lock().unwrap();
+    if let Some(authorization) = headers.get(header::AUTHORIZATION) {
+        let text = authorization.to_str().unwrap().to_owned();
+        peer.authorizations.insert(text);
+    }
+    reply(&peer.filter.clone().unwrap_or_else(usual))
 }
 
 async fn list(State(peer): State<Shared>, headers: HeaderMap) -> Response {
@@ -110,11 +146,16 @@ async fn list(State(peer): State<Shared>, headers: HeaderMap) -> Response {
     }
     let mut peer = peer.lock().unwrap();
     peer.listings += 1;
-    let sets: Vec<Value> = peer.sets.values().cloned().collect();
-    reply(&json!(sets))
+    let mut sets: Vec<Value> = peer.sets.values().cloned().collect();
+    if peer.habits.keeps_no_ttl {
+        for set in &mut sets {
+            set.as_object_mut().unwrap().remove("recordTTL");
+        }
+    }
+    reply_list(sets, peer.habits)
 }
 
-async fn adjust(headers: HeaderMap, body: String) -> Response {
+async fn adjust(State(peer): State<Shared>, headers: HeaderMap, body: String) -> Response {
     if headers[header::CONTENT_TYPE] != MEDIA_TYPE {
         return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
     }
@@ -123,7 +164,11 @@ async fn adjust(headers: HeaderMap, body: String) -> Response {
         let ttl = endpoint["recordTTL"].as_i64().unwrap_or(0);
         endpoint["recordTTL"] = ttl.max(MIN_TTL).into();
     }
-    reply(&json!(endpoints))
+    let habits = peer.lock().unwrap().habits;
+    if habits.adjusts_one {
+        endpoints.truncate(1);
+    }
+    reply_list(endpoints, habits)
 }
 
 async fn change(
@@ -135,6 +180,7 @@ async fn change(
         return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
     }
     let mut peer = peer.lock().unwrap();
+    peer.calls += 1;
     if let Some(failure) = peer.failures.pop() {
         return (failure, "as the test wants").into_response();
     }
@@ -265,6 +311,182 @@ async fn failures_are_temporary_or_isolated() {
             .sum::<usize>(),
         1,
         "{report:?}"
+    );
+}
+
+#[tokio::test]
+async fn nil_slices_of_go_are_empty_lists() {
+    let double = Double::start().await;
+    double.with(|peer| peer.habits.is_go = true);
+    let mut engine = double.engine();
+    for filter in [Value::Null, json!({"INCLUDE": null, "regexInclude": null})] {
+        double.with(|peer| peer.filter = Some(filter));
+        // The zone is empty at first.
+        assert_eq!(publish(&mut engine, &names(3)).await.applied(), 3);
+        assert_eq!(publish(&mut engine, &names(3)).await.applied(), 0);
+        // Nothing is wanted, so nothing is adjusted, and nothing is left in the end.
+        assert_eq!(publish(&mut engine, &wish([])).await.applied(), 3);
+        assert_eq!(publish(&mut engine, &wish([])).await.applied(), 0);
+        assert_eq!(double.with(|peer| peer.sets.len()), 0);
+    }
+}
+
+#[tokio::test]
+async fn peer_without_ttls_is_changed_once() {
+    let double = Double::start().await;
+    double.with(|peer| peer.habits.keeps_no_ttl = true);
+    let mut engine = double.engine();
+    publish(&mut engine, &names(3)).await;
+    publish(&mut engine, &names(3)).await;
+    let messages = double.with(|peer| peer.messages.len());
+    for _ in 0..3 {
+        let report = publish(&mut engine, &names(3)).await;
+        assert_eq!(report.applied(), 0);
+        let notes = report.zones.iter().flat_map(|zone| &zone.notes);
+        let notes: Vec<String> = notes.map(ToString::to_string).collect();
+        assert_eq!(notes.len(), 3, "{notes:?}");
+        assert!(
+            notes[0].contains("keeps the TTL 0 in place of 60"),
+            "{notes:?}"
+        );
+    }
+    assert_eq!(double.with(|peer| peer.messages.len()), messages);
+    // Another wish is another attempt.
+    let mut other = names(3);
+    other.records[1].ttl = Some(120);
+    assert_eq!(publish(&mut engine, &other).await.applied(), 1);
+}
+
+#[tokio::test]
+async fn partial_adjustment_withdraws_nothing() {
+    let double = Double::start().await;
+    let mut engine = double.engine();
+    publish(&mut engine, &names(3)).await;
+    double.with(|peer| peer.habits.adjusts_one = true);
+    let report = publish(&mut engine, &names(3)).await;
+    assert_eq!(report.applied(), 0);
+    let notes = report.zones.iter().flat_map(|zone| &zone.notes).count();
+    assert_eq!(notes, 2, "{report:?}");
+    assert_eq!(double.with(|peer| peer.sets.len()), 6);
+}
+
+#[tokio::test]
+async fn answers_about_settings_blame_no_name() {
+    let double = Double::start().await;
+    for (code, messages, applied) in [
+        (StatusCode::FOUND, 1, 0),
+        (StatusCode::UNAUTHORIZED, 1, 0),
+        (StatusCode::FORBIDDEN, 1, 0),
+        (StatusCode::NOT_FOUND, 1, 0),
+        (StatusCode::TOO_MANY_REQUESTS, 1, 0),
+        (StatusCode::INTERNAL_SERVER_ERROR, 1, 0),
+        // It may mean a name.
+        (StatusCode::UNPROCESSABLE_ENTITY, 3, 64),
+    ] {
+        let mut engine = double.engine();
+        double.with(|peer| {
+            peer.sets.clear();
+            // Taken from the end; the attempts after it succeed.
+            peer.failures = vec![code];
+            peer.calls = 0;
+        });
+        let report = engine.reconcile(&names(64), None, &quiet).await.unwrap();
+        assert_eq!(report.applied(), applied, "{code}: {report:?}");
+        assert_eq!(double.with(|peer| peer.calls), messages, "{code}");
+        let mut failures = report.zones.iter().flat_map(|zone| &zone.failures);
+        let shown = failures
+            .next()
+            .map(|(_, error)| error.contains(code.as_str()));
+        assert_eq!(shown, (applied == 0).then_some(true), "{code}: {report:?}");
+    }
+}
+
+/// Runs a peer that answers every request with these bytes; returns its address.
+fn blurting(answer: Vec<u8>) -> std::net::SocketAddr {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            // Of a request without a body, one read is enough.
+            let _ = client.read(&mut [0; 4096]);
+            // The publisher ends the connection when it has read too much.
+            let _ = client.write_all(&answer);
+        }
+    });
+    address
+}
+
+#[test]
+fn hostile_peer_is_bounded_escaped_and_its_password_hidden() {
+    let publisher = Publisher::new();
+    let configure = |url: String| {
+        let config = json!({
+            "documents": ["documents"],
+            "store": "state/store",
+            "control": {"socket": "control.sock"},
+            "provider_settings": {"default/cloud": {"webhook-provider-url": url}},
+        });
+        publisher.write("publish.yml", &config.to_string());
+    };
+    publisher.write(
+        "documents/cloud.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: cloud}\n\
+         spec: {provider: webhook, selector: dnsprovider=bind, external-dns-parameters: {interval: 1s}}\n",
+    );
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let text = "\x1b[2J\x07oops ".repeat(10_000);
+    let refusal = format!(
+        "HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+        text.len()
+    );
+    let peer = blurting(refusal.into_bytes());
+    configure(format!("http://user:topsecret@{peer}"));
+    let said = publisher.expect(1, "plan").out;
+    assert!(said.contains("403 Forbidden"), "{said}");
+    let is_clean = |text: &str| {
+        !text.contains('\x1b') && !text.contains('\x07') && !text.contains("topsecret")
+    };
+    assert!(is_clean(&said) && said.len() < 2_000, "{said}");
+    let running = publisher.start();
+    running.wait_until("the failure", || {
+        running
+            .get("/status")
+            .1
+            .to_string()
+            .contains("403 Forbidden")
+    });
+    let status = publisher.expect(1, "status").out;
+    assert!(is_clean(&status), "{status}");
+    running.stop();
+    for file in [
+        "log",
+        "documents/web.json.status",
+        "documents/cloud.yml.status",
+    ] {
+        let text = std::fs::read_to_string(publisher.path(file)).unwrap();
+        assert!(is_clean(&text), "{file}: {text}");
+        assert!(text.lines().all(|line| line.len() < 4_000), "{file}");
+    }
+    // The limit applies while reading: the peer claims more than it has.
+    let head = "HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n";
+    let peer = blurting([head.as_bytes(), &vec![b' '; 40 << 20]].concat());
+    configure(format!("http://{peer}"));
+    let said = publisher.expect(1, "plan").out;
+    assert!(said.contains("longer than 33554432 bytes"), "{said}");
+}
+
+#[tokio::test]
+async fn user_of_the_url_is_sent_as_go_sends_it() {
+    let double = Double::start().await;
+    let url = double.url.replace("http://", "http://us%65r:p%40ss+word@");
+    publish(&mut engine(&url), &names(1)).await;
+    let sent = double.with(|peer| peer.authorizations.clone());
+    // user:p@ss+word
+    assert_eq!(
+        sent,
+        BTreeSet::from(["Basic dXNlcjpwQHNzK3dvcmQ=".to_owned()])
     );
 }
 
@@ -560,6 +782,11 @@ fn webhook_refuses_other_messages() {
     };
     let create = |name: &str| format!("{{\"create\": [{}]}}", set(name));
     let closed = create("a.closed.example.org");
+    let with_charset = format!("{typed}; charset=utf-8");
+    let upper = create("b.example.org")
+        .replace("create", "Create")
+        .replace("dnsName", "DNSNAME");
+    let nothing = r#"{"create": null, "updateOld": null, "UpdateNew": null, "delete": null}"#;
     let (foreign, absent) = (
         create("a.example.net"),
         format!("{{\"delete\": [{}]}}", set("a.example.org")),
@@ -575,6 +802,31 @@ fn webhook_refuses_other_messages() {
             &["--header", &typed, "--data", &create("a.example.org")],
             "/records",
             "204",
+        ),
+        (
+            &["--header", &with_charset, "--data", "null"],
+            "/records",
+            "204",
+        ),
+        (
+            &["--header", &with_charset, "--data", nothing],
+            "/records",
+            "204",
+        ),
+        (
+            &["--header", &with_charset, "--data", &upper],
+            "/records",
+            "204",
+        ),
+        (
+            &["--header", &typed, "--data", "null"],
+            "/adjustendpoints",
+            "200",
+        ),
+        (
+            &["--header", &typed, "--data", "[null]"],
+            "/adjustendpoints",
+            "200",
         ),
         (&[], "/healthz", "200"),
         (&["--request", "DELETE"], "/records", "405"),

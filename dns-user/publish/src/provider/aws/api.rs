@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use dns_kit::http_client::Limits;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use quick_xml::{
@@ -29,7 +30,7 @@ use time::{
 };
 
 use super::Settings;
-use crate::provider::{Http, ProviderError, bad_answer, settings};
+use crate::provider::{Http, MAX_BODY, ProviderError, bad_answer, settings};
 
 /// API version in paths and in the XML namespace of requests.
 pub(super) const VERSION: &str = "2013-04-01";
@@ -67,7 +68,14 @@ impl Api {
             ..
         } = &settings;
         let urls = [endpoint, token_endpoint, metadata_endpoint].map(String::as_str);
-        let http = Http::new(urls.into_iter(), &settings.files, settings.timeout)?;
+        let http = Http::new(
+            urls.into_iter(),
+            &settings.files,
+            Limits {
+                time: settings.timeout,
+                body: MAX_BODY,
+            },
+        )?;
         Ok(Self {
             settings,
             http,

@@ -4,6 +4,7 @@
 //! and creating the new one in one batch is a compare-and-set.
 
 mod api;
+mod reach;
 mod sets;
 
 use std::{
@@ -21,7 +22,7 @@ use self::{
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles,
+    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
     Transaction, TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
@@ -143,7 +144,7 @@ impl Settings {
             zone_ids: parameters
                 .list("zone-id-filter")
                 .into_iter()
-                .map(str::to_owned)
+                .map(|id| id.trim_start_matches("/hostedzone/").to_owned())
                 .collect(),
             domains,
             batch_size: batch_size.clamp(1, MAX_CHANGES),
@@ -363,6 +364,14 @@ impl Aws {
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
         let convert = |transaction: &Transaction| {
+            for step in &transaction.steps {
+                if let Step::Create(record) | Step::Replace { after: record, .. } = step
+                    && let Some(reason) = sets::unfit(record)
+                {
+                    let name = transaction.name.clone();
+                    return Err(ProviderError::Unfit { name, reason });
+                }
+            }
             let changes = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
             if changes.size.fits(self.api.settings.batch_size) {
                 return Ok(changes);
@@ -386,6 +395,10 @@ impl Aws {
 impl Provider for Aws {
     fn adjust(&self, desired: &mut Vec<Record>) {
         sets::adjust(desired, self.api.settings.balancers);
+    }
+
+    fn unfit(&self, record: &Record) -> Option<String> {
+        sets::unfit(record)
     }
 
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {

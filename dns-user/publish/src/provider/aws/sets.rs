@@ -37,6 +37,29 @@ pub(super) fn is_alias(record: &Record) -> bool {
         .is_some_and(|alias| alias == "true")
 }
 
+/// Largest weight of a set that Route 53 accepts.
+const MAX_WEIGHT: u8 = u8::MAX;
+
+/// Returns the reason, if any, why Route 53 would refuse a record because of its properties.
+pub(super) fn unfit(record: &Record) -> Option<String> {
+    for (name, value) in &record.properties {
+        let remedy = match name.as_str() {
+            "aws/weight" if value.parse::<u8>().is_err() => {
+                format!("a number from 0 to {MAX_WEIGHT}")
+            }
+            "aws/failover" if !["PRIMARY", "SECONDARY"].contains(&value.as_str()) => {
+                "PRIMARY or SECONDARY".to_owned()
+            }
+            "aws/multi-value-answer" | TARGET_HEALTH if value.parse::<bool>().is_err() => {
+                "true or false".to_owned()
+            }
+            _ => continue,
+        };
+        return Some(format!("its property {name} is {value:?}; write {remedy}"));
+    }
+    None
+}
+
 pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
     let name = Name::parse(&octal_to_decimal(set.text_of("Name")))?;
     let record_type: RecordType = set.text_of("Type").parse()?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use dns_kit::http_client::Limits;
 use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::Settings;
 use crate::{
     go_json,
-    provider::{Http, ProviderError, bad_answer, settings},
+    provider::{Http, MAX_BODY, ProviderError, bad_answer, settings},
     record::{Name, RecordType, Target},
 };
 
@@ -110,7 +111,11 @@ const NO_TOKEN: &str = "; set etcd-username and etcd-password";
 impl Etcd {
     pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
         let urls = settings.urls.iter().map(String::as_str);
-        let http = Http::new(urls, &settings.files, settings.timeout)?;
+        let limits = Limits {
+            time: settings.timeout,
+            body: MAX_BODY,
+        };
+        let http = Http::new(urls, &settings.files, limits)?;
         Ok(Self {
             urls: settings.urls.clone(),
             user: settings.user.clone(),

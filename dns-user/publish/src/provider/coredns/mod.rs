@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use dns_kit::foreign::{printable, redacted_text};
 use futures_util::future::BoxFuture;
 
 use self::etcd::{Etcd, EtcdKey, Service, Txn, key_of, name_of};
@@ -66,7 +67,8 @@ impl Settings {
         for url in &mut urls {
             if !url.starts_with("http://") && !url.starts_with("https://") {
                 return Err(settings(format!(
-                    "etcd-urls has {url:?}; write http://host:2379 or https://host:2379"
+                    "etcd-urls has {:?}; write http://host:2379 or https://host:2379",
+                    redacted_text(url)
                 )));
             }
             url.truncate(url.trim_end_matches('/').len());
@@ -92,6 +94,13 @@ impl Settings {
             files: TlsFiles::from_parameters(parameters)?,
             timeout: Duration::from_secs(10),
         })
+    }
+}
+
+impl Settings {
+    /// Returns whether the settings of both lead to the same keys: a member in common, and the same prefix.
+    pub(crate) fn may_share_keys(&self, other: &Self) -> bool {
+        self.prefix == other.prefix && self.urls.iter().any(|url| other.urls.contains(url))
     }
 }
 
@@ -135,9 +144,9 @@ impl CoreDns {
             let service = match Service::read(&pair.value) {
                 Ok(service) => service,
                 Err(error) => {
-                    warnings.push(format!(
+                    warnings.push(printable(&format!(
                         "etcd key {key} left unchanged: its value is not JSON ({error})"
-                    ));
+                    )));
                     continue;
                 }
             };
@@ -146,9 +155,9 @@ impl CoreDns {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
-                warnings.push(format!(
+                warnings.push(printable(&format!(
                     "etcd key {key} left unchanged: it contains no domain name"
-                ));
+                )));
                 continue;
             };
             for (record_type, target) in service.records(&name) {

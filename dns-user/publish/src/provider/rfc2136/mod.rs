@@ -129,6 +129,23 @@ impl Settings {
         })
     }
 
+    /// Returns the zones that both update at the same server. Host names are compared without case.
+    pub(crate) fn shared_zones(&self, other: &Self) -> Vec<Name> {
+        let is_same = |one: &Server, other: &Server| {
+            one.port == other.port && one.host.eq_ignore_ascii_case(&other.host)
+        };
+        let has_server = self
+            .servers
+            .iter()
+            .any(|one| other.servers.iter().any(|other| is_same(one, other)));
+        if !has_server {
+            return Vec::new();
+        }
+        let mut zones = self.zones.clone();
+        zones.retain(|zone| other.zones.contains(zone));
+        zones
+    }
+
     fn server(&self) -> &Server {
         // `from_parameters` requires a server.
         &self.servers[0]
