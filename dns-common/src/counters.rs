@@ -89,6 +89,8 @@ outcomes! {
     AnswerExpired = 22, "answer_expired";
     /// Answered from a local reply of another type.
     HitOther = 23, "hit_other";
+    /// The kernel's verdict depends on the client here, and no query of this one has reached userspace lately.
+    UnheardClient = 24, "unheard_client";
 }
 
 impl Outcome {

@@ -23,7 +23,7 @@ pub mod tap;
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux
@@ -53,6 +53,8 @@ pub mod object {
     pub const CONTROL: &str = "CONTROL";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::scope::Scope`].
     pub const SCOPE: &str = "SCOPE";
+    /// `BPF_MAP_TYPE_HASH` from [`crate::scope::HeardClient`]s to the times until which they count.
+    pub const HEARD_CLIENTS: &str = "HEARD_CLIENTS";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::counters::CpuCounters`]
     /// per possible CPU.
     pub const COUNTERS: &str = "COUNTERS";

@@ -73,6 +73,9 @@ pub struct Interface {
     /// Endpoints to which the kernel delivers from this interface: bit `index` of
     /// [`Scope::endpoints`].
     pub endpoints: u64,
+    /// Those of them at which only heard clients ([`HeardClient`]) are answered, because the kernel's verdict
+    /// depends on the client.
+    pub heard_only: u64,
     /// Ethernet address, followed by two zero bytes.
     pub address: [u8; 8],
     /// Ethernet address of the bridge or bond that the interface belongs to, or else its own.
@@ -80,6 +83,25 @@ pub struct Interface {
     /// Probes sent through this interface, by endpoint.
     pub probes: [Probe; MAX_ENDPOINTS],
 }
+
+/// Key of the map `HEARD_CLIENTS`: a client whose own queries have reached the server's socket through this
+/// interface. The value is the time until which that counts, in nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(8))]
+pub struct HeardClient {
+    /// Interface index.
+    pub ifindex: u32,
+    /// Slot of the endpoint.
+    pub endpoint: u32,
+    /// Address in network order, IPv4 as `::ffff:a.b.c.d`.
+    pub address: [u8; 16],
+}
+
+/// Maximum number of heard clients. Further ones are answered by userspace.
+pub const MAX_HEARD_CLIENTS: u32 = 16_384;
+
+/// Lowest source port of a heard client: rules distinguish the ports below, which need a privilege.
+pub const MIN_HEARD_PORT: u16 = 1024;
 
 /// Flag of [`Interface::flags`]: all traffic on this interface comes from this machine, so replies
 /// may exceed 1,232 bytes.

@@ -3,7 +3,9 @@
 use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
-    bindings::{BPF_F_MMAPABLE, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup},
+    bindings::{
+        BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup,
+    },
     cty::c_void,
     helpers::{
         bpf_get_smp_processor_id,
@@ -13,7 +15,7 @@ use aya_ebpf::{
         },
     },
     macros::map,
-    maps::{Array, PerCpuArray, ProgramArray, RingBuf},
+    maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use dns_common::{
     control::Control,
@@ -21,7 +23,7 @@ use dns_common::{
     entry::{CHUNK_SIZE, MAX_V4},
     index::Pair,
     name::MAX_NAME_WORDS,
-    scope::{Endpoint, INTERFACES, MAX_ENDPOINTS, Scope},
+    scope::{Endpoint, HeardClient, INTERFACES, MAX_ENDPOINTS, MAX_HEARD_CLIENTS, Scope},
 };
 
 use crate::bytes::{Zero, barrier, barrier_and, has, load, store};
@@ -51,6 +53,12 @@ pub static CONTROL: Array<Control> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// Endpoints, VLANs and interfaces, written by the attaching process.
 #[map]
 pub static SCOPE: Array<Scope> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Clients whose queries have reached the server, written by the attaching process. Allocated as it fills,
+/// because most hosts need none.
+#[map]
+pub static HEARD_CLIENTS: HashMap<HeardClient, u64> =
+    HashMap::with_max_entries(MAX_HEARD_CLIENTS, BPF_F_NO_PREALLOC);
 
 /// Counters, one element per possible CPU; the loader sets their number.
 #[map]
@@ -113,6 +121,8 @@ pub struct Scratch {
     pub route: FibLookup,
     /// Socket query for the kernel: a `bpf_sock_tuple`.
     pub tuple: [u8; SOCKET_TUPLE_SIZE],
+    /// The client to look up among [`HEARD_CLIENTS`].
+    pub client: HeardClient,
 }
 
 #[inline(always)]
@@ -238,6 +248,17 @@ pub fn count_reply(reply: &Answered) {
         (*counters).reply_bytes += reply_len as u64;
         (*counters).interface_hits[slot % INTERFACES] += 1;
     }
+}
+
+/// Returns whether the client in the scratch space has been heard lately.
+#[inline(always)]
+pub fn is_heard(scratch: *mut Scratch, now: u64) -> bool {
+    // SAFETY: this CPU's own element.
+    let client = unsafe { &(*scratch).client };
+    // SAFETY: the value is a number that only the attaching process writes, as a whole.
+    HEARD_CLIENTS
+        .get_ptr(client)
+        .is_some_and(|until| now < unsafe { until.read_volatile() })
 }
 
 /// Returns whether an IP packet of `packet_len` bytes fits the interface's MTU.

@@ -7,13 +7,13 @@ use dns_common::{
     control::{CLIENT_BUCKETS, Control, client_bucket},
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
-    scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe},
+    scope::{HeardClient, MAX_ENDPOINTS, MIN_HEARD_PORT, PROBE_INTERVAL_NS, PROBE_SHARE, Probe},
 };
 
 use crate::{
     bytes::{Span, barrier, load, store},
     filter,
-    frame::{Frame, IPV6_SOURCE_END},
+    frame::{Frame, IPV6_SOURCE_END, UDP_LEN},
     hook::Hook,
     lookup,
     maps::{self, Context, Scratch, pass_to_stack},
@@ -195,6 +195,9 @@ pub fn make_room<H: Hook>(
     now: u64,
 ) -> Result<(), Outcome> {
     let control = context.control;
+    if is_unheard(hook, context, &layout.frame, now) {
+        return pass_to_stack(Outcome::UnheardClient);
+    }
     // While queries are shed, a full queue would lose the probe.
     if now >= control.shed_until_ns
         && now < control.probe_until_ns
@@ -231,26 +234,69 @@ fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bo
     if !maps::is_listening(hook.context(), scratch, scope, frame.endpoint, frame.v6) {
         return false;
     }
-    let client = probe + offset_of!(Probe, client);
-    let Span { start: ip, end } = hook.span(frame.ip());
-    if ip + IPV6_SOURCE_END > end {
+    if !store_client(hook, frame, probe + offset_of!(Probe, client)) {
         return false;
     }
-    // SAFETY: a probe in a map's memory, written only by the programs. For both families the packet
-    // was compared with its end: an IPv4 header is followed by a DNS header.
+    // SAFETY: a probe in a map's memory, written only by the programs.
     unsafe {
-        if frame.is_v6() {
-            store(client, load::<u64>(ip + 8));
-            store(client + 8, load::<u64>(ip + 16));
-        } else {
-            store(client, 0u64);
-            store(client + 8, u32::from_ne_bytes([0, 0, 0xff, 0xff]));
-            store(client + 12, load::<u32>(ip + 12));
-        }
         let count = probe + offset_of!(Probe, count);
         store(count, load::<u64>(count) + 1);
     }
     true
+}
+
+/// Writes the client's address to `to`, 16 bytes of a map's memory; returns false if the packet is too short, which
+/// it never is.
+#[inline(always)]
+fn store_client<H: Hook>(hook: &H, frame: &Frame, to: usize) -> bool {
+    let Span { start: ip, end } = hook.span(frame.ip());
+    if ip + IPV6_SOURCE_END > end {
+        return false;
+    }
+    // SAFETY: the caller's memory. For both families the packet was compared with its end: an IPv4 header is
+    // followed by a DNS header.
+    unsafe {
+        if frame.is_v6() {
+            store(to, load::<u64>(ip + 8));
+            store(to + 8, load::<u64>(ip + 16));
+        } else {
+            store(to, 0u64);
+            store(to + 8, u32::from_ne_bytes([0, 0, 0xff, 0xff]));
+            store(to + 12, load::<u32>(ip + 12));
+        }
+    }
+    true
+}
+
+/// Returns whether to leave an answerable query to userspace because the kernel's verdict depends on the client here,
+/// and no query of this client has arrived lately.
+#[inline(always)]
+fn is_unheard<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bool {
+    let &Context { scope, scratch, .. } = context;
+    let interface = frame.interface(scope);
+    if interface.heard_only >> (barrier(frame.endpoint) & (MAX_ENDPOINTS - 1)) & 1 == 0 {
+        return false;
+    }
+    let Span { start: udp, end } = hook.span(frame.ip() + frame.headers_len() - UDP_LEN);
+    if udp + UDP_LEN > end {
+        return true;
+    }
+    // SAFETY: just compared with the end.
+    if u16::from_be(unsafe { load::<u16>(udp) }) < MIN_HEARD_PORT {
+        return true;
+    }
+    // SAFETY: this CPU's own element.
+    let client = barrier(unsafe { &raw mut (*scratch).client } as usize);
+    // SAFETY: as above.
+    unsafe {
+        store(client + offset_of!(HeardClient, ifindex), interface.ifindex);
+        store(
+            client + offset_of!(HeardClient, endpoint),
+            frame.endpoint as u32,
+        );
+    }
+    !store_client(hook, frame, client + offset_of!(HeardClient, address))
+        || !maps::is_heard(scratch, now)
 }
 
 /// Sheds load: while userspace receives more queries than it can answer, the programs drop a share of the packets

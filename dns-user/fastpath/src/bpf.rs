@@ -55,6 +55,28 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative")
 }
 
+/// Sets an element of a hash map (`BPF_MAP_UPDATE_ELEM`).
+pub(super) fn set_element(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+    call(bpf_cmd::BPF_MAP_UPDATE_ELEM, |attributes| {
+        attributes.__bindgen_anon_2.map_fd = number(map);
+        attributes.__bindgen_anon_2.key = key.as_ptr() as u64;
+        attributes.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
+    })
+    .map(drop)
+}
+
+/// Removes an element of a hash map (`BPF_MAP_DELETE_ELEM`), if there is one.
+pub(super) fn remove_element(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
+    let removed = call(bpf_cmd::BPF_MAP_DELETE_ELEM, |attributes| {
+        attributes.__bindgen_anon_2.map_fd = number(map);
+        attributes.__bindgen_anon_2.key = key.as_ptr() as u64;
+    });
+    match removed {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 /// The way a link attaches a program to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum LinkKind {

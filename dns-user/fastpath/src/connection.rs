@@ -42,7 +42,7 @@ use crate::{
     memory::{Memory, SizedMap, names_in},
     object::SHARED_MAPS,
     programs::ProgramStatus,
-    publish::table::Limits,
+    publish::{lease::Lease, table::Limits},
 };
 
 /// Time limit for the attacher to create its maps, which takes a second on a small machine.
@@ -265,7 +265,9 @@ impl Pending {
     }
 
     /// Starts to follow the attacher's messages.
-    pub(crate) fn follow(self) -> io::Result<Session> {
+    ///
+    /// Its signs of life keep `lease` alive.
+    pub(crate) fn follow(self, lease: Lease) -> io::Result<Session> {
         let messenger = self.messenger.clone();
         let attached = Arc::new(Mutex::new(AttacherStatus::default()));
         let end = Arc::new(Mutex::new(None));
@@ -275,6 +277,7 @@ impl Pending {
             connection: self,
             attached: attached.clone(),
             end: end.clone(),
+            lease,
         };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
@@ -347,6 +350,7 @@ struct Listener {
     attached: Arc<Mutex<AttacherStatus>>,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
+    lease: Lease,
 }
 
 impl Listener {
@@ -362,6 +366,7 @@ impl Listener {
                     let ready = &self.connection.ready;
                     ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
+                Ok(AttacherMessage::Watching(at_ns)) => self.lease.watched(at_ns),
                 Ok(AttacherMessage::GraceOver(is_confirmed)) => {
                     // Fails if the publisher has ended and no longer waits.
                     let _ = self.connection.grace.send(is_confirmed);
@@ -431,6 +436,9 @@ pub(super) enum AttacherMessage {
     Status(AttacherStatus),
     /// The grace period has ended; whether the kernel confirmed it.
     GraceOver(bool),
+    /// The time of the last complete look at interfaces, rules and probes, in ns of the kernel's CLOCK_MONOTONIC.
+    /// Sent every two seconds: a stopped attacher keeps its connection open.
+    Watching(u64),
 }
 
 /// The state of interfaces and programs.

@@ -334,8 +334,8 @@ impl FastPathHandle {
             ..
         } = fast_path.status().interfaces;
         match unserved {
-            _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
             Some(why) => format!("on no interface: {why}"),
+            None if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
             None => "on no interface yet: each is served once enough queries have arrived on it"
                 .to_owned(),
         }

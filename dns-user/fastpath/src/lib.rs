@@ -76,7 +76,7 @@ use self::{
     memory::Memory,
     observe::Ring,
     publish::{
-        lease::{GracePeriods, Lease},
+        lease::{GracePeriods, Lease, UNWATCHED},
         publisher::Publisher,
         thread::{PublisherThread, Setting},
     },
@@ -284,7 +284,7 @@ impl FastPath {
         };
         let publisher = PublisherThread::start(setting)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
-        let session = pending.follow().map_err(asking)?;
+        let session = pending.follow(lease.clone()).map_err(asking)?;
         Ok(Self {
             running: RwLock::new(Some(Running { publisher, session })),
             lease,
@@ -364,11 +364,18 @@ impl FastPath {
             })
             .unwrap_or_default();
         let AttacherStatus {
-            interfaces,
+            mut interfaces,
             programs,
             ready: _,
             pinned_at,
         } = attached;
+        if self.lease.unwatched_for() >= UNWATCHED {
+            interfaces.unserved = Some(format!(
+                "the attacher has been silent for more than {} s, so nothing watches packet filter rules and routes: \
+                 check whether its process is stopped or waits for the kernel",
+                UNWATCHED.as_secs()
+            ));
+        }
         FastPathStatus {
             interfaces,
             programs,

@@ -13,7 +13,7 @@ use std::{
 pub(super) struct Sender<T> {
     /// Declared before `wake`, and so dropped first: the receiver, woken by the end of `wake`,
     /// finds the channel closed.
-    messages: mpsc::Sender<T>,
+    messages: mpsc::SyncSender<T>,
     wake: Notifier,
 }
 
@@ -27,8 +27,9 @@ pub(super) struct Receiver<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended;
 
-pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
-    let (messages, received) = mpsc::channel();
+/// Returns a channel in which at most `capacity` messages wait.
+pub(super) fn channel<T>(capacity: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
+    let (messages, received) = mpsc::sync_channel(capacity);
     let (wake, woken) = notifications()?;
     Ok((
         Sender { messages, wake },
@@ -40,10 +41,23 @@ pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
 }
 
 impl<T> Sender<T> {
+    /// Sends a message; waits while the channel is full.
     pub(super) fn send(&self, message: T) -> Result<(), Ended> {
         self.messages.send(message).map_err(|_| Ended)?;
         self.wake.notify();
         Ok(())
+    }
+
+    /// Sends a message that may be lost; returns whether there was room for it.
+    pub(super) fn offer(&self, message: T) -> Result<bool, Ended> {
+        match self.messages.try_send(message) {
+            Ok(()) => {
+                self.wake.notify();
+                Ok(true)
+            }
+            Err(mpsc::TrySendError::Full(_)) => Ok(false),
+            Err(mpsc::TrySendError::Disconnected(_)) => Err(Ended),
+        }
     }
 }
 
@@ -127,7 +141,7 @@ mod tests {
 
     #[test]
     fn messages_and_the_end_wake_the_receiver() {
-        let (sender, receiver) = channel().unwrap();
+        let (sender, receiver) = channel(4).unwrap();
         assert!(!is_readable(&receiver));
         assert_eq!(receiver.take(), Ok(None));
         sender.send(1).unwrap();
@@ -147,6 +161,19 @@ mod tests {
     }
 
     #[test]
+    fn full_channel_takes_no_offer() {
+        let (sender, receiver) = channel(2).unwrap();
+        assert_eq!(
+            [1, 2, 3].map(|number| sender.offer(number)),
+            [Ok(true), Ok(true), Ok(false)]
+        );
+        assert_eq!(receiver.take(), Ok(Some(1)));
+        assert_eq!(sender.offer(4), Ok(true));
+        drop(receiver);
+        assert_eq!(sender.offer(5), Err(Ended));
+    }
+
+    #[test]
     fn notifications_wake_once() {
         let (notifier, notified) = notifications().unwrap();
         assert!(!is_readable(&notified));
@@ -161,7 +188,7 @@ mod tests {
 
     #[test]
     fn full_wake_stream_loses_no_message() {
-        let (sender, receiver) = channel().unwrap();
+        let (sender, receiver) = channel(10_000).unwrap();
         // The stream buffers a few hundred single bytes.
         for number in 0..10_000 {
             sender.send(number).unwrap();

@@ -64,6 +64,8 @@ pub(super) struct Object {
     pub(super) kept_maps: [(&'static str, OwnedFd); KEPT_MAPS],
     /// The ring buffer `TAP`.
     pub(super) tap: OwnedFd,
+    /// The map `HEARD_CLIENTS`. Programs keep it open, and entries of another session are worthless.
+    pub(super) heard_clients: OwnedFd,
     pub(super) scope: Arc<ScopePage>,
     pub(super) counters: Arc<CounterPages>,
     /// Messages of the programs; `None` if the object has no map for them.
@@ -120,6 +122,7 @@ impl Object {
             (object::COUNTERS, map(object::COUNTERS)?),
         ];
         let tap = map(object::TAP)?;
+        let heard_clients = map(object::HEARD_CLIENTS)?;
         let [.., (_, scope), (_, counters)] = &kept_maps;
         let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
         let scope = ScopePage::map(scope.as_fd(), wait_for_runs)
@@ -134,6 +137,7 @@ impl Object {
             Self {
                 kept_maps,
                 tap,
+                heard_clients,
                 scope,
                 counters,
                 messages,
@@ -220,7 +224,9 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
 /// descriptor stays open, because programs loaded later refer to it by number.
 fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.map(name) {
-        Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,
+        Some(
+            Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data) | Map::HashMap(data),
+        ) => data,
         _ => {
             return Err(FastPathError::Failed(format!(
                 "the embedded BPF object has no {name}"

@@ -35,6 +35,9 @@ use dns_kit::{
 /// Number of lines kept of the verifier's log after a refusal: the last ones hold the complaint.
 const VERIFIER_LINES: usize = 6;
 
+/// Maximum number of results that wait to be collected: a result for each program, several times.
+const MAX_RESULTS: usize = 16;
+
 /// Maximum number of consecutive attempts if signals interrupt a load.
 const INTERRUPTED_TRIES: usize = 10;
 
@@ -168,7 +171,7 @@ impl Programs {
         keeps_answers: bool,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
-        let (done, results) = mailbox::channel()?;
+        let (done, results) = mailbox::channel(MAX_RESULTS)?;
         let mut loader = Loader {
             ebpf,
             _messages: messages,

@@ -25,7 +25,10 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::refused::{Fault, spoil};
+use crate::{
+    gated::outlast_stopped_attacher,
+    refused::{Fault, spoil},
+};
 
 /// A listed name, and one that must be learned.
 const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
@@ -322,6 +325,13 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
         .with_context(|| format!("{:?}", status()));
     }
     anyhow::bail!("no attempt met a program that was being loaded")
+}
+
+#[test]
+fn stopped_service_ends_answers() -> Result<()> {
+    requires!(namespaces, bpf);
+    let parts = Parts::start("frozen")?;
+    outlast_stopped_attacher(&parts.pair, &parts.server, parts.attacher.pid())
 }
 
 #[test]

@@ -1,15 +1,20 @@
 //! The real server, serving interfaces once queries arrive through them.
 
-use std::{collections::BTreeMap, process::Command, time::Duration};
+use std::{collections::BTreeMap, fs, process::Command, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use dns_kit::metrics::names;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
-    pair::v4,
-    process::{capture, wait_until},
+    pair::{Pair, addresses, v4},
+    process::{capture, run, wait_until},
     server::{self, Server},
 };
 
@@ -100,6 +105,147 @@ impl Gated {
             .map(|one| (text(&one["name"]), state(one)))
             .collect())
     }
+}
+
+/// Returns the only child of a process.
+pub(crate) fn child(pid: u32) -> Result<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    children
+        .trim()
+        .parse()
+        .with_context(|| format!("children of {pid}: {children:?}"))
+}
+
+/// A process that is stopped by a signal, and continues when this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: u32) -> Result<Self> {
+        let pid = Pid::from_raw(pid.cast_signed());
+        kill(pid, Signal::SIGSTOP)?;
+        Ok(Self(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Fails only if the process is gone.
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// Commands that make the kernel drop the queries or replies of a pair's client, and their removal.
+const CUTS: [[&[&str]; 2]; 2] = [
+    [
+        &[
+            "iptables-legacy",
+            "-w",
+            "-A",
+            "INPUT",
+            "-i",
+            "srv",
+            "-p",
+            "udp",
+            "--dport",
+            "53",
+            "-j",
+            "DROP",
+        ],
+        &[
+            "iptables-legacy",
+            "-w",
+            "-D",
+            "INPUT",
+            "-i",
+            "srv",
+            "-p",
+            "udp",
+            "--dport",
+            "53",
+            "-j",
+            "DROP",
+        ],
+    ],
+    [
+        &[
+            "ip",
+            "rule",
+            "add",
+            "prohibit",
+            "to",
+            "169.254.0.1/32",
+            "pref",
+            "5",
+        ],
+        &[
+            "ip",
+            "rule",
+            "del",
+            "prohibit",
+            "to",
+            "169.254.0.1/32",
+            "pref",
+            "5",
+        ],
+    ],
+];
+
+/// Stops the attacher and takes the client's queries or replies away: once the lease has ended, no interface
+/// answers. When the attacher continues, interfaces answer again.
+pub(crate) fn outlast_stopped_attacher(pair: &Pair, server: &Server, attacher: u32) -> Result<()> {
+    const SILENCE: Duration = Duration::from_millis(50);
+    let ask = |times: usize, timeout: Duration| -> Result<usize> {
+        let mut answered = 0;
+        for _ in 0..times {
+            answered += usize::from(addresses(&pair.client, v4(), NAME, timeout)?.is_some());
+        }
+        Ok(answered)
+    };
+    let is_answered_by_interface = || -> Result<bool> {
+        let before = hits(&pair.server)?;
+        ask(3, Duration::from_secs(3))?;
+        Ok(hits(&pair.server)? > before)
+    };
+    let named = || {
+        let shown = fast_path_check(&pair.server, server);
+        shown.is_ok_and(|detail| detail.contains("the attacher has been silent"))
+    };
+    for [cut, mend] in CUTS {
+        wait_until("the interface to answer", STATE_SHOWN, || {
+            is_answered_by_interface().unwrap_or(false)
+        })
+        .with_context(|| server.log())?;
+        let stopped = Stopped::new(attacher)?;
+        run(pair.server.command(cut[0])?.args(&cut[1..]))?;
+        wait_until("status to name the attacher", STATE_SHOWN, named)
+            .with_context(|| format!("{:?}", fast_path_check(&pair.server, server)))?;
+        let before = hits(&pair.server)?;
+        ensure!(ask(40, SILENCE)? == 0, "{cut:?}: answered");
+        ensure!(
+            hits(&pair.server)? == before,
+            "{cut:?}: the interface answers"
+        );
+        let up = Metrics::read(&pair.server)?.sum(names::FAST_PATH_UP, "");
+        ensure!(up == 0, "up is {up}");
+        drop(stopped);
+        run(pair.server.command(mend[0])?.args(&mend[1..]))?;
+    }
+    wait_until("the interface to answer again", STATE_SHOWN, || {
+        is_answered_by_interface().unwrap_or(false)
+    })
+    .with_context(|| server.log())
+}
+
+/// Returns what `status` says about the fast path.
+fn fast_path_check(namespace: &Namespace, server: &Server) -> Result<String> {
+    let mut command = namespace.command(server::program()?)?;
+    let config = server.folder.path().join("config.json");
+    let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
+    let status: Value = serde_json::from_str(&said)?;
+    let checks = status["checks"].as_array().context("checks")?;
+    let check = checks.iter().find(|check| check["name"] == "fast path");
+    let detail = check.context("fast path")?["detail"].as_str();
+    Ok(detail.unwrap_or_default().to_owned())
 }
 
 /// Returns the number of replies from interfaces.

@@ -38,6 +38,8 @@ use whole_system_tests::{
 };
 use zerocopy::FromBytes as _;
 
+use crate::gated::child;
+
 /// A name in the records.
 const NAME: &str = "q-s0.q-g1.bosh.";
 
@@ -322,15 +324,6 @@ fn service_user_keeps_port_capability() -> Result<()> {
                 .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
         },
     )
-}
-
-/// Returns the only child of a process.
-fn child(pid: u32) -> Result<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    children
-        .trim()
-        .parse()
-        .with_context(|| format!("children of {pid}: {children:?}"))
 }
 
 #[test]

@@ -37,10 +37,6 @@ impl<T, const MAX: usize> Bounded<T, MAX> {
         self.0.back()
     }
 
-    pub(super) fn remove(&mut self, index: usize) -> Option<T> {
-        self.0.remove(index)
-    }
-
     pub(super) fn retain(&mut self, keep: impl FnMut(&T) -> bool) {
         self.0.retain(keep);
     }
@@ -56,10 +52,6 @@ impl<T, const MAX: usize> Bounded<T, MAX> {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.0.len() >= MAX
-    }
 }
 
 #[cfg(test)]
@@ -70,7 +62,6 @@ mod tests {
     fn further_value_displaces_the_oldest() {
         let mut kept = Bounded::<_, 2>::default();
         assert_eq!([kept.push(1), kept.push(2)], [None, None]);
-        assert!(kept.is_full());
         assert_eq!(kept.push(3), Some(1));
         assert!(kept.iter().eq(&[2, 3]));
         assert_eq!(kept.last(), Some(&3));

@@ -9,14 +9,36 @@ use std::{
 
 use super::{
     netlink::{LOOPBACK, Link, Socket},
-    rules::{Device, Facts, PacketFilter, any_client},
+    rules::{Device, Facts, FilterStance, PacketFilter},
 };
+use dns_common::scope::{INTERFACES, MAX_ENDPOINTS};
 
 /// Interval at which rules and policies are read while any interface is served.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Maximum number of cached answers.
-const MOST_KNOWN: usize = 65_536;
+/// Maximum number of cached answers about single clients.
+const MAX_KNOWN: usize = 65_536;
+
+/// Maximum number of cached answers about all clients of an interface.
+const MAX_STANCES: usize = INTERFACES * MAX_ENDPOINTS;
+
+/// What may have changed since the last look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Nothing,
+    /// Routes, or members of sets: what holds for single clients.
+    Facts,
+    Rules,
+}
+
+/// Whether an interface may answer for an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stance {
+    Accepts,
+    /// Only clients whose own queries arrive, because the kernel's verdict depends on the client.
+    HeardOnly,
+    Refuses(String),
+}
 
 /// Follows the rules, the policies, and the routes to clients.
 #[derive(Debug, Default)]
@@ -28,7 +50,9 @@ pub(super) struct Firewall {
     policies: Vec<Policy>,
     read: Option<Instant>,
     routes_changed: bool,
-    /// Cached answers, by interface, endpoint and client.
+    /// What the rules say about all clients, by interface and endpoint: at most as many as the programs serve.
+    stances: BTreeMap<(u32, SocketAddr), FilterStance>,
+    /// Cached answers, by interface, endpoint and client, at most [`MAX_KNOWN`].
     known: BTreeMap<(u32, SocketAddr, IpAddr), Option<String>>,
     /// The last reading error.
     problem: Option<Unreadable>,
@@ -47,16 +71,18 @@ impl Firewall {
         self.routes_changed = true;
     }
 
-    /// Reads rules and policies again when they are due; returns whether they may have changed.
-    pub(super) fn refresh(&mut self, now: Instant) -> bool {
-        if self
-            .read
-            .is_some_and(|read| now.saturating_duration_since(read) < ROUND)
-        {
-            return false;
+    /// Reads rules and policies again when they are due; returns what may have changed.
+    pub(super) fn refresh(&mut self, now: Instant) -> Change {
+        let is_over = |read: Instant| now.saturating_duration_since(read) >= ROUND;
+        if !self.read.is_none_or(is_over) {
+            return Change::Nothing;
         }
         self.read = Some(now);
-        let mut is_changed = std::mem::take(&mut self.routes_changed);
+        let mut change = if std::mem::take(&mut self.routes_changed) {
+            Change::Facts
+        } else {
+            Change::Nothing
+        };
         match self
             .rules
             .read_again()
@@ -67,9 +93,9 @@ impl Firewall {
                 if (&rules, &policies) != (&self.rules, &self.policies) {
                     (self.rules, self.policies) = (rules, policies);
                     self.facts.forget();
-                    is_changed = true;
-                } else {
-                    is_changed |= self.facts.ask_again();
+                    change = Change::Rules;
+                } else if self.facts.ask_again() {
+                    change = Change::Facts;
                 }
             }
             Err(error) => {
@@ -83,17 +109,46 @@ impl Firewall {
                     tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
                 }
                 self.problem = Some(problem);
-                is_changed = true;
+                change = Change::Rules;
             }
         }
-        if is_changed {
+        if change != Change::Nothing {
             self.known.clear();
+            self.stances.clear();
         }
-        is_changed
+        change
     }
 
-    /// Returns the reason why an interface must not answer these clients for an endpoint, and the client
-    /// that it concerns.
+    /// Returns whether an interface may answer for an endpoint.
+    pub(super) fn stance(&mut self, link: &Link, endpoint: SocketAddr) -> Stance {
+        if self.policies.iter().any(|policy| policy.covers(endpoint)) {
+            let why =
+                "an IPsec policy covers the endpoint, and the program's replies would bypass it";
+            return Stance::Refuses(why.to_owned());
+        }
+        if let Some(Unreadable { lasts: true, why }) = &self.problem {
+            return Stance::Refuses(format!("the packet filter rules cannot be read: {why}"));
+        }
+        if self.stances.len() > MAX_STANCES {
+            self.stances.clear();
+        }
+        let Self {
+            rules,
+            facts,
+            stances,
+            ..
+        } = self;
+        let found = stances
+            .entry((link.ifindex, endpoint))
+            .or_insert_with(|| rules.stance(&Device::of(link), endpoint, facts));
+        match found {
+            FilterStance::Accepts => Stance::Accepts,
+            FilterStance::Depends => Stance::HeardOnly,
+            FilterStance::Objects(objection) => Stance::Refuses(objection.to_string()),
+        }
+    }
+
+    /// Returns the reason why an interface must not answer this client for an endpoint.
     ///
     /// Queries that arrive do not overrule a rule that holds back a client: they may belong to flows
     /// that connection tracking knew before the rule, while new ones are lost.
@@ -101,53 +156,26 @@ impl Firewall {
         &mut self,
         link: &Link,
         endpoint: SocketAddr,
-        clients: impl Iterator<Item = IpAddr>,
+        client: IpAddr,
         netlink: &mut Socket,
-    ) -> Option<(String, Option<IpAddr>)> {
-        if self.policies.iter().any(|policy| policy.covers(endpoint)) {
-            let why =
-                "an IPsec policy covers the endpoint, and the program's replies would bypass it";
-            return Some((why.to_owned(), None));
-        }
-        if let Some(Unreadable { lasts: true, why }) = &self.problem {
-            return Some((
-                format!("the packet filter rules cannot be read: {why}"),
-                None,
-            ));
-        }
-        if self.known.len() > MOST_KNOWN {
+    ) -> Option<String> {
+        if self.known.len() > MAX_KNOWN {
             self.known.clear();
         }
-        let device = Device::of(link);
-        let mut clients = clients.map(|client| (client, true)).peekable();
-        let any = clients.peek().is_none().then(|| match link.layer {
-            LOOPBACK => endpoint.ip(),
-            _ => any_client(endpoint),
-        });
-        for (client, is_known) in clients.chain(any.map(|client| (client, false))) {
-            let Self {
-                rules,
-                facts,
-                known,
-                ..
-            } = self;
-            let found = known
-                .entry((link.ifindex, endpoint, client))
-                .or_insert_with(|| {
-                    let objection = rules.objection(&device, client, endpoint, facts);
-                    let objection = objection.map(|found| found.to_string());
-                    let is_routed = is_known && link.layer != LOOPBACK;
-                    objection.or_else(|| {
-                        is_routed
-                            .then(|| route_refusal(netlink, client, endpoint))
-                            .flatten()
-                    })
-                });
-            if let Some(objection) = found {
-                return Some((objection.clone(), Some(client)));
-            }
+        let place = (link.ifindex, endpoint, client);
+        if let Some(known) = self.known.get(&place) {
+            return known.clone();
         }
-        None
+        let of_rules = self
+            .rules
+            .objection(&Device::of(link), client, endpoint, &self.facts);
+        let found = match of_rules {
+            Some(objection) => Some(objection.to_string()),
+            None if link.layer == LOOPBACK => None,
+            None => route_refusal(netlink, client, endpoint),
+        };
+        self.known.insert(place, found.clone());
+        found
     }
 }
 

@@ -3,8 +3,9 @@
 //! The server reports the interface on which queries reached its sockets. Such a query has passed every
 //! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
 //! admission. While an admission is open the program passes about one query per second to userspace as a
-//! probe; two lost probes close the admission. The clients of lost probes become witnesses: the admission
-//! opens again only after their queries have arrived.
+//! probe. Clients of lost probes become witnesses: as long as one of them is silent, the admission is in doubt,
+//! and the interface answers only clients whose own queries arrive ([`super::heard`]). One client that the kernel
+//! does not admit, or a forged sender, therefore takes the interface from nobody else.
 //!
 //! Pure bookkeeping: the caller passes the time.
 
@@ -43,18 +44,18 @@ const MAX_RECENT: usize = 4 * MOST_CLIENTS;
 /// Maximum number of clients of lost probes per admission that are not yet explained.
 const MAX_LOST: usize = MAX_PENDING;
 
-/// Number of probes lost within [`LOSS_WINDOW`] that close an admission: a single one may be lost in a burst.
+/// Number of probes lost within [`LOSS_WINDOW`] that put an admission in doubt: a single one may be lost in a burst.
 const LOSSES: usize = 2;
 
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long a silent witness, or a silent client that the rules forbid, keeps an admission closed.
-const WITNESS_KEPT: Duration = Duration::from_secs(300);
+/// How long the route to a silent client is checked.
+const KNOWN_KEPT: Duration = Duration::from_secs(300);
 
 /// Maximum number of witnesses per admission.
 const MAX_WITNESSES: usize = 16;
 
-/// Maximum number of clients per admission for which rules are checked.
+/// Maximum number of clients per admission for which routes are checked.
 const MAX_KNOWN: usize = 8;
 
 /// Maximum number of admissions: as many as the programs can serve. A server that was taken over could otherwise
@@ -85,28 +86,46 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Returns the arrivals from other machines and containers; `None` without any. Queries of a local
-    /// process arrived over `lo`, even if the kernel reports another interface, and prove nothing about that
-    /// interface. How many of the queries they were is unknown, so each other sender counts once.
-    pub(super) fn without_local(&self, local: &HashSet<IpAddr>) -> Option<Cow<'_, Self>> {
-        let is_local = |client: &IpAddr| local.contains(client);
-        if self.ifindex == LOOPBACK_IFINDEX || !self.clients.iter().any(is_local) {
-            return Some(Cow::Borrowed(self));
+    /// Returns the arrivals by the interface over which they came. The queries of a local process travel over `lo`,
+    /// but IP_PKTINFO names the interface that has the destination address (`ipv4_pktinfo_prepare`).
+    pub(super) fn by_interface(&self, local: &HashSet<IpAddr>) -> Vec<Cow<'_, Self>> {
+        if self.ifindex == LOOPBACK_IFINDEX {
+            return vec![Cow::Borrowed(self)];
         }
-        let clients: Vec<IpAddr> = self
-            .clients
-            .iter()
-            .copied()
-            .filter(|client| !is_local(client))
-            .collect();
+        let mut here = Vec::new();
+        let mut elsewhere = Vec::new();
+        for &client in &self.clients {
+            if client.is_loopback() || local.contains(&client) {
+                here.push(client);
+            } else {
+                elsewhere.push(client);
+            }
+        }
+        if here.is_empty() {
+            return vec![Cow::Borrowed(self)];
+        }
+        let is_mixed = !elsewhere.is_empty();
+        let mut parts = vec![self.part(LOOPBACK_IFINDEX, here, is_mixed)];
+        if is_mixed {
+            parts.push(self.part(self.ifindex, elsewhere, is_mixed));
+        }
+        parts
+    }
+
+    /// Returns the arrivals of these senders over an interface.
+    fn part(&self, ifindex: u32, clients: Vec<IpAddr>, is_mixed: bool) -> Cow<'_, Self> {
         let known = u32::try_from(clients.len()).unwrap_or(u32::MAX);
-        let queries = self.queries.min(known);
-        (!clients.is_empty()).then(|| {
-            Cow::Owned(Self {
-                queries,
-                clients,
-                ..self.clone()
-            })
+        // Whose queries they were is unknown, so each sender counts once.
+        let queries = if is_mixed {
+            self.queries.min(known)
+        } else {
+            self.queries
+        };
+        Cow::Owned(Self {
+            ifindex,
+            queries,
+            clients,
+            ..*self
         })
     }
 }
@@ -136,7 +155,7 @@ struct EndpointAdmission {
     /// Clients of the reports within [`PROBE_TIMEOUT`] and their time, to explain lost probes. Kept in every state,
     /// because a closed admission may open.
     recent: Bounded<(IpAddr, Instant), MAX_RECENT>,
-    /// Clients for which rules are checked.
+    /// Clients for which routes are checked.
     known: Bounded<Known, MAX_KNOWN>,
     /// Whether the last report omitted clients.
     more: bool,
@@ -146,8 +165,8 @@ struct EndpointAdmission {
     pending: Bounded<Pending, MAX_PENDING>,
     /// Clients of lost probes from which nothing has arrived since, with the time.
     lost: Bounded<(IpAddr, Instant), MAX_LOST>,
-    /// Witnesses: clients of lost probes, with the time.
-    witnesses: Bounded<(IpAddr, Instant), MAX_WITNESSES>,
+    /// Clients of lost probes from which nothing has arrived since.
+    witnesses: Bounded<IpAddr, MAX_WITNESSES>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,8 +174,6 @@ struct Known {
     client: IpAddr,
     /// Time of the last noticed query.
     seen: Instant,
-    /// Whether the rules hold back its queries: no other client displaces it then.
-    held: bool,
 }
 
 /// A probe that has not arrived yet.
@@ -188,7 +205,7 @@ impl Gate {
         let Some(admission) = self.admission(ifindex, endpoint) else {
             return;
         };
-        if !admission.open && admission.witnesses.is_empty() {
+        if !admission.open {
             admission.open = true;
             admission.steady_since = Some(now);
         }
@@ -236,8 +253,7 @@ impl Gate {
             admission.arrived = 0;
         }
         admission.arrived = admission.arrived.saturating_add(arrival.queries);
-        let opens =
-            !admission.open && admission.arrived >= ENOUGH && admission.witnesses.is_empty();
+        let opens = !admission.open && admission.arrived >= ENOUGH;
         if opens {
             admission.open = true;
             admission.arrived = 0;
@@ -282,13 +298,9 @@ impl Gate {
         true
     }
 
-    /// Closes admissions whose probes are lost; returns interfaces and endpoints with a witness. If
-    /// `explained`, a full receive queue or a silent server may be the reason, so the losses prove nothing.
-    pub(crate) fn judge(
-        &mut self,
-        now: Instant,
-        explained: impl FnOnce() -> bool,
-    ) -> Vec<(u32, usize, IpAddr)> {
+    /// Returns the clients whose probes are lost. If `explained`, a full receive queue or a silent server may be the
+    /// reason, so the losses prove nothing.
+    pub(crate) fn judge(&mut self, now: Instant, explained: impl FnOnce() -> bool) -> Vec<Loss> {
         let reports = self.reports;
         let is_overdue = |pending: &Pending| pending.is_overdue(now, reports);
         let suspicious = |admission: &EndpointAdmission| {
@@ -305,40 +317,40 @@ impl Gate {
             }
             return Vec::new();
         }
-        let mut closed = Vec::new();
+        let mut losses = Vec::new();
         for (&(ifindex, endpoint), admission) in &mut self.admissions {
             for pending in std::mem::take(&mut admission.pending).iter() {
-                if is_overdue(pending) {
-                    admission.lose(pending.client, pending.since);
-                } else {
+                if !is_overdue(pending) {
                     admission.pending.push(*pending);
+                    continue;
                 }
+                losses.push(Loss {
+                    ifindex,
+                    endpoint,
+                    client: pending.client,
+                    raises_doubt: admission.lose(pending.client, pending.since),
+                });
             }
             admission
                 .lost
                 .retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
-            if admission.open && admission.lost.len() >= LOSSES {
-                admission.open = false;
-                (admission.arrived, admission.since) = (0, None);
-                admission.lost.clear();
-                closed.extend(
-                    admission
-                        .witnesses
-                        .last()
-                        .map(|&(client, _)| (ifindex, endpoint, client)),
-                );
-            }
         }
         self.forget_old(now);
-        closed
+        losses
     }
 
     fn forget_old(&mut self, now: Instant) {
         for admission in self.admissions.values_mut() {
-            let is_recent = |since: Instant| now.saturating_duration_since(since) < WITNESS_KEPT;
-            admission.witnesses.retain(|&(_, since)| is_recent(since));
-            admission.known.retain(|known| is_recent(known.seen));
+            admission
+                .known
+                .retain(|known| now.saturating_duration_since(known.seen) < KNOWN_KEPT);
         }
+    }
+
+    /// Returns a client whose silence leaves an admission in doubt.
+    pub(crate) fn witness(&self, ifindex: u32, endpoint: usize) -> Option<IpAddr> {
+        let admission = self.admissions.get(&(ifindex, endpoint))?;
+        admission.witnesses.last().copied()
     }
 
     /// Returns the queries that arrived on an interface in its current windows.
@@ -364,17 +376,6 @@ impl Gate {
             .map(|known| known.client)
     }
 
-    /// Keeps the client whose queries the rules hold back among those of [`Self::known`]; `None`: there
-    /// is no such client.
-    pub(super) fn forbid(&mut self, ifindex: u32, endpoint: usize, client: Option<IpAddr>) {
-        if let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) {
-            admission
-                .known
-                .iter_mut()
-                .for_each(|known| known.held = Some(known.client) == client);
-        }
-    }
-
     /// Closes the admissions of a detached interface; only new evidence opens them.
     pub(crate) fn close(&mut self, ifindex: u32) {
         for (_, admission) in self
@@ -395,24 +396,23 @@ impl Gate {
             .map(|(&(ifindex, _), _)| ifindex)
     }
 
-    /// Returns the interfaces with a closed admission at which queries arrive, and the reason for each.
-    pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, Waiting)> {
-        self.admissions
+    /// Returns the interfaces with a closed admission at which queries arrive, and the number of those in the current
+    /// window; others that arrive are answered by other servers.
+    pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, u32)> {
+        let closed = self
+            .admissions
             .iter()
-            .filter(|(_, admission)| !admission.open)
-            .filter_map(move |(&(ifindex, _), admission)| {
-                if let Some(&(client, _)) = admission.witnesses.last() {
-                    return Some((ifindex, Waiting::Witness(client)));
-                }
-                let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
-                let counted = if admission.since.is_some_and(is_recent) {
-                    admission.arrived
-                } else {
-                    0
-                };
-                let is_shown = counted > 0 || admission.seen.is_some_and(is_recent);
-                is_shown.then_some((ifindex, Waiting::Evidence(counted)))
-            })
+            .filter(|(_, admission)| !admission.open);
+        closed.filter_map(move |(&(ifindex, _), admission)| {
+            let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
+            let counted = if admission.since.is_some_and(is_recent) {
+                admission.arrived
+            } else {
+                0
+            };
+            let is_shown = counted > 0 || admission.seen.is_some_and(is_recent);
+            is_shown.then_some((ifindex, counted))
+        })
     }
 
     /// Forgets interfaces and endpoints that are gone.
@@ -422,13 +422,15 @@ impl Gate {
     }
 }
 
-/// The reason why an admission is still closed.
+/// A probe that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// Number of queries in the current window; others that arrive are answered by other servers.
-    Evidence(u32),
-    /// A query of this client did not arrive.
-    Witness(IpAddr),
+pub(crate) struct Loss {
+    pub(crate) ifindex: u32,
+    /// Slot of the endpoint.
+    pub(crate) endpoint: usize,
+    pub(crate) client: IpAddr,
+    /// Whether the admission is in doubt since this loss.
+    pub(crate) raises_doubt: bool,
 }
 
 impl EndpointAdmission {
@@ -443,35 +445,34 @@ impl EndpointAdmission {
             self.know(client, now);
         }
         self.more |= arrival.more;
-        self.witnesses.retain(|(client, _)| !has_arrived(client));
+        self.witnesses.retain(|client| !has_arrived(client));
         self.lost.retain(|(client, _)| !has_arrived(client));
         let more = self.more;
         self.pending
             .retain(|pending| !more && !has_arrived(&pending.client));
     }
 
-    /// Records a client, replacing the oldest one that is not held if necessary.
     fn know(&mut self, client: IpAddr, now: Instant) {
         if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
             known.seen = now;
             return;
         }
-        if self.known.is_full() {
-            let oldest = self.known.iter().position(|known| !known.held);
-            self.known.remove(oldest.unwrap_or(0));
-        }
-        self.known.push(Known {
-            client,
-            seen: now,
-            held: false,
-        });
+        self.known.push(Known { client, seen: now });
     }
 
-    fn lose(&mut self, client: IpAddr, since: Instant) {
+    /// Notes the loss of a client's probe; returns whether the admission is in doubt since this loss.
+    fn lose(&mut self, client: IpAddr, since: Instant) -> bool {
         self.lost.push((client, since));
         self.steady_since = Some(since);
-        self.witnesses.retain(|&(known, _)| known != client);
-        self.witnesses.push((client, since));
+        let was_in_doubt = !self.witnesses.is_empty();
+        if !was_in_doubt && self.lost.len() < LOSSES {
+            return false;
+        }
+        for (client, _) in std::mem::take(&mut self.lost).iter() {
+            self.witnesses.retain(|known| known != client);
+            self.witnesses.push(*client);
+        }
+        !was_in_doubt
     }
 }
 
@@ -540,7 +541,7 @@ mod tests {
         NotServed,
         /// Open, and its probes arrive.
         Served,
-        /// Closed by a client of which nothing arrives.
+        /// In doubt because of clients of which nothing arrives.
         Witness,
         /// Detached for want of replies, again and again.
         Idle,
@@ -647,34 +648,33 @@ mod tests {
     }
 
     #[test]
-    fn lost_probes_close_within_three_seconds() {
+    fn lost_probes_raise_doubt_within_three_seconds() {
         let (mut gate, begin) = open();
         let mut now = begin;
-        let mut closed = Vec::new();
-        while closed.is_empty() {
+        let mut losses = Vec::new();
+        while gate.witness(7, 0).is_none() {
             let elapsed = now.duration_since(begin);
-            assert!(elapsed < Duration::from_secs(3), "still open");
+            assert!(elapsed < Duration::from_secs(3), "no doubt yet");
             gate.reported();
             // The program passes one query per second.
             gate.probed(7, 0, probed(CLIENT, elapsed.as_secs()), now);
-            closed = gate.judge(now, || false);
+            losses.extend(gate.judge(now, || false));
             now += Duration::from_millis(250);
         }
-        assert_eq!(closed, [(7, 0, CLIENT)]);
-        assert!(
-            !gate.arrived(0, &arrival(OTHER, 100), now),
-            "the witness has not been heard"
-        );
-        assert!(
-            gate.arrived(0, &arrival(CLIENT, ENOUGH), now),
-            "nothing holds its queries back now"
-        );
+        let raises: Vec<bool> = losses.iter().map(|loss| loss.raises_doubt).collect();
+        assert_eq!(raises, [false, true]);
+        assert!(losses.iter().all(|loss| loss.client == CLIENT));
+        gate.arrived(0, &arrival(OTHER, 100), now);
+        assert_eq!(gate.witness(7, 0), Some(CLIENT), "it is still silent");
+        gate.arrived(0, &arrival(CLIENT, 1), now);
+        assert_eq!(gate.witness(7, 0), None);
+        assert!(gate.is_open(7, 0));
     }
 
     #[test]
     fn client_among_many_is_heard() {
         let (mut gate, mut now) = open();
-        let mut closed = Vec::new();
+        let mut lost = Vec::new();
         for count in 1..6 {
             let client = if count % 2 == 0 { OTHER } else { CLIENT };
             gate.probed(7, 0, probed(client, count), now);
@@ -683,26 +683,20 @@ mod tests {
             }
             now += Duration::from_secs(1);
             (0..4).for_each(|_| gate.reported());
-            closed.extend(gate.judge(now, || false));
+            lost.extend(gate.judge(now, || false).iter().map(|loss| loss.client));
         }
-        assert_eq!(
-            closed,
-            [(7, 0, OTHER)],
-            "the lost ones count although others arrive"
-        );
+        assert_eq!(lost, [OTHER, OTHER], "although others arrive");
+        assert_eq!(gate.witness(7, 0), Some(OTHER));
     }
 
     #[test]
     fn uncounted_queries_are_shown() {
         let (mut gate, now) = (Gate::default(), Instant::now());
         gate.arrived(0, &arrival(CLIENT, 0), now);
-        assert!(gate.waiting(now).eq([(7, Waiting::Evidence(0))]));
+        assert!(gate.waiting(now).eq([(7, 0)]));
         assert_eq!(gate.waiting(now + WINDOW * 2).count(), 0);
         gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2);
-        assert!(
-            gate.waiting(now + WINDOW * 2)
-                .eq([(7, Waiting::Evidence(1))])
-        );
+        assert!(gate.waiting(now + WINDOW * 2).eq([(7, 1)]));
     }
 
     #[test]
@@ -710,51 +704,40 @@ mod tests {
         let (mut gate, now) = open();
         gate.probed(7, 0, probed(OTHER, 1), now);
         assert!(gate.known(7, 0).eq([CLIENT, OTHER]));
-        gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
-        gate.judge(now + WITNESS_KEPT, || false);
+        gate.arrived(0, &arrival(CLIENT, 1), now + KNOWN_KEPT);
+        gate.judge(now + KNOWN_KEPT, || false);
         assert!(gate.known(7, 0).eq([CLIENT]));
     }
 
     #[test]
-    fn held_client_is_not_displaced() {
-        let (mut gate, now) = (Gate::default(), Instant::now());
-        let arrive = |gate: &mut Gate| {
-            for last in 10..30 {
-                gate.arrived(0, &arrival(IpAddr::from([10, 255, 10, last]), 1), now);
-            }
-        };
-        gate.arrived(0, &arrival(CLIENT, 1), now);
-        gate.forbid(7, 0, Some(CLIENT));
-        arrive(&mut gate);
-        assert!(gate.known(7, 0).any(|known| known == CLIENT));
-        assert_eq!(gate.known(7, 0).count(), MAX_KNOWN);
-        gate.forbid(7, 0, None);
-        arrive(&mut gate);
-        assert!(
-            gate.known(7, 0).all(|known| known != CLIENT),
-            "the rules no longer hold it back"
-        );
-    }
-
-    #[test]
-    fn local_senders_prove_nothing() {
+    fn local_senders_count_for_lo() {
         let local = HashSet::from([OTHER]);
         let mixed = Arrival {
             clients: vec![CLIENT, OTHER],
             ..arrival(CLIENT, 100)
         };
-        let left = mixed.without_local(&local).unwrap();
+        let counted = |arrival: &Arrival| -> Vec<(u32, Vec<IpAddr>, u32)> {
+            let parts = arrival.by_interface(&local);
+            let of = |part: &Cow<'_, Arrival>| (part.ifindex, part.clients.clone(), part.queries);
+            parts.iter().map(of).collect()
+        };
         assert_eq!(
-            (&left.clients, left.queries),
-            (&vec![CLIENT], 1),
-            "the other sender still counts"
+            counted(&mixed),
+            [(LOOPBACK_IFINDEX, vec![OTHER], 1), (7, vec![CLIENT], 1)]
         );
-        assert_eq!(arrival(OTHER, 100).without_local(&local), None);
+        let alone = [(LOOPBACK_IFINDEX, vec![OTHER], 100)];
+        assert_eq!(counted(&arrival(OTHER, 100)), alone);
+        assert_eq!(counted(&arrival(CLIENT, 100)), [(7, vec![CLIENT], 100)]);
+        let loopback = IpAddr::from([127, 0, 0, 9]);
+        assert_eq!(
+            counted(&arrival(loopback, 5)),
+            [(LOOPBACK_IFINDEX, vec![loopback], 5)]
+        );
         let over_lo = Arrival {
             ifindex: LOOPBACK_IFINDEX,
             ..mixed
         };
-        assert_eq!(over_lo.without_local(&local).as_deref(), Some(&over_lo));
+        assert_eq!(over_lo.by_interface(&local), [Cow::Borrowed(&over_lo)]);
     }
 
     #[test]
@@ -777,8 +760,9 @@ mod tests {
         );
         (0..4).for_each(|_| gate.reported());
         let later = again + Duration::from_secs(1);
-        assert_eq!(gate.judge(later, || false), []);
-        assert!(gate.is_open(7, 0) && !gate.is_proven(7, 0, later));
+        assert_eq!(gate.judge(later, || false).len(), 1);
+        assert_eq!(gate.witness(7, 0), None);
+        assert!(!gate.is_proven(7, 0, later));
     }
 
     #[test]
@@ -789,7 +773,7 @@ mod tests {
         now += Duration::from_secs(1);
         gate.probed(7, 0, probed(IpAddr::from([0; 16]), 0), now);
         assert_eq!(gate.judge(now + Duration::from_secs(1), || false), []);
-        assert_eq!(gate.waiting(now).count(), 0, "no witness");
+        assert_eq!(gate.witness(7, 0), None);
     }
 
     #[test]
@@ -800,7 +784,7 @@ mod tests {
             now += Duration::from_secs(1);
             assert_eq!(gate.judge(now, || true), []);
         }
-        assert!(gate.is_open(7, 0));
+        assert_eq!(gate.witness(7, 0), None);
     }
 
     #[test]
@@ -821,14 +805,20 @@ mod tests {
     }
 
     #[test]
-    fn silent_witness_is_forgotten() {
+    fn doubt_outlasts_idleness() {
         let (mut gate, now) = open();
         for count in 1..4 {
             gate.probed(7, 0, probed(OTHER, count), now + Duration::from_secs(count));
         }
         (0..4).for_each(|_| gate.reported());
-        assert_eq!(gate.judge(now + Duration::from_secs(4), || false).len(), 1);
-        gate.judge(now + WITNESS_KEPT * 2, || false);
-        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now + WITNESS_KEPT * 2));
+        assert_eq!(gate.judge(now + Duration::from_secs(4), || false).len(), 3);
+        gate.close(7);
+        assert!(!gate.is_open(7, 0));
+        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now + Duration::from_secs(600)));
+        assert_eq!(
+            gate.witness(7, 0),
+            Some(OTHER),
+            "other clients' queries say nothing about it"
+        );
     }
 }

@@ -15,6 +15,7 @@ mod bounded;
 pub(super) mod choice;
 mod firewall;
 pub(super) mod gate;
+mod heard;
 pub(super) mod netlink;
 pub(super) mod pins;
 pub(super) mod reconcile;

@@ -7,8 +7,11 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
-    os::fd::AsFd,
-    sync::Arc,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -22,8 +25,9 @@ use super::{
         self, AttachContext, AttachState, Attachment, Filters, Hook, IngressSlot, NotServed,
     },
     choice::{self, TcOrder},
-    firewall::Firewall,
-    gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
+    firewall::{Change, Firewall, Stance},
+    gate::{Arrival, Gate, Loss, MOST_CLIENTS, PROVEN_PROBE_INTERVAL},
+    heard::HeardClients,
     netlink::{Link, LocalAddress, Socket},
     pins::{KeptMaps, PinnedLink},
     rtnl_throttle::{Backlog, CniGrace, DEADLINE, EventPace, Events, RtnlThrottle},
@@ -41,10 +45,20 @@ use crate::{
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
-use dns_kit::threads::{self, OnPanic};
+use dns_kit::{
+    clock::kernel_monotonic_ns,
+    threads::{self, OnPanic},
+};
 
 /// Interval of full checks, even without events.
 const ROUND: Duration = Duration::from_secs(10);
+
+/// Interval at which this thread shows that it is alive, and so its longest sleep. Several fit into the time after
+/// which the server ends the lease.
+pub(crate) const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Maximum number of waiting commands: the reports of 16 seconds.
+const MAX_COMMANDS: usize = 64;
 
 /// Interval at which probes are checked while the server reports arrivals.
 const TICK: Duration = Duration::from_millis(250);
@@ -62,6 +76,9 @@ const IDLE: Duration = Duration::from_secs(300);
 /// network configuration a hundred times as long.
 const MANY_WAITING: usize = 8;
 
+/// Longest time spent on new clients per report, and on all heard clients after a change of routes.
+const LISTENING: Duration = Duration::from_millis(50);
+
 /// Longest time for which programs are attached and detached without looking at anything else.
 const BATCH: Duration = Duration::from_millis(100);
 
@@ -76,6 +93,8 @@ pub(crate) struct Setting {
     /// The page from which the programs read the endpoints and interfaces to serve.
     pub(crate) scope: Arc<ScopePage>,
     pub(crate) counters: Arc<CounterPages>,
+    /// The map `HEARD_CLIENTS`.
+    pub(crate) heard_clients: OwnedFd,
     /// Maximum number of served interfaces: each takes a descriptor.
     pub(crate) most_interfaces: usize,
     /// A predecessor's links, to be taken over.
@@ -85,6 +104,13 @@ pub(crate) struct Setting {
     /// Log messages of the programs, read here because this thread wakes up regularly.
     pub(crate) messages: Option<Messages>,
     pub(crate) changed: Notifier,
+}
+
+impl Setting {
+    /// Returns whether an interface may be served at the current listen addresses.
+    fn is_candidate(&self, link: &Link) -> bool {
+        self.selection.admits(link, &self.listen)
+    }
 }
 
 /// Commands to the thread. When all senders are gone, it detaches and ends.
@@ -104,22 +130,19 @@ pub(crate) struct Interfaces {
     pub(crate) status: watch::Receiver<InterfacesStatus>,
     /// Becomes true after the first round.
     pub(crate) ready: watch::Receiver<bool>,
+    /// End of the last iteration of the thread's loop, in ns of the kernel's CLOCK_MONOTONIC.
+    pub(crate) watched_ns: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
-impl Setting {
-    /// Returns whether an interface may be served at the current listen addresses.
-    fn is_candidate(&self, link: &Link) -> bool {
-        self.selection.admits(link, &self.listen)
-    }
-}
-
 
 impl Interfaces {
     /// Starts the thread. Opens the sockets here, in the caller's network namespace.
     pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
-        let (commands, commanded) = mailbox::channel()?;
+        let (commands, commanded) = mailbox::channel(MAX_COMMANDS)?;
         let (status, seen) = watch::channel(InterfacesStatus::default());
         let (is_ready, ready) = watch::channel(false);
+        let heard = HeardClients::new(setting.heard_clients.try_clone()?);
+        let watched_ns = Arc::new(AtomicU64::new(kernel_monotonic_ns()));
         let events = Events::subscribe()?;
         let netlink = Socket::requests()?;
         let mut reconciler = InterfaceReconciler {
@@ -142,6 +165,8 @@ impl Interfaces {
             deferred_probes: BTreeSet::new(),
             cni_grace: CniGrace::default(),
             firewall: Firewall::default(),
+            admitted: BTreeMap::new(),
+            heard,
             refusals: BTreeMap::new(),
             rtnl: RtnlThrottle::default(),
             postponed: false,
@@ -150,6 +175,7 @@ impl Interfaces {
             status,
             complete: false,
             taken_over: false,
+            watched_ns: watched_ns.clone(),
         };
         // The addresses must be known before any query is answered.
         reconciler.follow_addresses();
@@ -160,6 +186,7 @@ impl Interfaces {
             commands,
             status: seen,
             ready,
+            watched_ns,
             thread,
         })
     }
@@ -173,7 +200,8 @@ impl Interfaces {
     /// second, even if there were none.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
         // See `set_listen`.
-        let _ = self.commands.send(Command::Arrived(arrivals));
+        // While the thread waits for the kernel, reports are lost: what they say is out of date then.
+        let _ = self.commands.offer(Command::Arrived(arrivals));
     }
 
     /// Reports that the maps hold enough to answer from.
@@ -188,6 +216,7 @@ impl Interfaces {
             commands,
             status: _,
             ready: _,
+            watched_ns: _,
             thread,
         } = self;
         // An error: the thread has panicked.
@@ -229,6 +258,10 @@ struct InterfaceReconciler {
     cni_grace: CniGrace,
     /// Objections of packet filter rules and IPsec policies to interfaces.
     firewall: Firewall,
+    /// What the programs were told, by interface index: at most the interfaces that exist.
+    admitted: BTreeMap<u32, Admitted>,
+    /// Clients that are answered where the kernel's verdict depends on the client.
+    heard: HeardClients,
     /// Reasons why interfaces with an open admission must not answer.
     refusals: BTreeMap<u32, String>,
     /// Decides when the next program may be attached or detached.
@@ -245,6 +278,22 @@ struct InterfaceReconciler {
     /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
     taken_over: bool,
+    /// See [`Interfaces::watched_ns`].
+    watched_ns: Arc<AtomicU64>,
+}
+
+/// The endpoints at which an interface answers, as bits of their slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Admitted {
+    all_clients: u64,
+    /// Endpoints at which it answers only clients whose own queries arrive.
+    heard_only: u64,
+}
+
+impl Admitted {
+    fn endpoints(self) -> u64 {
+        self.all_clients | self.heard_only
+    }
 }
 
 struct OnInterface {
@@ -292,6 +341,8 @@ impl InterfaceReconciler {
                 }
             }
             self.announce();
+            self.watched_ns
+                .store(kernel_monotonic_ns(), Ordering::Relaxed);
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let events = self.gather_until.is_none().then(|| self.events.as_fd());
             let fds = [
@@ -355,7 +406,7 @@ impl InterfaceReconciler {
     /// Returns how long to sleep without events.
     fn wait(&self) -> Duration {
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
-        let wait = if is_reported { TICK } else { ROUND };
+        let wait = if is_reported { TICK } else { WATCH_INTERVAL };
         let until = |until: Instant| {
             until
                 .saturating_duration_since(Instant::now())
@@ -384,17 +435,15 @@ impl InterfaceReconciler {
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
         self.gate.reported();
+        let until = Instant::now() + LISTENING;
         let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
-            let Some(arrival) = arrival.without_local(&local) else {
-                continue;
-            };
-            if let Some(&(_, slot)) = self
-                .endpoints
-                .iter()
-                .find(|(known, _)| *known == arrival.endpoint)
-            {
-                self.gate.arrived(slot, &arrival, now);
+            let endpoint = arrival.endpoint;
+            if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == endpoint) {
+                for part in arrival.by_interface(&local) {
+                    self.gate.arrived(slot, &part, now);
+                    self.hear(&part, slot, until, now);
+                }
             }
         }
     }
@@ -433,12 +482,22 @@ impl InterfaceReconciler {
             .reported
             .is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
         let lost_to_queues = &mut self.lost_to_queues;
-        let closed = self.gate.judge(now, || {
+        let losses = self.gate.judge(now, || {
             let lost = lists::lost_to_queues();
             let before = std::mem::replace(lost_to_queues, lost);
             !is_reported || lost != before
         });
-        for (ifindex, slot, client) in closed {
+        for loss in losses {
+            let Loss {
+                ifindex,
+                endpoint: slot,
+                client,
+                raises_doubt,
+            } = loss;
+            self.heard.forget((ifindex, slot, client));
+            if !raises_doubt {
+                continue;
+            }
             let endpoint = self
                 .endpoints
                 .iter()
@@ -449,7 +508,7 @@ impl InterfaceReconciler {
                 .iter()
                 .find(|link| link.ifindex == ifindex)
                 .map(|link| &link.name);
-            tracing::warn!(interface, ?endpoint, %client, "queries no longer reach userspace from this interface: fast path detached; check packet filter rules and routes");
+            tracing::warn!(interface, ?endpoint, %client, "queries of a client no longer reach userspace from this interface: it answers only clients whose own queries arrive; check packet filter rules and routes");
         }
     }
 
@@ -475,12 +534,15 @@ impl InterfaceReconciler {
         for &ifindex in &unwanted {
             self.setting.scope.remove_interface(ifindex);
         }
+        self.admitted
+            .retain(|ifindex, _| wanted.contains_key(ifindex));
         let mut links: Vec<Link> = self
             .links
             .iter()
             .filter(|link| wanted.contains_key(&link.ifindex))
             .cloned()
             .collect();
+        self.heard.forget_old(now);
         // The busiest ones are attached first.
         links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
@@ -497,9 +559,7 @@ impl InterfaceReconciler {
                 continue;
             }
             // Before attaching, so that a program that replaces a predecessor's answers immediately.
-            self.setting
-                .scope
-                .admit(link.ifindex, wanted[&link.ifindex]);
+            self.admit(link.ifindex, wanted[&link.ifindex]);
             if !self.attached.contains_key(&link.ifindex) && self.may_attach(link, now) {
                 waiting.push(link);
             }
@@ -523,6 +583,20 @@ impl InterfaceReconciler {
         self.publish_status(now);
     }
 
+    /// Tells the programs the endpoints at which an interface answers, and whom.
+    fn admit(&mut self, ifindex: u32, admitted: Admitted) {
+        let before = self.admitted.insert(ifindex, admitted).unwrap_or_default();
+        let begun = admitted.heard_only & !before.heard_only;
+        if begun != 0 {
+            // What was heard before the reason for it proves nothing.
+            self.heard
+                .retain(|(known, slot, _), _| known != ifindex || begun & 1 << slot == 0);
+        }
+        let scope = &self.setting.scope;
+        scope.limit_to_heard(ifindex, admitted.heard_only);
+        scope.admit(ifindex, admitted.endpoints());
+    }
+
     fn announce(&mut self) {
         if self.unseen.has_changed().unwrap_or(false) {
             self.unseen.mark_unchanged();
@@ -531,7 +605,7 @@ impl InterfaceReconciler {
     }
 
     /// Returns the interfaces to serve, with the endpoints for which the gate is open.
-    fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
+    fn wanted(&mut self, now: Instant) -> BTreeMap<u32, Admitted> {
         for link in &self.links {
             if self.is_urgent(link) {
                 self.endpoints
@@ -554,43 +628,106 @@ impl InterfaceReconciler {
         }
         self.refusals.clear();
         let mut wanted = BTreeMap::new();
-        if self.gate.interfaces().next().is_some() && self.firewall.refresh(now) {
-            self.gate.disturb(now);
+        if self.gate.interfaces().next().is_some() {
+            self.follow_rules(now);
         }
         for link in self
             .links
             .iter()
             .filter(|link| self.setting.is_candidate(link))
         {
-            let mut mask = 0;
+            let mut admitted = Admitted::default();
             for &(endpoint, slot) in &self.endpoints {
                 if !self.gate.is_open(link.ifindex, slot) {
                     continue;
                 }
-                let objection = match topology::refusal(link, &self.links) {
-                    Some(refusal) => Some((refusal.to_owned(), None)),
-                    None => self.firewall.objection(
-                        link,
-                        endpoint,
-                        self.gate.known(link.ifindex, slot),
-                        &mut self.netlink,
-                    ),
+                let stance = match topology::refusal(link, &self.links) {
+                    Some(refusal) => Stance::Refuses(refusal.to_owned()),
+                    None => self.firewall.stance(link, endpoint),
                 };
-                self.gate.forbid(
-                    link.ifindex,
-                    slot,
-                    objection.as_ref().and_then(|&(_, client)| client),
-                );
-                match objection {
-                    Some((why, _)) => drop(self.refusals.insert(link.ifindex, why)),
-                    None => mask |= 1 << slot,
+                let is_doubtful = self.gate.witness(link.ifindex, slot).is_some();
+                // A route that refuses replies to one client says that others may be refused as well.
+                let is_refused = |client| {
+                    self.firewall
+                        .objection(link, endpoint, client, &mut self.netlink)
+                        .is_some()
+                };
+                match stance {
+                    Stance::Refuses(why) => drop(self.refusals.insert(link.ifindex, why)),
+                    Stance::HeardOnly => admitted.heard_only |= 1 << slot,
+                    Stance::Accepts
+                        if is_doubtful || self.gate.known(link.ifindex, slot).any(is_refused) =>
+                    {
+                        admitted.heard_only |= 1 << slot;
+                    }
+                    Stance::Accepts => admitted.all_clients |= 1 << slot,
                 }
             }
-            if mask != 0 {
-                wanted.insert(link.ifindex, mask);
+            if admitted.endpoints() != 0 {
+                wanted.insert(link.ifindex, admitted);
             }
         }
         wanted
+    }
+
+    /// Reads the rules again when they are due. Clients must be heard again after a change of rules; after one of
+    /// routes or sets those that these now concern.
+    fn follow_rules(&mut self, now: Instant) {
+        let change = self.firewall.refresh(now);
+        if change == Change::Nothing {
+            return;
+        }
+        self.gate.disturb(now);
+        let until = Instant::now() + LISTENING;
+        let Self {
+            firewall,
+            heard,
+            netlink,
+            links,
+            endpoints,
+            ..
+        } = self;
+        heard.retain(|(ifindex, slot, client), _| {
+            let link = links.iter().find(|link| link.ifindex == ifindex);
+            let endpoint = endpoints.iter().find(|(_, known)| *known == slot);
+            let (Some(link), Some(&(endpoint, _))) = (link, endpoint) else {
+                return false;
+            };
+            change == Change::Facts
+                && Instant::now() < until
+                && firewall
+                    .objection(link, endpoint, client, netlink)
+                    .is_none()
+        });
+    }
+
+    /// Notes the clients whose queries have arrived where only heard clients are answered.
+    fn hear(&mut self, arrival: &Arrival, slot: usize, until: Instant, now: Instant) {
+        let Self {
+            admitted,
+            firewall,
+            heard,
+            netlink,
+            links,
+            ..
+        } = self;
+        let is_needed = admitted
+            .get(&arrival.ifindex)
+            .is_some_and(|admitted| admitted.heard_only & 1 << slot != 0);
+        let link = links.iter().find(|link| link.ifindex == arrival.ifindex);
+        let Some(link) = link.filter(|_| is_needed) else {
+            return;
+        };
+        for &client in arrival.clients.iter().take(MOST_CLIENTS) {
+            // Each new client takes a walk through all rules. The others' next queries pass to userspace, too.
+            if Instant::now() >= until {
+                return;
+            }
+            let objection = firewall.objection(link, arrival.endpoint, client, netlink);
+            if objection.is_none() {
+                heard.hear((arrival.ifindex, slot, client), now);
+            }
+        }
     }
 
     /// Returns whether to attach to an interface at once: it is named, or replaces a predecessor's program.

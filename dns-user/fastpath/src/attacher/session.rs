@@ -31,7 +31,7 @@ use crate::{
     attach::{
         attachment::Filters,
         pins::{KeptMaps, PinnedLink, Pins},
-        reconcile::{Interfaces, Setting},
+        reconcile::{Interfaces, Setting, WATCH_INTERVAL},
         selection::Selection,
     },
     bpf,
@@ -93,6 +93,7 @@ pub(super) fn serve(
         lines,
         installed: &installed,
         reported: None,
+        watching_at: Instant::now(),
         read,
         authority,
         serves,
@@ -171,6 +172,8 @@ struct Session<'a> {
     installed: &'a Installed,
     /// The last state sent to the server, with the time.
     reported: Option<(AttacherStatus, Instant)>,
+    /// When the thread of the interfaces was last reported to be alive.
+    watching_at: Instant,
     read: &'a ReadAuthority,
     /// The last configuration that could be read.
     authority: Authority,
@@ -192,13 +195,20 @@ impl Session<'_> {
                 self.report()?;
                 is_changed = false;
             }
+            self.report_watching()?;
             let mut fds = [self.stream.as_fd(), self.installed.notifications.as_fd()]
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             // Rounded up, because a shorter wait would cost another iteration.
-            let pause =
-                PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let pause = if is_changed {
+                pause + Duration::from_millis(1)
+            } else {
+                WATCH_INTERVAL
+            };
             // An interrupted wait is only a shorter one.
-            let _ = poll(&mut fds, if is_changed { pause } else { PollTimeout::NONE });
+            let _ = poll(
+                &mut fds,
+                PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
+            );
             let [is_readable, is_notified] = fds.map(|fd| fd.any().unwrap_or(false));
             if is_notified {
                 self.installed.notifications.clear();
@@ -243,6 +253,17 @@ impl Session<'_> {
             Some((status, at)) if status.ready => PAUSE.saturating_sub(at.elapsed()),
             _ => Duration::ZERO,
         }
+    }
+
+    /// Tells the server from time to time when the thread of the interfaces was last at work. Its time is sent, not
+    /// ours: either thread may hang alone, and after a stop of the process the old time proves nothing.
+    fn report_watching(&mut self) -> io::Result<()> {
+        if self.watching_at.elapsed() < WATCH_INTERVAL {
+            return Ok(());
+        }
+        self.watching_at = Instant::now();
+        let at_ns = self.installed.interfaces.watched_ns.load(Ordering::Relaxed);
+        send(self.stream, &AttacherMessage::Watching(at_ns))
     }
 
     /// Sends the state of the interfaces and their programs if it changed.
@@ -381,6 +402,7 @@ impl Prepared {
         let Object {
             kept_maps: maps,
             tap: _,
+            heard_clients,
             scope,
             counters,
             messages,
@@ -396,6 +418,7 @@ impl Prepared {
             listen: endpoints.to_vec(),
             scope,
             counters,
+            heard_clients,
             most_interfaces: most_interfaces(),
             predecessor,
             kept_maps: kept_maps.clone(),

@@ -232,6 +232,8 @@ impl ScopePage {
             let at = interface_offset(slot);
             self.word(at + offset_of!(Interface, endpoints))
                 .store(0, Ordering::Relaxed);
+            self.word(at + offset_of!(Interface, heard_only))
+                .store(0, Ordering::Relaxed);
             for word in 0..MAX_ENDPOINTS * size_of::<Probe>() / 8 {
                 self.word(at + offset_of!(Interface, probes) + word * 8)
                     .store(0, Ordering::Relaxed);
@@ -267,6 +269,16 @@ impl ScopePage {
             return;
         };
         let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
+        mask.store(endpoints, Ordering::Release);
+    }
+
+    /// Lets an interface answer only heard clients at these endpoints, given as bits of their slots. Must precede
+    /// [`Self::admit`].
+    pub(crate) fn limit_to_heard(&self, ifindex: u32, endpoints: u64) {
+        let Some(slot) = self.interface(ifindex) else {
+            return;
+        };
+        let mask = self.word(interface_offset(slot) + offset_of!(Interface, heard_only));
         mask.store(endpoints, Ordering::Release);
     }
 
@@ -337,6 +349,14 @@ const fn interface_offset(slot: usize) -> usize {
 /// Returns the slots that an interface may occupy.
 fn tries(ifindex: u32) -> impl Iterator<Item = usize> {
     (0..INTERFACE_TRIES).map(move |step| (Scope::first_slot(ifindex) + step) % INTERFACES)
+}
+
+/// Returns an address as the programs store it: IPv4 as `::ffff:a.b.c.d`.
+pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
 }
 
 /// Returns an address in the form that the programs hash.

@@ -6,6 +6,9 @@
 //! represents, so the lease also expires if the runtime dies or health checks hang. While a change
 //! handed to the publisher is not in the map yet, the lease is counted from the time of the
 //! hand-over: even on a busy machine, outdated entries are used for at most the length of a lease.
+//!
+//! Only the attacher notices rules, routes and lost probes that forbid an interface to answer, so the lease
+//! also ends [`UNWATCHED`] after its last sign of life, however long the lease is.
 
 use std::{
     io,
@@ -25,6 +28,9 @@ use dns_kit::{
 
 use crate::map::control::ControlPage;
 
+/// How long the programs may answer without a sign of life of the attacher that watches them.
+pub(crate) const UNWATCHED: Duration = Duration::from_secs(10);
+
 /// Renews the deadline in the `CONTROL` map.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
@@ -33,6 +39,8 @@ pub(crate) struct Lease {
     /// Time of the last sign of life of the daemon's runtime, in ns of CLOCK_MONOTONIC; 0 before
     /// the first one.
     heartbeat_ns: Arc<AtomicU64>,
+    /// Time of the last sign of life of the attacher, in ns of CLOCK_MONOTONIC.
+    watched_ns: Arc<AtomicU64>,
 }
 
 impl Lease {
@@ -43,7 +51,22 @@ impl Lease {
             control,
             length_ns,
             heartbeat_ns: Arc::default(),
+            // Its programs are attached later, and it reports before that.
+            watched_ns: Arc::new(AtomicU64::new(kernel_monotonic_ns())),
         }
+    }
+
+    /// Records that the attacher has looked at interfaces and rules at this time, in ns of CLOCK_MONOTONIC.
+    pub(crate) fn watched(&self, at_ns: u64) {
+        // A clock ahead of ours would keep the lease alive after its death.
+        let at_ns = at_ns.min(kernel_monotonic_ns());
+        self.watched_ns.fetch_max(at_ns, Ordering::Relaxed);
+    }
+
+    /// Returns how long the attacher has been silent.
+    pub(crate) fn unwatched_for(&self) -> Duration {
+        let watched_ns = self.watched_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(kernel_monotonic_ns().saturating_sub(watched_ns))
     }
 
     /// Returns the renewal interval, short enough that most of the lease is left whenever the process stops.
@@ -65,8 +88,11 @@ impl Lease {
         let heartbeat = self.heartbeat_ns.load(Ordering::Relaxed);
         let behind_ns = u64::try_from(behind.as_nanos()).unwrap_or(u64::MAX);
         let current_at = kernel_monotonic_ns().saturating_sub(behind_ns);
+        let end = deadline(current_at, heartbeat, self.length_ns);
+        let watched = self.watched_ns.load(Ordering::Relaxed);
+        let unwatched_ns = u64::try_from(UNWATCHED.as_nanos()).unwrap_or(u64::MAX);
         self.control
-            .set_lease(deadline(current_at, heartbeat, self.length_ns));
+            .set_lease(end.min(watched.saturating_add(unwatched_ns)));
     }
 
     /// Ends the lease: the programs stop answering.

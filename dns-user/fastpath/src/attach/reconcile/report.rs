@@ -9,7 +9,8 @@ use std::{
 use super::InterfaceReconciler;
 use crate::attach::{
     attachment::{Hook, NotServed},
-    gate::{ENOUGH, Waiting},
+    gate::ENOUGH,
+    heard::HEARD_FOR,
     netlink::Link,
     topology,
 };
@@ -76,7 +77,7 @@ pub struct InterfacesStatus {
 
 impl InterfaceReconciler {
     pub(super) fn publish_status(&self, now: Instant) {
-        let waiting: BTreeMap<u32, Waiting> = self.gate.waiting(now).collect();
+        let waiting: BTreeMap<u32, u32> = self.gate.waiting(now).collect();
         let open: BTreeSet<u32> = self.gate.interfaces().collect();
         let interfaces = self.links.iter().filter_map(|link| {
             self.status_of(
@@ -145,7 +146,7 @@ impl InterfaceReconciler {
         &self,
         link: &Link,
         is_open: bool,
-        waiting: Option<&Waiting>,
+        waiting: Option<&u32>,
     ) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
         let on = self.attached.get(&ifindex).filter(|_| is_open);
@@ -161,24 +162,23 @@ impl InterfaceReconciler {
                 InterfaceState::Served,
                 format!("{}; not for every endpoint: {why}", on.attachment.why),
             ),
-            (Some(on), None, _, _) => (InterfaceState::Served, on.attachment.why.clone()),
+            (Some(on), None, _, _) => (
+                InterfaceState::Served,
+                on.attachment.why.clone() + &self.heard_only(ifindex),
+            ),
             (None, Some(why), _, _) => (InterfaceState::Refused, why),
             (None, None, Some(refused), _) => (InterfaceState::Refused, refused.why.clone()),
-            (None, None, None, Some(Waiting::Witness(client))) => (
-                InterfaceState::Refused,
-                format!("queries of {client} do not arrive from here"),
-            ),
-            (None, None, None, Some(Waiting::Evidence(_))) if !is_taken => (
+            (None, None, None, Some(_)) if !is_taken => (
                 InterfaceState::Refused,
                 "queries arrive, which xdp.interfaces or xdp.respect_filters leaves to userspace"
                     .to_owned(),
             ),
-            (None, None, None, Some(Waiting::Evidence(0))) => (
+            (None, None, None, Some(0)) => (
                 InterfaceState::Waiting,
                 "queries arrive, none of which could be answered here at once within 10 s"
                     .to_owned(),
             ),
-            (None, None, None, Some(Waiting::Evidence(queries))) => (
+            (None, None, None, Some(queries)) => (
                 InterfaceState::Waiting,
                 format!("{queries} of {ENOUGH} queries within 10 s"),
             ),
@@ -202,5 +202,28 @@ impl InterfaceReconciler {
             slot: self.setting.scope.interface(ifindex),
             why,
         })
+    }
+
+    /// Says that an interface answers only some clients, if it does, and why.
+    fn heard_only(&self, ifindex: u32) -> String {
+        let heard_only = self
+            .admitted
+            .get(&ifindex)
+            .map_or(0, |admitted| admitted.heard_only);
+        if heard_only == 0 {
+            return String::new();
+        }
+        let slots = self.endpoints.iter().map(|&(_, slot)| slot);
+        let mut doubted = slots.filter(|slot| heard_only & 1 << slot != 0);
+        let witness = doubted.find_map(|slot| self.gate.witness(ifindex, slot));
+        let why = match witness {
+            Some(client) => format!("queries of {client} do not arrive"),
+            None => "packet filter or routes decide by client".to_owned(),
+        };
+        format!(
+            "; {why}, so only clients whose own queries have arrived within {} s are answered here: {} now",
+            HEARD_FOR.as_secs(),
+            self.heard.count(ifindex)
+        )
     }
 }

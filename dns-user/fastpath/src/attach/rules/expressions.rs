@@ -1,11 +1,14 @@
 //! Evaluates the expressions of nftables rules on a partially known packet.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+};
 
 use super::{
     matches::{self, Target},
     nft_rule::{Expression, Fields, Found, Set, Verdict, value, verdict},
-    walk::{Action, Device, Mark, Meets, Packet},
+    walk::{Action, Device, Mark, Meets, Open, Packet},
 };
 use crate::attach::netlink::octets;
 
@@ -27,6 +30,8 @@ pub(super) struct Machine<'a, F> {
     mapped: Vec<(usize, &'a Set)>,
     /// Name of the last expression that loaded a register.
     origin: &'static str,
+    /// Whether a register was loaded from what the packet leaves open.
+    is_open: bool,
     /// Whether the conditions so far hold.
     pub(super) meets: Meets,
     verdicts: Vec<Verdict>,
@@ -47,6 +52,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             registers: [UNKNOWN; REGISTERS],
             mapped: Vec::new(),
             origin: "a condition",
+            is_open: false,
             meets: Meets::Yes,
             verdicts: Vec::new(),
         }
@@ -125,6 +131,15 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     .meets
                     .and(Meets::Maybe("an expression unknown to the server"));
             }
+        }
+    }
+
+    /// Returns what an undecided condition depends on.
+    fn undecided(&self) -> Meets {
+        if self.is_open {
+            Meets::Client
+        } else {
+            Meets::Maybe(self.origin)
         }
     }
 
@@ -294,10 +309,13 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             }
             _ => Vec::new(),
         };
+        let open = client_range(packet, base);
+        let overlaps = offset < open.end && open.start < offset + length;
+        self.is_open |= overlaps;
         let bytes: Option<Vec<u8>> = header
             .get(offset..offset + length)
             .and_then(|bytes| bytes.iter().copied().collect());
-        if let Some(bytes) = bytes {
+        if let Some(bytes) = bytes.filter(|_| !overlaps) {
             self.set(Some(register), &bytes);
         }
     }
@@ -383,6 +401,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 };
                 if is_ours { 2 } else { 1 }
             }
+            // Of a forged sender the kernel finds no route back.
+            (Some(1), Some(_)) if flags & SENDER != 0 && packet.open == Open::Sender => {
+                self.is_open = true;
+                return;
+            }
             // `NFT_FIB_RESULT_OIF`.
             (Some(1), Some(input)) if flags & SENDER != 0 => {
                 if flags & PRESENT != 0 {
@@ -445,7 +468,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 _ => found >= wanted,
             }),
             (None, Some(operation @ (0 | 1))) if differs => Meets::known(operation == 1),
-            _ => Meets::Maybe(self.origin),
+            _ => self.undecided(),
         };
         self.meets = self.meets.and(meets);
     }
@@ -459,7 +482,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(found) => {
                 Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1)))
             }
-            None => Meets::Maybe(self.origin),
+            None => self.undecided(),
         };
         self.meets = self.meets.and(meets);
     }
@@ -542,19 +565,19 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         match (found, target) {
             (Found::Nothing, None) => self.meets = self.meets.and(Meets::known(is_inverted)),
             (Found::Element(..), None) => self.meets = self.meets.and(Meets::known(!is_inverted)),
-            (Found::Unknown, None) => self.meets = self.meets.and(Meets::Maybe(self.origin)),
+            (Found::Unknown, None) => self.meets = self.meets.and(self.undecided()),
             (Found::Nothing, Some(_)) => self.meets = Meets::No,
             (Found::Element(_, Some(verdict)), Some(0)) => self.verdicts.push(verdict.clone()),
             (Found::Unknown, Some(0)) => {
                 self.verdicts.extend(set.verdicts().cloned());
-                self.meets = self.meets.and(Meets::Maybe(self.origin));
+                self.meets = self.meets.and(self.undecided());
             }
             (Found::Element(data, _), Some(_)) => self.set(fields.register(3), data),
             (Found::Unknown, Some(_)) => {
                 let register = fields.register(3).unwrap_or(0);
                 self.forget(register, 16);
                 self.mapped.push((register, set));
-                self.meets = self.meets.and(Meets::Maybe(self.origin));
+                self.meets = self.meets.and(self.undecided());
             }
         }
     }
@@ -649,6 +672,24 @@ fn target<'a>(fields: &Fields<'a>, name: &'a str, v6: bool) -> Target<'a> {
         revision,
         info,
         v6,
+    }
+}
+
+/// Returns the bytes of the client in the header of this base (`NFTA_PAYLOAD_BASE`), if the packet leaves it open.
+fn client_range(packet: &Packet, base: Option<u32>) -> Range<usize> {
+    let is_sender = match packet.open {
+        Open::Neither => return 0..0,
+        Open::Sender => true,
+        Open::Receiver => false,
+    };
+    match (base, packet.is_v6(), is_sender) {
+        (Some(1), false, true) => 12..16,
+        (Some(1), false, false) => 16..20,
+        (Some(1), true, true) => 8..24,
+        (Some(1), true, false) => 24..40,
+        (Some(2), _, true) => 0..2,
+        (Some(2), _, false) => 2..4,
+        _ => 0..0,
     }
 }
 

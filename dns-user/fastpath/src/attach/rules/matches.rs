@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{
     facts::Part,
-    walk::{Action, Device, Mark, Meets, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
+    walk::{Action, Device, Mark, Meets, Open, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
 };
 
 /// Bits of connection states (`XT_CONNTRACK_STATE_BIT`): invalid, established, related, new.
@@ -142,9 +142,16 @@ fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
         let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
         Some(range.contains(&port) != (info.get(8)? & invert != 0))
     };
-    Some(Meets::known(
-        within(0, packet.from.port(), 1)? && within(4, packet.to.port(), 2)?,
-    ))
+    let (source, destination) = (
+        within(0, packet.from.port(), 1)?,
+        within(4, packet.to.port(), 2)?,
+    );
+    let is_any = |at: usize| Some(u16_at(info, at)? == 0 && u16_at(info, at + 2)? == u16::MAX);
+    Some(match packet.open {
+        Open::Sender if !is_any(0)? => Meets::Client.and(Meets::known(destination)),
+        Open::Receiver if !is_any(4)? => Meets::Client.and(Meets::known(source)),
+        Open::Neither | Open::Sender | Open::Receiver => Meets::known(source && destination),
+    })
 }
 
 /// Returns the only destination port that `struct xt_udp` matches.
@@ -183,9 +190,12 @@ fn multiport(
         Some(false)
     };
     let (source, destination) = (listed(packet.from.port())?, listed(packet.to.port())?);
-    let found = match flags {
-        0 => source,
-        1 => destination,
+    let found = match (flags, packet.open) {
+        (0, Open::Sender) | (1, Open::Receiver) => return Some(Meets::Client),
+        (2.., Open::Sender) if !destination => return Some(Meets::Client),
+        (2.., Open::Receiver) if !source => return Some(Meets::Client),
+        (0, _) => source,
+        (1, _) => destination,
         _ => source || destination,
     };
     Some(Meets::known(found != (*info.get(47)? != 0)))
@@ -293,6 +303,14 @@ fn iprange(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
         }
     };
     let flags = *info.get(64)?;
+    let names_client = match packet.open {
+        Open::Neither => false,
+        Open::Sender => flags & 1 != 0,
+        Open::Receiver => flags & 2 != 0,
+    };
+    if names_client {
+        return Some(Meets::Client);
+    }
     let source = flags & 1 == 0 || within(packet.from.ip(), 0)? != (flags & 0x10 != 0);
     let destination = flags & 2 == 0 || within(packet.to.ip(), 32)? != (flags & 0x20 != 0);
     Some(Meets::known(source && destination))
@@ -378,7 +396,10 @@ fn socket(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
 }
 
 /// Evaluates `struct xt_rpfilter_info`: a plain packet passes the reverse path check.
-fn rpfilter(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+fn rpfilter(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    if packet.open == Open::Sender {
+        return Some(Meets::Client);
+    }
     Some(Meets::known(
         info.first().is_none_or(|flags| flags & 8 == 0),
     ))
@@ -409,6 +430,16 @@ fn set(
     let (dimensions, flags) = (*info.get(2)?, *info.get(3)?);
     if compares_counters || u32::from(flags) & RETURN_NOMATCH != 0 {
         return None;
+    }
+    // A dimension's bit says whether it is the packet's source.
+    let sides = (1..=dimensions.min(6)).map(|dimension| flags & 1 << dimension != 0);
+    let names_client = match packet.open {
+        Open::Neither => false,
+        Open::Sender => sides.into_iter().any(|is_source| is_source),
+        Open::Receiver => sides.into_iter().any(|is_source| !is_source),
+    };
+    if names_client {
+        return Some(Meets::Client);
     }
     let part = |endpoint, device: &Option<Device>| Part {
         endpoint,

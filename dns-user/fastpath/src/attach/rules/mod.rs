@@ -28,7 +28,7 @@ pub use self::xtables::{LISTS, open_lists, use_lists};
 pub(crate) use self::{facts::Facts, walk::Device};
 use self::{
     nft::DeviceHook,
-    walk::{Ends, Nat, Packet},
+    walk::{Client, Ends, Nat, Packet},
     xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
 };
 use super::netlink::Socket;
@@ -86,6 +86,57 @@ impl Objection {
     }
 }
 
+/// What the rules say about all clients of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FilterStance {
+    /// They pass the queries of any client, and the replies to it.
+    Accepts,
+    /// They object, whoever asks.
+    Objects(Objection),
+    /// It depends on the client.
+    Depends,
+}
+
+/// The result of one or several walks.
+struct Examined {
+    objection: Option<Objection>,
+    /// Whether the walk that led to the objection ends with certainty.
+    is_held: bool,
+    /// Whether a condition of these walks depends on the client, which they leave open.
+    depends_on_client: bool,
+}
+
+impl Examined {
+    fn of(ends: Ends, objection: Option<Objection>) -> Self {
+        Self {
+            objection,
+            is_held: ends.is_held(),
+            depends_on_client: ends.client,
+        }
+    }
+
+    fn certainly(objection: Objection) -> Self {
+        Self {
+            objection: Some(objection),
+            is_held: true,
+            depends_on_client: false,
+        }
+    }
+
+    /// Adds a later walk, unless there is an objection already.
+    fn or_else(self, next: impl FnOnce() -> Self) -> Self {
+        if self.objection.is_some() {
+            return self;
+        }
+        let next = next();
+        Self {
+            // A mark of the query may decide about its reply.
+            depends_on_client: self.depends_on_client || next.depends_on_client,
+            ..next
+        }
+    }
+}
+
 impl PacketFilter {
     /// Reads the tables of the calling thread's network namespace. A kernel without nftables has no
     /// nftables tables.
@@ -121,6 +172,7 @@ impl PacketFilter {
         })
     }
 
+    /// Returns the objection to answering queries of this client.
     pub(crate) fn objection(
         &self,
         device: &Device,
@@ -128,35 +180,84 @@ impl PacketFilter {
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> Option<Objection> {
+        let client = Client {
+            address: client,
+            is_any: false,
+        };
+        self.examine(device, client, endpoint, facts).objection
+    }
+
+    /// Returns what the rules say about all clients of an interface.
+    pub(crate) fn stance(
+        &self,
+        device: &Device,
+        endpoint: SocketAddr,
+        facts: &Facts,
+    ) -> FilterStance {
+        let address = match device.ifindex {
+            LOOPBACK_IFINDEX => endpoint.ip(),
+            _ => any_client(endpoint),
+        };
+        let client = Client {
+            address,
+            is_any: true,
+        };
+        match self.examine(device, client, endpoint, facts) {
+            Examined {
+                objection: None, ..
+            } => FilterStance::Accepts,
+            // Whatever the client is, the packet is dropped.
+            Examined {
+                objection: Some(objection @ (Objection::Held | Objection::RepliesHeld)),
+                is_held: true,
+                ..
+            } => FilterStance::Objects(objection),
+            Examined {
+                depends_on_client: true,
+                ..
+            } => FilterStance::Depends,
+            Examined {
+                objection: Some(objection),
+                ..
+            } => FilterStance::Objects(objection),
+        }
+    }
+
+    fn examine(
+        &self,
+        device: &Device,
+        client: Client,
+        endpoint: SocketAddr,
+        facts: &Facts,
+    ) -> Examined {
         if device.ifindex == LOOPBACK_IFINDEX {
-            return self.objection_on_lo(device, client, endpoint, facts);
+            return self.examine_lo(device, client, endpoint, facts);
         }
         if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
-            return Some(Objection::BridgedNat);
+            return Examined::certainly(Objection::BridgedNat);
         }
         let mut query = Packet::query(device, client, endpoint, facts);
         let ends = self.way_in(&mut query);
         if ends.translated {
-            return Some(Objection::SourceNat);
+            return Examined::of(ends, Some(Objection::SourceNat));
         }
-        Objection::to(ends, Objection::Held).or_else(|| {
+        let incoming = Examined::of(ends, Objection::to(ends, Objection::Held));
+        incoming.or_else(|| {
             let mut reply = query.reply(device, client, endpoint);
-            Objection::to(
-                self.way_out(&mut reply, Nat::Skipped),
-                Objection::RepliesHeld,
-            )
+            let ends = self.way_out(&mut reply, Nat::Skipped);
+            Examined::of(ends, Objection::to(ends, Objection::RepliesHeld))
         })
     }
 
-    fn objection_on_lo(
+    fn examine_lo(
         &self,
         lo: &Device,
-        client: IpAddr,
+        client: Client,
         endpoint: SocketAddr,
         facts: &Facts,
-    ) -> Option<Objection> {
+    ) -> Examined {
         if self.nat_leads_to(OUTPUT, endpoint) {
-            return Some(Objection::LocalNat);
+            return Examined::certainly(Objection::LocalNat);
         }
         let mut sent = Packet::local_query(lo, client, endpoint, facts);
         let out = self.way_out(&mut sent, Nat::Applies);
@@ -164,17 +265,18 @@ impl PacketFilter {
         let mut query = sent.back_from_lo();
         let ends = out.then(self.way_in(&mut query));
         if ends.translated {
-            return Some(Objection::LocalSourceNat);
+            return Examined::of(ends, Some(Objection::LocalSourceNat));
         }
         let mut reply = query.reply(lo, client, endpoint);
-        Objection::to(ends, Objection::Held)
+        Examined::of(ends, Objection::to(ends, Objection::Held))
             .or_else(|| {
-                Objection::to(
-                    self.way_out(&mut reply, Nat::Skipped),
-                    Objection::RepliesHeld,
-                )
+                let ends = self.way_out(&mut reply, Nat::Skipped);
+                Examined::of(ends, Objection::to(ends, Objection::RepliesHeld))
             })
-            .or_else(|| Objection::to(self.way_in(&mut given), Objection::LocalRepliesHeld))
+            .or_else(|| {
+                let ends = self.way_in(&mut given);
+                Examined::of(ends, Objection::to(ends, Objection::LocalRepliesHeld))
+            })
     }
 
     /// Returns whether NAT at `hook` may redirect queries for other addresses to the endpoint. The

@@ -19,6 +19,8 @@ pub(super) enum Meets {
     Maybe(&'static str),
     /// Depends on the number of earlier packets.
     Rate,
+    /// Depends on the client, which this walk leaves open.
+    Client,
     Yes,
 }
 
@@ -39,6 +41,8 @@ impl Meets {
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::No, _) | (_, Self::No) => Self::No,
+            // Each client gets a walk of its own, which finds the other condition.
+            (Self::Client, _) | (_, Self::Client) => Self::Client,
             (Self::Rate, _) | (_, Self::Rate) => Self::Rate,
             (Self::Maybe(name), _) | (_, Self::Maybe(name)) => Self::Maybe(name),
             _ => Self::Yes,
@@ -84,6 +88,8 @@ pub(super) struct Ends {
     pub(super) rate: bool,
     /// Name of a condition or target on which any of these depends and that only the kernel can evaluate.
     pub(super) unsure: Option<&'static str>,
+    /// Whether any condition depended on the client, which this walk leaves open.
+    pub(super) client: bool,
 }
 
 impl Ends {
@@ -94,6 +100,7 @@ impl Ends {
         translated: false,
         rate: false,
         unsure: None,
+        client: false,
     };
 
     fn or(self, other: Self) -> Self {
@@ -104,6 +111,7 @@ impl Ends {
             translated: self.translated || other.translated,
             rate: self.rate || other.rate,
             unsure: self.unsure.or(other.unsure),
+            client: self.client || other.client,
         }
     }
 
@@ -206,6 +214,11 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
                 },
                 Meets::Maybe(name) if action != Action::Continue => Ends {
                     unsure: Some(name),
+                    ..Ends::default()
+                },
+                // Also a rule that continues: it may set a mark, by which a later one decides.
+                Meets::Client => Ends {
+                    client: true,
                     ..Ends::default()
                 },
                 _ => Ends::default(),
@@ -324,6 +337,23 @@ impl Mark {
     }
 }
 
+/// The end of a packet that is left open, so that its walk contains the fates of all clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Open {
+    Neither,
+    Sender,
+    Receiver,
+}
+
+/// A client, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Client {
+    /// Its address, or an example of one.
+    pub(super) address: IpAddr,
+    /// Whether the walk contains the fates of all clients.
+    pub(super) is_any: bool,
+}
+
 /// A UDP datagram on its way through the packet filter.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
@@ -332,6 +362,8 @@ pub(super) struct Packet {
     pub(super) output: Option<Device>,
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
+    /// Which of them stands for any client.
+    pub(super) open: Open,
     /// Whether connection tracking has seen both directions of the flow.
     pub(super) established: bool,
     /// Whether the destination is local.
@@ -361,13 +393,18 @@ impl Packet {
     /// Returns a query from `client` to `endpoint` that arrives on `device`.
     pub(super) fn query(
         device: &Device,
-        client: IpAddr,
+        client: Client,
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> Self {
         Self {
             input: Some(device.clone()),
-            ..Self::without_device(client, endpoint, facts)
+            open: if client.is_any {
+                Open::Sender
+            } else {
+                Open::Neither
+            },
+            ..Self::without_device(client.address, endpoint, facts)
         }
     }
 
@@ -378,6 +415,7 @@ impl Packet {
             output: None,
             from: SocketAddr::new(client, CLIENT_PORT),
             to: endpoint,
+            open: Open::Neither,
             established: false,
             to_us: true,
             from_us: false,
@@ -390,22 +428,27 @@ impl Packet {
 
     /// Returns the server's reply to this query, which left the packet filter like this, on its way out
     /// through `device`. `from` and `to` are those of the query as the client sent it.
-    pub(super) fn reply(&self, device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
+    pub(super) fn reply(&self, device: &Device, client: Client, endpoint: SocketAddr) -> Self {
         Self {
             output: Some(device.clone()),
             from: endpoint,
-            to: SocketAddr::new(client, CLIENT_PORT),
+            to: SocketAddr::new(client.address, CLIENT_PORT),
+            open: if client.is_any {
+                Open::Receiver
+            } else {
+                Open::Neither
+            },
             established: true,
             to_us: false,
             from_us: true,
             flow_mark: self.flow_mark,
-            ..Self::without_device(client, endpoint, &self.facts)
+            ..Self::without_device(client.address, endpoint, &self.facts)
         }
     }
 
     pub(super) fn local_query(
         lo: &Device,
-        client: IpAddr,
+        client: Client,
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> Self {
@@ -433,6 +476,11 @@ impl Packet {
         Self {
             from: self.to,
             to: self.from,
+            open: match self.open {
+                Open::Neither => Open::Neither,
+                Open::Sender => Open::Receiver,
+                Open::Receiver => Open::Sender,
+            },
             ..self.back_from_lo()
         }
     }

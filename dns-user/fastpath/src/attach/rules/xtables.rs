@@ -23,7 +23,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
     matches::{self, Target, u16_at, u32_at},
-    walk::{Action, Chains, Device, Ends, Meets, Nat, Packet, walk},
+    walk::{Action, Chains, Device, Ends, Meets, Nat, Open, Packet, walk},
 };
 
 const GET_INFO: libc::c_int = 64;
@@ -457,14 +457,25 @@ impl<'a> Entry<'a> {
         };
         let is_fragment_rule =
             fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
-        Meets::known(
-            is(packet.from.ip(), 0, 8)
-                && is(packet.to.ip(), address, 0x10)
-                && through(packet.input.as_ref(), 0, 1)
-                && through(packet.output.as_ref(), 1, 2)
-                && self.may_be_udp()
-                && !is_fragment_rule,
-        )
+        let names = |at: usize| {
+            let mask = &self.bytes[at + 2 * address..][..address];
+            mask.iter().any(|byte| *byte != 0)
+        };
+        // Conditions on the client's address, if it is left open.
+        let (sender, receiver) = match packet.open {
+            Open::Sender if names(0) => (Meets::Client, is(packet.to.ip(), address, 0x10)),
+            Open::Receiver if names(address) => (Meets::Client, is(packet.from.ip(), 0, 8)),
+            Open::Neither | Open::Sender | Open::Receiver => (
+                Meets::known(is(packet.from.ip(), 0, 8)),
+                is(packet.to.ip(), address, 0x10),
+            ),
+        };
+        let others = receiver
+            && through(packet.input.as_ref(), 0, 1)
+            && through(packet.output.as_ref(), 1, 2)
+            && self.may_be_udp()
+            && !is_fragment_rule;
+        sender.and(Meets::known(others))
     }
 
     fn meets(&self, packet: &Packet) -> Meets {
