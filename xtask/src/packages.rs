@@ -260,16 +260,36 @@ fn moto_environment() -> PathBuf {
     root().join("target/moto")
 }
 
-/// Installs moto, a server that emulates Amazon's services, from PyPI (Debian has no package of it) into a virtual
-/// environment below `target`, if it is missing.
+/// Installs moto, a server that emulates Amazon's services, if it is missing.
 pub(crate) fn ensure_moto() -> Result<()> {
     let folder = moto_environment();
     if on_path("moto_server") || folder.join("bin/moto_server").is_file() {
         return Ok(());
     }
-    println!("installing {MOTO_REQUIREMENT}");
-    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", MOTO_REQUIREMENT]))
+    install_from_pypi(&folder, MOTO_REQUIREMENT)
+}
+
+/// pip requirement of the binding of c-ares, which contains the library: Debian's is older than its DNS Cookies.
+const PYCARES_REQUIREMENT: &str = "pycares==4.9.0";
+
+/// Installs c-ares with its binding for Python, the client in a test of DNS Cookies, if it is missing.
+pub(crate) fn ensure_pycares() -> Result<()> {
+    let folder = root().join("target/pycares");
+    if folder.join("installed").is_file() {
+        return Ok(());
+    }
+    install_from_pypi(&folder, PYCARES_REQUIREMENT)?;
+    Ok(std::fs::write(
+        folder.join("installed"),
+        PYCARES_REQUIREMENT,
+    )?)
+}
+
+/// Installs a package that Debian does not have from PyPI, into a virtual environment.
+fn install_from_pypi(folder: &Path, requirement: &str) -> Result<()> {
+    println!("installing {requirement}");
+    run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
+    run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", requirement]))
 }
 
 /// Returns the search path with the server's folder appended.

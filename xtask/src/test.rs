@@ -290,6 +290,7 @@ impl SetUp {
             kernel::ensure()?;
             packages::ensure_debian_root()?;
             packages::ensure_moto()?;
+            packages::ensure_pycares()?;
             // Failures are reported where it is needed.
             let _ = arm64::ensure();
             Ok(())

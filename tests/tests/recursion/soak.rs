@@ -32,7 +32,8 @@ const HEALTH_PORT: u16 = 8853;
 /// Memory that the allocator and its threads may keep, in MiB.
 const MAX_KEPT: u64 = 24;
 /// Names that make the server wait for each peer.
-const DOMAINS: [&str; 4] = [
+const DOMAINS: [&str; 5] = [
+    "tls.test.",
     "recursed.test.",
     "http.test.",
     "https.test.",
@@ -123,6 +124,7 @@ fn hanging_peers_take_nothing_for_good() -> Result<()> {
     let instances = (0..INSTANCES).map(|number| (1, instance(number)));
     let files = whole_system_tests::server::folder(&fleet::records(1, instances), None)?;
     let handlers = json!([
+        {"domain": "tls.test", "source": {"type": "dns", "recursors": ["tls://127.0.0.31"]}},
         {"domain": "http.test", "source": {"type": "http", "url": "http://127.0.0.41:8080"}},
         {"domain": "https.test", "source": {"type": "http", "url": "https://127.0.0.42:8443"}},
     ]);
@@ -133,7 +135,7 @@ fn hanging_peers_take_nothing_for_good() -> Result<()> {
     let settings = json!({
         "xdp": {"mode": "off"},
         "disable_recursors": false,
-        "recursors": ["127.0.0.10", "127.0.0.11", "tls://127.0.0.31"],
+        "recursors": ["127.0.0.10", "127.0.0.11"],
         "recursor_timeout": "300ms",
         "request_timeout": "2s",
         "consul": {"sources": {"http": {"addresses": [format!("http://{}", at(51, 8500))]}}},
@@ -155,7 +157,10 @@ fn hanging_peers_take_nothing_for_good() -> Result<()> {
     wait_until("a connection to every peer", LIMIT, || {
         tarpits.iter().all(|tarpit| tarpit.accepted() > 0)
     })
-    .with_context(|| server.log())?;
+    .with_context(|| {
+        let accepted: Vec<usize> = tarpits.iter().map(|tarpit| tarpit.accepted()).collect();
+        format!("{accepted:?}\n{}", server.log())
+    })?;
     thread::sleep(Duration::from_secs(16));
     let before = Held::at_rest(&server)?;
     let end = Instant::now() + Duration::from_secs(seconds);

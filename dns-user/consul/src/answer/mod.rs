@@ -407,7 +407,7 @@ impl Zone {
         match query.transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
             Transport::Tcp => MAX_TCP_ANSWERS,
-            Transport::Udp if query.limit() == PLAIN_SIZE => {
+            Transport::Udp if query.limit() <= PLAIN_SIZE => {
                 self.config.dns.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + 1
             }
             Transport::Udp => query.limit() / SMALLEST + 1,

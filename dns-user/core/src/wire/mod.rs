@@ -39,6 +39,9 @@ pub const HEADER_LEN: usize = 12;
 /// Length of an OPT without options (RFC 6891, section 6.1.2).
 pub const OPT_LEN: usize = 11;
 
+/// Length of the longest reply without records and options: header, question and OPT.
+const MAX_BARE_REPLY: usize = HEADER_LEN + dns_common::name::MAX_NAME_LEN + 4 + OPT_LEN;
+
 /// Maximum size of a UDP reply without EDNS (RFC 1035, section 4.2.1), and the minimum meaning of a
 /// size in an OPT (RFC 6891, section 6.2.3).
 pub const MIN_UDP_SIZE: usize = 512;
@@ -122,6 +125,8 @@ pub struct Query<'a> {
     pub transport: Transport,
     /// Maximum size of the reply in bytes.
     limit: usize,
+    /// Bytes of it that are kept free for options.
+    reserved: usize,
     /// Whether the reply's OPT repeats the client's size with DO clear.
     echo_client_opt: bool,
 }
@@ -279,9 +284,22 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// Returns the maximum size of the reply in bytes.
+    /// Returns the maximum size of the reply in bytes, without the bytes that are reserved for options.
     pub fn limit(&self) -> usize {
+        self.limit - self.reserved
+    }
+
+    /// Returns the maximum size of the reply in bytes with the options for which bytes are reserved.
+    pub fn limit_with_options(&self) -> usize {
         self.limit
+    }
+
+    /// Returns the query with this many bytes of the reply kept free for options. Records are left out
+    /// before them.
+    pub fn with_room_for_options(self, bytes: usize) -> Self {
+        // The shortest limit has room for the longest question.
+        let reserved = bytes.min(self.limit.saturating_sub(MAX_BARE_REPLY));
+        Self { reserved, ..self }
     }
 
     /// Returns the query of a client whose replies only the client itself limits.
@@ -374,17 +392,17 @@ pub fn parse_from<'m>(
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
     let RequestInfo { client, transport } = from;
-    let (edns, limit, echo_client_opt) = (None, 0, false);
     let mut query = Query {
         message,
         id,
         flags,
         question,
-        edns,
+        edns: None,
         client,
         transport,
-        limit,
-        echo_client_opt,
+        limit: 0,
+        reserved: 0,
+        echo_client_opt: false,
     };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(

@@ -248,7 +248,7 @@ impl Session {
             transport,
         };
         let query = match wire::parse_from(message, from, &self.handler.reply_settings) {
-            Parsed::Query(query) => query,
+            Parsed::Query(query) => self.handler.reserve_options(query),
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);

@@ -169,9 +169,9 @@ impl Worker {
         };
         let query = match wire::parse_from(datagram.query, from, settings) {
             Parsed::Query(query) if self.is_unlimited(&query, datagram) => {
-                query.without_server_limit()
+                self.handler.reserve_options(query.without_server_limit())
             }
-            Parsed::Query(query) => query,
+            Parsed::Query(query) => self.handler.reserve_options(query),
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
                 let client = datagram.client;

@@ -24,6 +24,8 @@ use siphasher::sip::SipHasher24;
 /// Lengths of the option's data: client cookie, and the server cookies of any server (RFC 7873, section 4).
 const CLIENT_LEN: usize = 8;
 const SERVER_LEN: std::ops::RangeInclusive<usize> = 8..=32;
+/// Length of the option in a reply: code, length, the client's cookie and a server cookie of ours.
+const REPLY_LEN: usize = 4 + CLIENT_LEN + 16;
 /// Version of the server cookie (RFC 9018, section 4.1), followed by three reserved bytes.
 const VERSION: u8 = 1;
 /// Limits of a cookie's age in seconds (RFC 9018, section 4.3): when it is replaced, when it is no longer
@@ -99,7 +101,16 @@ impl Cookies {
             (None, Presented::Both(_, server)) => server,
             (None, _) => return,
         };
-        push_option(reply, query.limit(), OPTION_COOKIE, &[&client, server]);
+        let limit = query.limit_with_options();
+        push_option(reply, limit, OPTION_COOKIE, &[&client, server]);
+    }
+
+    /// Returns the length of the option in the reply to a query; 0 without one.
+    pub(super) fn reply_len(&self, query: &Query<'_>) -> usize {
+        match self.presented(query) {
+            Some((Presented::Client(_) | Presented::Both(..), _)) => REPLY_LEN,
+            Some((Presented::Malformed, _)) | None => 0,
+        }
     }
 
     /// Turns the FORMERR for a query without a question into the reply that RFC 7873 (section 5.4) demands if it has

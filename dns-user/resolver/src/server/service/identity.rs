@@ -68,14 +68,23 @@ impl Identity {
 
     /// Adds the host's name to the OPT of a reply if the query requested it and it fits (RFC 5001).
     pub(super) fn add_nsid(&self, query: &Query<'_>, reply: &mut Vec<u8>) {
-        if self.setting != Setting::Off && query.option(OPTION_NSID).is_some() {
-            push_option(
-                reply,
-                query.limit(),
-                OPTION_NSID,
-                &[self.hostname.as_bytes()],
-            );
+        if self.is_nsid_wanted(query) {
+            let limit = query.limit_with_options();
+            push_option(reply, limit, OPTION_NSID, &[self.hostname.as_bytes()]);
         }
+    }
+
+    /// Returns the length of the option in the reply to a query; 0 without one.
+    pub(super) fn nsid_len(&self, query: &Query<'_>) -> usize {
+        if self.is_nsid_wanted(query) {
+            4 + self.hostname.len()
+        } else {
+            0
+        }
+    }
+
+    fn is_nsid_wanted(&self, query: &Query<'_>) -> bool {
+        self.setting != Setting::Off && query.option(OPTION_NSID).is_some()
     }
 }
 

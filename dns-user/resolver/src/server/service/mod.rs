@@ -247,6 +247,17 @@ impl QueryHandler {
         }
     }
 
+    /// Reserves room in the reply for the options that a client needs. A client that has had a cookie drops a
+    /// reply without one (RFC 7873, section 5.3), and a truncated one most of all must reach it.
+    #[inline]
+    pub(in crate::server) fn reserve_options<'m>(&self, query: Query<'m>) -> Query<'m> {
+        if !query.has_options() {
+            return query;
+        }
+        let options = self.options.cookies.reply_len(&query) + self.identity.nsid_len(&query);
+        query.with_room_for_options(options)
+    }
+
     /// Adds EDNS options that depend on the query's options. Most queries have none.
     #[inline]
     pub(in crate::server) fn add_options(
