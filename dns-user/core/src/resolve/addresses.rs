@@ -1,8 +1,11 @@
 //! The addresses of a name for zones of other servers: what `bosh-dns-publish` asks a running server.
 
-use std::{cell::RefCell, collections::BTreeSet, net::IpAddr};
+use std::{cell::RefCell, collections::BTreeSet, fmt, net::IpAddr};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error as _, SeqAccess, Visitor},
+};
 
 use super::{AllRunning, Existence, Health, HealthState, resolve};
 use crate::{catalog::Snapshot, name::Name};
@@ -12,8 +15,44 @@ use crate::{catalog::Snapshot, name::Name};
 pub struct AddressQuery {
     /// A name of the fleet.
     pub name: String,
-    /// Addresses that count as failing while they are unhealthy; all others count as running.
+    /// Addresses that count as failing while they are unhealthy or unchecked; all others count as running.
     pub withdrawn: BTreeSet<IpAddr>,
+}
+
+/// Maximum number of names in one request.
+pub const MAX_ADDRESS_QUERIES: usize = 1_000;
+
+/// The names of one request, at most [`MAX_ADDRESS_QUERIES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressQueries(pub Vec<AddressQuery>);
+
+impl<'de> Deserialize<'de> for AddressQueries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(FewQueries)
+    }
+}
+
+/// Reads a list until it is too long: a body of 8 MiB has room for 200,000 names.
+struct FewQueries;
+
+impl<'de> Visitor<'de> for FewQueries {
+    type Value = AddressQueries;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX_ADDRESS_QUERIES} names")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<AddressQueries, A::Error> {
+        let mut queries = Vec::new();
+        while let Some(query) = list.next_element()? {
+            if queries.len() == MAX_ADDRESS_QUERIES {
+                let problem = format!("more than {MAX_ADDRESS_QUERIES} names in one request");
+                return Err(A::Error::custom(problem));
+            }
+            queries.push(query);
+        }
+        Ok(AddressQueries(queries))
+    }
 }
 
 /// The addresses of a name.
@@ -23,6 +62,9 @@ pub struct FleetAddresses {
     pub addresses: BTreeSet<IpAddr>,
     /// Instances that are failing or unknown, whether or not they are withdrawn.
     pub unhealthy: BTreeSet<IpAddr>,
+    /// Instances of which nothing is known yet, as after a restart of the server.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unchecked: BTreeSet<IpAddr>,
 }
 
 /// The reason why a name has no addresses.
@@ -40,18 +82,20 @@ pub enum NoAddresses {
     Filtered,
 }
 
-/// Health in which an instance fails only if it is unhealthy and withdrawn.
+/// Health in which an instance fails only if it is withdrawn, and not known to be running.
 struct Withdrawal<'a> {
     health: &'a dyn Health,
     withdrawn: &'a BTreeSet<IpAddr>,
     unhealthy: RefCell<BTreeSet<IpAddr>>,
+    unchecked: RefCell<BTreeSet<IpAddr>>,
 }
 
 impl Health for Withdrawal<'_> {
     fn state(&self, ip: IpAddr, group: Option<&str>) -> HealthState {
         match self.health.state(ip, group) {
-            // Nothing is known of an unchecked instance.
-            HealthState::Running | HealthState::Unchecked => return HealthState::Running,
+            HealthState::Running => return HealthState::Running,
+            // No news: an instance that was withdrawn before a restart of the server stays so.
+            HealthState::Unchecked => self.unchecked.borrow_mut().insert(ip),
             HealthState::Failing | HealthState::Unknown => self.unhealthy.borrow_mut().insert(ip),
         };
         if self.withdrawn.contains(&ip) {
@@ -73,6 +117,7 @@ pub fn addresses(
         health,
         withdrawn,
         unhealthy: RefCell::default(),
+        unchecked: RefCell::default(),
     };
     let find = |health: &dyn Health| {
         let found = resolve(snapshot, health, name).ok_or(NoAddresses::Foreign)?;
@@ -96,6 +141,7 @@ pub fn addresses(
     Ok(FleetAddresses {
         addresses,
         unhealthy: withdrawal.unhealthy.into_inner(),
+        unchecked: withdrawal.unchecked.into_inner(),
     })
 }
 
@@ -112,8 +158,17 @@ mod tests {
             match self.0.contains(&ip) {
                 true if self.0.last() == Some(&ip) => HealthState::Unknown,
                 true => HealthState::Failing,
-                false => HealthState::Unchecked,
+                false => HealthState::Running,
             }
+        }
+    }
+
+    /// Nothing is known, as after a start.
+    struct Started;
+
+    impl Health for Started {
+        fn state(&self, _ip: IpAddr, _group: Option<&str>) -> HealthState {
+            HealthState::Unchecked
         }
     }
 
@@ -130,6 +185,14 @@ mod tests {
         unhealthy: &[&str],
         withdrawn: &[&str],
     ) -> Result<FleetAddresses, NoAddresses> {
+        ask_with(&Unhealthy(set(unhealthy)), name, withdrawn)
+    }
+
+    fn ask_with(
+        health: &dyn Health,
+        name: &str,
+        withdrawn: &[&str],
+    ) -> Result<FleetAddresses, NoAddresses> {
         let records = br#"{
             "record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "group_ids", "az_id"],
             "record_infos": [
@@ -143,7 +206,7 @@ mod tests {
             Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
         addresses(
             &snapshot,
-            &Unhealthy(set(unhealthy)),
+            health,
             &Name::from_text(name).unwrap(),
             &set(withdrawn),
         )
@@ -163,9 +226,24 @@ mod tests {
             let expected = FleetAddresses {
                 addresses: set(expected),
                 unhealthy: set(unhealthy),
+                unchecked: BTreeSet::new(),
             };
             assert_eq!(found, expected, "{unhealthy:?} {withdrawn:?}");
         }
+    }
+
+    #[test]
+    fn unchecked_addresses_stay_withdrawn() {
+        let (one, both) = (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]);
+        let found = ask_with(&Started, "q-s0.q-g1.bosh", &one).unwrap();
+        let expected = FleetAddresses {
+            addresses: set(&["10.0.0.2"]),
+            unhealthy: BTreeSet::new(),
+            unchecked: set(&both),
+        };
+        assert_eq!(found, expected);
+        let all = ask_with(&Started, "q-s0.q-g1.bosh", &both).unwrap();
+        assert_eq!(all.addresses, set(&both), "health empties no set");
     }
 
     #[test]

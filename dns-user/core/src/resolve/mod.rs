@@ -8,7 +8,9 @@ mod explain;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use addresses::{AddressQuery, FleetAddresses, NoAddresses, addresses};
+pub use addresses::{
+    AddressQueries, AddressQuery, FleetAddresses, MAX_ADDRESS_QUERIES, NoAddresses, addresses,
+};
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 use smallvec::SmallVec;
 

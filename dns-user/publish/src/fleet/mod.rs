@@ -18,7 +18,7 @@ use anyhow::{anyhow, bail};
 use dns_core::{
     config::{Config as ServerConfig, values::parse_duration},
     name::Name as FleetDomain,
-    resolve::{AddressQuery, FleetAddresses, NoAddresses},
+    resolve::{AddressQuery, FleetAddresses, MAX_ADDRESS_QUERIES, NoAddresses},
 };
 use dns_kit::{files::load_config, http_client::Limits};
 use hyper::{Method, StatusCode};
@@ -160,11 +160,20 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
     reader.accept(name, "use a name of the fleet")
 }
 
-/// Time since which each instance has been unhealthy, by fleet name, because a name may select the
-/// health of a single job.
+/// Longest time for which an instance stays ill without a check, in case the server's checks were switched off.
+const MAX_UNCHECKED: Duration = Duration::from_mins(10);
+
+/// The illness of each instance, by fleet name, because a name may select the health of a single job.
 #[derive(Debug, Default)]
 pub(crate) struct HealthHistory {
-    unhealthy: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
+    unhealthy: BTreeMap<FleetDomain, BTreeMap<IpAddr, Illness>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Illness {
+    since: Instant,
+    /// Time at which the server last said so.
+    seen: Instant,
 }
 
 /// A [`HealthHistory`] saved for the next process: milliseconds since 1970 by name and address.
@@ -172,12 +181,27 @@ pub(crate) struct HealthHistory {
 pub(crate) struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
 
 impl HealthHistory {
-    /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
-    fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
+    /// Records the health of a name's instances at `now`.
+    ///
+    /// An unchecked instance is no news: after a restart the server knows nothing yet, and a dead machine takes as
+    /// long as the server's timeouts to be found dead again.
+    fn observe(&mut self, name: &FleetDomain, found: &FleetAddresses, now: Instant) {
+        let FleetAddresses {
+            addresses: _,
+            unhealthy,
+            unchecked,
+        } = found;
         let known = self.unhealthy.entry(name.clone()).or_default();
-        known.retain(|address, _| unhealthy.contains(address));
+        known.retain(|address, illness| {
+            let is_unchecked = unchecked.contains(address);
+            unhealthy.contains(address) || is_unchecked && now - illness.seen < MAX_UNCHECKED
+        });
         for address in unhealthy {
-            known.entry(*address).or_insert(now);
+            let illness = known.entry(*address).or_insert(Illness {
+                since: now,
+                seen: now,
+            });
+            illness.seen = now;
         }
     }
 
@@ -190,7 +214,7 @@ impl HealthHistory {
         now: Instant,
     ) -> (BTreeSet<IpAddr>, Option<Instant>) {
         let unhealthy = self.unhealthy.get(name).into_iter().flatten();
-        let ends = unhealthy.map(|(address, since)| (*address, *since + hold));
+        let ends = unhealthy.map(|(address, illness)| (*address, illness.since + hold));
         let (over, pending): (Vec<_>, Vec<_>) = ends.partition(|(_, end)| *end <= now);
         (
             over.into_iter().map(|(address, _)| address).collect(),
@@ -200,8 +224,8 @@ impl HealthHistory {
 
     fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
-        let since = |since: &Instant| {
-            let elapsed = now.saturating_duration_since(*since).as_millis();
+        let since = |illness: &Illness| {
+            let elapsed = now.saturating_duration_since(illness.since).as_millis();
             wall.saturating_sub(u64::try_from(elapsed).unwrap_or(u64::MAX))
         };
         let names = self
@@ -213,7 +237,7 @@ impl HealthHistory {
                     name.to_string(),
                     unhealthy
                         .iter()
-                        .map(|(address, begin)| (*address, since(begin)))
+                        .map(|(address, illness)| (*address, since(illness)))
                         .collect(),
                 )
             });
@@ -230,7 +254,13 @@ impl HealthHistory {
         let names = saved.0.iter().filter_map(|(name, unhealthy)| {
             let unhealthy = unhealthy
                 .iter()
-                .map(|(address, begin)| (*address, since(*begin)))
+                .map(|(address, begin)| {
+                    let illness = Illness {
+                        since: since(*begin),
+                        seen: now,
+                    };
+                    (*address, illness)
+                })
                 .collect();
             Some((FleetDomain::from_text(name).ok()?, unhealthy))
         });
@@ -277,8 +307,6 @@ const LIMITS: Limits = Limits {
     body: 64 << 20,
 };
 
-const MAX_NAMES: usize = 1_000;
-
 #[derive(Clone, Debug)]
 pub(crate) struct ServerClient {
     socket: PathBuf,
@@ -305,7 +333,7 @@ impl ServerClient {
     /// Asks for the addresses of names. After an error the last known state stays in use.
     pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> anyhow::Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(queries.len());
-        for part in queries.chunks(MAX_NAMES) {
+        for part in queries.chunks(MAX_ADDRESS_QUERIES) {
             let found = self.exchange(part).await;
             answers.extend(found.map_err(|error| anyhow!("{}: {error}", self.socket.display()))?);
         }
@@ -383,7 +411,7 @@ impl Fleet {
 
     fn observe(&mut self, name: &FleetDomain, hold: Duration, answer: Answer, now: Instant) {
         if let Ok(found) = &answer {
-            self.history.observe(name, &found.unhealthy, now);
+            self.history.observe(name, found, now);
         }
         self.answers.insert((name.clone(), hold), answer);
     }
@@ -491,6 +519,43 @@ mod tests {
             .collect()
     }
 
+    fn ill(unhealthy: &BTreeSet<IpAddr>) -> FleetAddresses {
+        FleetAddresses {
+            unhealthy: unhealthy.clone(),
+            ..FleetAddresses::default()
+        }
+    }
+
+    #[test]
+    fn unchecked_is_no_news() {
+        let name = FleetDomain::from_text("q-s0.q-g1.bosh").unwrap();
+        let hold = Duration::from_secs(30);
+        let mut history = HealthHistory::default();
+        let begin = Instant::now();
+        let dead = set(&["10.0.0.1"]);
+        history.observe(&name, &ill(&dead), begin);
+        // The server restarts, then the publisher, then both, before any check has finished.
+        let unchecked = FleetAddresses {
+            unchecked: set(&["10.0.0.1", "10.0.0.2"]),
+            ..FleetAddresses::default()
+        };
+        let after = begin + hold;
+        history.observe(&name, &unchecked, after);
+        assert_eq!(history.withdrawn(&name, hold, after).0, dead);
+        let wall = SystemTime::now();
+        let saved = history.save(after, wall);
+        let mut history = HealthHistory::restore(&saved, after, wall);
+        history.observe(&name, &unchecked, after);
+        assert_eq!(history.withdrawn(&name, hold, after).0, dead);
+        // An answer of the instance is news, and so is an instance that is gone.
+        let mut other = HealthHistory::restore(&saved, after, wall);
+        other.observe(&name, &FleetAddresses::default(), after);
+        assert_eq!(other.withdrawn(&name, hold, after).0, set(&[]));
+        // Without checks, an illness ends some time.
+        history.observe(&name, &unchecked, after + MAX_UNCHECKED);
+        assert_eq!(history.withdrawn(&name, hold, after).0, set(&[]));
+    }
+
     #[test]
     fn address_leaves_after_hold() {
         let (name, hold) = (
@@ -500,13 +565,13 @@ mod tests {
         let mut history = HealthHistory::default();
         let begin = Instant::now();
         let unhealthy = set(&["10.0.0.1"]);
-        history.observe(&name, &unhealthy, begin);
+        history.observe(&name, &ill(&unhealthy), begin);
         assert_eq!(
             history.withdrawn(&name, hold, begin),
             (set(&[]), Some(begin + hold))
         );
         let almost = begin + Duration::from_millis(29_999);
-        history.observe(&name, &unhealthy, almost);
+        history.observe(&name, &ill(&unhealthy), almost);
         assert_eq!(
             history.withdrawn(&name, hold, almost),
             (set(&[]), Some(begin + hold))
@@ -517,9 +582,9 @@ mod tests {
             (unhealthy.clone(), None)
         );
         // Recovery takes effect at once, and a relapse must last for the hold time again.
-        history.observe(&name, &set(&[]), after);
+        history.observe(&name, &ill(&set(&[])), after);
         assert_eq!(history.withdrawn(&name, hold, after), (set(&[]), None));
-        history.observe(&name, &unhealthy, after);
+        history.observe(&name, &ill(&unhealthy), after);
         let later = after + Duration::from_secs(1);
         assert_eq!(
             history.withdrawn(&name, hold, later),
@@ -539,7 +604,7 @@ mod tests {
             SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
         );
         let unhealthy = set(&["10.0.0.1"]);
-        history.observe(&name, &unhealthy, begin);
+        history.observe(&name, &ill(&unhealthy), begin);
         let saved = history.save(begin + Duration::from_secs(20), wall);
         assert!(saved.is_like(&saved) && !saved.is_like(&SavedHealth::default()));
         let text = serde_json::to_string(&saved).unwrap();
@@ -570,6 +635,7 @@ mod tests {
         let answer = FleetAddresses {
             addresses: set(&["fd00::1", "10.0.0.2", "10.0.0.1"]),
             unhealthy: set(&["10.0.0.1"]),
+            unchecked: set(&[]),
         };
         fleet.observe(&name.internal, name.hold, Ok(answer), begin);
         let (other, foreign) = (mapping("a.cf.internal"), NoAddresses::Foreign);

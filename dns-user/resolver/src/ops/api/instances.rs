@@ -1,6 +1,6 @@
 //! `/instances`: the instances of the records with their health; `/local-groups`; and `/addresses`.
 
-use std::{borrow::Cow, convert::Infallible, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc, vec};
 
 use axum::{
     Json,
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::{Backend, NameRefused, backend::parse, json_lines, refused};
 use dns_core::{
     catalog::{Instance, Snapshot},
-    resolve::{self, AddressQuery, Existence},
+    name::Name,
+    resolve::{self, AddressQueries, AddressQuery, Existence},
 };
 
 /// Size from which the lines collected so far are sent: with another line still below the 16 KiB in which the
@@ -129,27 +130,70 @@ fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
 /// Handles `/addresses`: the addresses of names for publication in zones of other servers.
 pub(super) async fn addresses(
     State(backend): State<Arc<Backend>>,
-    Json(queries): Json<Vec<AddressQuery>>,
+    Json(AddressQueries(queries)): Json<AddressQueries>,
 ) -> Response {
-    let server_state = &backend.server_state;
-    let mut found = Vec::with_capacity(queries.len());
+    let mut names = Vec::with_capacity(queries.len());
     for AddressQuery { name, withdrawn } in queries {
-        let name = match parse(&name) {
-            Ok(name) => name,
+        match parse(&name) {
+            Ok(name) => names.push((name, withdrawn)),
             Err(reason) => return refused(reason),
-        };
-        let state = server_state.state_full();
-        server_state.keep_checked(&state, &name);
-        found.push(resolve::addresses(
-            &state.snapshot,
-            &*server_state.health,
-            &name,
-            &withdrawn,
-        ));
-        // The names of a fleet take time.
-        tokio::task::yield_now().await;
+        }
     }
-    Json(found).into_response()
+    let answers = AddressAnswers {
+        backend,
+        names: names.into_iter(),
+        before: b'[',
+    };
+    let parts = stream::unfold(answers, |mut answers| async move {
+        let part = answers.next_part().await?;
+        Some((Ok::<_, Infallible>(part), answers))
+    });
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        Body::from_stream(parts),
+    )
+        .into_response()
+}
+
+/// The answers of `/addresses` as a list in JSON. Each is found only when the client has read the ones before
+/// it: 1,000 names of a large group have hundreds of megabytes.
+struct AddressAnswers {
+    backend: Arc<Backend>,
+    names: vec::IntoIter<(Name, BTreeSet<IpAddr>)>,
+    /// What stands before the next answer; `]` after the end of the list.
+    before: u8,
+}
+
+impl AddressAnswers {
+    /// Returns the next part of the list; `None` after its end.
+    async fn next_part(&mut self) -> Option<Bytes> {
+        if self.before == b']' {
+            return None;
+        }
+        let server_state = &self.backend.server_state;
+        let mut part = Vec::with_capacity(PART + 1024);
+        while part.len() < PART {
+            let Some((name, withdrawn)) = self.names.next() else {
+                // An empty list has not begun yet.
+                if self.before == b'[' {
+                    part.push(b'[');
+                }
+                self.before = b']';
+                part.push(b']');
+                break;
+            };
+            part.push(self.before);
+            self.before = b',';
+            let state = server_state.state_full();
+            server_state.keep_checked(&state, &name);
+            let health = &*server_state.health;
+            let found = resolve::addresses(&state.snapshot, health, &name, &withdrawn);
+            serde_json::to_writer(&mut part, &found).expect("addresses can be written as JSON");
+            // The names of a fleet take time.
+            tokio::task::yield_now().await;
+        }
+        Some(part.into())
+    }
 }
 
 pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {

@@ -7,7 +7,7 @@
 //! | `/local-groups` | any | JSON lines: the VM as a whole, then each link of each job |
 //! | `/status` | GET | a JSON object ([`crate::ops::status::ServerStatus`]) |
 //! | `/resolve?name=NAME[&type=TYPE]` | GET | a JSON object: resolution of the name, step by step |
-//! | `/addresses` | POST | for each [`dns_core::resolve::AddressQuery`] of a list its `Ok` or `Err`; keeps the names' instances checked |
+//! | `/addresses` | POST | for each [`dns_core::resolve::AddressQuery`] of a list of at most 1,000 its `Ok` or `Err`; keeps the names' instances checked |
 //! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | endless JSON lines, one per query |
 //! | `/log` | GET, POST | log levels; POST changes them |
 //! | `/reload` | POST | reloads every file, as SIGHUP does |

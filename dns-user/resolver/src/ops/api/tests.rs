@@ -27,7 +27,7 @@ use crate::{
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     config::{Config, TlsFiles},
-    resolve::{AddressQuery, AllRunning, FleetAddresses, NoAddresses},
+    resolve::{AddressQuery, AllRunning, FleetAddresses, MAX_ADDRESS_QUERIES, NoAddresses},
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::logs::Request;
@@ -255,6 +255,28 @@ async fn addresses_come_by_name() {
         "{text}"
     );
     assert_eq!(api.ask("GET", "/addresses", "").await.0, 405);
+    assert_eq!(api.ask("POST", "/addresses", "[]").await.1, "[]");
+    let many = vec![query("i.g.n.d.bosh"); MAX_ADDRESS_QUERIES];
+    let (status, text) = api
+        .ask("POST", "/addresses", &serde_json::to_string(&many).unwrap())
+        .await;
+    assert_eq!(
+        (status, text.matches("10.0.0.1").count()),
+        (200, MAX_ADDRESS_QUERIES)
+    );
+    let one_more = vec![query("i.g.n.d.bosh"); MAX_ADDRESS_QUERIES + 1];
+    let (status, text) = api
+        .ask(
+            "POST",
+            "/addresses",
+            &serde_json::to_string(&one_more).unwrap(),
+        )
+        .await;
+    assert_eq!(
+        (status, text.contains("more than 1000 names")),
+        (422, true),
+        "{text}"
+    );
 }
 
 #[tokio::test]
