@@ -99,7 +99,7 @@ pub const KEYS: &[ConfigKey] = keys! {
     "timeout" BoshDns "duration above 0" = "\"5s\"", "\"10s\"", "\"5s\"":
         "Time limit for binding the sockets and the first up-check";
     "max_reply" Ours "bytes, 512 to 65507, or null" = "null", "1232", "null":
-        "Longest UDP reply to clients of other networks; null: only the client's EDNS size limits it";
+        "Longest UDP reply to clients of other networks; null: 1232, unless the address is loopback or link-local";
     "identity" Ours "edns, always or off" = "\"edns\"", "\"off\"", "\"edns\"":
         "Which queries may read version and host name (class CH, NSID): with EDNS, all, or none";
     "jobs_dir" BoshDns "path; empty: off" = "\"\"", "\"/var/vcap/jobs\"", "":

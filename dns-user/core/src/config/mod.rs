@@ -63,7 +63,7 @@ pub struct Config {
     /// `configure_systemd_resolved`: accepted and ignored; this server does not configure the host.
     pub configure_systemd_resolved: bool,
     /// `max_reply`, a key of ours: maximum size in bytes of a UDP reply to a client that is neither
-    /// local, nor link-local, nor on a container's interface; `None`: no limit.
+    /// local, nor link-local, nor on a container's interface; `None`: see [`Config::max_reply_at`].
     pub max_reply: Option<u16>,
     /// `identity`, a key of ours: which queries get the server's version and host name.
     pub identity: Identity,
@@ -365,20 +365,32 @@ impl Config {
     }
 
     /// Returns a warning if the server can be abused for amplification: it listens on a routed
-    /// address and `max_reply` does not limit UDP replies.
-    pub fn unbounded_replies(&self, listen: &[SocketAddr]) -> Option<String> {
-        let routed = |address: &&SocketAddr| match address.ip() {
-            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
-            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-        };
-        let address = listen
-            .iter()
-            .find(routed)
-            .filter(|_| self.max_reply.is_none())?;
+    /// address, and `max_reply` permits longer UDP replies than usual.
+    pub fn long_replies(&self, listen: &[SocketAddr]) -> Option<String> {
+        let most = self.max_reply.filter(|&most| most > USUAL_MAX_REPLY)?;
+        let address = listen.iter().find(|address| is_routed(address))?;
         Some(format!(
-            "{address} is reachable from other networks, and max_reply is not set: UDP queries with forged \
-             senders can be amplified; set max_reply"
+            "{address} is reachable from other networks, and max_reply is {most}: UDP queries with forged senders \
+             can be amplified; remove max_reply, or set at most {USUAL_MAX_REPLY}"
         ))
+    }
+
+    /// Returns the maximum size in bytes of a UDP reply of the server at an address; `None` for no limit, as in
+    /// bosh-dns. Replies to near clients are never limited.
+    pub fn max_reply_at(configured: Option<u16>, listen: SocketAddr) -> Option<u16> {
+        configured.or_else(|| is_routed(&listen).then_some(USUAL_MAX_REPLY))
+    }
+}
+
+/// Maximum size of a UDP reply by default, which other DNS servers have too (RFC 9715, section 3.1): forged senders gain
+/// little, and few networks fragment it.
+pub const USUAL_MAX_REPLY: u16 = 1232;
+
+/// Returns whether packets to an address come from other networks.
+fn is_routed(address: &SocketAddr) -> bool {
+    match address.ip() {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
     }
 }
 

@@ -165,6 +165,7 @@ impl Listeners {
         let options = Options {
             ipv4_apart,
             listen: Some(address),
+            max_reply: Config::max_reply_at(self.options.max_reply, address),
             ..self.options.clone()
         };
         let (server_state, identity) = (self.server_state.clone(), self.identity.clone());

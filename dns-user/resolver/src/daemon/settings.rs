@@ -61,7 +61,7 @@ pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
     let no_jobs =
         no_jobs.then(|| "jobs_dir is not configured: /local-groups lists no jobs".to_owned());
     config
-        .unbounded_replies(listen)
+        .long_replies(listen)
         .into_iter()
         .chain(privileges::remaining_root())
         .chain(no_jobs)
