@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Instant,
 };
 
@@ -13,7 +14,7 @@ use crate::{
     HOOKS,
     fixtures::world,
     install, load,
-    packet::{A, AAAA, Datagram, Query, wire},
+    packet::{A, AAAA, CLIENT, CLIENT6, Datagram, Query, wire},
 };
 
 /// The last helper of Linux 5.15, `bpf_task_pt_regs` (include/uapi/linux/bpf.h of that version).
@@ -225,6 +226,9 @@ fn tap_reports_own_queries_only() {
     program.set_control(|control| control.tap_every = 1);
     let hit = Datagram::v4(Query::new("V4-3.bosh", A).bytes()).frame();
     let miss = Datagram::v6(Query::new("Nobody.bosh", 33).bytes()).frame();
+    // The client of a reply is its receiver, over both families.
+    let hit6 = Datagram::v6(Query::new("V4-3.bosh", A).bytes()).frame();
+    let miss4 = Datagram::v4(Query::new("Nobody.bosh", 33).bytes()).frame();
     // Queries for other servers are none of the tap's business.
     let query = Query::new("V4-3.bosh", A).bytes();
     let foreign = [
@@ -244,6 +248,8 @@ fn tap_reports_own_queries_only() {
             program.run(hook, frame).expect("the program runs");
         }
         program.run(hook, &miss).expect("the program runs");
+        program.run(hook, &hit6).expect("the program runs");
+        program.run(hook, &miss4).expect("the program runs");
     }
     let mut events = Vec::new();
     let map = program
@@ -254,11 +260,15 @@ fn tap_reports_own_queries_only() {
     while let Some(item) = ring.next() {
         events.push(TapEvent::read_from_bytes(&item).expect("an event"));
     }
-    assert_eq!(events.len(), 2 * HOOKS.len());
-    for pair in events.chunks(2) {
-        let [hit, miss] = pair else {
-            panic!("pairs of events")
+    assert_eq!(events.len(), 4 * HOOKS.len());
+    for of_hook in events.chunks(4) {
+        let [hit, miss, hit6, miss4] = of_hook else {
+            panic!("four events of each hook")
         };
+        let addresses =
+            [hit, miss, hit6, miss4].map(|event| IpAddr::from(event.client).to_canonical());
+        assert_eq!(addresses, [CLIENT, CLIENT6, CLIENT6, CLIENT]);
+        assert!(of_hook.iter().all(|event| event.client_port == 40_000));
         assert_eq!(
             (hit.outcome, hit.rcode, hit.answers),
             (Outcome::Hit as u8, 0, 3)
@@ -273,7 +283,6 @@ fn tap_reports_own_queries_only() {
         );
         assert_eq!((miss.client_port, miss.query_type), (40_000, 33));
         assert_eq!(&miss.name[..miss.name_len as usize], wire("Nobody.bosh"));
-        assert_eq!(std::net::IpAddr::from(miss.client), crate::packet::CLIENT6);
     }
 }
 
