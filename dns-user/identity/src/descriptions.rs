@@ -197,14 +197,17 @@ pub fn read_any(path: &Path) -> anyhow::Result<Container> {
 /// Time after which a removal that was not confirmed takes effect.
 const HOLD: Duration = Duration::from_secs(600);
 
+/// Longest time between two checks.
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Number of entries that may always disappear at once.
 const FEW: usize = 10;
 
 /// Decides whether entries may be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemovalGuard {
-    /// Time at which the current removal was first seen.
-    since: Option<SystemTime>,
+    /// Time at which the current removal was last seen, and for how long it has been seen.
+    seen: Option<(SystemTime, Duration)>,
     /// Number of removals that an operator confirmed.
     confirmed: usize,
 }
@@ -219,13 +222,15 @@ impl RemovalGuard {
         now: SystemTime,
     ) -> Result<(), String> {
         if missing <= FEW.max(known / 10) {
-            self.since = None;
+            self.seen = None;
             return Ok(());
         }
-        // A start in the future dates from before the clock was set back.
-        let since = self.since.filter(|since| *since <= now).unwrap_or(now);
-        self.since = Some(since);
-        if missing <= self.confirmed || since + HOLD <= now {
+        let (last, seen) = self.seen.unwrap_or((now, Duration::ZERO));
+        // A clock that jumps ahead must not end the time in which the entries can return.
+        let passed = now.duration_since(last).unwrap_or_default();
+        let seen = seen + passed.min(MAX_INTERVAL);
+        self.seen = Some((now, seen));
+        if missing <= self.confirmed || seen >= HOLD {
             *self = Self::default();
             return Ok(());
         }
@@ -272,11 +277,10 @@ mod tests {
         assert_eq!(guard.check(50, 10, start), Ok(()));
         assert_eq!(guard.check(1000, 100, start), Ok(()));
         assert!(guard.check(50, 11, start).is_err());
-        assert!(
-            guard
-                .check(50, 50, start + HOLD - Duration::from_secs(1))
-                .is_err()
-        );
+        for minute in 1..10 {
+            let now = start + minute * MAX_INTERVAL;
+            assert!(guard.check(50, 50, now).is_err(), "{minute}");
+        }
         assert_eq!(guard.check(50, 50, start + HOLD), Ok(()));
         assert!(
             guard.check(50, 50, start + HOLD).is_err(),
@@ -297,11 +301,18 @@ mod tests {
     }
 
     #[test]
-    fn clock_set_back_prolongs_nothing() {
+    fn wrong_clock_neither_prolongs_nor_ends_the_wait() {
         let (mut guard, now) = (RemovalGuard::default(), SystemTime::now());
         assert!(guard.check(50, 50, now).is_err());
-        let earlier = now - 10 * HOLD;
-        assert!(guard.check(50, 50, earlier).is_err());
-        assert_eq!(guard.check(50, 50, earlier + HOLD), Ok(()));
+        let (earlier, later) = (now - 10 * HOLD, now + 5000 * HOLD);
+        for jump in [later, now, earlier] {
+            assert!(guard.check(50, 50, jump).is_err());
+        }
+        // The jump ahead counted as one interval.
+        for minute in 1..9 {
+            let now = earlier + minute * MAX_INTERVAL;
+            assert!(guard.check(50, 50, now).is_err(), "{minute}");
+        }
+        assert_eq!(guard.check(50, 50, earlier + 9 * MAX_INTERVAL), Ok(()));
     }
 }

@@ -6,7 +6,11 @@ use std::{
     net::SocketAddr,
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -164,17 +168,22 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let _ = key_ready.send(Event::Key);
     });
 
+    let pending_rescan = Arc::new(AtomicBool::new(false));
     // Kept alive as long as the rotator.
     let mut _watcher = None;
     if let Some(containers) = &containers {
         let events = events.clone();
+        let pending = pending_rescan.clone();
         let notified = move |event: notify::Result<notify::Event>| {
             // Reading the descriptions is also an event, but must not trigger the next read.
             if event.is_ok_and(|event| event.kind.is_access()) {
                 return;
             }
-            // The rotator may be stopping.
-            let _ = events.send(Event::Rescan);
+            // One is enough, however many files change while the rotator is busy.
+            if !pending.swap(true, Ordering::AcqRel) {
+                // The rotator may be stopping.
+                let _ = events.send(Event::Rescan);
+            }
         };
         let mut watcher = notify::recommended_watcher(notified)?;
         watcher
@@ -203,7 +212,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let descriptions = containers.map(Descriptions::new);
     let worker = thread::Builder::new()
         .name("rotator".to_owned())
-        .spawn(move || work(rotator, descriptions, &inbox))?;
+        .spawn(move || work(rotator, descriptions, &inbox, &pending_rescan))?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     dns_kit::command_line::until_ended().await;
@@ -227,6 +236,7 @@ fn work(
     mut rotator: Rotator,
     mut descriptions: Option<Descriptions>,
     inbox: &mpsc::Receiver<Event>,
+    pending_rescan: &AtomicBool,
 ) {
     let mut rescan_at = Instant::now();
     loop {
@@ -254,7 +264,11 @@ fn work(
                     let _ =
                         reply.send(handle_command(&mut rotator, command, descriptions.as_mut()));
                 }
-                Event::Rescan => rescan_at = Instant::now(),
+                Event::Rescan => {
+                    // Before the folder is read: a later change asks again.
+                    pending_rescan.store(false, Ordering::Release);
+                    rescan_at = Instant::now();
+                }
                 Event::Key => {}
                 Event::Stop => return,
             }

@@ -1,24 +1,31 @@
 //! An HTTP client, bounded in time and size: with pooled connections by URL, or for one request over an open
 //! stream.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::{
-    Request, Response,
+    Request, Response, Uri,
     body::{Bytes, Incoming},
     client::conn::http1,
 };
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioIo},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use rustls::ClientConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
     time::timeout,
 };
+use tower_service::Service;
 
 use crate::logs::with_causes;
 
@@ -45,10 +52,36 @@ pub enum ClientError {
     Timeout(Duration),
 }
 
+/// Time limit for connecting, the look-up of the host name and the TLS handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time for which unused connections are kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A client that finds servers by URL: `http` or `https`.
 #[derive(Clone, Debug)]
 pub struct HttpClient {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<BoundedConnector, Full<Bytes>>,
+}
+
+/// Connects within a time. The client connects in the background when a request has found another connection
+/// meanwhile; a server that never finishes the handshake would then keep a descriptor for good.
+#[derive(Clone, Debug)]
+struct BoundedConnector(HttpsConnector<HttpConnector>);
+
+impl Service<Uri> for BoundedConnector {
+    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        let connecting = timeout(CONNECT_TIMEOUT, self.0.call(server));
+        Box::pin(async { connecting.await? })
+    }
 }
 
 impl HttpClient {
@@ -63,7 +96,9 @@ impl HttpClient {
         Self {
             client: Client::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(idle)
-                .build(connector),
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .pool_timer(TokioTimer::new())
+                .build(BoundedConnector(connector)),
         }
     }
 

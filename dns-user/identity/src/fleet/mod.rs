@@ -40,6 +40,7 @@ use crate::{
 };
 use dns_core::catalog::Snapshot;
 use dns_kit::{
+    foreign::printable,
     http_client::{Limits, exchange},
     tls::{self, ClientIdentity, ServerTrust},
 };
@@ -289,11 +290,11 @@ impl Issuer {
         if status == StatusCode::OK {
             return Ok(serde_json::from_slice(&body)?);
         }
-        let refused = serde_json::from_slice(&body).map(|refused: Refused| refused.error);
-        bail!(
-            "{status}: {}",
-            refused.unwrap_or_else(|_| "no reason given".to_owned())
-        )
+        let reason = match serde_json::from_slice::<Refused>(&body) {
+            Ok(refused) => printable(&refused.error),
+            Err(_) => "no reason given".to_owned(),
+        };
+        bail!("{status}: {reason}")
     }
 }
 
