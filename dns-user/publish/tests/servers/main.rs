@@ -6,6 +6,7 @@
     reason = "a test that cannot set up its server has failed"
 )]
 
+mod bodies;
 mod commands;
 mod etcd;
 mod faults;

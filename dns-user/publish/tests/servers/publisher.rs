@@ -40,7 +40,7 @@ pub(crate) struct Said {
 
 /// A running publisher, killed when dropped.
 pub(crate) struct Running {
-    child: Child,
+    pub(crate) child: Child,
     pub(crate) folder: PathBuf,
 }
 
