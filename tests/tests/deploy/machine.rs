@@ -138,7 +138,7 @@ fn install_package(vcap: &Path) -> Result<()> {
         .arg("--strip-debug")
         .arg(&program)
         .arg(stripped))?;
-    for name in ["bosh-dns-sync", "bosh-dns-publish"] {
+    for name in ["bosh-dns-sync", "bosh-dns-publish", "bosh-dns-identity"] {
         let program = server::companion(name)?;
         run(Command::new("objcopy")
             .arg("--strip-debug")

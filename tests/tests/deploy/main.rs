@@ -3,7 +3,9 @@
 
 mod debian;
 mod identity;
+mod identity_job;
 mod job;
+mod keys;
 mod machine;
 mod packages;
 mod publish_job;
@@ -13,3 +15,5 @@ mod rendering;
 mod resolver;
 mod running;
 mod sync_job;
+mod together;
+mod units;
