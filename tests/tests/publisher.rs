@@ -158,6 +158,17 @@ fn server_health_decides_after_hold() {
     assert!(!publisher.addresses().contains(&instance(0)));
     // A restarted process continues with the same hold time.
     assert_eq!(start().addresses().len(), 2);
+    // Nor does a restarted server publish a dead address, although its check does not end: unchecked is no news.
+    let rest = publisher.addresses();
+    fleet.says(instance(0), Says::Nothing);
+    server.restart(None).unwrap();
+    wait_until("the restarted server", LIMIT, || {
+        publisher.read() == (rest.clone(), None)
+    })
+    .unwrap();
+    assert_eq!(start().read(), (rest, None), "nor do both");
+    fleet.says(instance(0), Says::state("running"));
+    server.restart(None).unwrap();
     fleet.says(instance(0), Says::state("running"));
     wait_until("the return", LIMIT, || publisher.addresses() == all).unwrap();
 
