@@ -91,7 +91,7 @@ pub struct EntryHeader {
     /// is NOERROR, both lists are empty.
     pub rcode: u8,
     /// RCODE of replies to queries of other types, NOERROR (0) or NXDOMAIN (3), plus [`HAS_POLICY`]
-    /// if the entry has [`AnswerPolicy`]. Queries of type ANY are always passed to userspace.
+    /// if the entry has [`AnswerPolicy`].
     pub rcode_other: u8,
 }
 

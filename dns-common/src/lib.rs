@@ -20,6 +20,9 @@ pub mod name;
 pub mod scope;
 pub mod tap;
 
+#[cfg(test)]
+mod exact;
+
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
