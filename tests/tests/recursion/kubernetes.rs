@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::unix::process::CommandExt as _,
     path::Path,
     process::Command,
     time::Duration,
@@ -18,7 +19,7 @@ use whole_system_tests::{
     client,
     metrics::wait_for_metrics,
     pair::{self, Pair},
-    process::{capture, wait_until},
+    process::{Kept, capture, wait_until},
     requirements,
     server::{self, Server},
 };
@@ -34,12 +35,66 @@ const SERVICE: &str = "web.shop.svc.cluster.local.";
 /// Where the container of the manifest has its configuration.
 const MOUNTED: &str = "/etc/bosh-dns-xdp";
 
+const MANIFEST: &str = include_str!("../../../deploy/kubernetes/node-local-dns.yml");
+
 /// The two documents of the manifest.
 struct Manifest {
     /// Files of the ConfigMap.
     files: Value,
-    /// The only container of the DaemonSet.
-    container: Value,
+    /// Containers of the DaemonSet.
+    server: Value,
+    attacher: Value,
+}
+
+/// Numbers of the capabilities in the manifest (`include/uapi/linux/capability.h`).
+const CAPABILITIES: [(&str, libc::c_ulong); 8] = [
+    ("CHOWN", 0),
+    ("SETGID", 6),
+    ("SETUID", 7),
+    ("SETPCAP", 8),
+    ("NET_BIND_SERVICE", 10),
+    ("NET_ADMIN", 12),
+    ("PERFMON", 38),
+    ("BPF", 39),
+];
+
+/// Runs a command as root with only the capabilities of a container, and without gaining others.
+fn confine(command: &mut Command, container: &Value) -> Result<()> {
+    let security = &container["securityContext"];
+    ensure!(
+        security["capabilities"]["drop"] == json!(["ALL"]),
+        "{security}"
+    );
+    ensure!(
+        security["allowPrivilegeEscalation"] == json!(false),
+        "{security}"
+    );
+    ensure!(
+        security["readOnlyRootFilesystem"] == json!(true),
+        "{security}"
+    );
+    let mut kept = Vec::new();
+    for name in security["capabilities"]["add"]
+        .as_array()
+        .context("added capabilities")?
+    {
+        let known = CAPABILITIES.iter().find(|(known, _)| name == known);
+        kept.push(known.with_context(|| format!("{name} is unknown"))?.1);
+    }
+    let drop_others = move || {
+        for capability in (0..64).filter(|number| !kept.contains(number)) {
+            // SAFETY: takes numbers. Fails for those that the kernel does not have.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        }
+        // SAFETY: takes numbers.
+        match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: makes only system calls.
+    unsafe { command.pre_exec(drop_others) };
+    Ok(())
 }
 
 impl Manifest {
@@ -53,9 +108,17 @@ impl Manifest {
                 .arg(&path),
         )?;
         let documents: Value = serde_json::from_str(&text)?;
+        let pod = &documents[1]["spec"]["template"]["spec"];
+        let container = |name: &str| {
+            let mut containers = pod["containers"].as_array()?.iter();
+            containers
+                .find(|container| container["name"] == name)
+                .cloned()
+        };
         Ok(Self {
             files: documents[0]["data"].clone(),
-            container: documents[1]["spec"]["template"]["spec"]["containers"][0].clone(),
+            server: container("bosh-dns-xdp").context("the server's container")?,
+            attacher: container("attacher").context("the attacher's container")?,
         })
     }
 
@@ -122,9 +185,31 @@ fn node_answers_hot_cluster_names() -> Result<()> {
     // Folders of this machine; and defaults where the test's configuration has something else.
     config["control"]["socket"] = json!(bpffs.path().with_extension("sock"));
     config["xdp"]["bpffs"] = json!(bpffs.path());
+    config["xdp"]["attach_socket"] = json!(folder.path().join("attacher/attach.sock"));
+    // Users of the image, as those of this machine.
+    ensure!(
+        config["xdp"]["user"] == "bosh-dns-xdp"
+            && config["xdp"]["attach_user"] == "bosh-dns-xdp-attach"
+    );
+    config["xdp"]["user"] = json!("nobody");
+    config["xdp"]["attach_user"] = json!("daemon");
+    fs::set_permissions(
+        folder.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
     config["xdp"]["interfaces"] = Value::Null;
     config["disable_recursors"] = json!(false);
-    let server = Server::start(Some(node), folder, NODE_LOCAL, &config)?;
+    let mut confined = Ok(());
+    let server = Server::start_prepared(Some(node), folder, NODE_LOCAL, &config, |command| {
+        confined = confine(command, &manifest.server);
+    })?;
+    confined?;
+    let mut attach = node.command(server::program()?)?;
+    attach
+        .args(["attach", "--config"])
+        .arg(server.folder.path().join("config.json"));
+    confine(&mut attach, &manifest.attacher)?;
+    let _attacher = Kept::spawn(&mut attach)?;
     let lab = Lab {
         server,
         namespace: node,
@@ -173,9 +258,30 @@ fn node_answers_hot_cluster_names() -> Result<()> {
 #[test]
 fn manifest_starts_the_server() -> Result<()> {
     let Manifest {
-        files: _,
-        container,
+        server, attacher, ..
     } = Manifest::read()?;
+    let files = "{name: bpffs, mountPath: /sys/fs/bpf/bosh-dns-xdp}";
+    ensure!(MANIFEST.matches("/sys/fs/bpf").count() == 3 && MANIFEST.contains(files));
+    for container in [server, attacher] {
+        understands(&container)?;
+    }
+    Ok(())
+}
+
+/// Metrics listen on 127.0.0.1, which no scrape from outside of the node reaches.
+#[test]
+fn manifest_announces_no_unreachable_metrics() -> Result<()> {
+    let config = Manifest::read()?.file("config.json", Path::new(MOUNTED))?;
+    let address = config["metrics"]["address"].as_str().unwrap_or("127.0.0.1");
+    ensure!(
+        address == "127.0.0.1" && !MANIFEST.contains("prometheus.io/"),
+        "{config}"
+    );
+    Ok(())
+}
+
+/// Requires that the program understands a container's arguments, which name the mounted configuration.
+fn understands(container: &Value) -> Result<()> {
     let arguments = container["args"]
         .as_array()
         .context("the container has arguments")?;
