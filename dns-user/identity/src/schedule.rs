@@ -24,7 +24,8 @@ pub struct Schedule {
     /// Lead of the certificate's start over the local clock when the pair was issued. The issuer's
     /// clock is ahead by that much, so a further pair would not be valid earlier.
     lead: Duration,
-    requested: Option<SystemTime>,
+    /// Requested time of a renewal, and how far ahead it was at most.
+    requested: Option<(SystemTime, Duration)>,
     pub(crate) failure: Option<Failure>,
     /// Consecutive pairs that were due as soon as they were issued.
     hasty: u32,
@@ -102,8 +103,12 @@ impl Schedule {
             return now;
         }
         let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
-        self.requested
-            .map_or(renewal, |requested| requested.min(renewal))
+        match self.requested {
+            None => renewal,
+            // Requested before the clock was set back.
+            Some((requested, spread)) if requested > now + spread => now,
+            Some((requested, _)) => requested.min(renewal),
+        }
     }
 
     /// Returns whether the pair is valid and its renewal window lasts at least `time` longer.
@@ -116,7 +121,9 @@ impl Schedule {
     /// Requests a renewal ahead of its window, at the identity's share of `spread`.
     pub fn request(&mut self, now: SystemTime, spread: Duration) {
         let at = now + self.share.of_length(spread);
-        self.requested = Some(self.requested.map_or(at, |earlier| earlier.min(at)));
+        if self.requested.is_none_or(|(earlier, _)| at < earlier) {
+            self.requested = Some((at, spread));
+        }
     }
 
     /// Records a new pair. A pair that is due at once, because the clocks of this machine and of the
@@ -308,6 +315,10 @@ mod tests {
         assert!(due < start() + HOUR);
         schedule.request(start() + HOUR, HOUR);
         assert_eq!(schedule.due(start()), due, "an earlier request stands");
+        // A request by a clock that was far ahead is not left for later.
+        let mut schedule = day();
+        schedule.request(start() + 40 * 24 * HOUR, HOUR);
+        assert_eq!(schedule.due(start()), start());
     }
 
     #[test]

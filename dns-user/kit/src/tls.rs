@@ -279,7 +279,7 @@ impl RotatingTls {
         }
         {
             let mut attempt = self.attempt.lock();
-            if attempt.warned.is_some_and(|at| now < at + WARNING_INTERVAL) {
+            if attempt.warned.is_some_and(|at| is_recent(at, now)) {
                 return;
             }
             attempt.warned = Some(now);
@@ -303,6 +303,12 @@ impl RotatingTls {
             }
         }
     }
+}
+
+/// Returns whether the last warning is so recent that it need not be repeated. One in the future dates from before
+/// the clock was set back.
+fn is_recent(warned: SystemTime, now: SystemTime) -> bool {
+    warned <= now && now < warned + WARNING_INTERVAL
 }
 
 impl TlsMaterial {

@@ -142,7 +142,7 @@ impl Rotator {
         let failed = |cause| anyhow!("{path}: {cause}; create it writable for the rotator's user");
         make_folders(&settings.folder).map_err(failed)?;
         sweep_interrupted(&settings.folder).map_err(failed)?;
-        let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone())?;
+        let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone(), now)?;
         let (mut identities, mut problems) = (Identities::new(now), Vec::new());
         for entry in fs::read_dir(&settings.folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();

@@ -6,7 +6,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use dns_kit::files::{
@@ -38,7 +38,15 @@ pub(super) struct Trusted {
     in_use: BTreeMap<Arc<str>, usize>,
     former: Vec<Former>,
     path: PathBuf,
+    /// Time of the last look at the former CAs.
+    now: SystemTime,
 }
+
+/// Maximum number of former CAs that are kept.
+const MAX_FORMER: usize = 32;
+
+/// Time for which a former CA is kept after it left the bundles: a clock that was wrong may be corrected.
+const KEEP_FORMER: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// A CA that was in use until the files of the CA changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +60,11 @@ struct Former {
 impl Trusted {
     /// Reads the files. A file that cannot be used is an error: without it, the first bundle would
     /// exclude the other cells.
-    pub(super) fn open(folder: &Path, files: Vec<PathBuf>) -> Result<Self, CaError> {
+    pub(super) fn open(
+        folder: &Path,
+        files: Vec<PathBuf>,
+        now: SystemTime,
+    ) -> Result<Self, CaError> {
         let path = folder.join(FORMER);
         atomic::sweep(&path);
         let former = match bounded::read(&path) {
@@ -75,15 +87,20 @@ impl Trusted {
             in_use: BTreeMap::new(),
             former,
             path,
+            now,
         })
     }
 
     /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
     pub(super) fn reload(&mut self, now: SystemTime) -> bool {
-        let before = self.former.len();
-        self.former.retain(|former| now < former.until);
-        let mut changed = self.former.len() != before;
-        if changed {
+        let is_in_force = |former: &&Former| now < former.until;
+        let before = self.in_force().count();
+        let mut changed = self.former.iter().filter(is_in_force).count() != before;
+        self.now = now;
+        let known = self.former.len();
+        self.former
+            .retain(|former| now < former.until + KEEP_FORMER);
+        if self.former.len() != known {
             self.save();
         }
         let stamps: Vec<_> = self.files.iter().map(FileStamp::of).collect();
@@ -106,6 +123,11 @@ impl Trusted {
         changed
     }
 
+    /// Returns the former CAs that are still trusted.
+    fn in_force(&self) -> impl Iterator<Item = &Former> {
+        self.former.iter().filter(|former| self.now < former.until)
+    }
+
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
@@ -117,6 +139,9 @@ impl Trusted {
             chain: chain.to_owned(),
             until,
         });
+        if self.former.len() > MAX_FORMER {
+            self.former.remove(0);
+        }
         self.save();
     }
 
@@ -158,7 +183,7 @@ impl Trusted {
     pub(super) fn bundle(&self, own: &str) -> Arc<str> {
         let chains = std::iter::once(own)
             .chain(self.in_use.keys().map(|chain| &**chain))
-            .chain(self.former.iter().map(|former| former.chain.as_str()));
+            .chain(self.in_force().map(|former| former.chain.as_str()));
         let chains: Vec<&str> = chains.collect();
         let mut seen = BTreeSet::new();
         // The chains were validated when they were taken over.
@@ -189,4 +214,39 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
         all.extend(ders);
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    #[test]
+    fn former_ca_returns_with_the_right_clock() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let now = SystemTime::now();
+        let key = rcgen::KeyPair::generate()?;
+        let chain = rcgen::CertificateParams::default()
+            .self_signed(&key)?
+            .pem()
+            .replace("\r\n", "\n");
+        let mut trusted = Trusted::open(folder.path(), Vec::new(), now)?;
+        trusted.retire(&chain, now + DAY);
+        let is_trusted = |trusted: &Trusted| !trusted.bundle("").is_empty();
+        assert!(is_trusted(&trusted));
+        for (at, changes, expected) in [
+            (now + 40 * DAY, true, false),
+            (now, true, true),
+            (now + DAY, true, false),
+        ] {
+            assert_eq!(trusted.reload(at), changes);
+            assert_eq!(is_trusted(&trusted), expected);
+        }
+        let mut reopened = Trusted::open(folder.path(), Vec::new(), now)?;
+        assert!(is_trusted(&reopened));
+        reopened.reload(now + DAY + KEEP_FORMER);
+        assert!(reopened.former.is_empty());
+        Ok(())
+    }
 }

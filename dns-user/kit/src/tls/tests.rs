@@ -127,6 +127,14 @@ fn sessions_are_not_resumed() {
 }
 
 #[test]
+fn warning_of_a_wrong_clock_counts_no_longer() {
+    let now = SystemTime::now();
+    assert!(is_recent(now, now) && is_recent(now - WARNING_INTERVAL / 2, now));
+    assert!(!is_recent(now - WARNING_INTERVAL, now));
+    assert!(!is_recent(now + 40 * WARNING_INTERVAL, now));
+}
+
+#[test]
 fn common_name_suffices() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
