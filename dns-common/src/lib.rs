@@ -21,7 +21,7 @@ pub mod scope;
 pub mod tap;
 
 #[cfg(test)]
-mod exact;
+mod tests;
 
 /// Version of the map layouts in this crate.
 ///
