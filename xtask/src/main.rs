@@ -13,6 +13,7 @@ mod dist;
 mod docs;
 mod fuzz;
 mod kernel;
+mod mutants;
 mod packages;
 mod process;
 mod release;
@@ -100,6 +101,13 @@ enum Command {
     /// written for the interface, and the reply to a random client at a random age must be the same from
     /// both. The same seed generates the same inputs.
     Fuzz(fuzz::Fuzz),
+    /// Change the code in one place at a time, in a copy, and name the changes that no test notices.
+    ///
+    /// A crate is changed by cargo-mutants and judged by its own tests. With --program, the BPF programs are
+    /// changed (operators, numbers, conditions and calls, one line at a time) and judged by the packet tests in
+    /// this kernel. The same seed chooses the same changes. Changes known to make no difference are listed
+    /// with their reasons in xtask/src/mutants.rs.
+    Mutants(mutants::Mutants),
     /// Run the real server under load with random faults.
     ///
     /// A model built from the same files judges every reply. The report contains the seed, the
@@ -180,6 +188,7 @@ fn main() -> Result<()> {
         Command::Release(arguments) => release::run(arguments),
         Command::Docs => docs::build(),
         Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Mutants(mutants) => mutants.run(),
         Command::Soak {
             minutes,
             hours,

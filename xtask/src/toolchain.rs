@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Error, Result, bail};
 
-use self::bpf_cargo::bpf_cargo;
+pub(crate) use self::bpf_cargo::bpf_cargo;
 use crate::{
     packages,
     process::{install, on_path, root, run},

@@ -18,6 +18,7 @@ fn every_command_explains_itself() {
     for (arguments, part) in [
         (&["help", "fuzz"][..], "--program"),
         (&["fuzz", "--help"], "--seed"),
+        (&["mutants", "--help"], "--program"),
         (&["bench", "--help"], "--against"),
         (&["demo", "--help"], "--instances"),
         (&["help", "kernel-test"], "bzImage"),

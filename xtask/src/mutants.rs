@@ -1,0 +1,575 @@
+//! `cargo xtask mutants`: how strong the tests are. Changes the code in one place at a time, and names the
+//! changes that no test notices.
+//!
+//! Everything happens in a copy of the project below `target/mutants`, so no change is ever left in the tree.
+//! Rust crates are changed by cargo-mutants; the BPF programs, which it cannot build, by the table
+//! [`CHANGES`] and judged by the packet tests, which run them in this kernel.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs, io,
+    os::unix::{ffi::OsStrExt as _, fs::symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
+use serde_json::Value;
+
+use crate::{
+    process::{capture, install, root},
+    toolchain::{self, bpf_cargo},
+};
+
+/// Version of cargo-mutants to install below `.toolchain`.
+const CARGO_MUTANTS_VERSION: &str = "27.1.0";
+
+/// Tests that judge no packet, or need virtual machines or the server.
+const OTHER_TESTS: [&str; 5] = [
+    "other_kernel",
+    "kernel_image",
+    "network_cards",
+    "differential",
+    "helpers_exist",
+];
+
+/// The test that loads every program.
+const LOADING: &str = "object::the_verifier_has_room_left";
+
+/// Options of `cargo xtask mutants`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Mutants {
+    /// The crate to change, judged by its own tests.
+    #[arg(value_name = "CRATE", required_unless_present = "program")]
+    package: Option<String>,
+    /// Change the BPF programs instead, judged by the packet tests; needs root.
+    #[arg(long, conflicts_with = "package")]
+    program: bool,
+    /// Seed of the choice among all changes; chosen at random and printed if not given.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Number of changes.
+    #[arg(long, default_value_t = 100)]
+    count: usize,
+}
+
+impl Mutants {
+    pub(crate) fn run(self) -> Result<()> {
+        let Self {
+            package,
+            program: _,
+            seed,
+            count,
+        } = self;
+        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        println!("seed: {seed}");
+        toolchain::ensure()?;
+        let copy = copy()?;
+        let random = Rng::with_seed(seed);
+        match package {
+            Some(package) => change_crate(&copy, &package, random, count),
+            None => change_programs(&copy, random, count),
+        }
+    }
+}
+
+//----------- Copy ------------------------------------------------------------
+
+/// Brings the copy of the project up to date and returns its folder. Files that are the same stay as they
+/// are, so that little is compiled again.
+fn copy() -> Result<PathBuf> {
+    let root = root().canonicalize()?;
+    let copy = root.join("target/mutants/tree");
+    fs::create_dir_all(&copy)?;
+    let listed = Command::new("git")
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(&root)
+        .output()
+        .context("git lists the project's files")?;
+    ensure!(listed.status.success(), "git cannot list the files");
+    let mut files = BTreeSet::new();
+    for name in listed.stdout.split(|&byte| byte == 0) {
+        let file = PathBuf::from(OsStr::from_bytes(name));
+        if !name.is_empty() && copy_file(&root.join(&file), &copy.join(&file))? {
+            files.insert(file);
+        }
+    }
+    remove_others(&copy, &copy, &files)?;
+    let toolchain = copy.join(".toolchain");
+    if fs::symlink_metadata(&toolchain).is_err() {
+        symlink(root.join(".toolchain"), toolchain)?;
+    }
+    Ok(copy)
+}
+
+/// Copies a file unless the copy is the same; false if there is none.
+fn copy_file(from: &Path, to: &Path) -> Result<bool> {
+    // Listed, but removed from the tree.
+    let Ok(kind) = fs::symlink_metadata(from) else {
+        return Ok(false);
+    };
+    let folder = to.parent().context("every file is in the copy")?;
+    fs::create_dir_all(folder)?;
+    if kind.is_symlink() {
+        let target = fs::read_link(from)?;
+        if fs::read_link(to).ok().as_ref() != Some(&target) {
+            let _ = fs::remove_file(to);
+            symlink(target, to)?;
+        }
+        return Ok(true);
+    }
+    let content = fs::read(from).with_context(|| from.display().to_string())?;
+    if fs::read(to).ok().as_ref() != Some(&content) {
+        // With its permissions.
+        fs::copy(from, to).with_context(|| to.display().to_string())?;
+    }
+    Ok(true)
+}
+
+/// Removes what an earlier copy left below `folder`, except for build results.
+fn remove_others(copy: &Path, folder: &Path, files: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        let kind = entry.file_type()?;
+        let name = path.strip_prefix(copy)?;
+        if kind.is_dir() {
+            if !path.ends_with("target") {
+                remove_others(copy, &path, files)?;
+            }
+        } else if !files.contains(name) && name != Path::new(".toolchain") {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+//----------- Rust crates -----------------------------------------------------
+
+/// Changes a crate with cargo-mutants; each change is judged by the crate's own tests.
+fn change_crate(copy: &Path, package: &str, mut random: Rng, count: usize) -> Result<()> {
+    let program = cargo_mutants()?;
+    let mutants = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command
+            .args(["mutants", "--package", package])
+            .args(arguments)
+            .current_dir(copy)
+            .env("CARGO_TARGET_DIR", copy.join("target"));
+        command
+    };
+    let listed = capture(&mut mutants(&["--list", "--json"]))?;
+    let listed: Value = serde_json::from_str(&listed).context("cargo-mutants lists JSON")?;
+    let all = listed.as_array().context("cargo-mutants lists mutants")?;
+    let mut names: Vec<&str> = all
+        .iter()
+        .filter_map(|mutant| mutant["name"].as_str())
+        .collect();
+    ensure!(!names.is_empty(), "{package} has nothing to change");
+    let total = names.len();
+    random.shuffle(&mut names);
+    names.truncate(count);
+    println!("{} of {total} changes of {package}", names.len());
+
+    let results = copy.join("target/results");
+    fs::create_dir_all(&results)?;
+    let mut command = mutants(&[
+        "--in-place",
+        "--no-shuffle",
+        "--colors",
+        "never",
+        "--output",
+    ]);
+    command.arg(&results);
+    for name in names {
+        command.args(["--re", &format!("^{}$", escape(name))]);
+    }
+    // It fails if a change survives: the lists below tell.
+    let _ = command
+        .status()
+        .with_context(|| program.display().to_string())?;
+    let list = |name: &str| -> Result<Vec<String>> {
+        let file = results.join("mutants.out").join(name);
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(text.lines().map(str::to_owned).collect())
+    };
+    let mut caught = list("caught.txt")?.len();
+    // An endless loop is noticed too.
+    caught += list("timeout.txt")?.len();
+    report(caught, list("unviable.txt")?.len(), &list("missed.txt")?);
+    Ok(())
+}
+
+/// Returns the path of cargo-mutants, installing it if necessary.
+fn cargo_mutants() -> Result<PathBuf> {
+    let folder = root().canonicalize()?.join(".toolchain/mutants");
+    let program = folder.join("bin/cargo-mutants");
+    let installed =
+        capture(Command::new(&program).args(["mutants", "--version"])).unwrap_or_default();
+    if !installed.contains(CARGO_MUTANTS_VERSION) {
+        install(
+            Command::new("cargo")
+                .args(["install", "cargo-mutants", "--version"])
+                .arg(CARGO_MUTANTS_VERSION)
+                .arg("--root")
+                .arg(folder),
+        )?;
+    }
+    Ok(program)
+}
+
+/// Escapes text for a regular expression.
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for letter in text.chars() {
+        if r"\.+*?()|[]{}^$".contains(letter) {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
+}
+
+fn report(caught: usize, unviable: usize, survivors: &[String]) {
+    let judged = caught + survivors.len();
+    println!("{caught} of {judged} caught; {unviable} cannot be built or loaded");
+    for survivor in survivors {
+        println!("survived: {survivor}");
+    }
+}
+
+//----------- BPF programs ----------------------------------------------------
+
+/// Changes of a line: text, and what replaces it.
+const CHANGES: [(&str, &str); 25] = [
+    (" < ", " <= "),
+    (" <= ", " < "),
+    (" > ", " >= "),
+    (" >= ", " > "),
+    (" == ", " != "),
+    (" != ", " == "),
+    (" && ", " || "),
+    (" || ", " && "),
+    (" + ", " - "),
+    (" - ", " + "),
+    (" * ", " + "),
+    (" & ", " | "),
+    (" | ", " & "),
+    (" << ", " >> "),
+    (" >> ", " << "),
+    (" += ", " -= "),
+    ("if !", "if "),
+    ("&& !", "&& "),
+    ("(!", "("),
+    ("= !", "= "),
+    ("true", "false"),
+    ("false", "true"),
+    (".to_be()", ""),
+    ("0xff", "0x7f"),
+    ("wrapping_neg()", "wrapping_add(0)"),
+];
+
+/// Changes that no packet can show: file, line, replacement, and the reason.
+const EQUIVALENT: [(&str, &str, &str, &str); 2] = [
+    (
+        "reply.rs",
+        "if ip + IPV4_LEN + UDP_LEN > end {",
+        "if ip + IPV4_LEN + UDP_LEN >= end {",
+        "a message of at least twelve bytes follows: `parse` has compared it with the end",
+    ),
+    (
+        "reply.rs",
+        "if ip + IPV6_LEN + UDP_LEN > end {",
+        "if ip + IPV6_LEN + UDP_LEN >= end {",
+        "as over IPv4",
+    ),
+];
+
+/// One change of the programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Change {
+    /// Name of the file below `dns-ebpf/src`.
+    file: String,
+    /// Index of the line.
+    line: usize,
+    before: String,
+    after: String,
+}
+
+impl Change {
+    fn shown(&self) -> String {
+        let Self {
+            file,
+            line,
+            before,
+            after,
+        } = self;
+        format!("{file}:{}: {} -> {}", line + 1, before.trim(), after.trim())
+    }
+
+    fn is_equivalent(&self) -> bool {
+        EQUIVALENT.iter().any(|(file, before, after, _)| {
+            self.file == *file && self.before.trim() == *before && self.after.trim() == *after
+        })
+    }
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It does not compile, or the kernel does not load it.
+    Unviable,
+    Caught,
+    Survived,
+}
+
+/// Changes the programs; each change is judged by the packet tests.
+fn change_programs(copy: &Path, mut random: Rng, count: usize) -> Result<()> {
+    let sources = copy.join("dns-ebpf/src");
+    let mut changes = Vec::new();
+    for entry in fs::read_dir(&sources)? {
+        let path = entry?.path();
+        let name = path.file_name().context("a file has a name")?;
+        let text = fs::read_to_string(&path)?;
+        changes.extend(changes_of(&name.to_string_lossy(), &text));
+    }
+    changes.sort_by_key(|change| (change.file.clone(), change.line, change.after.clone()));
+    changes.retain(|change| !change.is_equivalent());
+    let total = changes.len();
+    random.shuffle(&mut changes);
+    changes.truncate(count);
+    println!("{} of {total} changes of the programs", changes.len());
+
+    let tests = packet_tests()?;
+    ensure!(
+        build_programs(copy)?,
+        "the unchanged programs do not compile"
+    );
+    ensure!(
+        judge(copy, &tests)? == Fate::Survived,
+        "the packet tests fail for the unchanged programs"
+    );
+    let mut caught = 0;
+    let mut unviable = 0;
+    let mut survivors = Vec::new();
+    for (number, change) in changes.iter().enumerate() {
+        let file = sources.join(&change.file);
+        let text = fs::read_to_string(&file)?;
+        fs::write(&file, apply(&text, change))?;
+        let fate = if build_programs(copy)? {
+            judge(copy, &tests)
+        } else {
+            Ok(Fate::Unviable)
+        };
+        fs::write(&file, text)?;
+        let fate = fate?;
+        println!("{} {fate:?}: {}", number + 1, change.shown());
+        match fate {
+            Fate::Unviable => unviable += 1,
+            Fate::Caught => caught += 1,
+            Fate::Survived => survivors.push(change.shown()),
+        }
+    }
+    report(caught, unviable, &survivors);
+    Ok(())
+}
+
+/// Returns all changes of a source file.
+fn changes_of(file: &str, text: &str) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for (line, before) in text.lines().enumerate() {
+        let code = before.split("//").next().unwrap_or_default();
+        for after in lines_instead_of(code) {
+            changes.push(Change {
+                file: file.to_owned(),
+                line,
+                before: code.to_owned(),
+                after,
+            });
+        }
+    }
+    changes
+}
+
+/// Returns the lines that may replace a line of code.
+fn lines_instead_of(code: &str) -> Vec<String> {
+    let trimmed = code.trim();
+    let is_declaration = [
+        "use ", "#", "pub use ", "mod ", "pub mod ", "const _", "impl", "fn ",
+    ]
+    .iter()
+    .any(|start| trimmed.starts_with(start));
+    if is_declaration {
+        return Vec::new();
+    }
+    let mut lines = Vec::new();
+    for (from, to) in CHANGES {
+        for (at, _) in code.match_indices(from) {
+            lines.push([&code[..at], to, &code[at + from.len()..]].concat());
+        }
+    }
+    for (start, number) in numbers(code) {
+        let rest = &code[start + number.to_string().len()..];
+        lines.push(format!("{}{}{rest}", &code[..start], number + 1));
+    }
+    let is_condition =
+        trimmed.starts_with("if ") && trimmed.ends_with(" {") && !trimmed.contains(" let ");
+    if is_condition {
+        lines.push("if true {".to_owned());
+        lines.push("if false {".to_owned());
+    }
+    let is_call = trimmed.starts_with(|letter: char| letter.is_ascii_lowercase())
+        && trimmed.ends_with(");")
+        && !trimmed.starts_with("let ")
+        && !trimmed.starts_with("return ");
+    if is_call {
+        lines.push(String::new());
+    }
+    lines
+}
+
+/// Returns the decimal numbers that stand alone in a line, with their positions.
+fn numbers(code: &str) -> Vec<(usize, u64)> {
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '.';
+    let mut found = Vec::new();
+    let mut at = 0;
+    for word in code.split(|letter| !is_word(letter)) {
+        if let Ok(number) = word.parse::<u64>()
+            && word == number.to_string()
+        {
+            found.push((at, number));
+        }
+        at += word.len() + 1;
+    }
+    found
+}
+
+/// Returns the text with one line changed.
+fn apply(text: &str, change: &Change) -> String {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines[change.line] = &change.after;
+    lines.join("\n") + "\n"
+}
+
+/// Builds the programs of the copy; false if they do not compile.
+fn build_programs(copy: &Path) -> Result<bool> {
+    let settings = fs::read_to_string(copy.join(".toolchain/env"))?;
+    let mut cargo = bpf_cargo("cargo", "build", &copy.join("dns-ebpf"), &settings)
+        .map_err(anyhow::Error::msg)?;
+    let status = cargo
+        .arg("--target-dir")
+        .arg(copy.join("dns-ebpf/target"))
+        .stderr(Stdio::null())
+        .status()?;
+    Ok(status.success())
+}
+
+/// Builds the packet tests of the tree and returns their program.
+fn packet_tests() -> Result<PathBuf> {
+    let messages = capture(
+        Command::new("cargo")
+            .args(["test", "--no-run", "--package", "whole-system-tests"])
+            .args(["--test", "packets", "--message-format", "json"])
+            .current_dir(root()),
+    )?;
+    for message in messages.lines() {
+        let message: Value = serde_json::from_str(message).context("cargo writes JSON")?;
+        if message["target"]["name"] == "packets"
+            && let Some(program) = message["executable"].as_str()
+        {
+            return Ok(program.into());
+        }
+    }
+    bail!("cargo built no packet tests")
+}
+
+/// Runs the packet tests with the programs of the copy.
+fn judge(copy: &Path, tests: &Path) -> Result<Fate> {
+    let object = copy.join("dns-ebpf/target/bpfel-unknown-none/release/dns-ebpf");
+    let run = |arguments: &[&str]| -> io::Result<bool> {
+        let status = Command::new(tests)
+            .args(arguments)
+            .env("DNS_EBPF_OBJECT", &object)
+            // Without BPF the tests must fail rather than be skipped.
+            .env("CI", "1")
+            .current_dir(copy.join("tests"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        Ok(status.success())
+    };
+    if !run(&["--exact", LOADING])? {
+        return Ok(Fate::Unviable);
+    }
+    let mut arguments = Vec::new();
+    for test in OTHER_TESTS {
+        arguments.extend(["--skip", test]);
+    }
+    if run(&arguments)? {
+        Ok(Fate::Survived)
+    } else {
+        Ok(Fate::Caught)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_operator_is_changed() {
+        assert_eq!(
+            lines_instead_of("    if count == 0 {"),
+            [
+                "    if count != 0 {",
+                "    if count == 1 {",
+                "if true {",
+                "if false {"
+            ]
+        );
+        assert_eq!(lines_instead_of("    sum.add(word);"), [""]);
+        assert_eq!(lines_instead_of("use a::{b, c};"), [] as [&str; 0]);
+        assert_eq!(
+            lines_instead_of("let a = b + 12;"),
+            ["let a = b - 12;", "let a = b + 13;"]
+        );
+    }
+
+    #[test]
+    fn comments_stay() {
+        let changes = changes_of("a.rs", "// a < b\nlet c = d < e; // f < g\n");
+        assert_eq!(changes.len(), 1);
+        assert_eq!(
+            changes[0].shown(),
+            "a.rs:2: let c = d < e; -> let c = d <= e;"
+        );
+        let changed = apply("// a < b\nlet c = d < e; // f < g\n", &changes[0]);
+        assert_eq!(changed, "// a < b\nlet c = d <= e; \n");
+    }
+
+    #[test]
+    fn names_are_no_patterns() {
+        assert_eq!(escape("a.rs:1: b -> (c)"), r"a\.rs:1: b -> \(c\)");
+    }
+
+    #[test]
+    fn equivalent_changes_are_still_possible() {
+        for (file, before, after, _) in EQUIVALENT {
+            let path = root().join("dns-ebpf/src").join(file);
+            let text = fs::read_to_string(path).expect("the file exists");
+            let found = changes_of(file, &text)
+                .iter()
+                .any(|change| change.before.trim() == before && change.after.trim() == after);
+            assert!(found, "{file}: {before}");
+        }
+    }
+}
