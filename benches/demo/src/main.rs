@@ -9,7 +9,7 @@ use std::{
     fs,
     io::IsTerminal as _,
     net::{IpAddr, Ipv4Addr},
-    path::Path,
+    path::PathBuf,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -68,7 +68,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     );
     println!("{}", summary(&foundation));
 
-    let mut running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
+    let running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
     for line in running
         .log()
         .lines()
@@ -90,26 +90,24 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("An instance is recreated: a new records.json");
     replace_records(&lab, &running, &mut foundation)?;
 
-    headline("Load: one saturated core, then dnsperf for latency");
-    let measure = |running: &Server| -> Result<Measured<Figures>> {
-        let queries = running.folder.path().join("queries");
-        fs::write(&queries, query_lines(&foundation))?;
-        let once = || measure_load(&lab, running, &queries, arguments.seconds);
-        noise::undisturbed(SERVER_CPU, once, |share| {
-            let text = format!(
-                "other programs took {} of CPU {SERVER_CPU}: measuring again",
-                shown_share(share)
-            );
-            println!("{}", yellow(&text));
-        })
-    };
-    let with = measure(&running)?;
-    running.process().stop(Duration::from_secs(10))?;
-    drop(running);
-    let running = start_server(&lab, &foundation, &json!({"mode": "off"}))?;
-    let without = measure(&running)?;
-    print_comparison(&with.value, &without.value);
-    let noise = with.noise.max(without.noise);
+    headline("Load: latency by dnsperf on both paths in turn, then one saturated core");
+    let plain_lab = Lab::split()?;
+    let _plain_recursor = start_recursor(&plain_lab)?;
+    let plain = start_server(&plain_lab, &foundation, &json!({"mode": "off"}))?;
+    let subjects = [
+        Subject::new(&lab, &running, &foundation)?,
+        Subject::new(&plain_lab, &plain, &foundation)?,
+    ];
+    let once = || measure_in_turn(&subjects, arguments.seconds);
+    let Measured { value, noise } = noise::undisturbed(SERVER_CPU, once, |share| {
+        let text = format!(
+            "other programs took {} of CPU {SERVER_CPU}: measuring again",
+            shown_share(share)
+        );
+        println!("{}", yellow(&text));
+    })?;
+    let [with, without] = value;
+    print_comparison(&with, &without);
     if noise >= NOISY {
         let text = format!(
             "These figures are unreliable: in every attempt other programs took up to {} of CPU {SERVER_CPU}.\n\
@@ -348,30 +346,82 @@ struct Figures {
     misses: u64,
 }
 
-/// Measures the running server.
-fn measure_load(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Result<Figures> {
+/// Rounds of latency on each path. Their medians are the result, so that a disturbance of the machine, which lasts
+/// for one or two rounds, affects neither path.
+const ROUNDS: usize = 5;
+
+/// A running server to measure.
+struct Subject<'a> {
+    lab: &'a Lab,
+    server: &'a Server,
+    queries: PathBuf,
+}
+
+impl<'a> Subject<'a> {
+    fn new(lab: &'a Lab, server: &'a Server, foundation: &Foundation) -> Result<Self> {
+        let queries = server.folder.path().join("queries");
+        fs::write(&queries, query_lines(foundation))?;
+        Ok(Self {
+            lab,
+            server,
+            queries,
+        })
+    }
+
+    /// Measures the latency of a round: its median and 99th percentile.
+    fn latency(&self, duration: Duration) -> Result<[Duration; 2]> {
+        let load = dnsperf::Load {
+            rate: Some(LATENCY_RATE),
+            percentiles: true,
+            ..dnsperf::Load::new(&self.queries, duration)
+        };
+        let timed = load.run(&self.lab.client_launcher())?;
+        Ok([0.5, 0.99].map(|share| timed.percentile(share).unwrap_or_default()))
+    }
+
+    /// Measures a saturated core, and adds the latencies of the rounds.
+    fn figures(&self, duration: Duration, rounds: &[[Duration; 2]]) -> Result<Figures> {
+        let text = fs::read_to_string(&self.queries)?;
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let processes = [self.server.pid()];
+        let seen = Loaded::new(self.lab, &processes, &lines, None)?.saturate(duration)?;
+        // Both begin at zero with the server.
+        let replies = Metrics::read(&self.lab.server)?;
+        let [median, slow] = medians(rounds);
+        Ok(Figures {
+            best: seen.answered.median(),
+            cpu: Duration::from_secs_f64(seen.cpu.median() / 1e6),
+            median,
+            slow,
+            hits: replies.fast_path_replies(),
+            misses: replies.userspace_replies(),
+        })
+    }
+}
+
+/// Measures both servers: latency in rounds, on each path in turn, then a saturated core.
+fn measure_in_turn(subjects: &[Subject<'_>; 2], seconds: u64) -> Result<[Figures; 2]> {
     let duration = Duration::from_secs(seconds);
-    let load = dnsperf::Load {
-        rate: Some(LATENCY_RATE),
-        percentiles: true,
-        ..dnsperf::Load::new(queries, duration)
-    };
-    let before = Metrics::read(&lab.server)?;
-    let timed = load.run(&lab.client_launcher())?;
-    let lines: Vec<String> = fs::read_to_string(queries)?
-        .lines()
-        .map(str::to_owned)
-        .collect();
-    let processes = [server.pid()];
-    let seen = Loaded::new(lab, &processes, &lines, None)?.saturate(duration / 4)?;
-    let after = Metrics::read(&lab.server)?;
-    Ok(Figures {
-        best: seen.answered.median(),
-        cpu: Duration::from_secs_f64(seen.cpu.median() / 1e6),
-        median: timed.percentile(0.5).unwrap_or_default(),
-        slow: timed.percentile(0.99).unwrap_or_default(),
-        hits: after.fast_path_replies() - before.fast_path_replies(),
-        misses: after.userspace_replies() - before.userspace_replies(),
+    let round = (duration / ROUNDS as u32).max(Duration::from_secs(1));
+    let mut rounds = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (subject, rounds) in subjects.iter().zip(&mut rounds) {
+            rounds.push(subject.latency(round)?);
+        }
+    }
+    let [interface, userspace] = subjects;
+    Ok([
+        interface.figures(duration / 4, &rounds[0])?,
+        userspace.figures(duration / 4, &rounds[1])?,
+    ])
+}
+
+/// Returns the median of each figure over the rounds.
+fn medians(rounds: &[[Duration; 2]]) -> [Duration; 2] {
+    [0, 1].map(|figure| {
+        let mut all: Vec<Duration> = rounds.iter().map(|round| round[figure]).collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or_default()
     })
 }
 
@@ -407,8 +457,8 @@ fn print_comparison(interface: &Figures, userspace: &Figures) {
     }
     println!(
         "queries/s: replies of one saturated core. CPU per query: server process and receive path of its \
-         interface under that load.\nlatency: round trip by dnsperf at {} queries/s. by interface, by \
-         userspace: replies during the measurement.",
+         interface under that load.\nlatency: round trip by dnsperf at {} queries/s, medians of {ROUNDS} rounds on both \
+         paths in turn. by interface, by userspace: replies since the server's start.",
         count(LATENCY_RATE.into()),
     );
     let queries = CONTAINERS * QUERIES_A_CONTAINER;
@@ -449,6 +499,20 @@ fn microseconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disturbed_rounds_count_little() {
+        let round = |median: u64, slow: u64| [median, slow].map(Duration::from_micros);
+        // Two of five rounds were disturbed.
+        let rounds = [
+            round(20, 40),
+            round(90, 900),
+            round(21, 41),
+            round(80, 700),
+            round(19, 39),
+        ];
+        assert_eq!(medians(&rounds), round(21, 41));
+    }
 
     #[test]
     fn counts_are_integers() {

@@ -29,6 +29,8 @@ fn demo_highlights_single_figure() -> Result<()> {
         "a name outside BOSH"
     );
     ensure!(text.contains("first new answer after "));
+    // Latency of one path at a time would compare two moments of the machine.
+    ensure!(text.contains("medians of 5 rounds on both paths in turn"));
     // One figure stands out, and counts are integers.
     let mut leading = text
         .lines()
