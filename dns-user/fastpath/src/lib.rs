@@ -416,8 +416,7 @@ impl FastPath {
         });
     }
 
-    /// Replaces the served addresses, as addresses files come and go. The choice of interfaces made
-    /// at the start stays.
+    /// Replaces the served addresses, as addresses files come and go. The candidate interfaces follow.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
         self.running(|running| running.session.set_listen(endpoints));
     }

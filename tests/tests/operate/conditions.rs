@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use dns_health::HEALTH_NAME;
 use hickory_proto::rr::RecordType;
+use nix::sys::signal::Signal;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,7 +22,8 @@ use whole_system_tests::{
     health::{Authority, Fleet, Says, instance, write_files},
     namespace::Namespace,
     process::wait_until,
-    requires, server,
+    requires,
+    server::{self, Server},
 };
 
 use crate::{
@@ -427,5 +429,157 @@ fn invalid_certificate_of_api_degrades() -> Result<()> {
         client::ask(running.server.address, &query)
     })??;
     ensure!(client::addresses(&reply).len() == 3, "{reply}");
+    Ok(())
+}
+
+//----------- Control socket, commands ---------------------------------------
+
+#[test]
+fn group_that_cannot_be_set_is_left_out() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("c-group")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(folder.path(), readable)?;
+    // As the unit of the package: another user, with the capability for port 53.
+    let own = folder.path().join("run");
+    fs::create_dir(&own)?;
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534))?;
+    let wrapper = folder.path().join("as-nobody");
+    let program = server::program()?;
+    let script = format!(
+        "#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups \
+         --inh-caps=+net_bind_service --ambient-caps=+net_bind_service {} \"$@\"\n",
+        program.display()
+    );
+    fs::write(&wrapper, script)?;
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&wrapper, executable)?;
+    let settings = json!({
+        "xdp": {"mode": "off"},
+        "metrics": {"enabled": true, "address": "127.0.0.1", "port": METRICS_PORT},
+        "control": {"socket": own.join("control.sock"), "group": "adm"},
+    });
+    let address = ([127, 0, 0, 1], 53).into();
+    let server = Server::start_program(
+        wrapper,
+        Some(&namespace),
+        folder,
+        address,
+        &settings,
+        |_| {},
+    )?;
+    let running = Running { server, namespace };
+    running.server.wait_for_log("bound without the group")?;
+    let (code, status, problem) = running.cli(&["status"])?;
+    ensure!(
+        code == 0
+            && status
+                .lines()
+                .take(3)
+                .any(|line| line.contains("bound without the group")),
+        "{status}{problem}"
+    );
+    let (_, json, _) = running.cli(&["status", "--json"])?;
+    let condition = "control_group_missing";
+    ensure!(json.contains(condition), "{json}");
+    let (_, text, problem) = running.cli(&["check"])?;
+    ensure!(
+        (text + &problem).contains("is no member of group \"adm\""),
+        "{problem}"
+    );
+    Ok(())
+}
+
+#[test]
+fn hung_server_is_named_while_waiting() -> Result<()> {
+    requires!(namespaces);
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let settings = json!({"control": {"socket": folder.path().join("control.sock")}});
+    let running = Running::start_with(Namespace::new("c-hung")?, folder, &settings)?;
+    let pid = running.server.pid();
+    let signal = |signal| {
+        let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+        nix::sys::signal::kill(pid, signal)
+    };
+    signal(Signal::SIGSTOP)?;
+    let (code, _, problem) = running.cli(&["status"])?;
+    signal(Signal::SIGCONT)?;
+    let lines: Vec<&str> = problem.lines().collect();
+    let named = format!("process {pid} (");
+    let is_named = |line: &&str| line.contains(&named) && line.contains("is stopped by a signal");
+    ensure!(
+        code == 3 && lines.len() == 2 && lines.iter().all(is_named),
+        "{code}: {problem}"
+    );
+    ensure!(
+        lines[0].contains("waiting for an answer from") && lines[1].contains("no answer within"),
+        "{problem}"
+    );
+    Ok(())
+}
+
+#[test]
+fn commands_tell_the_truth_without_fast_path() -> Result<()> {
+    requires!(namespaces);
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let settings = json!({
+        "control": {"socket": folder.path().join("control.sock")}, "xdp": {"enabled": false},
+        "disable_recursors": false, "recursors": ["127.0.0.1:53"],
+    });
+    let running = Running::start_with(Namespace::new("c-truth")?, folder, &settings)?;
+    let (code, text, problem) = running.cli(&["detach"])?;
+    ensure!(
+        code == 0 && text.contains("nothing was attached") && !text.contains("attaches"),
+        "{text}{problem}"
+    );
+    let (_, text, problem) = running.cli(&["resolve", "q-s0.q-g1.bosh"])?;
+    ensure!(!text.contains("starts health checks"), "{text}{problem}");
+    // The only recursor is the server itself.
+    let (code, text, problem) = running.cli(&["check"])?;
+    ensure!(
+        code == 1 && (text + &problem).contains("127.0.0.1:53 is an address of this server"),
+        "{problem}"
+    );
+    let (code, _, problem) = running.cli(&["tap", "--client", "300.1.1.1", "--seconds", "1"])?;
+    ensure!(
+        code == 2 && problem.contains("expected an IP address"),
+        "{problem}"
+    );
+    Ok(())
+}
+
+#[test]
+fn status_reference_lists_every_member() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("c-json", &json!({}))?;
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/status.md");
+    let page = fs::read_to_string(path)?;
+    let documented = |name: &str| -> Result<Vec<String>> {
+        let (_, section) = page
+            .split_once(&format!("## {name}\n"))
+            .with_context(|| format!("the page has no section {name}"))?;
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let mut members: Vec<String> = rows
+            .filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+            .collect();
+        members.sort();
+        Ok(members)
+    };
+    let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
+    for (name, value) in [
+        ("ServerStatus", &status),
+        ("Check", &status["checks"][0]),
+        ("RecordsStatus", &status["records"]),
+        ("RepliesStatus", &status["replies"]),
+        ("OverloadStatus", &status["overload"]),
+        ("CertificateStatus", &status["certificates"][0]),
+    ] {
+        let object = value.as_object().context("an object")?;
+        let mut members: Vec<String> = object.keys().cloned().collect();
+        members.sort();
+        ensure!(members == documented(name)?, "{name}: {members:?}");
+    }
     Ok(())
 }

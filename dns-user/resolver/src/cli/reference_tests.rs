@@ -89,6 +89,71 @@ fn metrics() -> String {
     page
 }
 
+/// The types of `status --json`, outermost first, each with the source that declares it.
+const STATUS_TYPES: [(&str, &str); 10] = [
+    ("ServerStatus", include_str!("../ops/status.rs")),
+    ("Check", include_str!("../ops/readiness.rs")),
+    ("RecordsStatus", include_str!("../ops/status.rs")),
+    ("RepliesStatus", include_str!("../ops/status.rs")),
+    ("FastPathView", include_str!("../ops/status.rs")),
+    ("InterfaceView", include_str!("../ops/status.rs")),
+    ("OverloadStatus", include_str!("../ops/status.rs")),
+    (
+        "RecursorStatus",
+        include_str!("../../../upstream/src/status.rs"),
+    ),
+    ("CertificateStatus", include_str!("../ops/status.rs")),
+    ("Event", include_str!("../ops/service_status.rs")),
+];
+
+/// Returns the page of the JSON object that `status --json` and `/status` give.
+fn status_object() -> String {
+    let mut page = "# The JSON of `status`\n\n\
+        `bosh-dns-xdp status --json` and the API's `/status` give one object. Members may be added; a member that is\n\
+        listed here keeps its name and meaning. The conditions are listed in [troubleshooting](../troubleshooting.md#conditions).\n"
+        .to_owned();
+    for (name, source) in STATUS_TYPES {
+        let _ = write!(
+            page,
+            "\n## {name}\n\n| Member | Type | Meaning |\n|---|---|---|\n"
+        );
+        for (member, form, about) in members(name, source) {
+            let _ = writeln!(page, "| `{member}` | `{form}` | {} |", cell(&about));
+        }
+    }
+    page
+}
+
+/// Returns name, type and doc comment of the public fields of a struct, as they are serialised.
+fn members(name: &str, source: &str) -> Vec<(String, String, String)> {
+    let begin = format!("pub struct {name} {{\n");
+    let (_, rest) = source
+        .split_once(&begin)
+        .expect("the struct is declared there");
+    let (body, _) = rest.split_once("\n}").expect("it ends");
+    let (mut members, mut about, mut renamed) = (Vec::new(), String::new(), None);
+    for line in body.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            about.push_str(text);
+        } else if let Some((_, text)) = line.split_once("rename = \"") {
+            renamed = text.split('"').next().map(str::to_owned);
+        } else if let Some((field, form)) = line
+            .strip_prefix("pub ")
+            .and_then(|line| line.trim_end_matches(',').split_once(": "))
+        {
+            let member = renamed.take().unwrap_or_else(|| field.to_owned());
+            let about = std::mem::take(&mut about);
+            members.push((member, form.to_owned(), about.trim().to_owned()));
+        }
+    }
+    members
+}
+
+#[test]
+fn status_reference_is_current() {
+    compare("status.md", &status_object());
+}
+
 /// Returns a doc comment without its links to the code.
 fn without_links(text: &str) -> String {
     let mut parts = text.split(" ([`");
