@@ -18,7 +18,7 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
-const BUDGETS: [(&str, usize); 20] = [
+const BUDGETS: [(&str, usize); 21] = [
     ("benches", 41_700),
     ("benches/demo", 3_200),
     ("benches/programs", 800),
@@ -36,6 +36,7 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/load", 6_900),
     ("dns-user/publish", 119_500),
     ("dns-user/resolver", 120_800),
+    ("dns-user/shadow", 20_000),
     ("dns-user/sync", 48_000),
     ("dns-user/upstream", 48_100),
     ("xtask", 28_400),

@@ -12,7 +12,7 @@ use clap_mangen::{
     roff::{Roff, bold, italic, roman},
 };
 
-use self::ExitCodes::{Client, Process, Verdict};
+use self::ExitCodes::{Client, Comparison, Process, Verdict};
 use super::defaults::sections;
 use dns_kit::command_line::without_commit;
 
@@ -31,6 +31,8 @@ enum ExitCodes {
     Verdict,
     /// A command that queries a running server.
     Client,
+    /// A command that compares with another server.
+    Comparison,
 }
 
 impl ExitCodes {
@@ -52,6 +54,12 @@ impl ExitCodes {
                 ("0", "success"),
                 ("1", "negative result"),
                 ("2", "wrong usage"),
+            ],
+            Self::Comparison => &[
+                ("0", "every difference is documented, or there is none"),
+                ("1", "an error, reported on standard error"),
+                ("2", "wrong usage"),
+                ("3", "differences without an explanation"),
             ],
             Self::Client => &[
                 ("0", "success, and a positive result"),
@@ -135,6 +143,11 @@ const GROUPS: &[(&str, &[Entry])] = &[
                 Verdict,
                 "check --config config.json",
                 "Print every error in a configuration and in the files it names.",
+            ),
+            entry(
+                Comparison,
+                "shadow --for 24h --html shadow.html",
+                "Watch the clients of the server in use for a day and report what this one would answer differently.",
             ),
         ],
     ),
@@ -492,6 +505,18 @@ mod tests {
     }
 
     #[test]
+    fn footer_has_room_for_version() {
+        let long = "1.0.0 (commit 0123456789012345678901234567890123456789)";
+        let page = page(&Cli::command().version(long), None).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        let title = page.lines().find(|line| line.starts_with(".TH")).unwrap();
+        assert!(
+            title.contains("1.0.0") && !title.contains("0123456789"),
+            "{title}"
+        );
+    }
+
+    #[test]
     fn configuration_page_describes_every_key() {
         let folder = tempfile::tempdir().unwrap();
         write(Cli::command(), Some(folder.path())).unwrap();
@@ -504,18 +529,6 @@ mod tests {
         let shown = std::process::Command::new("man")
             .args(["--warnings", "-l"])
             .arg(&file)
-    #[test]
-    fn footer_has_room_for_version() {
-        let long = "1.0.0 (commit 0123456789012345678901234567890123456789)";
-        let page = page(&Cli::command().version(long), None).unwrap();
-        let page = String::from_utf8(page).unwrap();
-        let title = page.lines().find(|line| line.starts_with(".TH")).unwrap();
-        assert!(
-            title.contains("1.0.0") && !title.contains("0123456789"),
-            "{title}"
-        );
-    }
-
             .output();
         // `man` is optional, but what it prints must be clean.
         let Ok(shown) = shown else { return };

@@ -10,6 +10,7 @@ mod operate;
 #[cfg(test)]
 mod reference_tests;
 mod resolver;
+mod shadow;
 mod try_out;
 
 use std::{
@@ -63,6 +64,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         log_format: LogFormat,
     },
+    /// Compare the replies of the DNS server in use with those that this one would give, without changing anything
+    Shadow(shadow::Shadow),
     /// Serve a small foundation, or your records, on a free local port until Ctrl-C
     Try(try_out::Try),
     /// Print a configuration to start from
@@ -136,6 +139,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         ),
         Command::Check(check) => check.run(),
         Command::Health { config, log_format } => server::run(&config, log_format),
+        Command::Shadow(shadow) => shadow.run(),
         Command::Try(try_out) => try_out.run(),
         Command::Config(config) => config.run(),
         Command::Wait(wait) => wait.run(),

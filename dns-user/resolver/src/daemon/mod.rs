@@ -25,6 +25,7 @@ mod privileges;
 mod records;
 mod service_manager;
 mod settings;
+pub mod shadow;
 mod start;
 pub(crate) mod upcheck;
 mod upstreams;

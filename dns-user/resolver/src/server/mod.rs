@@ -12,6 +12,7 @@ pub mod metrics;
 mod near;
 mod overload;
 mod service;
+pub mod socketless;
 mod sockets;
 mod tcp;
 #[cfg(test)]

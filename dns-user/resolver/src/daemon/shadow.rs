@@ -1,0 +1,213 @@
+//! The states that a server would answer from, followed without a server: no socket, no query, no program.
+
+use std::{collections::HashSet, net::SocketAddr, path::Path, sync::Arc};
+
+use futures_util::future::BoxFuture;
+
+use super::{
+    files::{FileChanges, Files, InitialFiles},
+    followed_file::{Reading, Sources},
+    listeners::all_addresses,
+    settings::{self, WholeConfig},
+};
+use crate::{
+    ops::service_status::ServiceStatus,
+    state::{ByDomain, Routes, ServerState},
+};
+use dns_core::{
+    catalog::Snapshot,
+    config::{Config, ConfigErrors, Loaded, SpecialNames as SpecialNamesSetting},
+    name::Name,
+    resolve::Health,
+    wire::{ExtendedError, InfoCode, Query, ReplyFlags, empty_reply, error_reply},
+};
+use dns_fastpath::FastPathHandle;
+use dns_kit::files::watch::Watch;
+use dns_upstream::{Answer, Denial, HandlerConfig, HandlerSource, SpecialNames};
+use hickory_proto::op::ResponseCode;
+
+/// Follows the files of a configuration.
+pub struct FollowedFleet {
+    /// The configuration, which is read once.
+    pub config: Config,
+    /// Warnings about it.
+    pub warnings: Vec<String>,
+    files: Files,
+    watch: Watch,
+    handlers: Vec<HandlerConfig>,
+    /// Domains of Consul's names.
+    consul: Vec<Name>,
+    snapshot: Arc<Snapshot>,
+    further_addresses: Vec<SocketAddr>,
+}
+
+impl FollowedFleet {
+    /// Reads the files that a server with this configuration would read.
+    ///
+    /// # Errors
+    ///
+    /// Returns every error in the configuration.
+    pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
+        let whole: WholeConfig = settings::load_config(path)?;
+        let (Loaded { config, warnings }, consul) = whole;
+        // Live sources of Consul are not asked; its names are compared by their route.
+        let consul = consul.map(|consul| vec![consul.domain]);
+        let (
+            files,
+            InitialFiles {
+                snapshot,
+                handlers,
+                addresses,
+                ..
+            },
+        ) = Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
+        let mut watch = Watch::new();
+        watch.set(files.folders());
+        Ok(Self {
+            config,
+            warnings,
+            files,
+            watch,
+            handlers,
+            consul: consul.unwrap_or_default(),
+            snapshot: Arc::new(snapshot),
+            further_addresses: addresses,
+        })
+    }
+
+    /// Returns the addresses on which a server would listen.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        all_addresses(self.config.listen, &self.further_addresses)
+    }
+
+    /// Returns the current names.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.clone()
+    }
+
+    /// Waits until the files may have changed, at most a second; returns whether they have.
+    pub async fn follow(&mut self) -> bool {
+        self.watch.next().await;
+        let FileChanges {
+            snapshot, handlers, ..
+        } = self.files.reload(Reading::IfChanged).await;
+        self.watch.set(self.files.folders());
+        let is_changed = snapshot.is_some() || handlers.is_some();
+        if let Some(snapshot) = snapshot {
+            self.snapshot = Arc::new(snapshot);
+        }
+        if let Some(handlers) = handlers {
+            self.handlers = handlers;
+        }
+        is_changed
+    }
+
+    /// Returns a state that answers from the current files, and asks nobody.
+    pub fn state(&self, health: Arc<dyn Health + Send + Sync>) -> Arc<ServerState> {
+        let fast_path = FastPathHandle::default();
+        let state = ServerState::new(Snapshot::empty(), health, fast_path, None, None);
+        state.change(Some(self.snapshot.clone()), Some(self.routes()));
+        Arc::new(state)
+    }
+
+    fn routes(&self) -> Routes {
+        let config = &self.config;
+        let elsewhere: Arc<dyn Answer> = Arc::new(Elsewhere);
+        // A domain of the records suspends a handler of the same name.
+        let in_records: HashSet<&Name> = self.snapshot.domains().collect();
+        let mut handlers = ByDomain::default();
+        for HandlerConfig { domain, source, .. } in &self.handlers {
+            if in_records.contains(domain) {
+                continue;
+            }
+            let answer: Arc<dyn Answer> = match source {
+                HandlerSource::Deny(denial) => Arc::new(Denied(*denial)),
+                HandlerSource::Dns(_) | HandlerSource::Http(_) => elsewhere.clone(),
+            };
+            handlers.insert(domain.clone(), answer);
+        }
+        let mut recursors = (!config.recursion.disabled).then(|| elsewhere.clone());
+        if config.recursion.special_names == SpecialNamesSetting::Local {
+            recursors = recursors
+                .map(|recursors| Arc::new(SpecialNames::new(recursors)) as Arc<dyn Answer>);
+        }
+        let mut consul = ByDomain::default();
+        for domain in &self.consul {
+            consul.insert(domain.clone(), elsewhere.clone());
+        }
+        let reverse = if recursors.is_some() || Routes::has_reverse_fallback(&handlers) {
+            Routes::reverse_fallback(recursors.as_ref(), &handlers)
+        } else {
+            Arc::new(RefusedReverse)
+        };
+        Routes {
+            upchecks: config.upcheck_domains.iter().cloned().collect(),
+            consul,
+            reverse: Some(reverse),
+            handlers,
+            recursors,
+            retires_handlers: config.compat.retired_handlers,
+        }
+    }
+}
+
+/// A source that is not asked: its answers always have to be waited for.
+struct Elsewhere;
+
+impl Answer for Elsewhere {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+        let reply = empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION);
+        Box::pin(std::future::ready(reply))
+    }
+}
+
+/// A handler that denies every name.
+struct Denied(Denial);
+
+impl Denied {
+    fn reply(&self, query: &Query<'_>) -> Vec<u8> {
+        let rcode = match self.0 {
+            Denial::Nxdomain => ResponseCode::NXDomain,
+            Denial::Refused => ResponseCode::Refused,
+        };
+        let mut reply = empty_reply(query, rcode, ReplyFlags::LOCAL);
+        // As in `dns_upstream::CachedSource`, which also opens sockets.
+        ExtendedError::new(InfoCode::Blocked, "denied by a handler of this server")
+            .push(query, &mut reply);
+        reply
+    }
+}
+
+impl Answer for Denied {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(std::future::ready(self.reply(query)))
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
+        *out = self.reply(query);
+        true
+    }
+}
+
+/// Refuses reverse names without data, at once.
+struct RefusedReverse;
+
+impl RefusedReverse {
+    fn reply(query: &Query<'_>) -> Vec<u8> {
+        let mut reply = error_reply(query, ResponseCode::Refused);
+        ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
+            .push(query, &mut reply);
+        reply
+    }
+}
+
+impl Answer for RefusedReverse {
+    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(std::future::ready(Self::reply(query)))
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
+        *out = Self::reply(query);
+        true
+    }
+}

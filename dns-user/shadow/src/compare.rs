@@ -1,0 +1,309 @@
+//! The findings in which two replies to the same query differ. Pure.
+
+use std::collections::BTreeMap;
+
+use hickory_proto::rr::RecordType;
+
+use crate::reply::{FLAGS, Record, Reply};
+
+/// A way in which the observed reply differs from ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// It cannot be parsed.
+    Unparsable,
+    /// There is one, and we would send none.
+    ReplyToNothing,
+    /// There is none, and we would send one.
+    NoReply,
+    /// Another source answered, such as a recursor instead of the fleet.
+    Route,
+    /// Another RCODE.
+    Rcode,
+    /// Another opcode or flag than TC.
+    Flags,
+    /// Another question, or the question in another letter case.
+    Question,
+    /// Addresses are missing.
+    MissingAddresses,
+    /// Addresses that we would not return.
+    ExtraAddresses,
+    /// An address occurs more often or more rarely.
+    RepeatedAddresses,
+    /// Records other than addresses, or owners or classes, differ.
+    Records,
+    /// Other TTLs.
+    Ttl,
+    /// The authority or additional section differs.
+    OtherSections,
+    /// TC is missing.
+    TcMissing,
+    /// TC is set although the answer fits.
+    TcUnneeded,
+    /// Truncated to fewer records than fit.
+    TruncatedTooFar,
+    /// Larger than the client accepts.
+    TooLarge,
+    /// No OPT.
+    OptMissing,
+    /// An OPT to a query without one.
+    OptUnasked,
+    /// Another payload size in the OPT.
+    OptSize,
+    /// Another DO in the OPT.
+    OptDo,
+    /// Another version in the OPT.
+    OptVersion,
+    /// Other options in the OPT.
+    OptOptions,
+    /// The answers are always in the same order.
+    OrderFixed,
+}
+
+impl Cause {
+    /// Returns whether other records or another health of instances can be the reason.
+    pub fn is_of_answer(self) -> bool {
+        matches!(
+            self,
+            Self::Rcode
+                | Self::MissingAddresses
+                | Self::ExtraAddresses
+                | Self::RepeatedAddresses
+                | Self::Records
+                | Self::TcMissing
+                | Self::TcUnneeded
+                | Self::TruncatedTooFar
+        )
+    }
+
+    /// Returns the cause in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Unparsable => "reply cannot be parsed",
+            Self::ReplyToNothing => "reply where none is due",
+            Self::NoReply => "no reply",
+            Self::Route => "answered by another source",
+            Self::Rcode => "another RCODE",
+            Self::Flags => "another flag",
+            Self::Question => "another question, or in another letter case",
+            Self::MissingAddresses => "addresses missing",
+            Self::ExtraAddresses => "further addresses",
+            Self::RepeatedAddresses => "addresses repeated",
+            Self::Records => "other records",
+            Self::Ttl => "another TTL",
+            Self::OtherSections => "other authority or additional records",
+            Self::TcMissing => "TC missing",
+            Self::TcUnneeded => "TC although the answer fits",
+            Self::TruncatedTooFar => "truncated to fewer records than fit",
+            Self::TooLarge => "larger than the client accepts",
+            Self::OptMissing => "OPT missing",
+            Self::OptUnasked => "OPT to a query without one",
+            Self::OptSize => "another size in the OPT",
+            Self::OptDo => "another DO in the OPT",
+            Self::OptVersion => "another version in the OPT",
+            Self::OptOptions => "other EDNS options",
+            Self::OrderFixed => "answers always in the same order",
+        }
+    }
+}
+
+/// A cause with the values that differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The kind of difference.
+    pub cause: Cause,
+    /// Observed value and ours.
+    pub detail: String,
+}
+
+impl Finding {
+    /// Returns a finding with its values.
+    pub fn new(cause: Cause, detail: impl Into<String>) -> Self {
+        Self {
+            cause,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// Size of a reply without EDNS that servers may send at most (RFC 1035, section 4.2.1), or the client's.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Maximum size in bytes.
+    pub size: usize,
+}
+
+/// Compares an observed reply with ours. `whole` is our reply without truncation.
+pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: Limits) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if theirs.rcode != ours.rcode {
+        let detail = format!("{} instead of {}", theirs.rcode_name(), ours.rcode_name());
+        found.push(Finding::new(Cause::Rcode, detail));
+    }
+    for (bit, name) in FLAGS {
+        if (theirs.flags ^ ours.flags) & bit != 0 {
+            let state = if theirs.flags & bit == 0 {
+                "clear"
+            } else {
+                "set"
+            };
+            found.push(Finding::new(Cause::Flags, format!("{name} is {state}")));
+        }
+    }
+    if theirs.question != ours.question {
+        let text = |reply: &Reply| match &reply.question {
+            Some((name, qtype, class)) => format!("{name} {class} {qtype}"),
+            None => "none".to_owned(),
+        };
+        let detail = format!("{} instead of {}", text(theirs), text(ours));
+        found.push(Finding::new(Cause::Question, detail));
+    }
+    if theirs.length > limits.size {
+        let detail = format!("{} bytes, {} accepted", theirs.length, limits.size);
+        found.push(Finding::new(Cause::TooLarge, detail));
+    }
+    compare_answers(theirs, ours, whole, &mut found);
+    compare_opt(theirs, ours, &mut found);
+    if (&theirs.authority, &theirs.additional) != (&ours.authority, &ours.additional) {
+        let detail = format!(
+            "{} and {} instead of {} and {} records",
+            theirs.authority.len(),
+            theirs.additional.len(),
+            ours.authority.len(),
+            ours.additional.len()
+        );
+        found.push(Finding::new(Cause::OtherSections, detail));
+    }
+    found
+}
+
+fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<Finding>) {
+    match (theirs.is_truncated(), ours.is_truncated()) {
+        (false, true) => found.push(Finding::new(Cause::TcMissing, "")),
+        (true, false) => found.push(Finding::new(Cause::TcUnneeded, "")),
+        // Which records fit is a matter of chance, their number is not.
+        (true, true) if theirs.answers.len() < ours.answers.len() => {
+            let detail = format!(
+                "{} instead of {} records",
+                theirs.answers.len(),
+                ours.answers.len()
+            );
+            found.push(Finding::new(Cause::TruncatedTooFar, detail));
+        }
+        _ => {}
+    }
+    let reference = if theirs.is_truncated() || ours.is_truncated() {
+        whole
+    } else {
+        ours
+    };
+    let (observed, expected) = (counts(&theirs.answers), counts(&reference.answers));
+    let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
+    for (record, &count) in &observed {
+        let wanted = expected.get(record).copied().unwrap_or(0);
+        if count <= wanted {
+            continue;
+        }
+        let cause = match (record.is_address(), wanted) {
+            (true, 0) => Cause::ExtraAddresses,
+            (true, _) => Cause::RepeatedAddresses,
+            (false, _) => Cause::Records,
+        };
+        by_cause.entry(cause).or_default().push(record.shown());
+    }
+    for (record, &count) in &expected {
+        let got = observed.get(record).copied().unwrap_or(0);
+        if got >= count || theirs.is_truncated() {
+            continue;
+        }
+        let cause = match (record.is_address(), got) {
+            (true, 0) => Cause::MissingAddresses,
+            (true, _) => Cause::RepeatedAddresses,
+            (false, _) => Cause::Records,
+        };
+        by_cause.entry(cause).or_default().push(record.shown());
+    }
+    for (cause, mut records) in by_cause {
+        let more = records.len().saturating_sub(MAX_DETAILS);
+        records.truncate(MAX_DETAILS);
+        let mut detail = records.join(", ");
+        if more > 0 {
+            detail += &format!(" and {more} more");
+        }
+        found.push(Finding::new(cause, detail));
+    }
+    compare_ttl(theirs, reference, found);
+}
+
+/// Maximum number of records in the detail of a finding.
+const MAX_DETAILS: usize = 4;
+
+/// Compares the TTLs of records that are in both.
+fn compare_ttl(theirs: &Reply, ours: &Reply, found: &mut Vec<Finding>) {
+    let Some(first) = ours.answers.first() else {
+        return;
+    };
+    let is_uniform = ours.answers.iter().all(|record| record.ttl == first.ttl);
+    let other = theirs.answers.iter().find(|record| record.ttl != first.ttl);
+    if let (true, Some(other)) = (is_uniform, other) {
+        let detail = format!("{} instead of {}", other.ttl, first.ttl);
+        found.push(Finding::new(Cause::Ttl, detail));
+    }
+}
+
+fn compare_opt(theirs: &Reply, ours: &Reply, found: &mut Vec<Finding>) {
+    let (theirs, ours) = match (&theirs.opt, &ours.opt) {
+        (None, None) => return,
+        (None, Some(_)) => return found.push(Finding::new(Cause::OptMissing, "")),
+        (Some(_), None) => return found.push(Finding::new(Cause::OptUnasked, "")),
+        (Some(theirs), Some(ours)) => (theirs, ours),
+    };
+    if theirs.size != ours.size {
+        let detail = format!("{} instead of {}", theirs.size, ours.size);
+        found.push(Finding::new(Cause::OptSize, detail));
+    }
+    if theirs.dnssec_ok != ours.dnssec_ok {
+        found.push(Finding::new(Cause::OptDo, ""));
+    }
+    if theirs.version != ours.version {
+        let detail = format!("{} instead of {}", theirs.version, ours.version);
+        found.push(Finding::new(Cause::OptVersion, detail));
+    }
+    if theirs.options != ours.options {
+        let detail = format!("{:?} instead of {:?}", theirs.options, ours.options);
+        found.push(Finding::new(Cause::OptOptions, detail));
+    }
+}
+
+/// Counts records by everything but their TTL.
+fn counts(records: &[Record]) -> BTreeMap<Fields<'_>, usize> {
+    let mut counts = BTreeMap::new();
+    for record in records {
+        let fields = Fields {
+            owner: &record.owner,
+            rtype: record.rtype,
+            class: record.class,
+            data: &record.data,
+        };
+        *counts.entry(fields).or_default() += 1;
+    }
+    counts
+}
+
+/// A record without its TTL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Fields<'a> {
+    owner: &'a str,
+    rtype: RecordType,
+    class: u16,
+    data: &'a str,
+}
+
+impl Fields<'_> {
+    fn is_address(self) -> bool {
+        matches!(self.rtype, RecordType::A | RecordType::AAAA)
+    }
+
+    fn shown(self) -> String {
+        format!("{} {}", self.rtype, self.data)
+    }
+}

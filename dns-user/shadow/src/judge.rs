@@ -1,0 +1,611 @@
+//! From a query and its reply to a verdict.
+//!
+//! A difference is judged twice: at once, and again when [`TRANSITION`] has passed, because the observed server may have
+//! read newer records than we had, or older ones than we have.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use dns_core::{
+    name::Name,
+    wire::{
+        CLASS_ANY, CLASS_IN, HEADER_LEN, MAX_TCP_SIZE, MAX_UDP_SIZE, MIN_UDP_SIZE, Parsed,
+        ReplySettings, RequestInfo, Transport, parse_from,
+    },
+};
+
+use crate::{
+    compare::{Cause, Finding, Limits, compare},
+    pairs::Exchange,
+    question::Question,
+    reference::{Asked, HealthKnowledge, OurReply, Ours, Reference, Route, Settings},
+    reply::{Record, Reply},
+    rows::{Circumstances, Row, explain},
+};
+
+/// Time around a change of records or health within which a difference may be due to it.
+pub const TRANSITION: Duration = Duration::from_secs(5);
+
+/// Maximum number of differences that wait for their second judgement.
+const MAX_SUSPECTS: usize = 256;
+/// Maximum number of groups of differences, and of examples in each.
+const MAX_GROUPS: usize = 64;
+const MAX_EXAMPLES: usize = 3;
+/// Maximum number of questions whose order of answers is followed.
+const MAX_ORDERS: usize = 4096;
+/// Replies with the same first address after which the order counts as fixed: among two addresses by chance once in
+/// 2^39 cases.
+const FIXED_ORDER: u64 = 40;
+
+/// The verdict on an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Our reply would be the same.
+    Equal,
+    /// Our server would ask the same kind of source.
+    SameRoute,
+    /// The replies differ because records or health are changing.
+    InTransition,
+    /// Every difference is explained by these rows.
+    Documented(Vec<Row>),
+    /// These differences have no explanation.
+    Unexplained(Vec<Finding>),
+}
+
+/// A group of differences with the same cause.
+#[derive(Clone, Debug, Default)]
+pub struct Group {
+    /// How often it was found.
+    pub count: u64,
+    /// The first of them.
+    pub examples: Vec<Example>,
+}
+
+/// A difference, as reports show it.
+#[derive(Clone, Debug)]
+pub struct Example {
+    /// The query.
+    pub question: Question,
+    /// Its sender.
+    pub client: IpAddr,
+    /// The findings.
+    pub findings: Vec<Finding>,
+    /// The observed reply; `None` if there was none or it cannot be parsed.
+    pub theirs: Option<Reply>,
+    /// Ours.
+    pub ours: Option<Reply>,
+    /// The source that answers the name here.
+    pub route: Route,
+    /// How the name resolves here; empty for documented differences.
+    pub steps: String,
+}
+
+/// A cause of a group.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GroupCause {
+    /// Explained by this row.
+    Documented(Row),
+    /// Unexplained, with the kinds of findings.
+    Unexplained(Vec<Cause>),
+}
+
+/// What was counted.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Exchanges that were compared.
+    pub compared: u64,
+    /// Exchanges with the same reply.
+    pub equal: u64,
+    /// Exchanges of which only the route was compared, and is the same.
+    pub same_route: u64,
+    /// Exchanges in transition.
+    pub in_transition: u64,
+    /// Exchanges whose differences are documented.
+    pub documented: u64,
+    /// Exchanges with an unexplained difference.
+    pub unexplained: u64,
+    /// Differences that were not judged, because too many waited.
+    pub unjudged: u64,
+    /// Queries without a reply, where ours would have been one.
+    pub unanswered: u64,
+    /// Differences by cause.
+    pub groups: BTreeMap<GroupCause, Group>,
+    /// Compared exchanges by route.
+    pub routes: BTreeMap<Route, u64>,
+    /// Queries that an interface would have answered.
+    pub from_interface: u64,
+    /// Other queries, by reason.
+    pub not_from_interface: BTreeMap<&'static str, u64>,
+}
+
+/// How often the first address of the answers to a question was the same.
+#[derive(Default)]
+struct Order {
+    first: String,
+    same: u64,
+    others: u64,
+}
+
+/// Judges exchanges by a reference.
+pub struct Judge<R> {
+    /// The source of our answers.
+    pub reference: R,
+    /// The result so far.
+    pub tally: Tally,
+    suspects: VecDeque<Exchange>,
+    orders: HashMap<(Vec<u8>, u16), Order>,
+}
+
+impl<R: Reference> Judge<R> {
+    /// Creates a judge that has seen nothing.
+    pub fn new(reference: R) -> Self {
+        Self {
+            reference,
+            tally: Tally::default(),
+            suspects: VecDeque::new(),
+            orders: HashMap::new(),
+        }
+    }
+
+    /// Judges an exchange, at once or when its time has come.
+    pub fn judge(&mut self, exchange: Exchange) {
+        let (verdict, case) = self.verdict(&exchange);
+        self.tally.compared += 1;
+        *self.tally.routes.entry(case.ours.route).or_default() += 1;
+        match case.ours.interface {
+            Ok(()) => self.tally.from_interface += 1,
+            Err(reason) => *self.tally.not_from_interface.entry(reason).or_default() += 1,
+        }
+        if matches!(verdict, Verdict::Unexplained(_)) {
+            if self.suspects.len() < MAX_SUSPECTS {
+                self.suspects.push_back(exchange);
+            } else {
+                self.tally.unjudged += 1;
+            }
+            return;
+        }
+        self.follow_order(&exchange, &case);
+        self.count(&exchange, verdict, case);
+    }
+
+    /// Judges the differences a second time for which `now` is late enough.
+    pub fn settle(&mut self, now: Instant) {
+        while let Some(suspect) = self.suspects.front()
+            && now.duration_since(suspect.replied) >= TRANSITION
+        {
+            let Some(suspect) = self.suspects.pop_front() else {
+                return;
+            };
+            let (verdict, case) = self.verdict(&suspect);
+            self.count(&suspect, verdict, case);
+        }
+    }
+
+    /// Returns whether differences wait for their second judgement.
+    pub fn is_settled(&self) -> bool {
+        self.suspects.is_empty()
+    }
+
+    /// Adds the findings that need all replies.
+    pub fn finish(&mut self) {
+        for ((name, qtype), order) in std::mem::take(&mut self.orders) {
+            if order.others > 0 || order.same < FIXED_ORDER {
+                continue;
+            }
+            let question = Question::of_name(&name, qtype);
+            let detail = format!("{} first in {} replies", order.first, order.same);
+            let finding = Finding::new(Cause::OrderFixed, detail);
+            self.tally.unexplained += 1;
+            let example = Example {
+                question,
+                client: IpAddr::from([0, 0, 0, 0]),
+                findings: vec![finding],
+                theirs: None,
+                ours: None,
+                route: Route::Fleet,
+                steps: String::new(),
+            };
+            self.add(GroupCause::Unexplained(vec![Cause::OrderFixed]), example);
+        }
+    }
+
+    /// Compares with every state that the observed server may have answered from.
+    fn verdict(&mut self, exchange: &Exchange) -> (Verdict, Case) {
+        let (first, case) = self.verdict_of(exchange, 0);
+        if !matches!(first, Verdict::Unexplained(_)) {
+            return (first, case);
+        }
+        let since = exchange.asked.checked_sub(TRANSITION);
+        let states = self.reference.states(since.unwrap_or(exchange.asked));
+        let now = self.meaning(exchange, 0);
+        let mut is_changing = false;
+        for state in 1..states {
+            let (verdict, case) = self.verdict_of(exchange, state);
+            if !matches!(verdict, Verdict::Unexplained(_)) {
+                return (Verdict::InTransition, case);
+            }
+            is_changing |= self.meaning(exchange, state) != now;
+        }
+        // Of records that change often, two servers may read different versions, and none of them all.
+        if let Verdict::Unexplained(findings) = &first
+            && is_changing
+            && findings.iter().all(|finding| finding.cause.is_of_answer())
+        {
+            return (Verdict::InTransition, case);
+        }
+        (first, case)
+    }
+
+    /// Returns what a query means in a state: RCODE and all records.
+    fn meaning(&mut self, exchange: &Exchange, state: usize) -> Option<(u16, Vec<Record>)> {
+        let asked = Asked {
+            query: &exchange.query,
+            client: exchange.client,
+            transport: Transport::Tcp,
+        };
+        let ours = self.reference.answer(&asked, Settings::Configured, state);
+        let OurReply::Message(message) = ours.reply else {
+            return None;
+        };
+        let mut reply = Reply::read(&message)?;
+        reply.answers.sort();
+        Some((reply.rcode, reply.answers))
+    }
+
+    fn verdict_of(&mut self, exchange: &Exchange, state: usize) -> (Verdict, Case) {
+        let asked = Asked {
+            query: &exchange.query,
+            client: exchange.client,
+            transport: exchange.transport,
+        };
+        let ours = self.reference.answer(&asked, Settings::Configured, state);
+        let mut case = Case {
+            theirs: Reply::read(&exchange.reply),
+            our_reply: None,
+            findings: Vec::new(),
+            ours,
+        };
+        match &case.ours.reply {
+            OurReply::Message(message) => case.our_reply = Reply::read(message),
+            OurReply::Elsewhere => return self.judge_route(exchange, case),
+            OurReply::Silence if exchange.reply.is_empty() => return (Verdict::Equal, case),
+            // Only messages that are no queries get no reply here.
+            OurReply::Silence => {
+                return (Verdict::Documented(vec![Row::MalformedMessages]), case);
+            }
+        }
+        if exchange.reply.is_empty() {
+            case.findings = vec![Finding::new(Cause::NoReply, "")];
+        } else {
+            case.findings = self.findings(exchange, &case, Settings::Configured, state);
+        }
+        if case.findings.is_empty() {
+            return (Verdict::Equal, case);
+        }
+        if is_due_to_health(&case) {
+            let verdict = if case.ours.health == HealthKnowledge::Ignored {
+                Verdict::Equal
+            } else {
+                Verdict::InTransition
+            };
+            return (verdict, case);
+        }
+        let verdict = self.explain(exchange, &case, state);
+        (verdict, case)
+    }
+
+    /// Compares the observed reply with ours under some settings.
+    fn findings(
+        &mut self,
+        exchange: &Exchange,
+        case: &Case,
+        settings: Settings,
+        state: usize,
+    ) -> Vec<Finding> {
+        let Some(theirs) = &case.theirs else {
+            return vec![Finding::new(Cause::Unparsable, "")];
+        };
+        let mut asked = Asked {
+            query: &exchange.query,
+            client: exchange.client,
+            transport: exchange.transport,
+        };
+        let mut ours = None;
+        if settings == Settings::Configured {
+            ours.clone_from(&case.our_reply);
+        } else if let OurReply::Message(message) =
+            self.reference.answer(&asked, settings, state).reply
+        {
+            ours = Reply::read(&message);
+        }
+        let Some(ours) = ours else {
+            return vec![Finding::new(Cause::Route, "")];
+        };
+        let mut whole = None;
+        if theirs.is_truncated() || ours.is_truncated() {
+            asked.transport = Transport::Tcp;
+            if let OurReply::Message(message) = self.reference.answer(&asked, settings, state).reply
+            {
+                whole = Reply::read(&message);
+            }
+        }
+        let limits = Limits {
+            size: limit(exchange),
+        };
+        let whole = whole.as_ref().unwrap_or(&ours);
+        let mut findings = compare(theirs, &ours, whole, limits);
+        let is_local = matches!(case.ours.route, Route::Fleet | Route::Upcheck);
+        if !findings.is_empty() && is_local && looks_forwarded(theirs) {
+            let detail = format!("like a recursor, instead of {}", case.ours.route.text());
+            findings.insert(0, Finding::new(Cause::Route, detail));
+        }
+        findings
+    }
+
+    /// Judges a reply to a name that our server would forward: by its form and its likely source.
+    fn judge_route(&mut self, exchange: &Exchange, mut case: Case) -> (Verdict, Case) {
+        // A recursor, or the network before it, may lose any query.
+        if exchange.reply.is_empty() {
+            return (Verdict::SameRoute, case);
+        }
+        let Some(theirs) = &case.theirs else {
+            // Passed on from a recursor; whether it can be parsed is not the server's doing.
+            return (Verdict::SameRoute, case);
+        };
+        let mut findings = Vec::new();
+        let asked = Question::read(&exchange.query).unwrap_or_default();
+        if theirs.question.is_some()
+            && let Some(repeated) = Question::read(&exchange.reply)
+            && !repeated.wire.eq_ignore_ascii_case(&asked.wire)
+        {
+            let detail = format!("{} instead of {}", repeated.name, asked.name);
+            findings.push(Finding::new(Cause::Question, detail));
+        }
+        if self.is_like_fleet(theirs) {
+            let detail = format!("like the fleet, instead of {}", case.ours.route.text());
+            findings.push(Finding::new(Cause::Route, detail));
+        }
+        if theirs.length > limit(exchange) {
+            return (Verdict::Documented(vec![Row::LargeReplies]), case);
+        }
+        if findings.is_empty() {
+            return (Verdict::SameRoute, case);
+        }
+        let name = Name::from_wire(&asked.wire);
+        if name.is_ok_and(|(name, _)| self.reference.nature(&name).has_other_domain) {
+            return (Verdict::Documented(vec![Row::TextualSuffix]), case);
+        }
+        case.findings.clone_from(&findings);
+        (Verdict::Unexplained(findings), case)
+    }
+
+    /// Returns whether a reply has the form of one from records: addresses of the fleet with TTL 0 and AA.
+    fn is_like_fleet(&self, reply: &Reply) -> bool {
+        let is_of_fleet = |data: &str| {
+            let address = data.parse::<IpAddr>();
+            address.is_ok_and(|address| self.reference.is_of_fleet(address))
+        };
+        reply.is_authoritative()
+            && !reply.answers.is_empty()
+            && reply
+                .answers
+                .iter()
+                .all(|record| record.ttl == 0 && is_of_fleet(&record.data))
+    }
+
+    /// Explains findings by rows, or leaves those that have no explanation.
+    fn explain(&mut self, exchange: &Exchange, case: &Case, state: usize) -> Verdict {
+        let given = self.circumstances(exchange, case);
+        let compatible = self.findings(exchange, case, Settings::Compatible, state);
+        let mut rows = Vec::new();
+        let mut unexplained = Vec::new();
+        for finding in &case.findings {
+            let is_restored = !compatible.iter().any(|other| other.cause == finding.cause);
+            match explain(finding, is_restored, &given) {
+                Some(row) => rows.push(row),
+                None => unexplained.push(finding.clone()),
+            }
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        // Everything else in the reply follows from another RCODE.
+        let rcode = case
+            .findings
+            .iter()
+            .find(|finding| finding.cause == Cause::Rcode);
+        let is_rcode_explained =
+            rcode.is_some_and(|rcode| !unexplained.iter().any(|other| other == rcode));
+        let is_subsumed =
+            |finding: &Finding| is_rcode_explained && finding.cause != Cause::Question;
+        if unexplained.iter().all(is_subsumed) {
+            Verdict::Documented(rows)
+        } else {
+            Verdict::Unexplained(unexplained)
+        }
+    }
+
+    /// Returns what decides which rows explain a difference.
+    fn circumstances(&self, exchange: &Exchange, case: &Case) -> Circumstances {
+        /// `arpa.` in wire format.
+        const ARPA: &[u8] = b"\x04arpa\0";
+        const IP6_ARPA: &[u8] = b"\x03ip6\x04arpa\0";
+        /// An AAAA record of class IN with TTL 0 and no data, behind its owner.
+        const EMPTY_ADDRESS: &[u8] = &[0, 28, 0, 1, 0, 0, 0, 0, 0, 0];
+        let question = Question::read(&exchange.query).unwrap_or_default();
+        let from = RequestInfo {
+            client: None,
+            transport: exchange.transport,
+        };
+        let parsed = parse_from(&exchange.query, from, &ReplySettings::default());
+        let name = Name::from_wire(&question.wire);
+        let is_reverse = question.wire.to_ascii_lowercase().ends_with(ARPA);
+        Circumstances {
+            is_other_class: !matches!(question.qclass, CLASS_IN | CLASS_ANY)
+                && exchange.query.len() > HEADER_LEN,
+            qtype: question.qtype,
+            is_reverse,
+            is_of_ipv6: is_reverse && question.wire.to_ascii_lowercase().ends_with(IP6_ARPA),
+            is_fleet: case.ours.route == Route::Fleet,
+            nature: name
+                .map(|(name, _)| self.reference.nature(&name))
+                .unwrap_or_default(),
+            is_rejected: !matches!(parsed, Parsed::Query(_)),
+            is_odd: question.has_odd_label(),
+            has_empty_address: exchange
+                .reply
+                .windows(EMPTY_ADDRESS.len())
+                .any(|window| window == EMPTY_ADDRESS),
+            looks_forwarded: case.theirs.as_ref().is_some_and(looks_forwarded),
+            opts: question.opts,
+            rcodes: (
+                case.theirs.as_ref().map_or(0, |reply| reply.rcode),
+                case.our_reply.as_ref().map_or(0, |reply| reply.rcode),
+            ),
+        }
+    }
+
+    /// Follows which address comes first.
+    fn follow_order(&mut self, exchange: &Exchange, case: &Case) {
+        let (Route::Fleet, Some(theirs)) = (case.ours.route, &case.theirs) else {
+            return;
+        };
+        if theirs.answers.len() < 2 || theirs.is_truncated() {
+            return;
+        }
+        let Some(question) = Question::read(&exchange.query) else {
+            return;
+        };
+        let key = (question.wire.to_ascii_lowercase(), question.qtype);
+        if self.orders.len() >= MAX_ORDERS && !self.orders.contains_key(&key) {
+            return;
+        }
+        let order = self.orders.entry(key).or_default();
+        let first = &theirs.answers[0].data;
+        if order.same == 0 {
+            order.first.clone_from(first);
+        }
+        if order.first == *first {
+            order.same += 1;
+        } else {
+            order.others += 1;
+        }
+    }
+
+    fn count(&mut self, exchange: &Exchange, verdict: Verdict, case: Case) {
+        let tally = &mut self.tally;
+        match verdict {
+            Verdict::Equal => tally.equal += 1,
+            Verdict::SameRoute => tally.same_route += 1,
+            Verdict::InTransition => tally.in_transition += 1,
+            Verdict::Documented(rows) => {
+                tally.documented += 1;
+                for row in rows {
+                    let example = self.example(exchange, &case, Vec::new());
+                    self.add(GroupCause::Documented(row), example);
+                }
+            }
+            Verdict::Unexplained(findings) => {
+                tally.unexplained += 1;
+                let mut causes: Vec<Cause> = findings.iter().map(|finding| finding.cause).collect();
+                causes.dedup();
+                if causes.contains(&Cause::NoReply) {
+                    tally.unanswered += 1;
+                }
+                let example = self.example(exchange, &case, findings);
+                self.add(GroupCause::Unexplained(causes), example);
+            }
+        }
+    }
+
+    fn example(&self, exchange: &Exchange, case: &Case, findings: Vec<Finding>) -> Example {
+        let question = Question::read(&exchange.query).unwrap_or_default();
+        let mut steps = String::new();
+        if !findings.is_empty()
+            && let Ok((name, _)) = Name::from_wire(&question.wire)
+        {
+            steps = self.reference.steps(&name);
+        }
+        Example {
+            question,
+            client: exchange.client.ip(),
+            findings,
+            theirs: case.theirs.clone(),
+            ours: case.our_reply.clone(),
+            route: case.ours.route,
+            steps,
+        }
+    }
+
+    fn add(&mut self, cause: GroupCause, example: Example) {
+        let groups = &mut self.tally.groups;
+        if groups.len() >= MAX_GROUPS && !groups.contains_key(&cause) {
+            return;
+        }
+        let group = groups.entry(cause).or_default();
+        group.count += 1;
+        if group.examples.len() < MAX_EXAMPLES {
+            group.examples.push(example);
+        }
+    }
+}
+
+/// An exchange with both replies.
+struct Case {
+    theirs: Option<Reply>,
+    our_reply: Option<Reply>,
+    findings: Vec<Finding>,
+    ours: Ours,
+}
+
+/// Returns the maximum size of a reply that the client accepts.
+fn limit(exchange: &Exchange) -> usize {
+    if exchange.transport == Transport::Tcp {
+        return MAX_TCP_SIZE;
+    }
+    let from = RequestInfo {
+        client: None,
+        transport: Transport::Udp,
+    };
+    match parse_from(&exchange.query, from, &ReplySettings::default()) {
+        Parsed::Query(query) => query.limit(),
+        Parsed::Reply(_)
+            if Question::read(&exchange.query).is_some_and(|asked| asked.opts.0 > 0) =>
+        {
+            MAX_UDP_SIZE
+        }
+        Parsed::Reply(_) | Parsed::Drop => MIN_UDP_SIZE,
+    }
+}
+
+/// Returns whether a reply looks like one that was passed on: no AA, a TTL, or an SOA.
+fn looks_forwarded(reply: &Reply) -> bool {
+    !reply.is_authoritative()
+        || reply.answers.iter().any(|record| record.ttl > 0)
+        || !reply.authority.is_empty()
+}
+
+/// Returns whether only the filter of health can be the reason for other addresses, and is in doubt.
+fn is_due_to_health(case: &Case) -> bool {
+    let Some(theirs) = &case.theirs else {
+        return false;
+    };
+    let is_of_name = |data: &str| {
+        let address = data.parse::<IpAddr>();
+        address.is_ok_and(|address| case.ours.instances.contains(&address))
+    };
+    case.ours.health != HealthKnowledge::Settled
+        && case.findings.iter().all(|finding| {
+            matches!(
+                finding.cause,
+                Cause::MissingAddresses
+                    | Cause::ExtraAddresses
+                    | Cause::TcMissing
+                    | Cause::TcUnneeded
+                    | Cause::TruncatedTooFar
+            )
+        })
+        && theirs.answers.iter().all(|record| is_of_name(&record.data))
+}

@@ -1,0 +1,298 @@
+//! Queries that wait for their replies, in a bounded table.
+//!
+//! A packet may be seen several times: on a bridge and on its port, on a VLAN and on the interface below. Only the
+//! first copy of a query or reply counts.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use dns_core::wire::{HEADER_LEN, Transport, u16_at};
+
+/// Time after which a query counts as unanswered; resolvers of clients give up after five seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for which copies of an answered query are recognised.
+const COPIES: Duration = Duration::from_secs(2);
+/// Maximum number of queries that wait, and of answered ones whose copies are recognised.
+pub const MAX_WAITING: usize = 8192;
+/// Maximum length of a query that is kept; the server itself reads no longer ones.
+const MAX_QUERY: usize = 4096;
+
+/// A message seen on an interface.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting<'a> {
+    /// The endpoint of the client.
+    pub client: SocketAddr,
+    /// The endpoint of the server.
+    pub server: SocketAddr,
+    /// How it was carried.
+    pub transport: Transport,
+    /// Number of the interface.
+    pub interface: u32,
+    /// When it was seen.
+    pub at: Instant,
+    /// When the kernel saw it, as time since 1970.
+    pub stamp: Option<Duration>,
+    /// The message.
+    pub message: &'a [u8],
+}
+
+/// A query with its reply.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// The endpoint of the client.
+    pub client: SocketAddr,
+    /// How both were carried.
+    pub transport: Transport,
+    /// The query.
+    pub query: Vec<u8>,
+    /// The reply; empty if there was none.
+    pub reply: Vec<u8>,
+    /// When the query was seen.
+    pub asked: Instant,
+    /// When the reply was seen.
+    pub replied: Instant,
+    /// Time from the query to the reply by the kernel's clock.
+    pub latency: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    client: SocketAddr,
+    server: SocketAddr,
+    is_tcp: bool,
+    id: u16,
+}
+
+struct Waiting {
+    query: Vec<u8>,
+    interface: u32,
+    asked: Instant,
+    stamp: Option<Duration>,
+}
+
+/// Counts of messages that made no pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unpaired {
+    /// Copies of a message on another interface, and repetitions by the client.
+    pub copies: u64,
+    /// Replies whose query was not seen, such as those to queries from before the start.
+    pub orphans: u64,
+    /// Queries beyond the table's limit, or longer than any server reads.
+    pub excess: u64,
+}
+
+/// Queries that wait for their replies.
+#[derive(Default)]
+pub struct Pairs {
+    waiting: HashMap<Key, Waiting>,
+    /// Answered queries: when, and the interface on which the query was seen first.
+    answered: HashMap<Key, (Instant, u32)>,
+    /// Keys in the order of their times, for expiry.
+    asked_order: VecDeque<(Instant, Key)>,
+    answered_order: VecDeque<(Instant, Key)>,
+    /// Messages that made no pair.
+    pub unpaired: Unpaired,
+}
+
+impl Pairs {
+    /// Records a query; returns whether it is a new one.
+    pub fn query(&mut self, seen: &Sighting<'_>) -> bool {
+        let Some(key) = Key::of(seen) else {
+            return false;
+        };
+        let is_copy = self
+            .waiting
+            .get(&key)
+            .is_some_and(|waiting| waiting.query == seen.message)
+            // On the same interface it is a new query: clients with few ports soon use an id again.
+            || self
+                .answered
+                .get(&key)
+                .is_some_and(|(_, interface)| *interface != seen.interface);
+        if is_copy {
+            self.unpaired.copies += 1;
+            return false;
+        }
+        if self.waiting.len() >= MAX_WAITING
+            || self.asked_order.len() >= 2 * MAX_WAITING
+            || seen.message.len() > MAX_QUERY
+        {
+            self.unpaired.excess += 1;
+            return true;
+        }
+        let waiting = Waiting {
+            query: seen.message.to_vec(),
+            interface: seen.interface,
+            asked: seen.at,
+            stamp: seen.stamp,
+        };
+        self.waiting.insert(key, waiting);
+        self.asked_order.push_back((seen.at, key));
+        true
+    }
+
+    /// Returns the exchange that a reply completes.
+    pub fn reply(&mut self, seen: &Sighting<'_>) -> Option<Exchange> {
+        let key = Key::of(seen)?;
+        let Some(Waiting {
+            query,
+            interface,
+            asked,
+            stamp,
+        }) = self.waiting.remove(&key)
+        else {
+            if self.answered.contains_key(&key) {
+                self.unpaired.copies += 1;
+            } else {
+                self.unpaired.orphans += 1;
+            }
+            return None;
+        };
+        if self.answered.len() < MAX_WAITING && self.answered_order.len() < 2 * MAX_WAITING {
+            self.answered.insert(key, (seen.at, interface));
+            self.answered_order.push_back((seen.at, key));
+        }
+        Some(Exchange {
+            client: seen.client,
+            transport: seen.transport,
+            query,
+            reply: seen.message.to_vec(),
+            asked,
+            replied: seen.at,
+            latency: stamp
+                .zip(seen.stamp)
+                .and_then(|(asked, replied)| replied.checked_sub(asked)),
+        })
+    }
+
+    /// Removes and returns the queries that waited too long.
+    pub fn expired(&mut self, now: Instant) -> Vec<Exchange> {
+        while let Some(&(at, key)) = self.answered_order.front()
+            && now.duration_since(at) > COPIES
+        {
+            self.answered_order.pop_front();
+            // The port and id may have been used again since.
+            if self.answered.get(&key).is_some_and(|(last, _)| *last == at) {
+                self.answered.remove(&key);
+            }
+        }
+        let mut expired = Vec::new();
+        while let Some(&(at, key)) = self.asked_order.front()
+            && now.duration_since(at) > PATIENCE
+        {
+            self.asked_order.pop_front();
+            if self
+                .waiting
+                .get(&key)
+                .is_none_or(|waiting| waiting.asked != at)
+            {
+                continue;
+            }
+            if let Some(waiting) = self.waiting.remove(&key) {
+                expired.push(Exchange {
+                    client: key.client,
+                    transport: if key.is_tcp {
+                        Transport::Tcp
+                    } else {
+                        Transport::Udp
+                    },
+                    query: waiting.query,
+                    reply: Vec::new(),
+                    asked: waiting.asked,
+                    replied: now,
+                    latency: None,
+                });
+            }
+        }
+        expired
+    }
+
+    /// Forgets the queries that wait, after packets were lost that may have been their replies; returns their number.
+    pub fn forget_waiting(&mut self) -> usize {
+        self.asked_order.clear();
+        let forgotten = self.waiting.len();
+        self.waiting.clear();
+        forgotten
+    }
+
+    /// Returns how many queries wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+impl Key {
+    /// Returns `None` for a message without a header.
+    fn of(seen: &Sighting<'_>) -> Option<Self> {
+        if seen.message.len() < HEADER_LEN {
+            return None;
+        }
+        Some(Self {
+            client: seen.client,
+            server: seen.server,
+            is_tcp: seen.transport == Transport::Tcp,
+            id: u16_at(seen.message, 0)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(
+        id: u16,
+        port: u16,
+        interface: u32,
+        at: Instant,
+        message: &mut Vec<u8>,
+    ) -> Sighting<'_> {
+        message.resize(HEADER_LEN, 0);
+        message[..2].copy_from_slice(&id.to_be_bytes());
+        Sighting {
+            client: SocketAddr::from(([10, 0, 0, 1], port)),
+            server: SocketAddr::from(([10, 0, 0, 2], 53)),
+            transport: Transport::Udp,
+            interface,
+            at,
+            stamp: None,
+            message,
+        }
+    }
+
+    #[test]
+    fn copies_on_other_interfaces_count_once() {
+        let mut pairs = Pairs::default();
+        let now = Instant::now();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        assert!(pairs.query(&seen(1, 9, 1, now, &mut a)));
+        assert!(!pairs.query(&seen(1, 9, 2, now, &mut a)));
+        assert!(pairs.reply(&seen(1, 9, 2, now, &mut b)).is_some());
+        assert!(pairs.reply(&seen(1, 9, 1, now, &mut b)).is_none());
+        assert!(!pairs.query(&seen(1, 9, 3, now, &mut a)));
+        assert_eq!(pairs.unpaired.copies, 3);
+        assert!(pairs.reply(&seen(2, 9, 1, now, &mut b)).is_none());
+        assert_eq!(pairs.unpaired.orphans, 1);
+    }
+
+    #[test]
+    fn unanswered_queries_expire_and_the_table_is_bounded() {
+        let mut pairs = Pairs::default();
+        let now = Instant::now();
+        let mut message = Vec::new();
+        for number in 0..3 * MAX_WAITING {
+            let sighting = seen(number as u16, (number >> 14) as u16, 1, now, &mut message);
+            pairs.query(&sighting);
+        }
+        assert_eq!(pairs.waiting(), MAX_WAITING);
+        assert_eq!(pairs.unpaired.excess, 2 * MAX_WAITING as u64);
+        assert!(pairs.expired(now + PATIENCE).is_empty());
+        let later = now + PATIENCE + Duration::from_millis(1);
+        assert_eq!(pairs.expired(later).len(), MAX_WAITING);
+        assert_eq!(pairs.waiting(), 0);
+        assert!(pairs.query(&seen(1, 9, 1, later, &mut message)));
+    }
+}

@@ -1,0 +1,148 @@
+//! The observed process: found by its socket, measured by /proc.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Maximum number of processes, and of descriptors of each, that are looked at.
+const MAX_PROCESSES: usize = 32_768;
+const MAX_DESCRIPTORS: usize = 65_536;
+
+/// A process that has one of the observed sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Number.
+    pub number: i32,
+    /// Name.
+    pub name: String,
+}
+
+impl Process {
+    /// Finds the process that receives datagrams at one of these addresses; `None` if it is not visible, as in another
+    /// network namespace or without the right to see its descriptors.
+    pub fn of(addresses: &[SocketAddr]) -> Option<Self> {
+        let mut inodes = Vec::new();
+        for table in ["/proc/net/udp", "/proc/net/udp6"] {
+            let text = fs::read_to_string(table).unwrap_or_default();
+            inodes.extend(sockets(&text, addresses));
+        }
+        let numbers = fs::read_dir("/proc").ok()?.flatten().take(MAX_PROCESSES);
+        for entry in numbers {
+            let Some(number) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            if has_socket(&entry.path(), &inodes) {
+                let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+                return Some(Self {
+                    number,
+                    name: name.trim_end().to_owned(),
+                });
+            }
+        }
+        None
+    }
+
+    /// Returns the CPU time that it has used; `None` if it has ended.
+    pub fn cpu(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.number)).ok()?;
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+        Some(Duration::from_secs_f64(
+            cpu_ticks(&stat)? as f64 / ticks as f64,
+        ))
+    }
+}
+
+/// Returns the sum of `utime` and `stime` (proc(5)). The name before them may contain spaces and parentheses.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let user: u64 = fields.get(11)?.parse().ok()?;
+    let system: u64 = fields.get(12)?.parse().ok()?;
+    Some(user + system)
+}
+
+/// Returns the inodes of the sockets in /proc/net/udp that have one of these addresses.
+fn sockets(table: &str, addresses: &[SocketAddr]) -> Vec<String> {
+    let mut inodes = Vec::new();
+    for line in table.lines().skip(1) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (Some(local), Some(inode)) = (fields.get(1), fields.get(9)) else {
+            continue;
+        };
+        let Some(local) = endpoint(local) else {
+            continue;
+        };
+        let is_observed = addresses.iter().any(|address| {
+            local.port() == address.port()
+                && (local.ip() == address.ip() || local.ip().is_unspecified())
+        });
+        if is_observed {
+            inodes.push(format!("socket:[{inode}]"));
+        }
+    }
+    inodes
+}
+
+/// Reads an endpoint such as `0100007F:0035`: words of the address in the machine's order.
+fn endpoint(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let mut octets = Vec::new();
+    for at in (0..address.len()).step_by(8) {
+        let word = u32::from_str_radix(address.get(at..at + 8)?, 16).ok()?;
+        octets.extend(word.to_ne_bytes());
+    }
+    let ip = match octets.len() {
+        4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(octets).ok()?)),
+        16 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(octets).ok()?)),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+fn has_socket(process: &Path, inodes: &[String]) -> bool {
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
+        return false;
+    };
+    descriptors
+        .flatten()
+        .take(MAX_DESCRIPTORS)
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|target: PathBuf| {
+            inodes
+                .iter()
+                .any(|inode| target.as_os_str() == inode.as_str())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_socket_is_found_and_measured() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let process = Process::of(&[socket.local_addr().unwrap()]).unwrap();
+        assert_eq!(process.number, std::process::id() as i32);
+        assert!(process.cpu().is_some());
+        drop(socket);
+    }
+
+    #[test]
+    fn names_with_parentheses_are_skipped() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4 1 0 0 0 250 50 0 0 20 0 1";
+        assert_eq!(cpu_ticks(stat), Some(300));
+        assert_eq!(cpu_ticks("7 (a) S"), None);
+        assert_eq!(endpoint("0100007F:0035"), "127.0.0.1:53".parse().ok());
+        assert_eq!(endpoint("zz:0035"), None);
+    }
+}

@@ -1,0 +1,138 @@
+//! The question of a query, read even from queries that a server rejects.
+
+use dns_core::{
+    name::Name,
+    wire::{HEADER_LEN, TYPE_OPT, u16_at},
+};
+use hickory_proto::rr::{DNSClass, RecordType};
+
+/// A question.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// The name in wire format, as written.
+    pub wire: Vec<u8>,
+    /// The name in presentation form, as written.
+    pub name: String,
+    /// Type.
+    pub qtype: u16,
+    /// Class.
+    pub qclass: u16,
+    /// How many OPTs the query has, and the version of the last one.
+    pub opts: (usize, u8),
+    /// UDP payload size of the OPT.
+    pub size: Option<u16>,
+}
+
+impl Question {
+    /// Reads the question of a query; `None` if there is none that can be read.
+    pub fn read(query: &[u8]) -> Option<Self> {
+        let (_, length) = Name::from_wire(query.get(HEADER_LEN..)?).ok()?;
+        let end = HEADER_LEN + length;
+        let wire = query[HEADER_LEN..end].to_vec();
+        let mut question = Self {
+            name: text(&wire),
+            wire,
+            qtype: u16_at(query, end)?,
+            qclass: u16_at(query, end + 2)?,
+            opts: (0, 0),
+            size: None,
+        };
+        question.read_opts(query, end + 4);
+        Some(question)
+    }
+
+    /// Returns the question of class IN for a name in wire format.
+    pub fn of_name(wire: &[u8], qtype: u16) -> Self {
+        Self {
+            name: text(wire),
+            wire: wire.to_vec(),
+            qtype,
+            qclass: u16::from(DNSClass::IN),
+            opts: (0, 0),
+            size: None,
+        }
+    }
+
+    /// Counts the OPTs behind the question, as far as the records can be read.
+    fn read_opts(&mut self, query: &[u8], mut at: usize) {
+        /// Queries have one or two records; a message of 4 KiB could hold hundreds.
+        const MAX_RECORDS: usize = 8;
+        for _ in 0..MAX_RECORDS {
+            let Some(Ok((_, length))) = query.get(at..).map(Name::from_wire) else {
+                return;
+            };
+            at += length;
+            let (Some(rtype), Some(class)) = (u16_at(query, at), u16_at(query, at + 2)) else {
+                return;
+            };
+            let Some(data_len) = u16_at(query, at + 8) else {
+                return;
+            };
+            if rtype == TYPE_OPT {
+                self.opts = (self.opts.0 + 1, query[at + 5]);
+                self.size = Some(class);
+            }
+            at += 10 + usize::from(data_len);
+        }
+    }
+
+    /// Returns whether a label has a byte that message parsers treat differently: a dot, a backslash, or none of ASCII.
+    pub fn has_odd_label(&self) -> bool {
+        let mut rest = &self.wire[..];
+        while let Some((&length, after)) = rest.split_first()
+            && length > 0
+        {
+            let (label, next) = after.split_at(usize::from(length).min(after.len()));
+            if label
+                .iter()
+                .any(|byte| matches!(byte, b'.' | b'\\') || !byte.is_ascii_graphic())
+            {
+                return true;
+            }
+            rest = next;
+        }
+        false
+    }
+
+    /// Returns the name of the type.
+    pub fn type_name(&self) -> String {
+        RecordType::from(self.qtype).to_string()
+    }
+
+    /// Returns type and, unless it is IN, class, with the size of the OPT.
+    pub fn about(&self) -> String {
+        let mut text = self.type_name();
+        if self.qclass != u16::from(DNSClass::IN) {
+            text += &format!(" class {}", self.qclass);
+        }
+        match self.size {
+            Some(size) => text += &format!(", EDNS {size}"),
+            None => text += ", no EDNS",
+        }
+        text
+    }
+}
+
+/// Returns a name in presentation form, in its own letter case.
+fn text(wire: &[u8]) -> String {
+    let mut text = String::new();
+    let mut rest = wire;
+    while let Some((&length, after)) = rest.split_first()
+        && length > 0
+    {
+        let (label, next) = after.split_at(usize::from(length).min(after.len()));
+        for &byte in label {
+            match byte {
+                b'.' | b'\\' => text.extend(['\\', char::from(byte)]),
+                b'!'..=b'~' => text.push(char::from(byte)),
+                _ => text += &format!("\\{byte:03}"),
+            }
+        }
+        text.push('.');
+        rest = next;
+    }
+    if text.is_empty() {
+        text.push('.');
+    }
+    text
+}

@@ -1,0 +1,130 @@
+//! What the shadow needs from a server that it does not start: answers, and the reasons for them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use dns_core::{name::Name, wire::Transport};
+
+/// A query as it was seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The message.
+    pub query: &'a [u8],
+    /// Its sender.
+    pub client: SocketAddr,
+    /// How it was carried.
+    pub transport: Transport,
+}
+
+/// The settings with which our server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settings {
+    /// Those of the configuration.
+    Configured,
+    /// The same with every compatibility setting.
+    Compatible,
+}
+
+/// The source of answers.
+pub trait Reference {
+    /// Returns how many states were in use at `since` or later; 0 is the current one, 1 its predecessor, and so on.
+    fn states(&self, since: Instant) -> usize;
+
+    /// Answers a query from a state. Sends nothing and never waits.
+    fn answer(&mut self, asked: &Asked<'_>, settings: Settings, state: usize) -> Ours;
+
+    /// Returns whether an address belongs to an instance or alias of the current state.
+    fn is_of_fleet(&self, address: IpAddr) -> bool;
+
+    /// Explains step by step how a name resolves.
+    fn steps(&self, name: &Name) -> String;
+
+    /// Returns what kind of name it is, for the explanation of a difference.
+    fn nature(&self, name: &Name) -> Nature;
+}
+
+/// What kind of name it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nature {
+    /// An alias covers it.
+    pub is_alias: bool,
+    /// It is below a domain of the records, and no query.
+    pub is_malformed: bool,
+    /// It has no data, but names below it do.
+    pub is_above_ours: bool,
+    /// Another domain of the records is a suffix of its text.
+    pub has_other_domain: bool,
+}
+
+/// Our answer to a query.
+#[derive(Clone, Debug)]
+pub struct Ours {
+    /// The reply.
+    pub reply: OurReply,
+    /// The source that answers the name.
+    pub route: Route,
+    /// Instances of the name before the filter of health.
+    pub instances: Vec<IpAddr>,
+    /// What is known of their health.
+    pub health: HealthKnowledge,
+    /// Whether an interface would have answered, or why not.
+    pub interface: Result<(), &'static str>,
+}
+
+/// Our reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OurReply {
+    /// This message.
+    Message(Vec<u8>),
+    /// That of a recursor, a handler or another source, which is not asked.
+    Elsewhere,
+    /// None.
+    Silence,
+}
+
+/// The source that answers a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Route {
+    /// The up-check.
+    Upcheck,
+    /// The records and aliases.
+    Fleet,
+    /// Reverse names of the records.
+    Reverse,
+    /// Names of Consul.
+    Consul,
+    /// A handler.
+    Handler,
+    /// The recursors.
+    Recursors,
+    /// Nobody: REFUSED, or the message is no valid query.
+    Nobody,
+}
+
+impl Route {
+    /// Returns the source in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Upcheck => "up-check",
+            Self::Fleet => "fleet",
+            Self::Reverse => "reverse names",
+            Self::Consul => "Consul's names",
+            Self::Handler => "handler",
+            Self::Recursors => "recursors",
+            Self::Nobody => "nobody",
+        }
+    }
+}
+
+/// What is known of the health of a name's instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HealthKnowledge {
+    /// It has been the same for a while.
+    Settled,
+    /// It has just changed, or is not known yet.
+    Changing,
+    /// Health is not followed.
+    Ignored,
+}

@@ -1,0 +1,196 @@
+//! A reply in the form in which replies are compared.
+
+use dns_core::wire::{HEADER_LEN, u16_at};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::{DNSClass, RecordType},
+};
+
+/// Bits of the header's flags (RFC 1035, section 4.1.1; RFC 4035, section 3).
+const AA: u16 = 0x0400;
+const TC: u16 = 0x0200;
+
+/// Flags of a header that are compared, with their names. TC is compared with the records.
+pub const FLAGS: [(u16, &str); 7] = [
+    (0x7800, "opcode"),
+    (AA, "AA"),
+    (0x0100, "RD"),
+    (0x0080, "RA"),
+    (0x0040, "Z"),
+    (0x0020, "AD"),
+    (0x0010, "CD"),
+];
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Length in bytes.
+    pub length: usize,
+    /// The second 16 bits of the header.
+    pub flags: u16,
+    /// The RCODE, extended by the OPT.
+    pub rcode: u16,
+    /// Name as written, type and class of the first question; `None` without one.
+    pub question: Option<(String, RecordType, DNSClass)>,
+    /// The answer section.
+    pub answers: Vec<Record>,
+    /// The authority section.
+    pub authority: Vec<Record>,
+    /// The additional section without the OPT.
+    pub additional: Vec<Record>,
+    /// The OPT.
+    pub opt: Option<Opt>,
+}
+
+/// A record; ordered by its parts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record {
+    /// Owner as written.
+    pub owner: String,
+    /// Type.
+    pub rtype: RecordType,
+    /// Class.
+    pub class: u16,
+    /// Data in presentation form.
+    pub data: String,
+    /// Time to live in seconds.
+    pub ttl: u32,
+}
+
+/// The OPT of a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opt {
+    /// The server's UDP payload size.
+    pub size: u16,
+    /// DO.
+    pub dnssec_ok: bool,
+    /// Version.
+    pub version: u8,
+    /// Codes of its options.
+    pub options: Vec<u16>,
+}
+
+impl Reply {
+    /// Reads a reply; `None` if it is malformed.
+    pub fn read(message: &[u8]) -> Option<Self> {
+        let flags = u16_at(message, 2)?;
+        if message.len() < HEADER_LEN {
+            return None;
+        }
+        let parsed = Message::from_vec(message).ok()?;
+        let question = parsed.queries.first().map(|query| {
+            (
+                query.name().to_ascii(),
+                query.query_type(),
+                query.query_class(),
+            )
+        });
+        let opt = parsed.edns.as_ref().map(|edns| Opt {
+            size: edns.max_payload(),
+            dnssec_ok: edns.flags().dnssec_ok,
+            version: edns.version(),
+            options: edns
+                .options()
+                .options
+                .iter()
+                .map(|(code, _)| u16::from(*code))
+                .collect(),
+        });
+        Some(Self {
+            length: message.len(),
+            flags,
+            rcode: u16::from(parsed.metadata.response_code),
+            question,
+            answers: records(&parsed.answers),
+            authority: records(&parsed.authorities),
+            additional: records(&parsed.additionals),
+            opt,
+        })
+    }
+
+    /// Returns whether TC is set.
+    pub fn is_truncated(&self) -> bool {
+        self.flags & TC != 0
+    }
+
+    /// Returns whether AA is set.
+    pub fn is_authoritative(&self) -> bool {
+        self.flags & AA != 0
+    }
+
+    /// Returns the name of the RCODE.
+    pub fn rcode_name(&self) -> String {
+        rcode_name(self.rcode)
+    }
+
+    /// Returns the reply in lines, as reports show it.
+    pub fn lines(&self) -> Vec<String> {
+        let flags: Vec<&str> = FLAGS
+            .iter()
+            .chain(&[(TC, "TC")])
+            .filter(|(bit, _)| self.flags & bit != 0)
+            .map(|(_, name)| *name)
+            .collect();
+        let mut lines = vec![format!(
+            "{} [{}], {} bytes",
+            self.rcode_name(),
+            flags.join(" "),
+            self.length
+        )];
+        let sections = [
+            ("answer", &self.answers),
+            ("authority", &self.authority),
+            ("additional", &self.additional),
+        ];
+        for (section, records) in sections {
+            for record in records.iter().take(MAX_SHOWN_RECORDS) {
+                lines.push(format!(
+                    "{section}: {} {} {} {}",
+                    record.owner, record.ttl, record.rtype, record.data
+                ));
+            }
+            if records.len() > MAX_SHOWN_RECORDS {
+                lines.push(format!(
+                    "{section}: and {} more",
+                    records.len() - MAX_SHOWN_RECORDS
+                ));
+            }
+        }
+        if let Some(opt) = &self.opt {
+            let dnssec_ok = if opt.dnssec_ok { ", DO" } else { "" };
+            lines.push(format!("OPT: {} bytes{dnssec_ok}", opt.size));
+        }
+        lines
+    }
+}
+
+/// Maximum number of records of a section that a report shows.
+const MAX_SHOWN_RECORDS: usize = 8;
+
+fn records(records: &[hickory_proto::rr::Record]) -> Vec<Record> {
+    records
+        .iter()
+        .map(|record| Record {
+            owner: record.name.to_ascii(),
+            rtype: record.record_type(),
+            class: u16::from(record.dns_class),
+            data: record.data.to_string(),
+            ttl: record.ttl,
+        })
+        .collect()
+}
+
+/// Returns the name of an RCODE as tools write it.
+pub fn rcode_name(rcode: u16) -> String {
+    match ResponseCode::from_low((rcode & 15) as u8) {
+        _ if rcode == 16 => "BADVERS".to_owned(),
+        _ if rcode > 15 => format!("RCODE{rcode}"),
+        ResponseCode::NoError => "NOERROR".to_owned(),
+        ResponseCode::FormErr => "FORMERR".to_owned(),
+        ResponseCode::ServFail => "SERVFAIL".to_owned(),
+        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
+        ResponseCode::NotImp => "NOTIMP".to_owned(),
+        ResponseCode::Refused => "REFUSED".to_owned(),
+        _ => format!("RCODE{rcode}"),
+    }
+}

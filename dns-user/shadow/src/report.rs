@@ -1,0 +1,464 @@
+//! The report: data, and its text for terminals of 80 columns.
+
+use std::{fmt::Write, net::SocketAddr};
+
+use serde::Serialize;
+
+use crate::{
+    hide::Disclosure,
+    judge::{Example, Group, GroupCause, Tally},
+    latency::LatencyReport,
+    pairs::Unpaired,
+    reply::Reply,
+};
+
+/// The page that explains documented differences.
+pub const PAGE: &str = "docs/differences.md";
+
+/// The result of a shadow.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Name and version of this program.
+    pub program: String,
+    /// `watch`, or `ask` with the address asked.
+    pub mode: String,
+    /// Seconds observed.
+    pub seconds: f64,
+    /// Addresses of the observed server.
+    pub addresses: Vec<SocketAddr>,
+    /// How health was followed.
+    pub health: String,
+    /// Number of instances in the records.
+    pub instances: usize,
+    /// What was seen.
+    pub seen: Seen,
+    /// Verdicts.
+    pub verdicts: Verdicts,
+    /// Differences, unexplained ones first.
+    pub differences: Vec<Difference>,
+    /// Compared queries by the source that answers them here.
+    pub routes: Vec<(String, u64)>,
+    /// Queries that an interface would have answered, and the others by reason.
+    pub interface: InterfaceShare,
+    /// Latency of the observed server.
+    pub latency: LatencyReport,
+    /// CPU of the observed server and ours.
+    pub cpu: Cpu,
+    /// Remarks on what was not measured.
+    pub remarks: Vec<String>,
+}
+
+/// What was seen on the interfaces.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Seen {
+    /// Queries, as far as they were sampled.
+    pub queries: u64,
+    /// Queries in all, estimated from the samples.
+    pub estimated_queries: u64,
+    /// Share of the queries that were compared, 0 to 1.
+    pub sampled_share: f64,
+    /// Queries without a reply.
+    pub unanswered: u64,
+    /// Packets that the kernel dropped, because this process was to use no more CPU.
+    pub dropped: u64,
+    /// TCP segments that hold parts of messages.
+    pub split_segments: u64,
+    /// Fragments of datagrams.
+    pub fragments: u64,
+    /// Packets that cannot be read.
+    pub malformed: u64,
+    /// Copies on other interfaces, and repetitions.
+    pub copies: u64,
+    /// Replies to queries from before the start.
+    pub orphans: u64,
+    /// Queries beyond the limit of waiting ones.
+    pub excess: u64,
+}
+
+/// Verdicts on the compared queries.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Verdicts {
+    /// All compared ones.
+    pub compared: u64,
+    /// The same reply.
+    pub equal: u64,
+    /// Forwarded by both; the content is that of another server.
+    pub same_route: u64,
+    /// Different only because records or health were changing.
+    pub in_transition: u64,
+    /// Different as documented.
+    pub documented: u64,
+    /// Different without an explanation.
+    pub unexplained: u64,
+    /// Not judged, because too many differences waited for their judgement.
+    pub unjudged: u64,
+}
+
+/// Differences with the same cause.
+#[derive(Clone, Debug, Serialize)]
+pub struct Difference {
+    /// The cause in words.
+    pub cause: String,
+    /// Section and row of docs/differences.md; `None` if unexplained.
+    pub documented: Option<[String; 2]>,
+    /// How often.
+    pub count: u64,
+    /// The first of them.
+    pub examples: Vec<ShownExample>,
+}
+
+/// A difference, with what the report may show of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShownExample {
+    /// Name.
+    pub name: String,
+    /// Type, class and EDNS.
+    pub about: String,
+    /// Client; `None` unless clients are shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// Findings in words.
+    pub findings: Vec<String>,
+    /// The observed reply in lines.
+    pub theirs: Vec<String>,
+    /// Ours in lines.
+    pub ours: Vec<String>,
+    /// The source that answers the name here.
+    pub route: String,
+    /// How the name resolves here, in lines.
+    pub steps: Vec<String>,
+}
+
+/// The share of interfaces.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct InterfaceShare {
+    /// Queries that an interface would have answered.
+    pub answered: u64,
+    /// The others by reason.
+    pub others: Vec<(String, u64)>,
+}
+
+/// CPU times.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Cpu {
+    /// The observed process: its number and name.
+    pub process: Option<(i32, String)>,
+    /// CPU seconds that it used meanwhile.
+    pub observed_seconds: Option<f64>,
+    /// CPU seconds that our server would have used, estimated.
+    pub estimated_seconds: Option<f64>,
+    /// How that was estimated.
+    pub method: String,
+    /// Share of a core that this process used for receiving and comparing.
+    pub own_share: f64,
+}
+
+impl Seen {
+    /// Adds the messages that made no pair.
+    pub fn add_unpaired(&mut self, unpaired: Unpaired) {
+        self.copies = unpaired.copies;
+        self.orphans = unpaired.orphans;
+        self.excess = unpaired.excess;
+    }
+}
+
+impl Report {
+    /// Sets what follows from the tally.
+    pub fn add_tally(&mut self, tally: &Tally, disclosure: &Disclosure) {
+        self.verdicts = Verdicts {
+            compared: tally.compared,
+            equal: tally.equal,
+            same_route: tally.same_route,
+            in_transition: tally.in_transition,
+            documented: tally.documented,
+            unexplained: tally.unexplained,
+            unjudged: tally.unjudged,
+        };
+        self.differences = tally
+            .groups
+            .iter()
+            .map(|(cause, group)| difference(cause, group, disclosure))
+            .collect();
+        self.differences
+            .sort_by_key(|found| (found.documented.is_some(), std::cmp::Reverse(found.count)));
+        self.routes = tally
+            .routes
+            .iter()
+            .map(|(route, &count)| (route.text().to_owned(), count))
+            .collect();
+        self.interface = InterfaceShare {
+            answered: tally.from_interface,
+            others: tally
+                .not_from_interface
+                .iter()
+                .map(|(reason, &count)| ((*reason).to_owned(), count))
+                .collect(),
+        };
+    }
+
+    /// Returns whether there is a difference without an explanation.
+    pub fn has_unexplained(&self) -> bool {
+        self.verdicts.unexplained > 0
+    }
+
+    /// Returns the report for a terminal.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write_text(&mut text);
+        text
+    }
+
+    fn write_text(&self, text: &mut String) -> std::fmt::Result {
+        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        writeln!(
+            text,
+            "{} ({}), {:.0} s",
+            self.program, self.mode, self.seconds
+        )?;
+        row(text, "observed server", &addresses.join(", "))?;
+        row(text, "instances", &self.instances.to_string())?;
+        row(text, "health", &self.health)?;
+        let seen = &self.seen;
+        let sampled = format!(
+            "{} of about {} ({:.1} %)",
+            seen.queries,
+            seen.estimated_queries,
+            seen.sampled_share * 100.0
+        );
+        row(text, "queries seen", &sampled)?;
+        row(text, "unanswered", &seen.unanswered.to_string())?;
+        let verdicts = &self.verdicts;
+        row(text, "compared", &verdicts.compared.to_string())?;
+        for (name, count) in [
+            ("  equal", verdicts.equal),
+            ("  same route", verdicts.same_route),
+            ("  in transition", verdicts.in_transition),
+            ("  documented", verdicts.documented),
+            ("  unexplained", verdicts.unexplained),
+            ("  not judged", verdicts.unjudged),
+        ] {
+            row(text, name, &share(count, verdicts.compared))?;
+        }
+        self.write_differences(text)?;
+        writeln!(text)?;
+        row(
+            text,
+            "from interfaces",
+            &share(self.interface.answered, verdicts.compared),
+        )?;
+        for (reason, count) in &self.interface.others {
+            row(
+                text,
+                &format!("  {reason}"),
+                &share(*count, verdicts.compared),
+            )?;
+        }
+        self.write_costs(text)?;
+        for remark in &self.remarks {
+            row(text, "remark", remark)?;
+        }
+        let result = if self.has_unexplained() {
+            "DIFFERENT: see the unexplained differences above"
+        } else if verdicts.compared == 0 {
+            "nothing was compared"
+        } else {
+            "no unexplained difference"
+        };
+        row(text, "result", result)
+    }
+
+    fn write_differences(&self, text: &mut String) -> std::fmt::Result {
+        for difference in &self.differences {
+            writeln!(text)?;
+            match &difference.documented {
+                Some([section, cell]) => {
+                    let head = format!("documented, {} times: {cell}", difference.count);
+                    paragraph(text, "", &head)?;
+                    paragraph(text, "  ", &format!("{PAGE}, {section}"))?;
+                }
+                None => {
+                    let head = format!(
+                        "UNEXPLAINED, {} times: {}",
+                        difference.count, difference.cause
+                    );
+                    paragraph(text, "", &head)?;
+                }
+            }
+            for example in &difference.examples {
+                write_example(text, example, difference.documented.is_none())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_costs(&self, text: &mut String) -> std::fmt::Result {
+        let micros = |bound: Option<u64>| match bound {
+            Some(bound) => format!("<= {bound} us"),
+            None => "not measured".to_owned(),
+        };
+        let latency = format!(
+            "median {}, 99 of 100 {}",
+            micros(self.latency.median_us),
+            micros(self.latency.p99_us)
+        );
+        row(text, "their latency", &latency)?;
+        let cpu = &self.cpu;
+        let observed = match (&cpu.process, cpu.observed_seconds) {
+            (Some((number, name)), Some(seconds)) => {
+                format!("{seconds:.2} s, process {number} ({name})")
+            }
+            _ => "not known: no process with this socket is visible".to_owned(),
+        };
+        row(text, "their CPU", &observed)?;
+        let estimated = match cpu.estimated_seconds {
+            Some(seconds) => format!("{seconds:.2} s, estimated: {}", cpu.method),
+            None => "not estimated".to_owned(),
+        };
+        row(text, "our CPU", &estimated)?;
+        row(
+            text,
+            "CPU of shadow",
+            &format!("{:.1} % of a core", cpu.own_share * 100.0),
+        )
+    }
+}
+
+/// Width of the first column, and of a line.
+const COLUMN: usize = 26;
+const WIDTH: usize = 80;
+
+fn row(text: &mut String, name: &str, value: &str) -> std::fmt::Result {
+    let lines = wrapped(value, WIDTH - COLUMN - 1);
+    for (number, line) in lines.iter().enumerate() {
+        let name = if number == 0 { name } else { "" };
+        writeln!(text, "{name:<COLUMN$} {line}")?;
+    }
+    Ok(())
+}
+
+fn paragraph(text: &mut String, indent: &str, words: &str) -> std::fmt::Result {
+    for line in wrapped(words, WIDTH - indent.len()) {
+        writeln!(text, "{indent}{line}")?;
+    }
+    Ok(())
+}
+
+/// Breaks text at spaces into lines of at most `width` characters; longer words stay whole.
+fn wrapped(words: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words.split_whitespace() {
+        let last = lines.last_mut().expect("there is always a line");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if last.chars().count() + 1 + word.chars().count() <= width {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+fn write_example(text: &mut String, example: &ShownExample, is_whole: bool) -> std::fmt::Result {
+    let client = example
+        .client
+        .as_deref()
+        .map(|client| format!(", from {client}"));
+    let head = format!(
+        "{} {}{}",
+        example.name,
+        example.about,
+        client.unwrap_or_default()
+    );
+    paragraph(text, "  ", &head)?;
+    if !is_whole {
+        return Ok(());
+    }
+    for finding in &example.findings {
+        paragraph(text, "    ", &format!("* {finding}"))?;
+    }
+    for (side, lines) in [("theirs", &example.theirs), ("ours", &example.ours)] {
+        for line in lines {
+            paragraph(text, "    ", &format!("{side:<6} {line}"))?;
+        }
+    }
+    for line in &example.steps {
+        writeln!(text, "    | {line}")?;
+    }
+    Ok(())
+}
+
+fn share(count: u64, of: u64) -> String {
+    if of == 0 {
+        return count.to_string();
+    }
+    format!("{count} ({:.2} %)", count as f64 / of as f64 * 100.0)
+}
+
+fn difference(cause: &GroupCause, group: &Group, disclosure: &Disclosure) -> Difference {
+    let (cause, documented) = match cause {
+        GroupCause::Documented(row) => {
+            let (section, cell) = row.place();
+            (cell.to_owned(), Some([section.to_owned(), cell.to_owned()]))
+        }
+        GroupCause::Unexplained(causes) => {
+            let words: Vec<&str> = causes.iter().map(|cause| cause.text()).collect();
+            (words.join("; "), None)
+        }
+    };
+    Difference {
+        cause,
+        documented,
+        count: group.count,
+        examples: group
+            .examples
+            .iter()
+            .map(|example| shown(example, disclosure))
+            .collect(),
+    }
+}
+
+fn shown(example: &Example, disclosure: &Disclosure) -> ShownExample {
+    let findings = example
+        .findings
+        .iter()
+        .map(|finding| match disclosure.text(&finding.detail) {
+            "" => finding.cause.text().to_owned(),
+            detail => format!("{}: {detail}", finding.cause.text()),
+        });
+    let steps = disclosure.text(&example.steps);
+    ShownExample {
+        name: disclosure.name(&example.question.name),
+        about: example.question.about(),
+        client: disclosure
+            .shows_clients
+            .then(|| disclosure.data(&example.client.to_string())),
+        findings: findings.collect(),
+        theirs: lines(example.theirs.as_ref(), disclosure),
+        ours: lines(example.ours.as_ref(), disclosure),
+        route: example.route.text().to_owned(),
+        steps: steps.lines().map(ToOwned::to_owned).collect(),
+    }
+}
+
+fn lines(reply: Option<&Reply>, disclosure: &Disclosure) -> Vec<String> {
+    let Some(reply) = reply else {
+        return Vec::new();
+    };
+    if !disclosure.is_hashed() {
+        return reply.lines();
+    }
+    let mut hidden = reply.clone();
+    let sections = [
+        &mut hidden.answers,
+        &mut hidden.authority,
+        &mut hidden.additional,
+    ];
+    for record in sections.into_iter().flatten() {
+        record.owner = disclosure.name(&record.owner);
+        record.data = disclosure.data(&record.data);
+    }
+    hidden.lines()
+}

@@ -1,0 +1,341 @@
+//! Watches a server's packets within a limit of CPU.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use dns_core::wire::Transport;
+use nix::sys::resource::{UsageWho, getrusage};
+
+use crate::{
+    capture::{Capture, SeenPacket},
+    filter::Share,
+    frames::{Content, Unreadable, whole_messages},
+    judge::{Judge, TRANSITION},
+    latency::Latencies,
+    pairs::{Pairs, Sighting},
+    reference::Reference,
+    report::Seen,
+};
+
+/// Pause when there is nothing to read: packets wait in the socket's queue.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Interval between adjustments of the share.
+const ADJUSTMENT: Duration = Duration::from_millis(200);
+/// Interval between reports of progress.
+const PROGRESS: Duration = Duration::from_secs(1);
+/// Time limit of reading what is queued at the end.
+const MAX_DRAINING: Duration = Duration::from_secs(5);
+/// CPU time that may be used in advance, as time at the permitted share.
+const MAX_CREDIT: Duration = Duration::from_millis(250);
+
+/// How long and with how much CPU to watch.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Duration.
+    pub time: Duration,
+    /// Share of a core, 0 to 1.
+    pub cpu: f64,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub struct Watched {
+    /// Counts.
+    pub seen: Seen,
+    /// Latency of the observed server.
+    pub latencies: Latencies,
+    /// CPU time of this thread.
+    pub cpu: Duration,
+    /// Time spent.
+    pub time: Duration,
+}
+
+struct Watcher<'a, R> {
+    capture: Capture,
+    endpoints: &'a [SocketAddr],
+    judge: &'a mut Judge<R>,
+    pairs: Pairs,
+    share: Share,
+    budget: Budget,
+    watched: Watched,
+    /// Packets that were read, with copies on `lo`.
+    read: u64,
+    /// Estimate of the packets that passed the interfaces: those that passed the filter, by its share.
+    packets: f64,
+    /// Whether packets were left out.
+    is_sampled: bool,
+}
+
+/// Watches until the time is over or `stop` is set. `progress` gets the counts every second.
+///
+/// # Errors
+///
+/// Fails if the packet socket fails.
+pub fn watch<R: Reference>(
+    capture: Capture,
+    endpoints: &[SocketAddr],
+    judge: &mut Judge<R>,
+    limits: Limits,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(&Seen, &Judge<R>),
+) -> io::Result<Watched> {
+    let begin = Instant::now();
+    let mut watcher = Watcher {
+        capture,
+        endpoints,
+        judge,
+        pairs: Pairs::default(),
+        share: Share::ALL,
+        budget: Budget::new(limits.cpu, begin),
+        watched: Watched::default(),
+        read: 0,
+        packets: 0.0,
+        is_sampled: false,
+    };
+    let (mut adjusted, mut shown) = (begin, begin);
+    loop {
+        let now = Instant::now();
+        if now.duration_since(begin) >= limits.time || stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let read = if watcher.budget.permits(now) {
+            watcher.read(now)?
+        } else {
+            0
+        };
+        if read == 0 {
+            thread::sleep(PAUSE);
+        }
+        if now.duration_since(adjusted) >= ADJUSTMENT {
+            adjusted = now;
+            watcher.adjust(now)?;
+        }
+        if now.duration_since(shown) >= PROGRESS {
+            shown = now;
+            watcher.publish();
+            progress(&watcher.watched.seen, watcher.judge);
+        }
+    }
+    watcher.drain()?;
+    watcher.adjust(Instant::now())?;
+    watcher.publish();
+    let mut watched = watcher.watched;
+    watched.time = begin.elapsed();
+    watched.cpu = watcher.budget.used();
+    settle_all(watcher.judge, stop);
+    Ok(watched)
+}
+
+/// Judges the last differences when their time has come.
+pub fn settle_all<R: Reference>(judge: &mut Judge<R>, stop: &AtomicBool) {
+    let begin = Instant::now();
+    let was_stopped = stop.load(Ordering::Relaxed);
+    // A second signal ends the wait.
+    while !judge.is_settled() && begin.elapsed() < 2 * TRANSITION {
+        if !was_stopped && stop.load(Ordering::Relaxed) {
+            break;
+        }
+        judge.settle(Instant::now());
+        thread::sleep(PAUSE);
+    }
+    judge.finish();
+}
+
+impl<R: Reference> Watcher<'_, R> {
+    /// Reads queued packets; returns their number.
+    fn read(&mut self, now: Instant) -> io::Result<usize> {
+        let count = self.capture.receive()?;
+        self.read += count as u64;
+        for seen in self.capture.packets(count) {
+            let SeenPacket { packet, .. } = seen;
+            let packet = match packet {
+                Ok(packet) => packet,
+                Err(Unreadable::Fragment) => {
+                    self.watched.seen.fragments += 1;
+                    continue;
+                }
+                Err(Unreadable::Malformed) => {
+                    self.watched.seen.malformed += 1;
+                    continue;
+                }
+            };
+            let is_query = is_one_of(self.endpoints, packet.destination);
+            let (client, server) = if is_query {
+                (packet.source, packet.destination)
+            } else {
+                (packet.destination, packet.source)
+            };
+            let (transport, messages) = match packet.content {
+                Content::Datagram(message) => (Transport::Udp, vec![message]),
+                Content::Segment(segment) => {
+                    let Some(messages) = whole_messages(segment) else {
+                        self.watched.seen.split_segments += 1;
+                        continue;
+                    };
+                    (Transport::Tcp, messages)
+                }
+            };
+            for message in messages {
+                let sighting = Sighting {
+                    client,
+                    server,
+                    transport,
+                    interface: seen.interface,
+                    at: now,
+                    stamp: seen.stamp,
+                    message,
+                };
+                if is_query {
+                    self.watched.seen.queries += u64::from(self.pairs.query(&sighting));
+                } else if let Some(exchange) = self.pairs.reply(&sighting) {
+                    if let Some(latency) = exchange.latency {
+                        self.watched.latencies.add(latency);
+                    }
+                    self.judge.judge(exchange);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Reads what was queued when the watching ended, within the limit of CPU.
+    fn drain(&mut self) -> io::Result<()> {
+        self.capture.pass(Share::NONE)?;
+        let begin = Instant::now();
+        while begin.elapsed() < MAX_DRAINING {
+            let now = Instant::now();
+            if !self.budget.permits(now) {
+                thread::sleep(PAUSE);
+            } else if self.read(now)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the load, and judges what has waited long enough.
+    fn adjust(&mut self, now: Instant) -> io::Result<()> {
+        let statistics = self.capture.statistics()?;
+        self.watched.seen.dropped += statistics.dropped;
+        self.is_sampled |= statistics.dropped > 0;
+        // Counted when packets arrive: those in the queue came with the same share.
+        self.packets += statistics.passed as f64 / self.share.fraction();
+
+        let share = if statistics.dropped > 0 {
+            // The replies to waiting queries may be among them.
+            self.pairs.forget_waiting();
+            self.share.halved()
+        } else if self.share != Share::ALL && self.budget.is_idle() {
+            self.share.raised()
+        } else {
+            self.share
+        };
+        if share != self.share {
+            // Queries whose replies the new filter does not pass would count as unanswered.
+            self.pairs.forget_waiting();
+            self.capture.pass(share)?;
+            self.share = share;
+            self.is_sampled = true;
+        }
+        // Lost by the server or by the network: a matter of its load, not of its answers.
+        self.watched.seen.unanswered += self.pairs.expired(now).len() as u64;
+        self.judge.settle(now);
+        Ok(())
+    }
+
+    fn publish(&mut self) {
+        let seen = &mut self.watched.seen;
+        seen.add_unpaired(self.pairs.unpaired);
+        seen.estimated_queries = seen.queries;
+        seen.sampled_share = 1.0;
+        if self.is_sampled && self.read > 0 {
+            let estimated = self.packets * seen.queries as f64 / self.read as f64;
+            seen.estimated_queries = (estimated.round() as u64).max(seen.queries);
+            seen.sampled_share = seen.queries as f64 / seen.estimated_queries.max(1) as f64;
+        }
+    }
+}
+
+/// Returns whether an address is one of the endpoints, or covered by a wildcard.
+pub fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
+    endpoints.iter().any(|endpoint| {
+        let is_covered = endpoint.ip().is_unspecified()
+            && (endpoint.is_ipv6() || address.is_ipv4())
+            || endpoint.ip() == address.ip();
+        is_covered && endpoint.port() == address.port()
+    })
+}
+
+//----------- Budget ---------------------------------------------------------
+
+/// Limits the CPU time of this thread to a share of the time that passes.
+struct Budget {
+    share: f64,
+    begin: Instant,
+    /// CPU time before the beginning.
+    before: Duration,
+    /// Time up to which credit was granted, and CPU seconds still permitted.
+    granted: Instant,
+    credit: f64,
+    /// CPU time used up to that time.
+    used: Duration,
+    /// The least credit since the last question.
+    least: f64,
+}
+
+impl Budget {
+    fn new(share: f64, now: Instant) -> Self {
+        let before = thread_cpu();
+        Self {
+            share,
+            begin: now,
+            before,
+            granted: now,
+            credit: MAX_CREDIT.as_secs_f64() * share,
+            used: before,
+            least: f64::MAX,
+        }
+    }
+
+    /// Returns whether some CPU time is left.
+    fn permits(&mut self, now: Instant) -> bool {
+        let most = MAX_CREDIT.as_secs_f64() * self.share;
+        let used = thread_cpu();
+        let passed = now.duration_since(self.granted).as_secs_f64();
+        let spent = used.saturating_sub(self.used).as_secs_f64();
+        self.credit = (self.credit + passed * self.share - spent).min(most);
+        self.granted = now;
+        self.used = used;
+        self.least = self.least.min(self.credit);
+        self.credit > 0.0
+    }
+
+    /// Returns whether more than half of the permitted time was left since the last question.
+    fn is_idle(&mut self) -> bool {
+        let most = MAX_CREDIT.as_secs_f64() * self.share;
+        std::mem::replace(&mut self.least, f64::MAX) > most / 2.0
+            && self.begin.elapsed() > MAX_CREDIT
+    }
+
+    fn used(&self) -> Duration {
+        thread_cpu().saturating_sub(self.before)
+    }
+}
+
+/// Returns the CPU time of this thread.
+pub fn thread_cpu() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else {
+        // Cannot fail with these arguments (getrusage(2)).
+        return Duration::ZERO;
+    };
+    let total = |value: nix::sys::time::TimeVal| {
+        let seconds = Duration::from_secs(u64::try_from(value.tv_sec()).unwrap_or(0));
+        seconds + Duration::from_micros(u64::try_from(value.tv_usec()).unwrap_or(0))
+    };
+    total(usage.user_time()) + total(usage.system_time())
+}

@@ -1,0 +1,350 @@
+//! Watching real packets of a real server.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use whole_system_tests::{
+    client::{ask_raw, ask_tcp_raw, query},
+    namespace::Namespace,
+    process::{capture, wait_until},
+    requires,
+    server::{self, Server},
+};
+
+use crate::{
+    double::{PATIENCE, Shadow, count, unexplained},
+    faults::write_atomically,
+};
+
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+
+/// Returns the records of a version: four instances, one of which moves with every version.
+fn records(version: u32) -> Vec<u8> {
+    let last = version % 200 + 10;
+    let rows: Vec<_> = (1..=4)
+        .map(|number| {
+            let last = if number == 4 { last } else { number };
+            json!([
+                format!("id-{number}"),
+                "web",
+                "net",
+                "dep",
+                format!("10.0.0.{last}"),
+                "bosh",
+                ["1"]
+            ])
+        })
+        .collect();
+    json!({
+        "record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "group_ids"],
+        "record_infos": rows, "version": version,
+    })
+    .to_string()
+    .into_bytes()
+}
+
+fn start(label: &str, extra: serde_json::Value) -> Result<(Namespace, Server)> {
+    let namespace = Namespace::new(label)?;
+    let folder = server::folder(&records(1), None)?;
+    fs::create_dir_all(folder.path().join("addresses"))?;
+    let further = json!([{"address": "::1", "port": 53}]).to_string();
+    fs::write(folder.path().join("addresses/a.json"), further)?;
+    let server = Server::start(Some(&namespace), folder, LISTEN, &extra)?;
+    Ok((namespace, server))
+}
+
+/// Returns a query whose id is unlike others'.
+fn message(name: &str, edns: Option<u16>) -> Result<Vec<u8>> {
+    Ok(query(name, RecordType::A, edns)?.to_vec()?)
+}
+
+/// Both families and transports on `lo`, where the kernel shows each packet twice.
+#[test]
+fn every_packet_on_lo_counts_once() -> Result<()> {
+    requires!(namespaces);
+    let (namespace, server) = start("watchlo", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    let config = folder.join("config.json");
+    let mut shadow = Shadow::start(&namespace, folder, &config, &["--for", "10m", "--clients"])?;
+    shadow.wait_until_watching()?;
+    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 53));
+    namespace.run(|| -> Result<()> {
+        for _ in 0..10 {
+            for name in [
+                "q-s0.q-g1.bosh.",
+                "id-1.web.net.dep.bosh.",
+                "upcheck.bosh-dns.",
+            ] {
+                for server in [LISTEN, v6] {
+                    ask_raw(server, &message(name, None)?, PATIENCE)?;
+                    ask_raw(server, &message(name, Some(1232))?, PATIENCE)?;
+                    ask_tcp_raw(server, &message(name, None)?)?;
+                }
+            }
+        }
+        Ok(())
+    })??;
+    let (code, report) = shadow.stop()?;
+    ensure!(code == 0, "{}", unexplained(&report));
+    // The server's own up-checks are queries, too.
+    let compared = count(&report, "/verdicts/compared");
+    ensure!(compared >= 180, "{}", report["verdicts"]);
+    ensure!(
+        count(&report, "/verdicts/equal") == compared,
+        "{}",
+        report["verdicts"]
+    );
+    ensure!(count(&report, "/seen/queries") >= 180, "{}", report["seen"]);
+    ensure!(count(&report, "/seen/copies") == 0, "{}", report["seen"]);
+    ensure!(report["seen"]["sampled_share"] == 1.0, "{}", report["seen"]);
+    ensure!(
+        count(&report, "/latency/replies") == compared,
+        "{}",
+        report["latency"]
+    );
+    let process = &report["cpu"]["process"];
+    ensure!(process[0] == server.pid(), "{process}");
+    ensure!(process[1] == "bosh-dns-xdp", "{process}");
+    Ok(())
+}
+
+/// A query on a veth is seen there; the share of interfaces depends on the transport.
+#[test]
+fn packets_of_other_interfaces_are_compared() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("watchveth")?;
+    let client = Namespace::new("watchclient")?;
+    namespace.ip(&[
+        "link",
+        "add",
+        "v0",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "v1",
+        "netns",
+        client.name(),
+    ])?;
+    namespace.ip(&["addr", "add", "192.0.2.1/24", "dev", "v0"])?;
+    namespace.ip(&["link", "set", "v0", "up"])?;
+    client.ip(&["addr", "add", "192.0.2.2/24", "dev", "v1"])?;
+    client.ip(&["link", "set", "v1", "up"])?;
+    namespace.wait_for_link("v0")?;
+    let folder = server::folder(&records(1), None)?;
+    let listen = SocketAddr::from(([192, 0, 2, 1], 53));
+    let extra = json!({"xdp": {"mode": "off"}});
+    let server = Server::start(Some(&namespace), folder, listen, &extra)?;
+    let folder = server.folder.path();
+    // The shadow reads another configuration, in which interfaces answer.
+    let text = fs::read_to_string(folder.join("config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&text)?;
+    config["xdp"] = json!({"mode": "auto"});
+    let path = folder.join("shadow.json");
+    fs::write(&path, config.to_string())?;
+    let mut shadow = Shadow::start(&namespace, folder, &path, &[])?;
+    shadow.wait_until_watching()?;
+    client.run(|| -> Result<()> {
+        for _ in 0..20 {
+            ask_raw(listen, &message("q-s0.q-g1.bosh.", None)?, PATIENCE)?;
+            ask_tcp_raw(listen, &message("q-s0.q-g1.bosh.", None)?)?;
+        }
+        Ok(())
+    })??;
+    let (code, report) = shadow.stop()?;
+    ensure!(code == 0, "{}", unexplained(&report));
+    ensure!(
+        count(&report, "/interface/answered") == 20,
+        "{}",
+        report["interface"]
+    );
+    ensure!(
+        count(&report, "/verdicts/equal") >= 40,
+        "{}",
+        report["verdicts"]
+    );
+    // No client's address without --clients.
+    ensure!(!report.to_string().contains("192.0.2.2"), "{report}");
+    Ok(())
+}
+
+/// Records that change five times per second: both servers read each file at another time, and no reply of the
+/// unchanged server is called different.
+#[test]
+fn changing_records_cause_no_difference() -> Result<()> {
+    requires!(namespaces);
+    const VERSIONS: u32 = 100;
+    let (namespace, server) = start("watchchange", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    let config = folder.join("config.json");
+    let mut shadow = Shadow::start(&namespace, folder, &config, &["--cpu", "100"])?;
+    shadow.wait_until_watching()?;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        let client = scope.spawn(|| {
+            namespace.run(|| -> Result<u32> {
+                let mut asked = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    ask_raw(LISTEN, &message("q-s0.q-g1.bosh.", None)?, PATIENCE)?;
+                    asked += 1;
+                    thread::sleep(Duration::from_millis(2));
+                }
+                Ok(asked)
+            })
+        });
+        for version in 2..VERSIONS {
+            write_atomically(&folder.join("records.json"), &records(version))?;
+            thread::sleep(Duration::from_millis(200));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let asked = client.join().ok().context("the client panicked")???;
+        ensure!(asked > 500, "{asked}");
+        Ok(())
+    })?;
+    let (code, report) = shadow.stop()?;
+    ensure!(
+        code == 0,
+        "{}\n{}",
+        report["verdicts"],
+        unexplained(&report)
+    );
+    ensure!(
+        count(&report, "/verdicts/unjudged") == 0,
+        "{}",
+        report["verdicts"]
+    );
+    ensure!(
+        count(&report, "/verdicts/compared") > 500,
+        "{}",
+        report["verdicts"]
+    );
+    Ok(())
+}
+
+/// A killed shadow leaves no socket, no program and no file.
+#[test]
+fn killed_shadow_leaves_nothing() -> Result<()> {
+    requires!(namespaces);
+    let (namespace, server) = start("watchkill", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    let config = folder.join("config.json");
+    let output = tempfile::tempdir()?;
+    let packet_sockets = || -> Result<usize> {
+        let table = capture(namespace.command("ss")?.args(["-0", "-an", "-H"]))?;
+        Ok(table.lines().filter(|line| line.contains("p_dgr")).count())
+    };
+    let files = names(folder)?;
+    ensure!(packet_sockets()? == 0, "the namespace is new");
+    let mut shadow = Shadow::start(&namespace, output.path(), &config, &[])?;
+    shadow.wait_until_watching()?;
+    ensure!(packet_sockets()? == 1, "the packet socket is visible");
+    // No socket but that one: nothing is bound.
+    let own = capture(Command::new("sh").args([
+        "-c",
+        &format!(
+            "ls -l /proc/{}/fd | grep -c 'socket:'",
+            shadow.process.pid()
+        ),
+    ]))?;
+    let own: u32 = own.trim().parse()?;
+    ensure!(own <= 4, "{own} sockets");
+    shadow.process.kill(PATIENCE)?;
+    wait_until("the sockets to be gone", PATIENCE, || {
+        packet_sockets().is_ok_and(|left| left == 0)
+    })?;
+    ensure!(names(folder)? == files, "files changed");
+    Ok(())
+}
+
+fn names(folder: &std::path::Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        names.push(format!(
+            "{:?} {:?}",
+            entry.file_name(),
+            entry.metadata()?.len()
+        ));
+    }
+    names.retain(|name| !name.contains("log"));
+    names.sort();
+    Ok(names)
+}
+
+/// CAP_NET_RAW suffices, and the error names it.
+#[test]
+fn only_cap_net_raw_is_needed() -> Result<()> {
+    requires!(namespaces);
+    let (namespace, server) = start("watchcap", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    capture(Command::new("chmod").args(["-R", "a+rX"]).arg(folder))?;
+    let run = |capabilities: &[&str]| -> Result<std::process::Output> {
+        let mut command = namespace.command("setpriv")?;
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(capabilities)
+            .arg(server::program()?)
+            .args(["shadow", "--for", "1s", "--config"])
+            .arg(folder.join("config.json"));
+        Ok(command.output()?)
+    };
+    let refused = run(&[])?;
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(1), "{error}");
+    ensure!(error.contains("CAP_NET_RAW and no other"), "{error}");
+    let allowed = run(&["--inh-caps=+net_raw", "--ambient-caps=+net_raw"])?;
+    let error = String::from_utf8_lossy(&allowed.stderr).into_owned();
+    ensure!(allowed.status.code() == Some(0), "{error}");
+    Ok(())
+}
+
+/// The page needs nothing else, and hashed reports show neither names nor addresses.
+#[test]
+fn shared_report_names_nobody() -> Result<()> {
+    requires!(namespaces);
+    let (namespace, server) = start("watchhash", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    // The shadow has other records, so that there are differences to show.
+    let text = fs::read_to_string(folder.join("config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&text)?;
+    fs::write(folder.join("other.json"), records(99))?;
+    config["records_file"] = json!(folder.join("other.json"));
+    let path = folder.join("shadow.json");
+    fs::write(&path, config.to_string())?;
+    let page = folder.join("report.html");
+    let page_text = page.display().to_string();
+    let address = LISTEN.to_string();
+    let arguments = [
+        "--ask",
+        &address,
+        "--rate",
+        "1000",
+        "--hash-names",
+        "--html",
+        &page_text,
+    ];
+    let mut shadow = Shadow::start(&namespace, folder, &path, &arguments)?;
+    let (code, report) = shadow.finish()?;
+    ensure!(code == 3, "{report}");
+    let html = fs::read_to_string(&page)?;
+    for text in [report.to_string(), html.clone()] {
+        for secret in ["10.0.0.", "web.net", "id-1", "127.0.0.1"] {
+            ensure!(!text.contains(secret), "{secret}: {text}");
+        }
+        ensure!(text.to_lowercase().contains("q-g1."), "{text}");
+    }
+    for outside in ["http:", "https:", "src=", "url(", "<script"] {
+        ensure!(!html.contains(outside), "{outside}");
+    }
+    ensure!(html.contains("<svg") && html.ends_with("</html>"), "{html}");
+    Ok(())
+}
