@@ -7,6 +7,7 @@
 
 mod attacher;
 mod blindness;
+mod bodies;
 mod clients;
 mod health;
 mod limited;
