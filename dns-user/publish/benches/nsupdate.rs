@@ -45,12 +45,13 @@ fn main() {
         );
         println!(
             "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; whole command {:.2?}, ratio {whole:.2}; nothing to do {:.2?}, \
-             one change {:.2?}",
+             one change {:.2?}, a thousand {:.2?}",
             of(|one| one.first),
             of(|one| one.nsupdate),
             of(|one| one.command),
             of(|one| one.nothing),
             of(|one| one.one),
+            of(|one| one.tenth),
         );
         let each = all
             .iter()

@@ -203,24 +203,43 @@ impl Engine {
 
     /// Lists all zones and reads their ownership.
     pub async fn list(&mut self) -> Result<Vec<ZoneListing>, ProviderError> {
-        let zones = self.provider.list().await?;
-        let read = |Zone {
-                        id,
-                        apex,
-                        visibility,
-                        content,
-                        warnings,
-                    }: Zone| {
-            let content = content.map(|records| self.registry.read(&apex, records));
-            Zone {
+        let mut listing = Vec::new();
+        for zone in self.provider.list().await? {
+            let Zone {
                 id,
                 apex,
                 visibility,
                 content,
                 warnings,
+            } = zone;
+            if let Ok(records) = &content {
+                self.forget_kept_ttls(records);
             }
-        };
-        Ok(zones.into_iter().map(read).collect())
+            let content = content.map(|records| self.registry.read(&apex, records));
+            listing.push(Zone {
+                id,
+                apex,
+                visibility,
+                content,
+                warnings,
+            });
+        }
+        Ok(listing)
+    }
+
+    /// Forgets changes of TTLs that the service kept. If somebody undoes one later, it is made again.
+    fn forget_kept_ttls(&mut self, records: &[Record]) {
+        if self.ttl_changes.is_empty() {
+            return;
+        }
+        for record in records {
+            let key = record.key();
+            if let Some((_, wanted)) = self.ttl_changes.get(&key)
+                && record.ttl == Some(*wanted)
+            {
+                self.ttl_changes.remove(&key);
+            }
+        }
     }
 
     /// Lets the service adjust wanted records for the following plans.

@@ -736,17 +736,11 @@ impl StatusFile {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            if !atomic::is_unfinished(&name) {
-                continue;
-            }
             // The folder is the operator's, whose programs may replace files in the same way at this moment.
-            let target = name
-                .to_str()
-                .and_then(|name| name[1..].rsplit_once(".part-"));
-            if let Some((target, _)) = target
-                && target.ends_with(".status")
-            {
-                atomic::sweep(&folder.join(target));
+            let is_status = name.to_string_lossy().contains(".status.part-");
+            if is_status && atomic::is_unfinished(&name) {
+                // The next start tries again.
+                let _ = fs::remove_file(entry.path());
             }
         }
     }

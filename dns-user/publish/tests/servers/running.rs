@@ -144,6 +144,31 @@ fn intent_publishes_through_lists() {
 }
 
 #[test]
+fn planted_status_link_is_not_followed() {
+    let publisher = Publisher::new();
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    publisher.write("precious", "root's");
+    let status = publisher.path("documents/web.json.status");
+    std::os::unix::fs::symlink(publisher.path("precious"), &status).unwrap();
+    // A kill between the write and the rename of an earlier process.
+    publisher.write("documents/.web.json.status.part-abc123", "{");
+    let running = publisher.start();
+    running.wait_until("the status", || {
+        status.symlink_metadata().unwrap().is_file()
+    });
+    let documents = read(&status);
+    assert_eq!(documents["documents"][0]["name"], "web", "{documents}");
+    let precious = std::fs::read_to_string(publisher.path("precious")).unwrap();
+    assert_eq!(precious, "root's");
+    assert!(
+        !publisher
+            .path("documents/.web.json.status.part-abc123")
+            .exists()
+    );
+    running.stop();
+}
+
+#[test]
 fn unreachable_provider_fails_health() {
     let server = NameServer::start(Program::Knot);
     let publisher = Publisher::of(&server);

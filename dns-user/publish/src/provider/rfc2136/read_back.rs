@@ -109,3 +109,22 @@ impl Question<'_> {
         Ok(found == *self.expected)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_questions_are_left_to_a_transfer() {
+        for (questions, records, expected) in [
+            (1, 0, true),
+            (MAX_PIPELINED, 0, true),
+            (MAX_PIPELINED + 1, 0, false),
+            (1_000, 20_000, true),
+            (20_000, 20_000, false),
+        ] {
+            let is_cheaper = is_cheaper_than_transfer(questions, records);
+            assert_eq!(is_cheaper, expected, "{questions} of {records}");
+        }
+    }
+}
