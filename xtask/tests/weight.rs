@@ -36,7 +36,7 @@ const BUDGETS: [(&str, usize); 21] = [
     ("dns-user/load", 6_900),
     ("dns-user/publish", 119_500),
     ("dns-user/resolver", 120_800),
-    ("dns-user/shadow", 20_000),
+    ("dns-user/shadow", 28_000),
     ("dns-user/sync", 48_000),
     ("dns-user/upstream", 48_100),
     ("xtask", 28_400),
