@@ -1,5 +1,10 @@
 //! Paths and types named in the documentation exist.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
+
 mod sources;
 
 use std::{

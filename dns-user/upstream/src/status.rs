@@ -321,10 +321,9 @@ impl fmt::Display for ForwardingExplanation {
                 .latency_ms
                 .map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
             let failed = recursor.recent_failures;
-            let recent = recursor.tries.min(HISTORY.into());
             writeln!(
                 f,
-                "recursor {}: {order}, {latency}, {failed} of the last {recent} tries failed",
+                "recursor {}: {order}, {latency}, {failed} of at most {HISTORY} recent tries failed",
                 recursor.address
             )?;
         }

@@ -93,7 +93,6 @@ fn top_columns_fit_small_terminal() -> Result<()> {
         "q-s0.q-g1.bosh.",
         " 127.0.0.1 ",
         " 127.0.0.10:53 ",
-        "1/1 ",
         "/S      FAST  TYPE  NAME",
         "/S      CLIENT",
         "LATENCY   FAILED",

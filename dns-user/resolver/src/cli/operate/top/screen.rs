@@ -376,7 +376,7 @@ fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             recursor
                 .latency_ms
                 .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
-            format!("{}/{}", recursor.recent_failures, recursor.tries.min(25)),
+            recursor.recent_failures.to_string(),
         ])
     });
     let table = Table::new(
