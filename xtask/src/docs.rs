@@ -127,8 +127,8 @@ fn problems(root: &Path) -> Result<Vec<String>> {
 /// A linked file that Debian installs as another copy.
 const COMMON_LICENCE: (&str, &str) = ("](LICENSE)", "](/usr/share/common-licenses/Apache-2.0)");
 
-/// Copies the README, the documentation and every file to which they link, with the repository's folders, so
-/// that no link breaks.
+/// Copies the README, the documentation and the files to which they link, with the repository's folders. Links to
+/// sources, which are in the repository only, become plain text.
 pub(crate) fn put_pages(folder: &Path) -> Result<()> {
     let root = root().canonicalize()?;
     let listed = capture(
@@ -147,18 +147,44 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
         }
         let mut bytes = fs::read(&path).with_context(|| path.display().to_string())?;
         if file.extension().is_some_and(|extension| extension == "md") {
-            let text = String::from_utf8(bytes)?.replace(COMMON_LICENCE.0, COMMON_LICENCE.1);
-            let local = links(&text)
-                .into_iter()
-                .filter(|link| !link.contains(':') && !link.starts_with(['/', '#']));
-            next.extend(local.map(|link| {
-                normal(&file.with_file_name(link.split('#').next().unwrap_or_default()))
-            }));
+            let mut text = String::from_utf8(bytes)?.replace(COMMON_LICENCE.0, COMMON_LICENCE.1);
+            for link in links(&text) {
+                if link.contains(':') || link.starts_with(['/', '#']) {
+                    continue;
+                }
+                let target = file.with_file_name(link.split('#').next().unwrap_or_default());
+                let target = normal(&target);
+                if is_packaged(&target) {
+                    next.push(target);
+                } else {
+                    text = without_link(&text, &link);
+                }
+            }
             bytes = text.into_bytes();
         }
         archive::put(&folder.join(&file), bytes, 0o644)?;
     }
     Ok(())
+}
+
+/// Returns whether packages contain a file: pages, and examples of deployments.
+fn is_packaged(file: &Path) -> bool {
+    let is_page = file.extension().is_some_and(|extension| extension == "md");
+    let is_at_top = file.parent() == Some(Path::new(""));
+    file.starts_with("docs") || file.starts_with("deploy") || is_page && is_at_top
+}
+
+/// Replaces links to `target` by their texts.
+fn without_link(text: &str, target: &str) -> String {
+    let mut text = text.to_owned();
+    let end = format!("]({target})");
+    while let Some(at) = text.find(&end) {
+        text.replace_range(at..at + end.len(), "");
+        if let Some(begin) = text[..at].rfind('[') {
+            text.remove(begin);
+        }
+    }
+    text
 }
 
 /// Checks a link in `file`: its target and the heading in it must exist.

@@ -134,6 +134,10 @@ fn five_commands_reach_interface_answer() {
             "{path}: {contents}"
         );
     }
+    // Files for developers, to which pages link.
+    for part in ["/deny.toml", "/doc/bosh-dns-xdp/tests/"] {
+        assert!(!contents.contains(part), "{part}: {contents}");
+    }
     let release = "tar --extract --to-stdout --gzip --file dist/bosh-dns-xdp-*.tgz";
     for (part, path) in [
         ("./packages/bosh-dns.tgz", "bosh-dns/x86_64/bosh-dns-sync"),
@@ -141,6 +145,11 @@ fn five_commands_reach_interface_answer() {
             "./packages/bosh-dns.tgz",
             "bosh-dns/x86_64/bosh-dns-publish",
         ),
+        (
+            "./packages/bosh-dns.tgz",
+            "bosh-dns/x86_64/bosh-dns-identity",
+        ),
+        ("./jobs/bosh-dns-identity.tgz", "monit"),
         ("./jobs/bosh-dns-sync.tgz", "monit"),
         ("./jobs/bosh-dns-publish.tgz", "monit"),
     ] {
@@ -586,6 +595,43 @@ fn upgrade_keeps_hot_names_answered() {
             .trim(),
         kept
     );
+}
+
+/// A removal stops the services; another installation of the same or of a newer version starts them again. An
+/// upgrade leaves a service stopped that an operator has stopped.
+#[test]
+fn services_start_again_after_removal() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some((machine, ..)) = installed(folders[0].path()) else {
+        return;
+    };
+    let newer = package(NEWER, folders[1].path(), "bosh-dns-xdp");
+    fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
+    let active = || {
+        machine
+            .run("systemctl is-active bosh-dns-xdp || true")
+            .unwrap()
+    };
+    for package in ["dist/bosh-dns-xdp_*.deb", "newer.deb"] {
+        machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
+        machine.run(&format!("dpkg --install {package}")).unwrap();
+        assert_eq!(
+            active().trim(),
+            "active",
+            "{}",
+            machine.journal("bosh-dns-xdp")
+        );
+        let answer = machine
+            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .unwrap();
+        assert_eq!(answer.trim(), NAME.1);
+    }
+    machine.run("systemctl stop bosh-dns-xdp").unwrap();
+    machine.run("dpkg --install newer.deb").unwrap();
+    assert_eq!(active().trim(), "inactive");
+    machine
+        .run("test ! -e /run/bosh-dns-xdp.installed-again")
+        .unwrap();
 }
 
 /// Queries the hot name until `done`, without retries; returns the number of queries.

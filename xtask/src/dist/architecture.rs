@@ -99,7 +99,14 @@ pub(super) struct Built {
 }
 
 impl Built {
-    /// Returns the programs that accompany the server in its Debian package and in the BOSH release, by name.
+    /// Returns the programs that have a job each in the BOSH release, beside the server's, by name.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let identity = self.identity.as_deref();
+        let identity = identity.map(|program| (crate::IDENTITY[1], program));
+        self.companions().chain(identity)
+    }
+
+    /// Returns the programs that accompany the server in its Debian package, by name.
     pub(super) fn companions(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         [
             (crate::SYNC, &self.sync),

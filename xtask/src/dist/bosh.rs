@@ -24,7 +24,7 @@ pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let companions = built
         .first()
         .into_iter()
-        .flat_map(Built::companions)
+        .flat_map(Built::jobs)
         .map(|(name, _)| name);
     let jobs = std::iter::once(NAME)
         .chain(companions)
@@ -77,7 +77,7 @@ fn pack_package(
     for built in built {
         let folder = package.join("bosh-dns").join(built.architecture.machine());
         archive::copy(&built.server, &folder.join("bosh-dns-xdp"), 0o755)?;
-        for (name, program) in built.companions() {
+        for (name, program) in built.jobs() {
             archive::copy(program, &folder.join(name), 0o755)?;
         }
     }

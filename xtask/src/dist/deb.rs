@@ -140,7 +140,7 @@ fn pack(
     put_changelog(package, release, name)?;
     let control = package.join("DEBIAN");
     if let Some(folder) = scripts {
-        for script in ["postinst", "prerm", "postrm"] {
+        for script in ["preinst", "postinst", "prerm", "postrm"] {
             archive::copy(
                 &root().join(folder).join(script),
                 &control.join(script),

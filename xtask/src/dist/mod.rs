@@ -5,7 +5,7 @@
 //! | `bosh-dns-xdp_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine |
 //! | `bosh-dns-identity_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine, for certificates |
 //! | `bosh-dns-xdp-load_VERSION_ARCHITECTURE.deb` | machines that send load to DNS servers |
-//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync` and `bosh-dns-publish` |
+//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync`, `bosh-dns-publish` and `bosh-dns-identity` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static; an index |
 //! | `bosh-dns-xdp`, `bosh-dns-xdp-arm64` | the bare binary, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug`, `bosh-dns-xdp-arm64.debug` | debug information of the binary, found by build id |
