@@ -3,7 +3,10 @@
 //! Each command sets up its requirements, reports installations, and does no set-up work if
 //! everything is present.
 
-use std::{path::PathBuf, process::Command as Process};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command as Process, ExitCode},
+};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -134,8 +137,19 @@ enum Command {
     },
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Without the backtrace of `Debug`: the causes say what failed, and where xtask noticed it helps nobody.
+            eprintln!("cargo xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Build { debug } => {
             toolchain::ensure()?;
             let profile = if debug {
@@ -287,11 +301,34 @@ fn cargo_build(profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
 }
 
 /// Returns the command that builds the demo and its server, which needs neither the screen of `top` nor a live
-/// Consul.
+/// Consul: a first demo compiles half as many crates without them.
 fn build_of_demo() -> Result<Process> {
     let mut cargo = cargo_build(Profile::Release, &[SERVER, ["bosh-dns-xdp-demo", "demo"]])?;
-    cargo.arg("--no-default-features");
+    if !is_built(&process::root().join("target/release")) {
+        cargo.arg("--no-default-features");
+    }
     Ok(cargo)
+}
+
+/// Returns whether `cargo xtask build` filled this folder. The README then uses its server, with everything, so the
+/// demo must not replace it.
+fn is_built(folder: &Path) -> bool {
+    PROGRAMS
+        .iter()
+        .all(|[_, program]| folder.join(program).exists())
+}
+
+#[cfg(test)]
+#[test]
+fn demo_keeps_a_complete_build() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // After a demo.
+    std::fs::write(folder.path().join(SERVER[1]), "").expect("a file");
+    assert!(!is_built(folder.path()));
+    for [_, program] in PROGRAMS {
+        std::fs::write(folder.path().join(program), "").expect("a file");
+    }
+    assert!(is_built(folder.path()));
 }
 
 /// Installs packages and the BPF toolchain for the demo, and meanwhile compiles what needs neither.

@@ -279,7 +279,7 @@ pub(crate) fn ensure_pycares() -> Result<()> {
         return Ok(());
     }
     install_from_pypi(&folder, PYCARES_REQUIREMENT)?;
-    Ok(std::fs::write(
+    Ok(fs::write(
         folder.join("installed"),
         PYCARES_REQUIREMENT,
     )?)

@@ -14,6 +14,19 @@ fn help(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn errors_have_no_backtrace() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["release", "0.0.0", "--unsigned"])
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .expect("xtask runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("Cargo.toml"), "{said}");
+}
+
+#[test]
 fn every_command_explains_itself() {
     for (arguments, part) in [
         (&["help", "fuzz"][..], "--program"),
