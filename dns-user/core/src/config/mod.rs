@@ -382,8 +382,8 @@ impl Config {
     }
 }
 
-/// Maximum size of a UDP reply by default, which other DNS servers have too (RFC 9715, section 3.1): forged senders gain
-/// little, and few networks fragment it.
+/// Maximum size of a UDP reply by default, as in other DNS servers (RFC 9715, appendix A): forged senders gain little, and
+/// no network with IPv6 fragments it.
 pub const USUAL_MAX_REPLY: u16 = 1232;
 
 /// Returns whether packets to an address come from other networks.
