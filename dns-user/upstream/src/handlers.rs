@@ -12,7 +12,7 @@ use super::{
     form,
     forward::Forwarder,
     host_names::HostNames,
-    http::{HttpClients, HttpSource},
+    http::{HttpClients, HttpServer, HttpSource},
     options,
     tcp::Trust,
 };
@@ -45,15 +45,6 @@ pub enum HandlerSource {
     Http(HttpServer),
     /// Nothing: every name is denied.
     Deny(Denial),
-}
-
-/// A handler's HTTP server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HttpServer {
-    /// URL to which the question is added.
-    pub url: Url,
-    /// How the server's certificate is verified.
-    pub trust: Trust,
 }
 
 /// The handlers in use.

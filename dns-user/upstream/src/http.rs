@@ -26,7 +26,6 @@ pub use dns_kit::foreign::redacted;
 
 use super::{
     connector::Connector,
-    handlers::HttpServer,
     host_names::HostNames,
     json_answer,
     message::{self, Forwarded},
@@ -45,6 +44,15 @@ const MIN_FAILED: u32 = 3;
 const MAX_IDLE: usize = 16;
 /// Time for which idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A handler's HTTP server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpServer {
+    /// URL to which the question is added.
+    pub url: Url,
+    /// How the server's certificate is verified.
+    pub trust: Trust,
+}
 
 /// HTTP client of one server, with its own limit of connections: a server that hangs occupies those of no other.
 type HttpClient = Client<Connector, Empty<Bytes>>;

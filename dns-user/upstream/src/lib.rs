@@ -50,9 +50,9 @@ use futures_util::future::BoxFuture;
 pub use self::{
     cached::{CachedSource, Denial},
     contents::{CachedAnswer, Listing, Selection},
-    handlers::{HandlerConfig, HandlerSource, Handlers, HttpServer},
+    handlers::{HandlerConfig, HandlerSource, Handlers},
     host_names::{HostName, HostNames},
-    http::redacted,
+    http::{HttpServer, redacted},
     interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
     reverse::reverse_reply,
     special::SpecialNames,

@@ -18,7 +18,6 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use nix::sys::resource::{Resource, setrlimit};
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use whole_system_tests::{client, namespace::Namespace, process::wait_until};
 
@@ -50,11 +49,11 @@ pub(crate) struct Tarpit {
 }
 
 impl Tarpit {
-    /// Listens on an address of the namespace, and neither reads nor writes.
+    /// Listens on an address of the namespace, and never writes.
     pub(crate) fn silent(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
-        let held: Mutex<Vec<TcpStream>> = Mutex::default();
-        Self::start(namespace, address, move |stream, _| {
-            held.lock().push(stream)
+        Self::start(namespace, address, |stream, ended| {
+            // The peer closes the connection.
+            let _ = read_to_end(stream, ended);
         })
     }
 
@@ -99,6 +98,22 @@ impl Drop for Tarpit {
             let _ = thread.join();
         }
     }
+}
+
+/// Reads and discards until the peer closes the connection.
+fn read_to_end(mut stream: TcpStream, ended: &AtomicBool) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut buffer = [0; 4096];
+    while !ended.load(Ordering::Relaxed) {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the number of open descriptors of a process.

@@ -15,8 +15,7 @@ use super::*;
 use crate::{
     Answer as _,
     cached::{CachedSource, UncachedSource},
-    handlers::HttpServer,
-    http::{HttpClients, HttpSource},
+    http::{HttpClients, HttpServer, HttpSource},
     tcp::Trust,
 };
 
