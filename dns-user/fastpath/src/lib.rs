@@ -525,13 +525,15 @@ pub fn filter_objection(
     client: IpAddr,
     endpoint: SocketAddr,
 ) -> io::Result<Option<String>> {
-    let links = Socket::requests()?.links()?;
+    let mut netlink = Socket::requests()?;
+    let links = netlink.links()?;
+    let local = netlink.addresses()?;
     let link = links
         .iter()
         .find(|link| link.name == interface)
         .ok_or(io::ErrorKind::NotFound)?;
-    let objection =
-        PacketFilter::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
+    let device = Device::of(link, endpoint.ip(), &local);
+    let objection = PacketFilter::read()?.objection(&device, client, endpoint, &Facts::default());
     Ok(objection.map(|objection| objection.to_string()))
 }
 

@@ -273,6 +273,9 @@ const DECIDED: Duration = Duration::from_secs(60);
 /// How long a decision is watched: longer than the interval at which rules are read.
 const HELD: Duration = Duration::from_millis(3500);
 
+/// Longer than the interval of the server's reports, after which a client has been heard.
+const HEARD: Duration = Duration::from_millis(700);
+
 /// Pause before each look for a decision: rules are read every two seconds.
 const BETWEEN: Duration = Duration::from_millis(200);
 
@@ -483,7 +486,9 @@ impl Live {
             thread::sleep(HELD / 10);
             let mut answering = self.answering()?;
             if answering != kept {
-                // On a busy machine, replies may be counted later than they are read.
+                // The first queries of a client pass up where only heard clients are answered; and on a busy
+                // machine, replies may be counted later than they are read.
+                thread::sleep(HEARD);
                 answering = self.answering()?;
             }
             ensure!(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    netlink::{LOOPBACK, Link, Socket},
+    netlink::{LOOPBACK, Link, LocalAddress, Socket},
     rules::{Device, Facts, FilterStance, PacketFilter},
 };
 use dns_common::scope::{INTERFACES, MAX_ENDPOINTS};
@@ -46,6 +46,8 @@ pub(super) struct Firewall {
     rules: PacketFilter,
     /// The kernel's answers about sets in these rules.
     facts: Facts,
+    /// The addresses of this machine.
+    local: Vec<LocalAddress>,
     /// The policies as read last.
     policies: Vec<Policy>,
     read: Option<Instant>,
@@ -69,6 +71,14 @@ struct Unreadable {
 impl Firewall {
     pub(super) fn routes_changed(&mut self) {
         self.routes_changed = true;
+    }
+
+    pub(super) fn set_addresses(&mut self, local: &[LocalAddress]) {
+        if self.local != local {
+            self.local = local.to_vec();
+            self.known.clear();
+            self.stances.clear();
+        }
     }
 
     /// Reads rules and policies again when they are due; returns what may have changed.
@@ -99,7 +109,10 @@ impl Firewall {
                 }
             }
             Err(error) => {
-                let lasts = error.kind() == io::ErrorKind::PermissionDenied;
+                let lasts = matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::FileTooLarge
+                );
                 let problem = Unreadable {
                     lasts,
                     why: error.to_string(),
@@ -136,11 +149,12 @@ impl Firewall {
             rules,
             facts,
             stances,
+            local,
             ..
         } = self;
-        let found = stances
-            .entry((link.ifindex, endpoint))
-            .or_insert_with(|| rules.stance(&Device::of(link), endpoint, facts));
+        let found = stances.entry((link.ifindex, endpoint)).or_insert_with(|| {
+            rules.stance(&Device::of(link, endpoint.ip(), local), endpoint, facts)
+        });
         match found {
             FilterStance::Accepts => Stance::Accepts,
             FilterStance::Depends => Stance::HeardOnly,
@@ -166,9 +180,8 @@ impl Firewall {
         if let Some(known) = self.known.get(&place) {
             return known.clone();
         }
-        let of_rules = self
-            .rules
-            .objection(&Device::of(link), client, endpoint, &self.facts);
+        let device = Device::of(link, endpoint.ip(), &self.local);
+        let of_rules = self.rules.objection(&device, client, endpoint, &self.facts);
         let found = match of_rules {
             Some(objection) => Some(objection.to_string()),
             None if link.layer == LOOPBACK => None,

@@ -101,6 +101,8 @@ pub(crate) const LOOPBACK: u16 = 772;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalAddress {
+    /// Index of the interface that has it.
+    pub(crate) ifindex: u32,
     pub(crate) address: IpAddr,
     /// Prefix length of its network, in bits.
     pub(crate) prefix: u8,
@@ -672,7 +674,9 @@ fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
 }
 
 fn parse_address(message: &[u8]) -> Option<LocalAddress> {
-    let ([_family, prefix, ..], attributes) = message.split_first_chunk::<8>()?;
+    // struct ifaddrmsg: family, prefix, flags, scope, index.
+    let (&header, attributes) = message.split_first_chunk::<8>()?;
+    let [_family, prefix, _flags, _scope, index @ ..] = header;
     let read = |value: &[u8]| match value.len() {
         4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
         16 => value
@@ -691,8 +695,9 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
         }
     }
     Some(LocalAddress {
+        ifindex: u32::from_ne_bytes(index),
         address: own.or(other)?,
-        prefix: *prefix,
+        prefix,
         broadcast,
     })
 }

@@ -17,7 +17,7 @@ use super::{
     publisher::{
         AnswersHandle, Event, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter,
     },
-    table::{EntryStore, Limits, Table, TableStatus},
+    table::{EntryStore, Limits, Table, TableStatus, UnfittingStatus},
 };
 use crate::{
     Admission,
@@ -155,6 +155,7 @@ impl PublisherThread {
             earlier: setting.earlier,
             flushes: Vec::new(),
             later_flushes: Vec::new(),
+            unfitting_log: UnfittingLog::default(),
             behind_since: None,
             next_behind_since: None,
         };
@@ -215,6 +216,7 @@ struct Worker {
     flushes: Vec<oneshot::Sender<()>>,
     /// Callers waiting for the following pass.
     later_flushes: Vec<oneshot::Sender<()>>,
+    unfitting_log: UnfittingLog,
     /// Time at which the first change of the current pass was handed over; `None` if the map is up to date.
     behind_since: Option<Instant>,
     /// The same for the following pass.
@@ -462,8 +464,12 @@ impl Worker {
             milliseconds,
             "published the new records to the fast path"
         );
-        if status.unfitting.total() > 0 {
-            tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
+        if self.unfitting_log.is_due(status.unfitting, Instant::now()) {
+            tracing::warn!(
+                names = status.unfitting.total(),
+                why = status.unfitting.in_words(),
+                "names are not at the interfaces: userspace answers them"
+            );
         }
         self.lease.renew(age(self.behind_since));
         self.request_attach
@@ -505,6 +511,28 @@ impl Worker {
     }
 }
 
+/// Minimum time between two log lines about names that are not at the interfaces: with a full map every change of
+/// records or health would write one.
+const UNFITTING_PAUSE: Duration = Duration::from_secs(60);
+
+/// The last log line about names that are not at the interfaces.
+#[derive(Debug, Default)]
+struct UnfittingLog(Option<(UnfittingStatus, Instant)>);
+
+impl UnfittingLog {
+    /// Returns whether to write a line about other numbers than before.
+    fn is_due(&mut self, status: UnfittingStatus, now: Instant) -> bool {
+        let is_told = self.0.is_some_and(|(told, at)| {
+            told == status || now.saturating_duration_since(at) < UNFITTING_PAUSE
+        });
+        if status.total() == 0 || is_told {
+            return false;
+        }
+        self.0 = Some((status, now));
+        true
+    }
+}
+
 /// Processes what waits in a queue, until something more urgent arrives.
 fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: impl FnMut(T)) {
     let until = Instant::now() + LEARNING;
@@ -519,4 +547,36 @@ fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: i
 /// Returns the time elapsed since `since`; zero for `None`.
 fn age(since: Option<Instant>) -> Duration {
     since.map_or(Duration::ZERO, |since| since.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_map_is_told_once_a_minute() {
+        let (mut log, begun) = (UnfittingLog::default(), Instant::now());
+        let status = |no_room| UnfittingStatus {
+            no_room,
+            ..UnfittingStatus::default()
+        };
+        assert!(!log.is_due(status(0), begun));
+        // Five changes a second for ten minutes.
+        let changes = (0..3000).map(|number| {
+            let now = begun + Duration::from_millis(200) * number;
+            log.is_due(status(1 + number as usize % 7), now)
+        });
+        assert_eq!(changes.filter(|is_due| *is_due).count(), 10);
+        let later = begun + Duration::from_secs(7200);
+        assert!(log.is_due(status(9), later));
+        assert!(!log.is_due(status(9), later + UNFITTING_PAUSE * 2), "told");
+        let both = UnfittingStatus {
+            too_many_addresses: 1,
+            ..status(12)
+        };
+        assert_eq!(
+            both.in_words(),
+            "1 with more addresses than an entry holds, 12 without room (raise xdp.max_names)"
+        );
+    }
 }

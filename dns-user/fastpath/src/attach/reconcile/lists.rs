@@ -32,6 +32,7 @@ impl InterfaceReconciler {
                 return;
             }
         }
+        self.firewall.set_addresses(&self.local);
         let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
         let mut all = expand(&self.setting.listen, &addresses);
         let netlink = &mut self.netlink;

@@ -401,6 +401,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 };
                 if is_ours { 2 } else { 1 }
             }
+            // The address is local for `inet_dev_addr_type` only at the interface that has it.
+            (Some(3), Some(input)) if flags & (SENDER | OUTPUT) == 0 && packet.to_us => {
+                match input.has_endpoint {
+                    Some(true) => 2,
+                    Some(false) => 1,
+                    None => return,
+                }
+            }
             // Of a forged sender the kernel finds no route back.
             (Some(1), Some(_)) if flags & SENDER != 0 && packet.open == Open::Sender => {
                 self.is_open = true;

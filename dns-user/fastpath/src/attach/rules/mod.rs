@@ -34,6 +34,14 @@ use self::{
 use super::netlink::Socket;
 use dns_common::scope::LOOPBACK_IFINDEX;
 
+/// Returns the error for rules that would take too much memory; it lasts, and every interface is left to userspace.
+fn too_large(table: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::FileTooLarge,
+        format!("the rules of {table} are too large to be evaluated"),
+    )
+}
+
 /// A snapshot of the packet filter's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PacketFilter {

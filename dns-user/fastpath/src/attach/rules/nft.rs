@@ -1,10 +1,11 @@
 //! Tables of nftables, `iptables-nft`'s included, as dumped by the kernel (`linux/netfilter/nf_tables.h`).
 
-use std::{collections::BTreeMap, io, net::SocketAddr};
+use std::{cell::Cell, collections::BTreeMap, io, net::SocketAddr};
 
 use super::{
     expressions::Machine,
     nft_rule::{Expression, Fields, Set, Verdict, elements, expressions, only_destination, split},
+    too_large,
     walk::{Action, Chains, Device, Ends, Meets, Nat, Packet, walk},
 };
 use crate::attach::netlink::{Attributes, Socket, push_text, text};
@@ -80,9 +81,16 @@ pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
 pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     // struct nfgenmsg: family, version, resource.
     let all = [0; 4];
-    let chains = socket.dump(CHAINS, &all, chain)?;
-    let rules = socket.dump(RULES, &all, rule)?;
-    let names = socket.dump(SETS, &all, set)?;
+    let budget = Budget::default();
+    let chains = socket.dump(CHAINS, &all, |message| {
+        budget.admits(message.len()).then(|| chain(message))?
+    })?;
+    let rules = socket.dump(RULES, &all, |message| {
+        budget.admits(message.len()).then(|| rule(message))?
+    })?;
+    let names = socket.dump(SETS, &all, |message| {
+        budget.admits(message.len()).then(|| set(message))?
+    })?;
     let dormant = socket.dump(TABLES, &all, dormant_table)?;
     let mut ruleset = Ruleset {
         chains,
@@ -105,7 +113,10 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         let mut body = vec![key.0, 0, 0, 0];
         push_text(&mut body, 1, &key.1);
         push_text(&mut body, 2, &key.2);
-        let elements = socket.dump(ELEMENTS, &body, |message| Some(elements(message)))?;
+        let elements = socket.dump(ELEMENTS, &body, |message| {
+            let size = message.len().saturating_mul(ELEMENT_SHARE);
+            budget.admits(size).then(|| elements(message))
+        })?;
         let elements = elements.into_iter().flatten().collect();
         ruleset.sets.insert(
             key.clone(),
@@ -117,7 +128,35 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
             },
         );
     }
+    budget.check()?;
     Ok(ruleset)
+}
+
+/// Maximum size of the rules in the kernel's form, in bytes: several times those of a large Kubernetes node. Users of
+/// the host may add rules and elements of sets without limit.
+const MAX_RULESET: usize = 32 << 20;
+
+/// An element of a set takes this many times the memory of its message.
+const ELEMENT_SHARE: usize = 4;
+
+/// Counts what is read of a ruleset.
+#[derive(Debug, Default)]
+struct Budget(Cell<usize>);
+
+impl Budget {
+    /// Counts a part; returns whether the whole is within the limit.
+    fn admits(&self, size: usize) -> bool {
+        let Self(read) = self;
+        read.set(read.get().saturating_add(size));
+        read.get() <= MAX_RULESET
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.admits(0) {
+            return Ok(());
+        }
+        Err(too_large("nftables"))
+    }
 }
 
 impl Ruleset {
@@ -265,6 +304,10 @@ impl Chains for Way<'_, '_> {
             };
             actions.push((meets, action));
         }
+        // A rule without a verdict may set a mark.
+        if meets == Meets::Client && actions.is_empty() {
+            actions.push((meets, Action::Continue));
+        }
         machine.leave(packet);
         actions
     }
@@ -331,4 +374,19 @@ fn set(message: &[u8]) -> Option<((u8, String, String), u32, usize)> {
         fields.number(3).unwrap_or(0),
         key_length,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ruleset_has_a_limit() {
+        let budget = Budget::default();
+        assert!(budget.admits(MAX_RULESET) && budget.check().is_ok());
+        assert!(!budget.admits(1));
+        let error = budget.check().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("nftables"), "{error}");
+    }
 }

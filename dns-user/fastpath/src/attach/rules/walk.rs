@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::facts::Facts;
-use crate::attach::netlink::Link;
+use crate::attach::netlink::{Link, LocalAddress};
 
 /// Whether a packet meets a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,10 +245,13 @@ pub(crate) struct Device {
     /// Whether packets may have passed PREROUTING before they reach this interface: with
     /// br_netfilter, a bridge passes on what its ports received only after that.
     pub(crate) is_bridge: bool,
+    /// Whether it has the address of the endpoint; `None`: unknown.
+    pub(crate) has_endpoint: Option<bool>,
 }
 
 impl Device {
-    pub(crate) fn of(link: &Link) -> Self {
+    /// Returns the interface as rules for the address `ip` see it; `local` are the addresses of this machine.
+    pub(crate) fn of(link: &Link, ip: IpAddr, local: &[LocalAddress]) -> Self {
         let Link {
             name,
             ifindex,
@@ -263,8 +266,16 @@ impl Device {
             ifindex: *ifindex,
             layer: *layer,
             is_bridge,
+            has_endpoint: has_address(*ifindex, ip, local),
         }
     }
+}
+
+/// Returns whether an interface has an address; `None` if no interface has it, so that it may belong to a route.
+fn has_address(ifindex: u32, ip: IpAddr, local: &[LocalAddress]) -> Option<bool> {
+    let mut owners = local.iter().filter(|known| known.address == ip).peekable();
+    owners.peek()?;
+    Some(owners.any(|known| known.ifindex == ifindex))
 }
 
 /// A number of which single bits may be unknown.

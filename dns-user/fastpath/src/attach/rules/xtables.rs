@@ -23,6 +23,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
     matches::{self, Target, u16_at, u32_at},
+    too_large,
     walk::{Action, Chains, Device, Ends, Meets, Nat, Open, Packet, walk},
 };
 
@@ -37,6 +38,8 @@ pub(super) const POSTROUTING: usize = 4;
 const ORDER: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 /// Bytes of `struct ipt_getinfo`.
 const INFO_LEN: usize = 84;
+/// Maximum size of a table in bytes: many times that of a large Kubernetes node.
+const MAX_TABLE: u32 = 32 << 20;
 /// Bytes before the entries in `struct ipt_get_entries`.
 const ENTRIES_AT: usize = 40;
 
@@ -212,6 +215,9 @@ impl Table {
         };
         let word = |at: usize| u32_at(&info, at).unwrap_or(0);
         let (valid, size) = (word(32), word(80));
+        if size > MAX_TABLE {
+            return Err(too_large(name));
+        }
         let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
         wanted[32..36].copy_from_slice(&size.to_ne_bytes());
         let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else {

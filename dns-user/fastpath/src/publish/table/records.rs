@@ -429,6 +429,32 @@ impl UnfittingStatus {
         self.by_reason().iter().map(|(_, count)| count).sum()
     }
 
+    /// Describes the numbers above zero, for operators.
+    pub fn in_words(&self) -> String {
+        let &Self {
+            nul_byte,
+            too_many_addresses,
+            collision,
+            no_room,
+        } = self;
+        let reasons = [
+            (nul_byte, "with a NUL byte"),
+            (
+                too_many_addresses,
+                "with more addresses than an entry holds",
+            ),
+            (collision, "with the hash of another name"),
+            (no_room, "without room (raise xdp.max_names)"),
+        ];
+        let mut words = Vec::new();
+        for (count, reason) in reasons {
+            if count > 0 {
+                words.push(format!("{count} {reason}"));
+            }
+        }
+        words.join(", ")
+    }
+
     /// Returns each number with its label in metrics.
     pub fn by_reason(&self) -> [(&'static str, usize); 4] {
         let &Self {
