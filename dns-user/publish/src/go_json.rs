@@ -2,8 +2,8 @@
 //!
 //! * `null` is the zero value of every type: a nil slice is written as `null`, also as a whole body.
 //! * Names of members are compared without case if none is equal; unknown members are ignored.
-//! * Octets that are no UTF-8 become U+FFFD, and whatever follows the first value of a body is not read, as by
-//!   `Decoder.Decode`.
+//! * Octets that are no UTF-8, and surrogates without their other half, become U+FFFD, and whatever follows the first
+//!   value of a body is not read, as by `Decoder.Decode`.
 //!
 //! Types must have defaults for all members (`#[serde(default)]`), because a Go struct has them. Pointers to structs,
 //! such as the endpoints of a list, are read by [`present`].
@@ -19,10 +19,41 @@ use serde_json::{Error, Map, Value};
 
 /// Reads the first value of a text.
 pub(crate) fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T, Error> {
-    let text = String::from_utf8_lossy(text);
+    let text = whole_surrogates(&String::from_utf8_lossy(text));
     let mut reader = serde_json::Deserializer::from_str(&text);
     let value = Value::deserialize(&mut reader)?;
     T::deserialize(GoValue(value))
+}
+
+/// Replaces escapes of single surrogates (`\ud800`), which serde_json refuses.
+fn whole_surrogates(text: &str) -> String {
+    let mut whole = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        whole.push_str(before);
+        let length = match (surrogate(escape), escape.get(6..).and_then(surrogate)) {
+            (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => 12,
+            (Some(_), _) => {
+                whole.push_str("\\ufffd");
+                rest = &escape[6..];
+                continue;
+            }
+            // A backslash and what it escapes.
+            (None, _) => 1 + escape.chars().nth(1).map_or(0, char::len_utf8),
+        };
+        whole.push_str(&escape[..length]);
+        rest = &escape[length..];
+    }
+    whole.push_str(rest);
+    whole
+}
+
+/// Returns the surrogate that a text begins with, as an escape.
+fn surrogate(text: &str) -> Option<u16> {
+    let digits = text.strip_prefix("\\u")?.get(..4)?;
+    let unit = u16::from_str_radix(digits, 16).ok()?;
+    (0xd800..0xe000).contains(&unit).then_some(unit)
 }
 
 /// Reads a list of pointers to structs, without the ones that are `null`.
@@ -232,5 +263,23 @@ mod tests {
         }
         let item: Item = from_slice(b"{\"dnsName\": \"a\xff\"} trailing").unwrap();
         assert_eq!(item.dns_name, "a\u{fffd}");
+    }
+
+    #[test]
+    fn half_surrogates_are_replaced() {
+        for (text, expected) in [
+            (r"\ud83d\ude00", "\u{1f600}"),
+            (r"a\ud83d", "a\u{fffd}"),
+            (r"\ude00b", "\u{fffd}b"),
+            (r"\ud83d\ud83d\ude00", "\u{fffd}\u{1f600}"),
+            (r"\\ud83d\n", "\\ud83d\n"),
+            (r"\ud83dé", "\u{fffd}é"),
+        ] {
+            let body = format!("{{\"dnsName\": \"{text}\"}}");
+            let item: Item = from_slice(body.as_bytes()).unwrap();
+            assert_eq!(item.dns_name, expected, "{text}");
+        }
+        assert!(from_slice::<Item>(br#"{"dnsName": "\"#).is_err());
+        assert!(from_slice::<Item>(br#"{"dnsName": "\u12"}"#).is_err());
     }
 }

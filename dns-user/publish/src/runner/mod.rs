@@ -6,7 +6,7 @@ mod launch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context as _;
 use axum::Router;
 use dns_kit::{
-    files::atomic,
+    files::{atomic, bounded},
     http_server::{Limits, Listener, Server},
     tls::RotatingTls,
 };
@@ -238,14 +238,27 @@ impl Sources {
     }
 }
 
+/// Reads the health that the last process saved.
+fn read_health(file: &Path) -> Result<SavedHealth, String> {
+    match bounded::read(file) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(SavedHealth::default()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (server, _) = ServerClient::of_server(path)?;
         let health_file = config.store.with_file_name(HEALTH_FILE);
-        let saved = fs::read(&health_file)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let saved: SavedHealth = saved.unwrap_or_default();
+        let saved = read_health(&health_file).unwrap_or_else(|error| {
+            tracing::warn!(
+                file = %health_file.display(), error,
+                "the saved health is unknown: unhealthy addresses are published again for their hold time; the next \
+                 change of health replaces the file"
+            );
+            SavedHealth::default()
+        });
         let history = HealthHistory::restore(&saved, Instant::now(), SystemTime::now());
         let fleet = Fleet::new(server, history);
         Ok(Self {

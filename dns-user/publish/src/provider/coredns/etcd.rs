@@ -431,3 +431,23 @@ pub(super) fn name_of(prefix: &str, key: &[u8], strip: u32) -> Option<Name> {
     }
     Name::parse(&labels.join(".")).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_as_coredns_reads_them() {
+        let value = br#"{"Host": "192.0.2.1", "TTL": 60, "text": null, "Group": null, "priority": 10, "x": null}"#;
+        let service = Service::read(value).unwrap();
+        assert_eq!(
+            (service.host.as_str(), service.ttl),
+            ("192.0.2.1", Some(60))
+        );
+        assert_eq!((service.text.as_str(), service.group), ("", None));
+        // Whatever else the value holds is kept when it is written.
+        assert_eq!(service.others.keys().collect::<Vec<_>>(), ["priority", "x"]);
+        assert!(Service::read(b"null").unwrap().is_empty());
+        assert!(Service::read(b"not json").is_err());
+    }
+}
