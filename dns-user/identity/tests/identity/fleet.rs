@@ -224,6 +224,18 @@ fn agents_obtain_only_own_names() {
             .is_some_and(|text| text.contains("bosh_dns_identity_renewals_total 3"))
     });
 
+    // An operator sees what the agent has got, until when.
+    let log = fs::read_to_string(fleet.path("log")).unwrap();
+    for pair in ["instance", "health.bosh-dns", "api.bosh-dns"] {
+        let is_told = |line: &str| {
+            line.contains("INFO")
+                && line.contains("certificate issued")
+                && line.contains(&format!("pair=\"{pair}\""))
+                && line.contains("ends=")
+        };
+        assert!(log.lines().any(is_told), "{pair}: {log}");
+    }
+
     // The token was used; it also belongs to another instance.
     fleet.agent("i2", &token, &[]);
     thread::sleep(Duration::from_secs(3));
