@@ -77,6 +77,7 @@ fn serve_in(program: &mut Program, ifindex: u32, flags: u32, tries: usize) {
         ifindex,
         flags,
         endpoints: u64::MAX,
+        heard_only: 0,
         address: address.try_into().expect("eight bytes"),
         master: master.try_into().expect("eight bytes"),
         probes: [Probe {
