@@ -18,11 +18,6 @@ use std::{
 const KNOWN: &[(&str, &str, &[&str])] = &[
     (
         "dns-user/resolver",
-        "ops",
-        &["api", "metrics", "readiness", "service_status", "status"],
-    ),
-    (
-        "dns-user/resolver",
         "server",
         &["metrics", "service", "tcp"],
     ),

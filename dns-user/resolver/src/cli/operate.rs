@@ -37,8 +37,9 @@ use self::{
     tap::query_type,
 };
 use super::manual;
-use crate::ops::api::{
-    CacheFlush, DEFAULT_LEVEL, Group, InstanceLine, LEVELS, LogChange, Reloaded,
+use crate::ops::{
+    api::{CacheFlush, DEFAULT_LEVEL, Group, InstanceLine, LEVELS, LogChange},
+    service_status::Reloaded,
 };
 use dns_core::terminal;
 use dns_fastpath::{Detached, FolderState, detach_all};

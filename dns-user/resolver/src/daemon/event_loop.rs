@@ -29,9 +29,8 @@ use super::{
 use crate::{
     consul::ConsulNames,
     ops::{
-        api::Reloaded,
         readiness::{CheckLog, Readiness},
-        service_status::{Kind, ServiceStatus},
+        service_status::{Kind, Reloaded, ServiceStatus},
     },
     server::{OwnConnections, ServerMetrics},
     state::ServerState,

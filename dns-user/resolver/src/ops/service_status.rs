@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::{api::Reloaded, tap::seconds_since_1970};
+use super::tap::seconds_since_1970;
 use dns_core::config::{ConfigError, one_line};
 
 /// Maximum number of warnings kept per kind of file.
@@ -281,6 +281,15 @@ impl ServiceStatus {
 }
 
 //----------- Reloads --------------------------------------------------------
+
+/// Result of a reload.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Data that was loaded and applied, with a summary.
+    pub done: Vec<String>,
+    /// Data that could not be loaded; its last good version stays in use.
+    pub failed: Vec<String>,
+}
 
 /// A reload or a failed reload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -163,7 +163,11 @@ impl Client {
                 .await
                 .map_err(|error| self.unreachable(&error))
         };
-        waiting::answer(self, exchange).await
+        let socket = match self {
+            Self::Socket(path) => Some(path.as_path()),
+            Self::Tls { .. } => None,
+        };
+        waiting::answer(&self.place(), socket, exchange).await
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
@@ -394,7 +398,7 @@ const CONFIGS: [&str; 2] = [
 ];
 
 /// Returns the first existing file of [`CONFIGS`], or the first one if there is none.
-fn usual_config() -> &'static Path {
+pub(in crate::cli) fn usual_config() -> &'static Path {
     Path::new(
         CONFIGS
             .into_iter()
@@ -603,7 +607,7 @@ fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
 /// Returns the client's files next to the server's: the same names with `client` in place of
 /// `server` (the reverse for the CA), as in the bosh-dns job. Falls back to the server's own files
 /// if they do not exist.
-fn client_files(server: &TlsFiles) -> TlsFiles {
+pub(in crate::cli) fn client_files(server: &TlsFiles) -> TlsFiles {
     let client = |path: &Path| sibling(path, "server", "client");
     let (certificate, private_key) =
         match (client(&server.certificate), client(&server.private_key)) {

@@ -10,7 +10,7 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use super::{Problem, client::Client};
+use super::Problem;
 use crate::cli::complain;
 
 /// Time limit for the start of a response; reloading a large foundation takes a second.
@@ -23,16 +23,17 @@ const MAX_SILENCE: Duration = Duration::from_secs(2);
 /// `top` may be in use.
 static HAS_ANSWERED: AtomicBool = AtomicBool::new(false);
 
-/// Waits for an exchange with the server.
+/// Waits for an exchange with the server at a place, which is a control socket if `socket` names it.
 pub(super) async fn answer<T>(
-    client: &Client,
+    place: &str,
+    socket: Option<&Path>,
     exchange: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
     let mut exchange = std::pin::pin!(exchange);
     let mut result = tokio::time::timeout(MAX_SILENCE, &mut exchange).await;
     if result.is_err() {
         if !HAS_ANSWERED.load(Ordering::Relaxed) {
-            let server = described(client);
+            let server = described(place, socket);
             complain(&format_args!("waiting for an answer from {server}"));
         }
         result = tokio::time::timeout(MAX_WAIT - MAX_SILENCE, exchange).await;
@@ -44,19 +45,16 @@ pub(super) async fn answer<T>(
         }
         Err(_) => Err(Problem::Unreachable(format!(
             "no answer within {MAX_WAIT:?} from {}",
-            described(client)
+            described(place, socket)
         ))),
     }
 }
 
 /// Describes the server: the place where it was reached, and its process if the kernel tells it.
-fn described(client: &Client) -> String {
-    match client {
-        Client::Socket(path) => match process_at(path) {
-            Some(process) => format!("{}: {process}", path.display()),
-            None => path.display().to_string(),
-        },
-        Client::Tls { address, .. } => address.clone(),
+fn described(place: &str, socket: Option<&Path>) -> String {
+    match socket.and_then(process_at) {
+        Some(process) => format!("{place}: {process}"),
+        None => place.to_owned(),
     }
 }
 

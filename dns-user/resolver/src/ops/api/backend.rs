@@ -17,7 +17,7 @@ use crate::{
     ops::{
         metrics::Metrics,
         readiness::{CheckResult, Readiness},
-        service_status::{Kind, ServiceReport},
+        service_status::{Kind, Reloaded, ServiceReport},
         status::{
             CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus,
             ServerStatus,
@@ -547,15 +547,6 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NameRefused(pub String);
-
-/// Result of a reload.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reloaded {
-    /// Data that was loaded and applied, with a summary.
-    pub done: Vec<String>,
-    /// Data that could not be loaded; its last good version stays in use.
-    pub failed: Vec<String>,
-}
 
 //----------- Local groups ------------------------------------------------------
 

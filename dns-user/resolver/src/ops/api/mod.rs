@@ -34,7 +34,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use self::{
-    backend::{Backend, Group, LocalReply, NameRefused, Reloaded},
+    backend::{Backend, Group, LocalReply, NameRefused},
     control::{CacheContents, CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
 };

@@ -18,7 +18,7 @@ use crate::{
     ops::{
         metrics::Metrics,
         readiness::Readiness,
-        service_status::ServiceStatus,
+        service_status::{Reloaded, ServiceStatus},
         status::{OverloadSource, ServerStatus},
         tap::Tap,
     },

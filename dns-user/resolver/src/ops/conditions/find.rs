@@ -315,10 +315,10 @@ pub(super) fn dnstap_closed(_: &Facts<'_>) -> Option<String> {
     if dnstap.is_open() {
         return None;
     }
-    let closed = format!("its output is not open ({} messages lost)", dnstap.lost());
+    let lost = dnstap.lost();
     Some(match dnstap.problem() {
-        Some(problem) => format!("{closed}: {problem}"),
-        None => closed,
+        Some(why) => format!("its output is not open ({why}; {lost} messages lost)"),
+        None => format!("its output is not open ({lost} messages lost)"),
     })
 }
 
