@@ -4,6 +4,8 @@
 mod bounds;
 mod double;
 mod faults;
+mod health;
 mod peers;
+mod picture;
 mod recorded;
 mod watching;

@@ -31,6 +31,7 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+pub(super) use self::client::{client_files, usual_config};
 use self::{
     client::{Client, Connection, escaped, get, wait_for},
     table::Table,

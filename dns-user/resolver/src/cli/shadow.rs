@@ -9,7 +9,7 @@ use std::{
     future::poll_fn,
     io::{self, IsTerminal, Write as _},
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{
         Arc,
@@ -30,7 +30,7 @@ use self::{
     answers::{OurServer, States},
     health::{FollowedHealth, HealthSource},
 };
-use super::complain;
+use super::{complain, operate::usual_config};
 use crate::{daemon::shadow::FollowedFleet, ops::version::VERSION};
 use dns_core::{
     config::{HookMode, values::parse_duration},
@@ -52,12 +52,6 @@ use dns_shadow::{
 
 /// Exit code for unexplained differences.
 const DIFFERENT: u8 = 3;
-
-/// Files of the running server, in the order in which they are looked for.
-const CONFIGS: [&str; 2] = [
-    "/var/vcap/jobs/bosh-dns/config/config.json",
-    "/etc/bosh-dns-xdp/config.json",
-];
 
 /// Part of the time that `--ask` plans for, as queries: an answer within a minute on an idle machine.
 const ASKING_TIME: u32 = 50;
@@ -286,14 +280,6 @@ fn stopped_by_signals(runtime: &Runtime) -> Arc<AtomicBool> {
         stopping.store(true, Ordering::Relaxed);
     });
     stop
-}
-
-/// Returns the first of the usual files that exists, or the first of them.
-fn usual_config() -> &'static Path {
-    let mut usual = CONFIGS.into_iter().map(Path::new);
-    usual
-        .find(|path| path.exists())
-        .unwrap_or(Path::new(CONFIGS[0]))
 }
 
 /// Follows the files until the process ends.

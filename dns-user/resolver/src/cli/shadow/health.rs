@@ -17,6 +17,7 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::cli::operate::client_files;
 use dns_core::{
     config::{ApiConfig, Config},
     name::Name,
@@ -73,7 +74,7 @@ impl FollowedHealth {
                 let api = config.api.clone().context(
                     "--health ask: the configuration has no API; use --health watch or none",
                 )?;
-                let tls = RotatingTls::load("shadow", API_NAME, &api.tls)
+                let tls = RotatingTls::load("shadow", API_NAME, &client_files(&api.tls))
                     .map_err(|error| anyhow!("--health ask: {error}"))?;
                 let asked = Arc::new(Asked::default());
                 tokio::spawn(asked.clone().follow(api, tls));
