@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
-    maps::{Map, MapData, PerCpuArray, PerCpuValues, ProgramArray},
+    maps::{HashMap, Map, MapData, PerCpuArray, PerCpuValues, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
@@ -21,7 +21,7 @@ use dns_common::{
     forwarded::AnswerHeader,
     name::hash_name,
     object,
-    scope::{Endpoint, INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS, NEAR, Scope},
+    scope::{Endpoint, HeardClient, INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS, NEAR, Scope},
 };
 use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 
@@ -252,6 +252,17 @@ impl Program {
             .context("no SCRATCH in the object")?;
         let values = PerCpuValues::try_from(vec![scratch; self.cpus])?;
         Ok(PerCpuArray::<_, Scratch>::try_from(map)?.set(0, values, 0)?)
+    }
+
+    /// Notes that queries of a client have reached the server, which counts until a time.
+    pub fn hear(&mut self, client: HeardClient, until_ns: u64) -> Result<()> {
+        let map = self
+            .ebpf
+            .map_mut(object::HEARD_CLIENTS)
+            .context("no HEARD_CLIENTS in the object")?;
+        let mut heard: HashMap<_, [u8; size_of::<HeardClient>()], u64> = map.try_into()?;
+        let key: [u8; size_of::<HeardClient>()] = zerocopy::transmute!(client);
+        Ok(heard.insert(key, until_ns, 0)?)
     }
 
     /// Modifies the control element.

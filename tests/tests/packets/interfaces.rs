@@ -5,7 +5,9 @@ use std::{fs, net::IpAddr, process::Command, thread};
 
 use dns_common::{
     counters::Outcome,
-    scope::{BOUNDED, INTERFACE_TRIES, Interface as Served, NEAR, Probe, Scope, source_hash},
+    scope::{
+        BOUNDED, HeardClient, INTERFACE_TRIES, Interface as Served, NEAR, Probe, Scope, source_hash,
+    },
 };
 use nix::{
     net::if_::if_nametoindex,
@@ -21,7 +23,7 @@ use crate::{
     fixtures::{Fixture, table, world},
     forwarded, install, load, local_replies,
     model::{self, Interface, MOST_FAR, SAFE_PACKET, World},
-    packet::{A, Datagram, Opt, Query, SERVER, name_of_length},
+    packet::{A, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length},
 };
 
 /// Ethernet address of the interface.
@@ -359,6 +361,92 @@ fn senders_of_this_machine_are_refused() {
                 let (_, counted) = program.run_counted(hook, &frame).expect("it runs");
                 assert_eq!(counted, outcome, "from {sender} at {hook:?}");
             }
+        }
+    });
+}
+
+/// The slot of the endpoint at which only heard clients are answered: the third one of the fixtures.
+const HEARD_ONLY: usize = 2;
+
+/// Where the kernel's verdict depends on the client, a client is answered whose own queries have arrived there.
+#[test]
+fn only_heard_clients_are_answered() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        let mut world = world_behind(NEAR);
+        world.endpoints[HEARD_ONLY] = (SERVER, 5353);
+        world.endpoints.push((SERVER6, 5353));
+        install(program, &world);
+        let forwarded = forwarded::publish_of_length(program, 200);
+        program.set_control(|control| control.answer_generation = forwarded::GENERATION);
+        serve(program, ifindex, NEAR);
+        let slots = [HEARD_ONLY, world.endpoints.len() - 1];
+        program.set_scope(|scope| {
+            let served = &mut scope.interfaces[Scope::first_slot(ifindex)];
+            served.heard_only = slots.iter().fold(0, |bits, slot| bits | 1 << slot);
+        });
+        let ask = |program: &mut Program, query: &Query, client: (IpAddr, u16), port| {
+            let (datagram, server) = match client.0 {
+                IpAddr::V4(_) => (Datagram::v4(query.bytes()), SERVER),
+                IpAddr::V6(_) => (Datagram::v6(query.bytes()), SERVER6),
+            };
+            let datagram = Datagram {
+                from: client,
+                to: (server, port),
+                ..datagram
+            };
+            let frame = readdress(&datagram.frame(), ADDRESS);
+            HOOKS.map(|hook| program.run_counted(hook, &frame).expect("it runs").1)
+        };
+        let hit = Query::new("v4-3.bosh", A);
+        for (client, slot) in [(CLIENT, slots[0]), (CLIENT6, slots[1])] {
+            let mapped = match client {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            let heard = HeardClient {
+                ifindex,
+                endpoint: slot as u32,
+                address: mapped.octets(),
+            };
+            let unheard = [Outcome::UnheardClient; 2];
+            // Another endpoint of the interface does not ask.
+            assert_eq!(ask(program, &hit, (client, 4000), 53), [Outcome::Hit; 2]);
+            for other in [
+                HeardClient {
+                    ifindex: ifindex + 1,
+                    ..heard
+                },
+                HeardClient {
+                    endpoint: 0,
+                    ..heard
+                },
+                HeardClient {
+                    address: [7; 16],
+                    ..heard
+                },
+            ] {
+                program.hear(other, u64::MAX).expect("there is room");
+                assert_eq!(ask(program, &hit, (client, 4000), 5353), unheard);
+            }
+            program.hear(heard, 1).expect("there is room");
+            assert_eq!(
+                ask(program, &hit, (client, 4000), 5353),
+                unheard,
+                "long ago"
+            );
+            assert_eq!(ask(program, &forwarded, (client, 4000), 5353), unheard);
+            program.hear(heard, u64::MAX).expect("there is room");
+            assert_eq!(ask(program, &hit, (client, 4000), 5353), [Outcome::Hit; 2]);
+            let forwarded = ask(program, &forwarded, (client, 4000), 5353);
+            assert_eq!(forwarded, [Outcome::HitForwarded; 2]);
+            // Rules tell privileged ports from others.
+            assert_eq!(ask(program, &hit, (client, 1023), 5353), unheard);
+            assert_eq!(ask(program, &hit, (client, 1024), 5353), [Outcome::Hit; 2]);
+            // A name that is not published passes for that reason.
+            let missed = ask(program, &Query::new("nobody.bosh", A), (client, 1023), 5353);
+            assert_eq!(missed, [Outcome::NotPublished; 2]);
         }
     });
 }
