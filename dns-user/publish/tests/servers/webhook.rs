@@ -758,6 +758,19 @@ async fn fleet_names_are_written_by_the_protocol() {
 }
 
 #[test]
+fn broken_health_is_reported() {
+    let (publisher, _) = fleet_writer();
+    std::fs::create_dir_all(publisher.path("state")).unwrap();
+    publisher.write("state/health.json", "{");
+    publisher.start().stop();
+    let log = std::fs::read_to_string(publisher.path("log")).unwrap();
+    assert!(
+        log.contains("health.json") && log.contains("the saved health is unknown"),
+        "{log}"
+    );
+}
+
+#[test]
 fn webhook_refuses_other_messages() {
     let (publisher, url) = fleet_writer();
     let running = publisher.start();
