@@ -24,6 +24,7 @@ pub const TAGS: &[Tag] = &[
             "dns_resolver",
             "dns_kit",
             "dns_core",
+            "dns_shadow",
             "bosh_dns_xdp",
             "bosh_dns_xdp_health",
         ],
