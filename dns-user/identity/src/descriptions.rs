@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Maximum size of a description in bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_DESCRIPTION: u64 = 1 << 20;
 
 /// Delay before an unchanged description that failed is retried.
 const RETRY: Duration = Duration::from_secs(10);
@@ -185,7 +185,8 @@ pub fn read(path: &Path, guid: &Guid) -> anyhow::Result<Container> {
 
 /// Reads the description of any instance.
 pub fn read_any(path: &Path) -> anyhow::Result<Container> {
-    let is_long = fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > LONGEST);
+    let is_long =
+        fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > MAX_DESCRIPTION);
     ensure!(
         !is_long,
         "it is larger than 1 MiB; a description has a few hundred bytes"
@@ -258,7 +259,7 @@ mod tests {
         let error = read(&path, &Guid::try_from("a".to_owned()).unwrap()).unwrap_err();
         assert_eq!(error.to_string(), "it is not a regular file");
         let file = fs::File::create(folder.path().join("b.json")).unwrap();
-        for (len, is_larger) in [(LONGEST, false), (LONGEST + 1, true)] {
+        for (len, is_larger) in [(MAX_DESCRIPTION, false), (MAX_DESCRIPTION + 1, true)] {
             file.set_len(len).unwrap();
             // Zeros are no JSON either.
             let error = read_any(&folder.path().join("b.json")).unwrap_err();

@@ -265,10 +265,10 @@ pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
 /// most about 2 % of a core that other threads need.
 const PAUSE_FACTOR: u32 = 50;
 
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// Longest time over which contention is measured.
-const LONGEST_WINDOW: Duration = Duration::from_secs(1);
+const MAX_WINDOW: Duration = Duration::from_secs(1);
 
 /// Keys of one type, at most `size` of them.
 pub struct KeyPool {
@@ -465,9 +465,9 @@ impl Window {
             thread_time().saturating_sub(self.used),
         );
         if passed > used + used / 4 {
-            return Some((used * PAUSE_FACTOR).min(LONGEST_PAUSE));
+            return Some((used * PAUSE_FACTOR).min(MAX_PAUSE));
         }
-        if passed > LONGEST_WINDOW {
+        if passed > MAX_WINDOW {
             *self = Self::begin();
         }
         None

@@ -34,13 +34,13 @@ use dns_kit::unix_socket::{self, Access};
 /// reading takes more than a 500th of it.
 const RESCAN: Duration = Duration::from_secs(10);
 const RESCAN_SHARE: u32 = 500;
-const LONGEST_RESCAN: Duration = Duration::from_secs(60);
+const MAX_RESCAN: Duration = Duration::from_secs(60);
 
 /// Maximum number of events between two steps.
-const EVENTS_A_STEP: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// Minimum validity (seed document 004).
-const SHORTEST_VALIDITY: Duration = Duration::from_secs(3600);
+const MIN_VALIDITY: Duration = Duration::from_secs(3600);
 
 /// Command-line options of the subcommand `run`.
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ pub struct LeafOptions {
 /// Parses a validity such as `24h`.
 pub(crate) fn parse_validity(text: &str) -> Result<Duration, &'static str> {
     let validity = parse_time(text)?;
-    if validity < SHORTEST_VALIDITY {
+    if validity < MIN_VALIDITY {
         Err("the minimum is 1h")
     } else {
         Ok(validity)
@@ -246,7 +246,7 @@ fn work(
             let used = thread_time();
             descriptions.reconcile(&mut rotator, SystemTime::now());
             let used = thread_time().saturating_sub(used);
-            rescan_at = Instant::now() + RESCAN.max(used * RESCAN_SHARE).min(LONGEST_RESCAN);
+            rescan_at = Instant::now() + RESCAN.max(used * RESCAN_SHARE).min(MAX_RESCAN);
         }
         let pause = match rotator.step(SystemTime::now()) {
             Next::At(next) => next.duration_since(SystemTime::now()).unwrap_or_default(),
@@ -254,7 +254,7 @@ fn work(
         };
         let mut pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
         // Everything that has arrived is handled before the next step.
-        for _ in 0..EVENTS_A_STEP {
+        for _ in 0..MAX_EVENTS {
             let Ok(event) = inbox.recv_timeout(pause) else {
                 break;
             };

@@ -487,26 +487,9 @@ impl IssuerService {
                 .check_token(token, &request.instance, now)
                 .map_err(of_token)?;
         }
-        let mut shared = self.shared.lock();
         let end = seconds(issued.validity.not_after);
-        let before = shared.members.get(&request.instance).cloned();
-        let is_new = before.is_none();
-        let mut member = before.unwrap_or(Member {
-            generation: 0,
-            issuers: BTreeSet::new(),
-            not_after: end,
-        });
-        member.issuers.insert(authority.fingerprint.clone());
-        member.not_after = member.not_after.max(end);
-        shared.set_member(request.instance.clone(), member);
-        drop(shared);
-        // A rotation must know a member, and until when, before the member gets the certificate. That of a member
-        // that is known already is not held back by a full disk: the fleet would lose its certificates.
-        if !self.save() && is_new {
-            return Err(unable(
-                "the issuer cannot save its members; see its log".to_owned(),
-            ));
-        }
+        self.remember(&request.instance, &authority.fingerprint, end)
+            .map_err(unable)?;
         // The token is used last, so that a rejected request does not consume it; a certificate
         // that loses the race for it never leaves the issuer.
         if let Some(token) = token {
@@ -519,6 +502,28 @@ impl IssuerService {
             certificate: issued.pem,
             desired: self.desired_trust(now),
         })
+    }
+
+    /// Records that a member gets a pair of a CA that ends at `end`; the error says why it must not get it.
+    fn remember(&self, instance: &str, issuer: &Fingerprint, end: u64) -> Result<(), String> {
+        let mut shared = self.shared.lock();
+        let before = shared.members.get(instance).cloned();
+        let is_new = before.is_none();
+        let mut member = before.unwrap_or(Member {
+            generation: 0,
+            issuers: BTreeSet::new(),
+            not_after: end,
+        });
+        member.issuers.insert(issuer.clone());
+        member.not_after = member.not_after.max(end);
+        shared.set_member(instance.to_owned(), member);
+        drop(shared);
+        // A rotation must know a member, and until when, before the member gets the certificate. That of a member
+        // that is known already is not held back by a full disk: the fleet would lose its certificates.
+        if !self.save() && is_new {
+            return Err("the issuer cannot save its members; see its log".to_owned());
+        }
+        Ok(())
     }
 
     fn report(

@@ -220,7 +220,7 @@ fn count_valid(members: &Members, now: u64) -> usize {
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum size of a reply in bytes.
-const LARGEST_REPLY: usize = 1 << 20;
+const MAX_REPLY: usize = 1 << 20;
 
 /// Address of the issuer, and the name in its certificate.
 #[derive(Clone, Debug)]
@@ -282,7 +282,7 @@ impl Issuer {
             request,
             Limits {
                 time: TIMEOUT,
-                body: LARGEST_REPLY,
+                body: MAX_REPLY,
             },
         )
         .await?;

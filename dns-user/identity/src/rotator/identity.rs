@@ -291,7 +291,7 @@ fn envoy_validation(name: &str, bundle: &str) -> Zeroizing<String> {
 }
 
 /// Maximum number of overdue identities that are queued at once.
-const BACKLOG: usize = 256;
+const MAX_BACKLOG: usize = 256;
 
 /// Period over which identities are reissued after a change of the CA.
 pub(super) const REISSUE_SPREAD: Duration = Duration::from_secs(300);
@@ -393,9 +393,9 @@ impl Identities {
                 _ => delayed.push(guid.clone()),
             }
         }
-        if due.len() > BACKLOG {
-            due.select_nth_unstable(BACKLOG);
-            due.truncate(BACKLOG);
+        if due.len() > MAX_BACKLOG {
+            due.select_nth_unstable(MAX_BACKLOG);
+            due.truncate(MAX_BACKLOG);
         }
         due.sort_unstable_by(|one, other| other.cmp(one));
         let due = due.into_iter().map(|(_, _, guid)| guid.clone()).collect();

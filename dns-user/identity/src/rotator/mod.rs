@@ -29,19 +29,19 @@ use crate::{
 };
 
 /// Maximum number of pairs issued per step, so that commands do not wait long.
-const PAIRS_A_STEP: usize = 16;
+const MAX_PAIRS: usize = 16;
 
 /// Maximum number of trust bundles rewritten per step.
-const BUNDLES_A_STEP: usize = 256;
+const MAX_BUNDLES: usize = 256;
 
 /// Maximum interval between checks of the clock and of the CA's files.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 /// Number of seconds in which a few identities are checked for lost files.
 const CHECK_PERIOD: usize = 10;
 
 /// Maximum number of identities checked for lost files per second.
-const MOST_CHECKS: usize = 64;
+const MAX_CHECKS: usize = 64;
 
 /// Settings of a rotator.
 #[derive(Clone, Debug)]
@@ -286,10 +286,10 @@ impl Rotator {
         }
         let distributed = self.distribute_bundle(now);
         self.check_files(now);
-        if self.backlog.is_empty() || now < self.listed || self.listed + LONGEST_SLEEP <= now {
+        if self.backlog.is_empty() || now < self.listed || self.listed + MAX_SLEEP <= now {
             (self.backlog, self.listed) = (self.identities.overdue(now), now);
         }
-        for _ in 0..PAIRS_A_STEP {
+        for _ in 0..MAX_PAIRS {
             let Some(guid) = self.backlog.pop() else {
                 break;
             };
@@ -302,9 +302,7 @@ impl Rotator {
             return Next::At(now);
         }
         let next = self.next_renewal();
-        Next::At(next.map_or(now + LONGEST_SLEEP, |next| {
-            next.clamp(now, now + LONGEST_SLEEP)
-        }))
+        Next::At(next.map_or(now + MAX_SLEEP, |next| next.clamp(now, now + MAX_SLEEP)))
     }
 
     /// Returns a time before which no identity is due; `None` without identities.
@@ -514,7 +512,7 @@ impl Rotator {
                 failing = true;
                 continue;
             }
-            if written == BUNDLES_A_STEP {
+            if written == MAX_BUNDLES {
                 return Distributed::InPart;
             }
             written += 1;
@@ -538,16 +536,16 @@ impl Rotator {
     fn check_files(&mut self, now: SystemTime) {
         let (after, next) = &mut self.checked;
         // A time later than the interval dates from before the clock was set back.
-        if now < *next && *next <= now + LONGEST_SLEEP {
+        if now < *next && *next <= now + MAX_SLEEP {
             return;
         }
-        *next = now + LONGEST_SLEEP;
+        *next = now + MAX_SLEEP;
         let count = self
             .identities
             .all
             .len()
             .div_ceil(CHECK_PERIOD)
-            .min(MOST_CHECKS);
+            .min(MAX_CHECKS);
         *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
             if identity.schedule.validity.is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");

@@ -2,8 +2,12 @@
 
 use std::{fs, path::Path};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use dns_identity::{
+    certificate::signing_request,
     fleet::state::StateFolder,
+    folder::read_pair,
+    keys::{KeyType, PrivateKey},
     run::{self, Command as Order, Reply},
 };
 use serde_json::json;
@@ -14,6 +18,7 @@ use crate::{
     fleet::{converged, said},
     program::{Running, program, until},
     rotator::{guid, memory},
+    sessions::{Caller, Proof},
     tools::{FAKETIME, not_run, text},
 };
 
@@ -120,4 +125,33 @@ fn failure_of_a_wrong_clock_ends_with_it() {
     });
     set_clock(&clock, "+0");
     until("the recovery", || failure().is_none());
+}
+
+/// A rotation must know every instance with a certificate; a token is not lost to a full or broken disk.
+#[test]
+fn unsaved_member_gets_no_certificate() {
+    let mut fleet = converged(&["i1"]);
+    fleet.agents.clear();
+    let file = fleet.path("state/members.jsonl");
+    fs::remove_file(&file).unwrap();
+    // Neither appended to nor replaced.
+    fs::create_dir(&file).unwrap();
+    let caller = Caller::new(fleet.address, &fleet.authority);
+    let key = PrivateKey::generate(KeyType::P256).unwrap();
+    let ask = |instance: &str, proof: &Proof<'_>| {
+        let request = STANDARD.encode(signing_request(&key, instance).unwrap());
+        let body = json!({"instance": instance, "role": null, "names": [], "addresses": null, "request": request});
+        caller.call("/v1/pair", &body, proof)
+    };
+    let token = fleet.token("i2");
+    let refused = ask("i2", &Proof::Token(&token)).unwrap_err();
+    assert!(refused.contains("cannot save its members"), "{refused}");
+    // A known instance does not lose its certificate.
+    let own = read_pair(&fleet.pair("i1", "instance"), "instance").unwrap();
+    ask("i1", &Proof::Pair(&own.certificate, &own.key)).unwrap();
+    fs::remove_dir(&file).unwrap();
+    ask("i2", &Proof::Token(&token)).unwrap();
+    let members = StateFolder::open(fleet.path("state")).unwrap().members();
+    let ids: Vec<String> = members.unwrap().into_keys().collect();
+    assert_eq!(ids, ["i1", "i2"]);
 }
