@@ -31,7 +31,7 @@ use super::{
 };
 
 /// Maximum number of connections to one handler's server, idle ones included, and to the servers to which it redirects.
-const MAX_CONNECTIONS: usize = 64;
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 /// Time limit for a slot, the look-up of the host name, connecting and the TLS handshake. The client connects in the
 /// background when a request has found another connection meanwhile, and then nothing else limits the time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

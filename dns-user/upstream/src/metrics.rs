@@ -15,9 +15,10 @@ use super::{
     CachedSource, CurrentUpstreams,
     admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
-    cached,
+    cached, connector,
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
+    slots,
     store::Totals,
     tcp, udp,
 };
@@ -32,9 +33,10 @@ pub struct UpstreamMetrics {
 }
 
 /// Limits without a separate family, by resource.
-const LIMITS: [(&str, usize); 4] = [
+const LIMITS: [(&str, usize); 5] = [
     ("recursor_tcp_connections", tcp::MAX_CONNECTIONS),
     ("recursor_tcp_connection_queries", tcp::MAX_PIPELINED),
+    ("http_handler_connections", connector::MAX_CONNECTIONS),
     ("recursor_socket_queries", udp::MAX_IN_FLIGHT),
     ("remembered_failures", cached::MAX_FAILURES),
 ];
@@ -47,8 +49,12 @@ impl UpstreamMetrics {
 
     /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut all =
-            vec![families::LIMIT.of(LIMITS.map(|(resource, limit)| ([resource], limit as f64)))];
+        let mut limits = LIMITS.to_vec();
+        limits.push(("outgoing_connections", slots::max_of_all()));
+        let limits = limits
+            .into_iter()
+            .map(|(resource, limit)| ([resource], limit as f64));
+        let mut all = vec![families::LIMIT.of(limits)];
         for (domain, source) in self.in_force.sources() {
             let domain = domain.map(|domain| domain.to_string());
             let (handler, zones) = (

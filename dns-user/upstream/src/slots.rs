@@ -11,13 +11,15 @@ const MIN_CONNECTIONS_OF_ALL: usize = 16;
 /// Maximum of the limit of the process.
 const MAX_CONNECTIONS_OF_ALL: usize = 4096;
 
-/// Connections to all recursors and HTTP servers together. A quarter of the descriptors, like the TCP clients:
-/// peers that hang must leave some to clients, health checks and files.
-static OF_ALL: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+/// Connections to all recursors and HTTP servers together.
+static OF_ALL: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(max_of_all())));
+
+/// Returns the limit of the process. A quarter of the descriptors, like the TCP clients: peers that hang must leave
+/// some to clients, health checks and files.
+pub(crate) fn max_of_all() -> usize {
     let share = usize::try_from(raise_file_limit() / 4).unwrap_or(MAX_CONNECTIONS_OF_ALL);
-    let most = share.clamp(MIN_CONNECTIONS_OF_ALL, MAX_CONNECTIONS_OF_ALL);
-    Arc::new(Semaphore::new(most))
-});
+    share.clamp(MIN_CONNECTIONS_OF_ALL, MAX_CONNECTIONS_OF_ALL)
+}
 
 /// The limit of the connections to one peer, and with them of the process.
 #[derive(Clone, Debug)]
