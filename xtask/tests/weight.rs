@@ -19,8 +19,8 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
 const BUDGETS: [(&str, usize); 21] = [
-    ("benches", 41_700),
-    ("benches/demo", 3_200),
+    ("benches", 41_900),
+    ("benches/demo", 3_600),
     ("benches/programs", 800),
     ("benches/programs/ebpf", 3_900),
     ("dns-common", 4_600),
@@ -28,16 +28,16 @@ const BUDGETS: [(&str, usize); 21] = [
     ("dns-user/consul", 45_600),
     ("dns-user/consul-source", 21_700),
     ("dns-user/core", 67_500),
-    ("dns-user/dnstap", 6_000),
+    ("dns-user/dnstap", 6_900),
     ("dns-user/fastpath", 116_000),
     ("dns-user/health", 18_400),
     ("dns-user/identity", 53_500),
     ("dns-user/kit", 34_900),
-    ("dns-user/load", 6_900),
+    ("dns-user/load", 7_200),
     ("dns-user/publish", 119_500),
     ("dns-user/resolver", 120_800),
     ("dns-user/shadow", 28_000),
-    ("dns-user/sync", 48_000),
+    ("dns-user/sync", 49_100),
     ("dns-user/upstream", 48_100),
     ("xtask", 28_400),
 ];
