@@ -3,6 +3,8 @@
 mod answers;
 mod health;
 mod names;
+#[cfg(test)]
+mod tests;
 
 use std::{
     fs,
