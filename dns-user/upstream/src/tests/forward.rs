@@ -191,18 +191,15 @@ async fn nxdomain_skips_silent_recursor() {
         );
     }
     assert_eq!(other.counts().0, 5, "it may be worth waiting for");
-    let begun = std::time::Instant::now();
     for _ in 0..20 {
         assert_eq!(
             rcode(&ask(&truthful, &question, Transport::Udp).await),
             message::NXDOMAIN
         );
     }
-    assert!(
-        begun.elapsed() < 10 * TIMEOUT,
-        "20 answers took {:?}",
-        begun.elapsed()
-    );
+    // A query that waits for the silent recursor has asked it; probes in the background are few.
+    let asked = other.counts().0 - 5;
+    assert!(asked < 20, "the silent recursor was asked {asked} times");
     // Without any answer yet, the silent recursor is queried.
     let alone = forwarder(&names[1..], 0, Compat::default());
     for _ in 0..6 {
