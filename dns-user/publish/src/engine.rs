@@ -509,8 +509,28 @@ impl Engine {
             .collect();
         self.count_sizes(view, &changes, result);
         let now = SystemTime::now();
+        let deleted = self.remember(&changes, now, result);
+        for note in plan
+            .notes
+            .iter()
+            .filter(|note| note.reason == Reason::Contested)
+        {
+            self.undone.kept(&note.name, now);
+            result.contested.insert(note.name.clone());
+        }
+        deleted
+    }
+
+    /// Remembers applied changes, which others may undo or the service may not keep. Returns the number of names deleted
+    /// for the first time in an hour.
+    fn remember(
+        &mut self,
+        changes: &[&NameChange],
+        now: SystemTime,
+        result: &mut ZoneReport,
+    ) -> usize {
         let mut deleted = 0;
-        for change in &changes {
+        for change in changes {
             let is_new = change.is_deletion() && !self.undone.has_deleted(change, 1, now);
             deleted += usize::from(is_new);
             if self.undone.applied(change, now) {
@@ -522,14 +542,6 @@ impl Engine {
                     None => self.ttl_changes.remove(&action.record().key()),
                 };
             }
-        }
-        for note in plan
-            .notes
-            .iter()
-            .filter(|note| note.reason == Reason::Contested)
-        {
-            self.undone.kept(&note.name, now);
-            result.contested.insert(note.name.clone());
         }
         deleted
     }

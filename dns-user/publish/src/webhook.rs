@@ -100,7 +100,7 @@ pub(crate) struct Endpoint {
 
 /// A list of record sets as a body, in which Go may write a nil pointer.
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Endpoints(#[serde(deserialize_with = "present")] pub(crate) Vec<Endpoint>);
+pub(crate) struct EndpointList(#[serde(deserialize_with = "present")] pub(crate) Vec<Endpoint>);
 
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

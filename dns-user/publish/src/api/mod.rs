@@ -50,7 +50,7 @@ use crate::{
     go_json,
     status::ApiState,
     update_record::ListOwner,
-    webhook::{Changes, Endpoint, Endpoints, MAX_MESSAGE, MEDIA_TYPE, is_media_type},
+    webhook::{Changes, Endpoint, EndpointList, MAX_MESSAGE, MEDIA_TYPE, is_media_type},
 };
 
 /// Maximum size of a request body in octets.
@@ -419,7 +419,7 @@ async fn list(State(webhook): State<Arc<Webhook>>) -> Response {
 }
 
 async fn adjust(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
-    let Endpoints(endpoints) = read_message(body).await?;
+    let EndpointList(endpoints) = read_message(body).await?;
     let known = webhook.known_targets(endpoints.iter()).await?;
     Ok(blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await)
 }

@@ -227,6 +227,17 @@ pub enum TransactionResult {
     Failed(ProviderError),
 }
 
+impl TransactionResult {
+    /// Returns whether every other message would fail as well, because no name is at fault.
+    fn is_of_service(&self) -> bool {
+        use ProviderError::{Settings, Throttled, Unreachable};
+        matches!(
+            self,
+            Self::Failed(Unreachable { .. } | Throttled { .. } | Settings(_))
+        )
+    }
+}
+
 /// Failure of a provider, for status and log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -367,14 +378,7 @@ async fn send_all<Sender: GroupSender>(
             1
         };
         for (group, result) in groups.into_iter().zip(sent).rev() {
-            let is_broken = matches!(
-                result,
-                TransactionResult::Failed(
-                    ProviderError::Unreachable { .. }
-                        | ProviderError::Throttled { .. }
-                        | ProviderError::Settings(_)
-                )
-            );
+            let is_broken = result.is_of_service();
             refusals += usize::from(result != TransactionResult::Applied);
             let is_divided = match result {
                 TransactionResult::Applied | TransactionResult::Unproven(_) => false,

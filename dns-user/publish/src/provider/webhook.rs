@@ -29,7 +29,7 @@ use super::{
 use crate::{
     go_json,
     record::{DomainFilter, Key, Labels, Name, Record, RecordType},
-    webhook::{Changes, Domains, Endpoint, Endpoints, MAX_MESSAGE, MEDIA_TYPE},
+    webhook::{Changes, Domains, Endpoint, EndpointList, MAX_MESSAGE, MEDIA_TYPE},
 };
 
 const MAX_NAMES: usize = 100;
@@ -227,7 +227,7 @@ impl Webhook {
 
     /// Lists all record sets, and describes what cannot be represented.
     async fn records(&self) -> Result<(BTreeMap<Key, Record>, Vec<String>), ProviderError> {
-        let Endpoints(endpoints) = self.read("/records", None).await?;
+        let EndpointList(endpoints) = self.read("/records", None).await?;
         let mut sets: BTreeMap<Key, Record> = BTreeMap::new();
         let mut warnings = Vec::new();
         for endpoint in endpoints {
@@ -250,7 +250,7 @@ impl Webhook {
         let usable = |record: &&Record| !record.targets.is_empty();
         let endpoints: Vec<Endpoint> = desired.iter().filter(usable).map(Endpoint::of).collect();
         let body = serde_json::to_vec(&endpoints).unwrap_or_default();
-        let Endpoints(adjusted) = self.read("/adjustendpoints", Some(body)).await?;
+        let EndpointList(adjusted) = self.read("/adjustendpoints", Some(body)).await?;
         let resources: BTreeMap<&Name, &Labels> = desired
             .iter()
             .map(|record| (&record.name, &record.labels))
