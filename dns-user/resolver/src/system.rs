@@ -4,6 +4,7 @@
 use std::{
     fs, io,
     net::IpAddr,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use anyhow::anyhow;
+use dns_kit::files::atomic::{self, Attributes};
 use nix::unistd::{Group, User};
 
 /// Maximum number of runs of a program that must succeed before this process ends.
@@ -194,18 +196,22 @@ impl ResolvConf {
         if after == before {
             return Ok(());
         }
+        atomic::sweep(file);
+        let mode =
+            fs::metadata(file).map_or(Attributes::PUBLIC.mode, |facts| facts.mode() & 0o7777);
+        let attributes = Attributes {
+            mode,
+            ..Attributes::PUBLIC
+        };
         // Of a symbolic link the target is replaced, not the link.
-        let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-        let part = file.with_extension("bosh-dns-xdp");
-        let written = fs::write(&part, &after).and_then(|()| match fs::rename(&part, &file) {
+        match atomic::replace(file, after.as_bytes(), attributes) {
+            Ok(_) => Ok(()),
             // In a container the file may be a mount, which cannot be replaced.
-            Err(_) => {
-                fs::remove_file(&part)?;
-                fs::write(&file, &after)
+            Err(error) if error.cause.kind() == io::ErrorKind::ResourceBusy => {
+                fs::write(file, &after).map_err(|problem| in_file(file, &problem))
             }
-            done => done,
-        });
-        written.map_err(|problem| in_file(&file, &problem))
+            Err(error) => Err(in_file(file, &error.cause)),
+        }
     }
 }
 
@@ -361,6 +367,23 @@ mod tests {
         }
         resolv_conf.put_back().unwrap();
         assert_eq!(read(&resolv_conf.file).unwrap(), found);
+    }
+
+    #[test]
+    fn replacement_keeps_mode_and_follows_no_planted_link() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+        let (folder, resolv_conf) = plain("nameserver 10.0.0.2\n");
+        let (file, precious) = (&resolv_conf.file, folder.path().join("precious"));
+        fs::set_permissions(file, fs::Permissions::from_mode(0o640)).unwrap();
+        fs::write(&precious, "root's").unwrap();
+        // The name that was written to before it was renamed, and what a kill leaves now.
+        symlink(&precious, folder.path().join("resolv.bosh-dns-xdp")).unwrap();
+        symlink(&precious, folder.path().join(".resolv.conf.part-aaaaaa")).unwrap();
+        resolv_conf.apply().unwrap();
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "root's");
+        assert_eq!(fs::metadata(file).unwrap().mode() & 0o777, 0o640);
+        assert!(!folder.path().join(".resolv.conf.part-aaaaaa").exists());
     }
 
     #[test]
