@@ -14,3 +14,4 @@ mod later_addresses;
 mod overload;
 mod real_server;
 mod refused;
+mod soak;
