@@ -325,8 +325,7 @@ impl Engine {
                 .collect();
             let owned = self.owned(&ours);
             let mut plan = plan::plan(&self.rules, &ours, &desired_here);
-            self.keep_contested(&mut plan, now);
-            self.keep_ttls(&mut plan);
+            self.hold_back(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
             let is_counted = |change: &&NameChange| self.undone.has_deleted(change, 1, now);
@@ -363,6 +362,12 @@ impl Engine {
             .chain(private)
             .map(|(index, _)| index)
             .collect()
+    }
+
+    /// Drops changes that would be made again and again.
+    fn hold_back(&self, plan: &mut Plan, now: SystemTime) {
+        self.keep_contested(plan, now);
+        self.keep_ttls(plan);
     }
 
     /// Drops deletions that another writer has undone repeatedly.
