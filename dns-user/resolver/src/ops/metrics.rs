@@ -33,6 +33,7 @@ use super::{
     version,
 };
 use dns_common::counters::Outcome;
+use dns_core::terminal;
 use dns_fastpath::{Counters, FastPath, FastPathHandle, FastPathStatus, Hook};
 use dns_kit::{
     http_server::{Listener, Server},
@@ -204,6 +205,8 @@ fn verdict(checks: impl Iterator<Item = Check>) -> Response {
         if !ok {
             status = StatusCode::SERVICE_UNAVAILABLE;
         }
+        // Errors of other machines may be part of it, and must not look like lines of checks.
+        let detail = terminal::line(&detail);
         text.push_str(&format!("{:<4} {name}: {detail}\n", result.word()));
     }
     (status, text).into_response()
@@ -593,7 +596,10 @@ mod tests {
         service_status.refused(
             Kind::Records,
             Vec::new(),
-            &[ConfigError::of_file("records.json", "none read yet")],
+            &[ConfigError::of_file(
+                "records.json",
+                "none read yet\nok   everything: fine",
+            )],
         );
         Arc::new(Readiness {
             service_status,
@@ -635,9 +641,12 @@ mod tests {
         let text = get(address, "/readyz").await;
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");
         assert!(
-            text.contains("fail records: records.json: none read yet; the newest version is not in use"),
+            text.contains(
+                "fail records: records.json: none read yet\\nok   everything: fine; the newest"
+            ),
             "{text}"
         );
+        assert!(!text.contains("\nok   everything"), "{text}");
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
         drop(stop);
         running.await.unwrap();
