@@ -30,7 +30,9 @@ use crate::{
 pub const TRANSITION: Duration = Duration::from_secs(5);
 
 /// Maximum number of differences that wait for their second judgement.
-const MAX_SUSPECTS: usize = 256;
+const MAX_SUSPECTS: usize = 2048;
+/// States of the first judgement, which must not delay the next packet: the last ones explain most differences.
+const FIRST_STATES: usize = 4;
 /// Maximum number of groups of differences, and of examples in each.
 const MAX_GROUPS: usize = 64;
 const MAX_EXAMPLES: usize = 3;
@@ -152,7 +154,7 @@ impl<R: Reference> Judge<R> {
 
     /// Judges an exchange, at once or when its time has come.
     pub fn judge(&mut self, exchange: Exchange) {
-        let (verdict, case) = self.verdict(&exchange);
+        let (verdict, case) = self.verdict(&exchange, FIRST_STATES);
         self.tally.compared += 1;
         *self.tally.routes.entry(case.ours.route).or_default() += 1;
         match case.ours.interface {
@@ -179,7 +181,7 @@ impl<R: Reference> Judge<R> {
             let Some(suspect) = self.suspects.pop_front() else {
                 return;
             };
-            let (verdict, case) = self.verdict(&suspect);
+            let (verdict, case) = self.verdict(&suspect, usize::MAX);
             self.count(&suspect, verdict, case);
         }
     }
@@ -212,29 +214,29 @@ impl<R: Reference> Judge<R> {
         }
     }
 
-    /// Compares with every state that the observed server may have answered from.
-    fn verdict(&mut self, exchange: &Exchange) -> (Verdict, Case) {
+    /// Compares with the states that the observed server may have answered from, at most so many.
+    fn verdict(&mut self, exchange: &Exchange, most: usize) -> (Verdict, Case) {
         let (first, case) = self.verdict_of(exchange, 0);
         if !matches!(first, Verdict::Unexplained(_)) {
             return (first, case);
         }
         let since = exchange.asked.checked_sub(TRANSITION);
         let states = self.reference.states(since.unwrap_or(exchange.asked));
-        let now = self.meaning(exchange, 0);
-        let mut is_changing = false;
+        let states = states.min(most);
         for state in 1..states {
             let (verdict, case) = self.verdict_of(exchange, state);
             if !matches!(verdict, Verdict::Unexplained(_)) {
                 return (Verdict::InTransition, case);
             }
-            is_changing |= self.meaning(exchange, state) != now;
         }
         // Of records that change often, two servers may read different versions, and none of them all.
         if let Verdict::Unexplained(findings) = &first
-            && is_changing
             && findings.iter().all(|finding| finding.cause.is_of_answer())
         {
-            return (Verdict::InTransition, case);
+            let now = self.meaning(exchange, 0);
+            if (1..states).any(|state| self.meaning(exchange, state) != now) {
+                return (Verdict::InTransition, case);
+            }
         }
         (first, case)
     }

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use dns_core::wire::Transport;
@@ -150,9 +150,14 @@ impl<R: Reference> Watcher<'_, R> {
     /// Reads queued packets; returns their number.
     fn read(&mut self, now: Instant) -> io::Result<usize> {
         let count = self.capture.receive()?;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        let wall = wall.unwrap_or_default();
         self.read += count as u64;
         for seen in self.capture.packets(count) {
-            let SeenPacket { packet, .. } = seen;
+            let SeenPacket { packet, stamp, .. } = seen;
+            // A packet may have waited in the queue; records may have changed since.
+            let age = stamp.and_then(|stamp| wall.checked_sub(stamp));
+            let at = now.checked_sub(age.unwrap_or_default()).unwrap_or(now);
             let packet = match packet {
                 Ok(packet) => packet,
                 Err(Unreadable::Fragment) => {
@@ -186,8 +191,8 @@ impl<R: Reference> Watcher<'_, R> {
                     server,
                     transport,
                     interface: seen.interface,
-                    at: now,
-                    stamp: seen.stamp,
+                    at,
+                    stamp,
                     message,
                 };
                 if is_query {

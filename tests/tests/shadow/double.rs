@@ -144,8 +144,11 @@ impl Shadow {
         let table = format!("/proc/{}/net/packet", self.process.pid());
         wait_until("the packet socket", PATIENCE, || {
             let text = std::fs::read_to_string(&table).unwrap_or_default();
-            // ETH_P_ALL: the filter is attached, and packets are received.
-            text.lines().skip(1).any(|line| line.contains(" 0003 "))
+            // Protocol ETH_P_ALL and "running": the filter is attached, and packets are received.
+            text.lines().skip(1).any(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                fields.get(3) == Some(&"0003") && fields.get(5) == Some(&"1")
+            })
         })
     }
 

@@ -142,8 +142,27 @@ impl Shadow {
     }
 
     fn observe(&self) -> anyhow::Result<Report> {
+        let begin = Instant::now();
+        let (mut session, source) = self.begin()?;
+        let watched = match source {
+            Source::Packets(capture) => self.watch(capture, &mut session)?,
+            Source::Questions(server, planned) => {
+                let manner = Manner {
+                    server,
+                    rate: self.rate,
+                    time: self.time,
+                };
+                ask_all(&mut session, planned, manner)
+            }
+        };
+        end_progress();
+        Ok(self.report(session, watched, begin.elapsed()))
+    }
+
+    /// Reads the files, opens the packet socket if there is to be one, and begins to follow files and health.
+    fn begin(&self) -> anyhow::Result<(Session, Source)> {
         let path = self.config.as_deref().unwrap_or(usual_config());
-        // Follows files and health; the thread of the packets is this one.
+        // Follows files and health; the thread of the packets is the main one.
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(2)
@@ -155,18 +174,18 @@ impl Shadow {
             let _inside = runtime.enter();
             FollowedFleet::of(path)?
         };
-        let addresses = match self.ask {
-            Some(address) => vec![address],
-            None => fleet.addresses(),
+        let mut remarks = remarks(&fleet);
+        let (addresses, source) = match self.ask {
+            Some(address) => {
+                let planned = planned(&fleet, self.rate, &mut remarks);
+                (vec![address], Source::Questions(address, planned))
+            }
+            None => {
+                let addresses = fleet.addresses();
+                let capture = Capture::open(&addresses)?;
+                (addresses, Source::Packets(capture))
+            }
         };
-        // Before anything else: without the capability nothing works.
-        let capture = match self.ask {
-            Some(_) => None,
-            None => Some(Capture::open(&addresses)?),
-        };
-        let process = Process::of(&addresses);
-        let cpu_before = process.as_ref().and_then(Process::cpu);
-
         let health = {
             let _inside = runtime.enter();
             FollowedHealth::begin(self.health, &fleet.config)?
@@ -176,95 +195,122 @@ impl Shadow {
         let xdp = &fleet.config.xdp;
         let has_interfaces = xdp.enabled && xdp.mode != HookMode::Off;
         let ours = OurServer::new(states.clone(), health.clone(), has_interfaces);
-        let mut judge = Judge::new(ours);
-        let mut remarks = remarks(&fleet);
-        let planned = match self.ask {
-            Some(_) => planned(&fleet, self.rate, &mut remarks),
-            None => Vec::new(),
+        let process = Process::of(&addresses);
+        let session = Session {
+            stop,
+            addresses,
+            health: health.clone(),
+            states: states.clone(),
+            judge: Judge::new(ours),
+            cpu_before: process.as_ref().and_then(Process::cpu),
+            process,
+            warnings: fleet.warnings.clone(),
+            remarks,
+            runtime,
         };
-        follow(&runtime, fleet, states.clone(), health.clone());
+        follow(&session.runtime, fleet, states, health);
+        Ok((session, source))
+    }
 
-        let begin = Instant::now();
-        let watched = match (capture, self.ask) {
-            (Some(capture), _) => self.watch(capture, &addresses, &mut judge, &stop)?,
-            (None, Some(server)) => {
-                let manner = Manner {
-                    server,
-                    rate: self.rate,
-                    time: self.time,
-                };
-                ask_all(&runtime, &mut judge, planned, manner, &stop, &mut remarks)
-            }
-            (None, None) => unreachable!("one of both is given"),
+    fn report(&self, session: Session, watched: Watched, time: Duration) -> Report {
+        let Session {
+            judge,
+            mut remarks,
+            warnings,
+            ..
+        } = session;
+        let mut mode = match self.ask {
+            Some(address) => format!("ask {address}, {} queries/s", self.rate),
+            None => "watch".to_owned(),
         };
-        end_progress();
-        let cpu_after = process.as_ref().and_then(Process::cpu);
-
-        let Watched {
-            mut seen,
-            latencies,
-            cpu,
-            time,
-        } = watched;
+        let mut addresses = session.addresses;
+        let mut health = session.health.text();
+        if self.hash_names {
+            // Both may contain paths, names and addresses.
+            addresses.clear();
+            mode.truncate(mode.find(' ').unwrap_or(mode.len()));
+            health.truncate(health.find(':').unwrap_or(health.len()));
+        } else {
+            remarks.extend(warnings);
+        }
+        let mut seen = watched.seen;
         seen.unanswered = seen.unanswered.max(judge.tally.unanswered);
-        let cost = judge.reference.cost();
-        let (cost, method) = cost.unzip();
-        let queries = seen.estimated_queries;
+        let (cost, method) = judge.reference.cost().unzip();
+        let cpu_after = session.process.as_ref().and_then(Process::cpu);
+        let observed = session.cpu_before.zip(cpu_after);
+        let cpu = Cpu {
+            observed_seconds: observed
+                .map(|(before, after)| after.saturating_sub(before).as_secs_f64()),
+            process: session
+                .process
+                .map(|Process { number, name }| (number, name)),
+            estimated_seconds: cost.map(|cost| cost.as_secs_f64() * seen.estimated_queries as f64),
+            method: method.unwrap_or_default(),
+            own_share: watched.cpu.as_secs_f64() / watched.time.as_secs_f64().max(0.001),
+        };
         let mut report = Report {
             program: format!("bosh-dns-xdp {VERSION} shadow"),
-            mode: match self.ask {
-                Some(address) => format!("ask {address}, {} queries/s", self.rate),
-                None => "watch".to_owned(),
-            },
-            seconds: begin.elapsed().as_secs_f64(),
+            mode,
+            seconds: time.as_secs_f64(),
             addresses,
-            health: health.text(),
-            instances: states.instances(),
+            health,
+            instances: session.states.instances(),
             seen,
             verdicts: Verdicts::default(),
             differences: Vec::new(),
             routes: Vec::new(),
             interface: InterfaceShare::default(),
-            latency: latencies.report(),
-            cpu: Cpu {
-                observed_seconds: cpu_before
-                    .zip(cpu_after)
-                    .map(|(before, after)| after.saturating_sub(before).as_secs_f64()),
-                process: process.map(|Process { number, name }| (number, name)),
-                estimated_seconds: cost.map(|cost| cost.as_secs_f64() * queries as f64),
-                method: method.unwrap_or_default(),
-                own_share: cpu.as_secs_f64() / time.as_secs_f64().max(0.001),
-            },
+            latency: watched.latencies.report(),
+            cpu,
             remarks,
         };
         let disclosure = Disclosure::new(self.clients, self.hash_names);
-        if self.hash_names {
-            // Both may contain paths and addresses.
-            report.remarks.clear();
-            report.addresses.clear();
-            report.mode = if self.ask.is_some() { "ask" } else { "watch" }.to_owned();
-        }
         report.add_tally(&judge.tally, &disclosure);
-        Ok(report)
+        report
     }
 
     /// Watches the server's packets.
-    fn watch(
-        &self,
-        capture: Capture,
-        addresses: &[SocketAddr],
-        judge: &mut Judge<OurServer>,
-        stop: &AtomicBool,
-    ) -> anyhow::Result<Watched> {
+    fn watch(&self, capture: Capture, session: &mut Session) -> anyhow::Result<Watched> {
         let limits = Limits {
             time: self.time,
             cpu: f64::from(self.cpu) / 100.0,
         };
-        watch(capture, addresses, judge, limits, stop, |seen, judge| {
-            show_progress(seen, judge);
-        })
+        watch(
+            capture,
+            &session.addresses,
+            &mut session.judge,
+            limits,
+            &session.stop,
+            show_progress,
+        )
         .context("watching")
     }
+}
+
+/// What is compared, and with what.
+struct Session {
+    /// Set by SIGINT and SIGTERM.
+    stop: Arc<AtomicBool>,
+    /// Addresses of the observed server.
+    addresses: Vec<SocketAddr>,
+    health: FollowedHealth,
+    states: States,
+    judge: Judge<OurServer>,
+    /// The observed process, if it is visible, and its CPU time at the beginning.
+    process: Option<Process>,
+    cpu_before: Option<Duration>,
+    /// Warnings about the configuration, which contain paths.
+    warnings: Vec<String>,
+    remarks: Vec<String>,
+    runtime: Runtime,
+}
+
+/// Where queries and replies come from.
+enum Source {
+    /// Packets of the server's clients.
+    Packets(Capture),
+    /// Questions to the server at this address.
+    Questions(SocketAddr, Vec<PlannedQuery>),
 }
 
 /// Returns a flag that SIGINT and SIGTERM set from now on.
@@ -297,7 +343,7 @@ fn follow(runtime: &Runtime, mut fleet: FollowedFleet, states: States, health: F
 
 /// Returns what a comparison with this configuration cannot show.
 fn remarks(fleet: &FollowedFleet) -> Vec<String> {
-    let mut remarks = fleet.warnings.clone();
+    let mut remarks = Vec::new();
     if fleet.config.max_reply.is_some() {
         remarks.push(
             "max_reply: replies are compared as for near clients, without this limit".to_owned(),
@@ -324,16 +370,16 @@ fn planned(fleet: &FollowedFleet, rate: u32, remarks: &mut Vec<String>) -> Vec<P
 }
 
 /// Asks the server and judges its replies.
-fn ask_all(
-    runtime: &Runtime,
-    judge: &mut Judge<OurServer>,
-    planned: Vec<PlannedQuery>,
-    manner: Manner,
-    stop: &Arc<AtomicBool>,
-    remarks: &mut Vec<String>,
-) -> Watched {
+fn ask_all(session: &mut Session, planned: Vec<PlannedQuery>, manner: Manner) -> Watched {
     let begin = Instant::now();
     let before = thread_cpu();
+    let Session {
+        runtime,
+        judge,
+        stop,
+        remarks,
+        ..
+    } = session;
     let total = planned.len();
     let (sender, mut receiver) = mpsc::channel(MAX_QUEUED);
     let asking = runtime.spawn(ask(planned, manner, stop.clone(), sender));

@@ -33,7 +33,7 @@ use dns_shadow::{
 };
 
 /// Maximum number of states that are kept: five changes per second within the window of [`TRANSITION`], twice.
-const MAX_STATES: usize = 64;
+const MAX_STATES: usize = 100;
 /// Number of queries that are kept for the measurement of costs, and how often each is answered.
 const MAX_SAMPLES: usize = 64;
 const REPETITIONS: u32 = 50;
@@ -82,6 +82,8 @@ impl States {
         let now = Instant::now();
         if let Some(last) = states.front_mut() {
             last.until = Some(now);
+            // Only those of the current state are asked for.
+            last.addresses = HashSet::new();
         }
         states.push_front(new);
         states.truncate(MAX_STATES);
@@ -89,7 +91,7 @@ impl States {
         states.retain(|state| {
             state
                 .until
-                .is_none_or(|until| now.duration_since(until) < 3 * TRANSITION)
+                .is_none_or(|until| now.duration_since(until) < 4 * TRANSITION)
         });
     }
 
