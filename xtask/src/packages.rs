@@ -279,10 +279,7 @@ pub(crate) fn ensure_pycares() -> Result<()> {
         return Ok(());
     }
     install_from_pypi(&folder, PYCARES_REQUIREMENT)?;
-    Ok(fs::write(
-        folder.join("installed"),
-        PYCARES_REQUIREMENT,
-    )?)
+    Ok(fs::write(folder.join("installed"), PYCARES_REQUIREMENT)?)
 }
 
 /// Installs a package that Debian does not have from PyPI, into a virtual environment.
