@@ -558,8 +558,8 @@ fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
     };
     let (wide, wide_limits) = (orders.clone(), [513, u16::MAX]);
     let reply = LocalReply {
-        plain: orders,
-        narrow: orders.clone(),
+        plain: orders.clone(),
+        narrow: orders,
         wide,
         wide_limits,
         serial: 0,
