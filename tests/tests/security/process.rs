@@ -30,6 +30,7 @@ fn inspect() {
         (value("NoNewPrivs"), value("Seccomp")),
         ("1".to_owned(), "2".to_owned())
     );
+    confined_threads(server.pid());
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         // CAP_NET_BIND_SERVICE.
         assert_eq!(
@@ -62,6 +63,22 @@ fn inspect() {
         String::from_utf8_lossy(&own.stderr)
     );
     assert_eq!(ask_as(1).status.code(), Some(3));
+}
+
+/// Checks that every thread is confined. A thread that exists when another one enters its filter stays outside
+/// (seccomp(2)).
+fn confined_threads(pid: u32) {
+    let mut threads = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let path = task.unwrap().path();
+        // A thread may have ended since.
+        let Ok(status) = fs::read_to_string(path.join("status")) else {
+            continue;
+        };
+        assert!(status.contains("\nSeccomp:\t2\n"), "{}", path.display());
+        threads += 1;
+    }
+    assert!(threads > 1, "{threads} threads were seen");
 }
 
 #[test]
