@@ -246,7 +246,8 @@ impl Server {
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                accepted = listener.accept() => accepted,
+                // A connection that gives way holds its descriptor until its task has ended.
+                accepted = listener.accept(), if tasks.len() <= limits.connections => accepted,
                 Some(_) = tasks.join_next() => continue,
             };
             let (socket, client) = match accepted {
