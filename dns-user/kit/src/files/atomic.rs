@@ -214,16 +214,17 @@ pub fn sweep(path: &Path) {
     let Ok((folder, name)) = parts(&path) else {
         return;
     };
-    sweep_names(folder, Some(name));
+    sweep_where(folder, |target| target == name.as_bytes());
 }
 
 /// Removes what killed writers of any file of a folder left in it.
 pub fn sweep_folder(folder: &Path) {
-    sweep_names(folder, None);
+    sweep_where(folder, |_| true);
 }
 
-/// Removes the unfinished files of one target, or of all.
-fn sweep_names(folder: &Path, only: Option<&OsStr>) {
+/// Removes what killed writers left in a folder of the files whose names are ours: for a folder to which other programs
+/// write in the same way.
+pub fn sweep_where(folder: &Path, is_ours: impl Fn(&[u8]) -> bool) {
     // A missing folder has no leftovers. Whatever else prevents reading or removing them here fails the next
     // replacement as well, with an error; leftovers themselves are never read.
     let Ok(entries) = fs::read_dir(folder) else {
@@ -235,7 +236,7 @@ fn sweep_names(folder: &Path, only: Option<&OsStr>) {
         let Some(target) = target_of(&name) else {
             continue;
         };
-        if only.is_some_and(|only| only.as_bytes() != target) {
+        if !is_ours(target) {
             continue;
         }
         // Neither a link nor a FIFO, which somebody else planted, is opened; both are removed.

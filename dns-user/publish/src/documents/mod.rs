@@ -729,20 +729,9 @@ impl StatusFile {
         write_pretty(&path_beside(documents), self, Attributes::PUBLIC)
     }
 
-    /// Removes what a killed publisher left of unfinished status files in a folder.
+    /// Removes what a killed publisher left of unfinished status files in a folder, which is the operator's.
     pub(crate) fn sweep_unfinished(folder: &Path) {
-        let Ok(entries) = fs::read_dir(folder) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            // The folder is the operator's, whose programs may replace files in the same way at this moment.
-            let is_status = name.to_string_lossy().contains(".status.part-");
-            if is_status && atomic::is_unfinished(&name) {
-                // The next start tries again.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+        atomic::sweep_where(folder, |name| name.ends_with(b".status"));
     }
 
     /// Removes the status files of documents that no longer exist in a folder.
