@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use dns_kit::metrics;
+
 /// Maximum number of processes, and of descriptors of each, that are looked at.
 const MAX_PROCESSES: usize = 32_768;
 const MAX_DESCRIPTORS: usize = 65_536;
@@ -51,21 +53,8 @@ impl Process {
 
     /// Returns the CPU time that it has used; `None` if it has ended.
     pub fn cpu(&self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.number)).ok()?;
-        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
-        Some(Duration::from_secs_f64(
-            cpu_ticks(&stat)? as f64 / ticks as f64,
-        ))
+        metrics::cpu_time(self.number)
     }
-}
-
-/// Returns the sum of `utime` and `stime` (proc(5)). The name before them may contain spaces and parentheses.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_whitespace().collect();
-    let user: u64 = fields.get(11)?.parse().ok()?;
-    let system: u64 = fields.get(12)?.parse().ok()?;
-    Some(user + system)
 }
 
 /// Returns the inodes of the sockets in /proc/net/udp that have one of these addresses.
@@ -138,10 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_parentheses_are_skipped() {
-        let stat = "7 (a) b) S 1 7 7 0 -1 4 1 0 0 0 250 50 0 0 20 0 1";
-        assert_eq!(cpu_ticks(stat), Some(300));
-        assert_eq!(cpu_ticks("7 (a) S"), None);
+    fn endpoints_are_hexadecimal() {
         assert_eq!(endpoint("0100007F:0035"), "127.0.0.1:53".parse().ok());
         assert_eq!(endpoint("zz:0035"), None);
     }

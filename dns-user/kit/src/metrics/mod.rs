@@ -5,7 +5,7 @@
 pub mod labels;
 pub mod names;
 
-use std::{fs, marker::PhantomData};
+use std::{fs, marker::PhantomData, time::Duration};
 
 use nix::{
     sys::resource::{Resource, getrlimit},
@@ -293,7 +293,7 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
             families.push(MOST_FILES.is(soft as f64));
         }
-        if let Some(stat) = Stat::read() {
+        if let Some(stat) = Stat::read("self") {
             families.push(CPU_SECONDS.is(stat.cpu / ticks_per_second()));
             families.push(VIRTUAL_MEMORY.is(stat.virtual_memory));
             families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size()));
@@ -306,7 +306,13 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
     })
 }
 
-/// Fields of `/proc/self/stat` (proc_pid_stat(5)); times are in clock ticks.
+/// Returns the CPU time that a process has used; `None` if there is none with this number.
+pub fn cpu_time(process: i32) -> Option<Duration> {
+    let stat = Stat::read(&process.to_string())?;
+    Duration::try_from_secs_f64(stat.cpu / ticks_per_second()).ok()
+}
+
+/// Fields of `/proc/PID/stat` (proc_pid_stat(5)); times are in clock ticks.
 #[derive(Debug, PartialEq)]
 struct Stat {
     cpu: f64,
@@ -317,8 +323,8 @@ struct Stat {
 }
 
 impl Stat {
-    fn read() -> Option<Self> {
-        Self::parse(&fs::read_to_string("/proc/self/stat").ok()?)
+    fn read(process: &str) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -368,6 +374,9 @@ mod tests {
 
     #[test]
     fn names_with_spaces_are_skipped() {
+        let other = "7 (a) b) S 1 7 7 0 -1 4 1 0 0 0 250 50 0 0 20 0 1 0 900 4096000 250";
+        assert_eq!(Stat::parse(other).map(|stat| stat.cpu), Some(300.0));
+        assert_eq!(Stat::parse("7 (a) S"), None);
         let text = "7 (a b) c) S 1 7 7 0 -1 4 9 0 0 0 150 50 0 0 20 0 12 0 900 4096000 250 18446744073709551615";
         let expected = Stat {
             cpu: 200.0,
