@@ -187,39 +187,26 @@ struct Events {
 
 impl Events {
     fn take(&self, event: notify::Result<notify::Event>) {
-        self.count(&event);
+        if let Ok(event) = &event {
+            // A folder that is moved or removed itself is no longer the one at its path.
+            let mut folders = self.folders.lock();
+            for path in &event.paths {
+                folders.remove(path);
+            }
+        }
         match event.map(|event| event.kind) {
             Ok(EventKind::Access(AccessKind::Open(_) | AccessKind::Read)) => {}
-            Ok(
-                EventKind::Access(AccessKind::Close(AccessMode::Write))
-                | EventKind::Modify(ModifyKind::Name(_)),
-            ) => self.whole.notify_one(),
-            // An error may mean that events were lost.
-            Ok(_) | Err(_) => self.something.notify_one(),
-        }
-    }
-
-    fn count(&self, event: &notify::Result<notify::Event>) {
-        let is_write = match event {
-            Ok(event) => {
-                // A folder that is moved or removed itself is no longer the one at its path.
-                let mut folders = self.folders.lock();
-                for path in &event.paths {
-                    folders.remove(path);
-                }
-                // The events of a rename, and of looking at a file, leave contents as they are.
-                let keeps_contents = matches!(
-                    event.kind,
-                    EventKind::Access(AccessKind::Open(_) | AccessKind::Read)
-                        | EventKind::Modify(ModifyKind::Name(_))
-                );
-                event.need_rescan() || !keeps_contents
+            // A rename leaves contents as they are.
+            Ok(EventKind::Modify(ModifyKind::Name(_))) => self.whole.notify_one(),
+            Ok(EventKind::Access(AccessKind::Close(AccessMode::Write))) => {
+                self.writes.fetch_add(1, Ordering::Release);
+                self.whole.notify_one();
             }
-            // Events may have been lost.
-            Err(_) => true,
-        };
-        if is_write {
-            self.writes.fetch_add(1, Ordering::Release);
+            // An error, or a request to look again, may mean that events were lost.
+            Ok(_) | Err(_) => {
+                self.writes.fetch_add(1, Ordering::Release);
+                self.something.notify_one();
+            }
         }
     }
 }
