@@ -21,7 +21,7 @@ pub fn problem(output: &DnstapOutput, user: Option<&User>) -> Option<String> {
     Some(explain(output, &tried.err()?))
 }
 
-/// Tries to open the output as a user, whom the calling thread stays.
+/// Tries to open the output as a user; the calling thread keeps that identity.
 fn try_as(user: Option<&User>, output: &DnstapOutput) -> io::Result<()> {
     if let Some(user) = user {
         change_thread_to(user)?;

@@ -22,7 +22,7 @@ const MAX_KNOWN: usize = 65_536;
 /// Maximum number of cached answers about all clients of an interface.
 const MAX_STANCES: usize = INTERFACES * MAX_ENDPOINTS;
 
-/// What may have changed since the last look.
+/// Changes since the last look that verdicts may depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Nothing,
@@ -52,7 +52,7 @@ pub(super) struct Firewall {
     policies: Vec<Policy>,
     read: Option<Instant>,
     routes_changed: bool,
-    /// What the rules say about all clients, by interface and endpoint: at most as many as the programs serve.
+    /// Stance of the rules towards all clients, by interface and endpoint: at most as many as the programs serve.
     stances: BTreeMap<(u32, SocketAddr), FilterStance>,
     /// Cached answers, by interface, endpoint and client, at most [`MAX_KNOWN`].
     known: BTreeMap<(u32, SocketAddr, IpAddr), Option<String>>,

@@ -5,7 +5,7 @@
 //! admission. While an admission is open the program passes about one query per second to userspace as a
 //! probe. Clients of lost probes become witnesses: as long as one of them is silent, the admission is in doubt,
 //! and the interface answers only clients whose own queries arrive ([`super::heard`]). One client that the kernel
-//! does not admit, or a forged sender, therefore takes the interface from nobody else.
+//! does not admit, or a forged sender, therefore does not affect other clients.
 //!
 //! Pure bookkeeping: the caller passes the time.
 
@@ -532,7 +532,7 @@ mod tests {
         of_each.sum::<usize>() + gate.admissions.len()
     }
 
-    /// What keeps an admission as it is for an hour.
+    /// State in which an admission stays for an hour.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Hour {
         /// Outside names alone: nothing counts as evidence.

@@ -2,8 +2,8 @@
 //! verdict depends on the client, interfaces answer only these.
 //!
 //! A packet filter may accept some senders only, routes may refuse replies to others, and forged senders fail the
-//! reverse path check. What the kernel did with a client's own query decides then, and no reading of rules can be
-//! mistaken in its favour.
+//! reverse path check. There the kernel's verdict on the client's own query decides, so a misread rule cannot admit a
+//! client that the kernel rejects.
 
 use std::{
     collections::BTreeMap,

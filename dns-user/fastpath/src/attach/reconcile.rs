@@ -256,7 +256,7 @@ struct InterfaceReconciler {
     cni_grace: CniGrace,
     /// Objections of packet filter rules and IPsec policies to interfaces.
     firewall: Firewall,
-    /// What the programs were told, by interface index: at most the interfaces that exist.
+    /// Admissions that the programs have, by interface index: at most the interfaces that exist.
     admitted: BTreeMap<u32, Admitted>,
     /// Clients that are answered where the kernel's verdict depends on the client.
     heard: HeardClients,
@@ -581,12 +581,12 @@ impl InterfaceReconciler {
         self.publish_status(now);
     }
 
-    /// Tells the programs the endpoints at which an interface answers, and whom.
+    /// Publishes the endpoints at which an interface answers, and whether it answers only heard clients.
     fn admit(&mut self, ifindex: u32, admitted: Admitted) {
         let before = self.admitted.insert(ifindex, admitted).unwrap_or_default();
         let begun = admitted.heard_only & !before.heard_only;
         if begun != 0 {
-            // What was heard before the reason for it proves nothing.
+            // A query that arrived before the verdict depended on the client proves nothing.
             self.heard
                 .retain(|(known, slot, _), _| known != ifindex || begun & 1 << slot == 0);
         }
@@ -668,8 +668,8 @@ impl InterfaceReconciler {
         wanted
     }
 
-    /// Reads the rules again when they are due. Clients must be heard again after a change of rules; after one of
-    /// routes or sets those that these now concern.
+    /// Reads the rules again when they are due. After a change of rules every client must be heard again; after a
+    /// change of routes or sets, only clients that it concerns.
     fn follow_rules(&mut self, now: Instant) {
         let change = self.firewall.refresh(now);
         if change == Change::Nothing {

@@ -255,8 +255,9 @@ impl Session<'_> {
         }
     }
 
-    /// Tells the server from time to time when the thread of the interfaces was last at work. Its time is sent, not
-    /// ours: either thread may hang alone, and after a stop of the process the old time proves nothing.
+    /// Sends the server the time at which the thread of the interfaces was last at work, every [`WATCH_INTERVAL`].
+    /// That thread's time is sent instead of this one's: either thread may hang alone, and after a stop of the
+    /// process the old time proves nothing.
     fn report_watching(&mut self) -> io::Result<()> {
         if self.watching_at.elapsed() < WATCH_INTERVAL {
             return Ok(());

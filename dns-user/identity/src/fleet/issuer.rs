@@ -635,7 +635,7 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
 }
 
 impl Shared {
-    /// Records a member, which is to be saved if it changed.
+    /// Records a member, and marks it as unsaved if it changed.
     fn set_member(&mut self, instance: String, member: Member) {
         let before = self.members.insert(instance.clone(), member);
         if before.as_ref() != self.members.get(&instance) {

@@ -204,7 +204,7 @@ impl InterfaceReconciler {
         })
     }
 
-    /// Says that an interface answers only some clients, if it does, and why.
+    /// Returns the reason for which an interface answers only some clients; empty if it answers all.
     fn heard_only(&self, ifindex: u32) -> String {
         let heard_only = self
             .admitted

@@ -94,12 +94,12 @@ impl Objection {
     }
 }
 
-/// What the rules say about all clients of an interface.
+/// Stance of the rules towards all clients of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FilterStance {
     /// They pass the queries of any client, and the replies to it.
     Accepts,
-    /// They object, whoever asks.
+    /// They object to every client.
     Objects(Objection),
     /// It depends on the client.
     Depends,
@@ -214,7 +214,7 @@ impl PacketFilter {
             Examined {
                 objection: None, ..
             } => FilterStance::Accepts,
-            // Whatever the client is, the packet is dropped.
+            // The packet is dropped for every client.
             Examined {
                 objection: Some(objection @ (Objection::Held | Objection::RepliesHeld)),
                 is_held: true,
