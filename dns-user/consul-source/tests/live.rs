@@ -30,7 +30,7 @@ use dns_consul::{
     source::{CatalogView, LiveSettings},
 };
 use dns_consul_source::LiveConsul;
-use dns_upstream::HostNames;
+use dns_upstream::{HostNames, OwnAddresses};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
 use serde_json::json;
 use support::{
@@ -260,7 +260,7 @@ async fn revoked_token_ends_blocking_queries() {
 async fn used_services_stay_watched() {
     const SERVICES: usize = 300;
     let double = start(World::generated(SERVICES, 1), DoubleRules::default());
-    // Services without a watch are fetched at a tenth of the rate, each every 30 s.
+    // Services without a watch are fetched one after the other.
     let few = |api: &mut HttpApi| (api.max_connections, api.rate) = (20, 100);
     let source = LiveConsul::start(settings(&[double.address], few), &Arc::default());
     until_same(&source, &double).await;
@@ -272,14 +272,10 @@ async fn used_services_stay_watched() {
         double.waits_for("/v1/health/service/service-299")
     })
     .await;
-    let begun = Instant::now();
+    // Only the watch can tell of the change.
+    double.hold_polls();
     double.change(|world| world.set_status("service-299", 0, "critical"));
     until_same(&source, &double).await;
-    assert!(
-        begun.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        begun.elapsed()
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -592,11 +588,11 @@ async fn coordinates_are_read_when_needed() {
     );
 }
 
-/// Time from a change of one instance to the view, among 50,000 instances (20,000 in a debug build), and from there
-/// to the catalog that answers queries, compared with the duration of a rebuild.
+/// A change of one instance among 50,000 (20,000 in a debug build) reaches the view, and from there the catalog that
+/// answers queries. Prints the times, and that of a rebuild; the test of `Shared` in dns-consul counts what an update
+/// copies.
 #[tokio::test(flavor = "multi_thread")]
-async fn single_change_arrives_promptly() {
-    const LIMIT: Duration = Duration::from_millis(200);
+async fn single_change_of_many_arrives() {
     const SERVICES: usize = if cfg!(debug_assertions) { 2000 } else { 5000 };
     let double = start(World::generated(SERVICES, 10), DoubleRules::default());
     let source = LiveConsul::start(
@@ -675,13 +671,6 @@ async fn single_change_arrives_promptly() {
         updates[0],
         updates[9]
     );
-    // The ratio also holds on a busy machine.
-    assert!(
-        updates[5] * 10 < rebuild,
-        "an update takes {:?}, a rebuild {rebuild:?}",
-        updates[5]
-    );
-    assert!(updates[5] < LIMIT, "{:?}", updates[5]);
 }
 
 fn datacenter(name: &str) -> Place {
@@ -752,7 +741,7 @@ async fn agent_hosts_resolve_in_background() {
         .unwrap();
     let recursors = [resolver.local_addr().unwrap().to_string()];
     tokio::spawn(resolve_all(resolver));
-    let names = HostNames::new(&recursors, Arc::default());
+    let names = HostNames::new(&recursors, OwnAddresses::default());
     let settings = settings(&[double.address], |api| {
         api.addresses[0].host = "agent.consul.test".to_owned()
     });

@@ -100,6 +100,8 @@ struct Shared {
     faults: Mutex<VecDeque<Fault>>,
     /// Whether servers have a leader.
     has_leader: AtomicBool,
+    /// Whether requests for a service without an index get no answer.
+    holds_polls: AtomicBool,
     tally: Mutex<Tally>,
     open: AtomicUsize,
     /// Open blocking queries by path.
@@ -131,6 +133,7 @@ impl Double {
             rules: Mutex::new(rules),
             faults: Mutex::default(),
             has_leader: AtomicBool::new(true),
+            holds_polls: AtomicBool::new(false),
             tally: Mutex::default(),
             open: AtomicUsize::new(0),
             blocking: Mutex::default(),
@@ -224,6 +227,11 @@ impl Double {
     /// Sets whether servers have a leader; without one, only stale requests are answered.
     pub(crate) fn set_leader(&self, has_leader: bool) {
         self.shared.has_leader.store(has_leader, Ordering::SeqCst);
+    }
+
+    /// Answers only blocking queries about services from now on.
+    pub(crate) fn hold_polls(&self) {
+        self.shared.holds_polls.store(true, Ordering::SeqCst);
     }
 
     /// Requires another token from now on.
@@ -353,6 +361,10 @@ impl Shared {
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
+        let is_poll = path.starts_with("/v1/health/service/") && !parameters.contains_key("index");
+        if is_poll && self.holds_polls.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         let stale = parameters.contains_key("stale");
         let has_leader = self.has_leader.load(Ordering::SeqCst);
         let is_local = path == "/v1/agent/self" || path == "/v1/catalog/datacenters";

@@ -230,13 +230,13 @@ fn patches_respect_bandwidth() -> Result<()> {
     ensure!(lab.publish(&[])?.status.success());
     let _publisher = lab.watch(&["--bandwidth", BANDWIDTH])?;
     lab.wait_for_log("publisher", "publishing starts")?;
+    // From before the first message: a test that sees it late must not measure less.
+    let begun = Instant::now();
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     let has_it = |id: &String| lab.version(id).is_ok_and(|found| found == 2);
-    wait_until("the first agent", TIMEOUT, || ids.iter().any(has_it))?;
-    let begun = Instant::now();
     wait_until("all agents", TIMEOUT, || ids.iter().all(has_it))?;
     println!(
-        "first to last of {AGENTS} patches at {BANDWIDTH} bytes/s: {:?}",
+        "{AGENTS} patches at {BANDWIDTH} bytes/s: {:?}",
         begun.elapsed()
     );
     ensure!(

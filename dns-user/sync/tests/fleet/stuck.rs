@@ -6,19 +6,16 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use test_support::free_address;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{
-    lab::Lab,
-    process::{Kept, wait_until},
-};
+use crate::{lab::Lab, process::wait_until};
 
-/// Time limit for SIGTERM and for an announcement while a component hangs. The defects took 24 s and more.
-pub(crate) const PROMPT: Duration = Duration::from_secs(15);
+/// Seconds that a component hangs: longer than a test waits for a version or for the end of a process.
+const HANGS: u64 = 3600;
 
 /// A WebDAV server in which DELETE hangs.
 fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
@@ -67,7 +64,7 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
                     }
                     _ => {
                         fs::write(folder.join("hangs"), "")?;
-                        thread::sleep(Duration::from_secs(120));
+                        thread::sleep(Duration::from_secs(HANGS));
                         Ok(())
                     }
                 }
@@ -77,19 +74,6 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
     Ok(port)
 }
 
-/// Stops a process by SIGTERM within [`PROMPT`].
-pub(crate) fn stop_promptly(process: &mut Kept) -> Result<()> {
-    let begun = Instant::now();
-    process.stop()?;
-    println!("SIGTERM took {:?}", begun.elapsed());
-    ensure!(
-        begun.elapsed() < PROMPT,
-        "SIGTERM took {:?}",
-        begun.elapsed()
-    );
-    Ok(())
-}
-
 #[test]
 fn hanging_delete_delays_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -97,6 +81,8 @@ fn hanging_delete_delays_no_version() -> Result<()> {
     lab.blobstore = [
         "--blobstore".to_owned(),
         format!("http://127.0.0.1:{port}/dav"),
+        "--blobstore-timeout".to_owned(),
+        HANGS.to_string(),
     ]
     .to_vec();
     let _agent = lab.agent("a0", &[])?;
@@ -104,23 +90,11 @@ fn hanging_delete_delays_no_version() -> Result<()> {
     let mut publisher = lab.watch(&["--keep-bytes", "1"])?;
     for version in 1..=5 {
         lab.wait_for("a0", version)?;
-        let begun = Instant::now();
         lab.instance(&["move", "i0", &format!("10.9.9.{version}")])?;
         lab.wait_for("a0", version + 1)?;
-        println!(
-            "version {} took {:?} while DELETE hangs",
-            version + 1,
-            begun.elapsed()
-        );
-        ensure!(
-            begun.elapsed() < PROMPT,
-            "version {} took {:?}",
-            version + 1,
-            begun.elapsed()
-        );
     }
     ensure!(lab.path("blobs/hangs").exists(), "nothing was deleted");
-    stop_promptly(&mut publisher)
+    publisher.stop().map(drop)
 }
 
 #[test]
@@ -134,7 +108,7 @@ fn stuck_bus_delays_no_end() -> Result<()> {
     })?;
     lab.wait_for_log("publisher", "rows=20000")?;
     thread::sleep(Duration::from_secs(1));
-    stop_promptly(&mut publisher)?;
+    publisher.stop()?;
     lab.pause_nats(false)
 }
 
@@ -181,7 +155,7 @@ fn fifo_records_are_survived() -> Result<()> {
     })
     .with_context(|| lab.log("a0"))?;
     lab.wait_for("a0", 1)?;
-    stop_promptly(&mut agent)
+    agent.stop().map(drop)
 }
 
 #[test]
@@ -193,7 +167,7 @@ fn fifo_blob_is_refused() -> Result<()> {
     lab.make_newest_blob_a_fifo()?;
     fs::remove_file(lab.records("a0"))?;
     lab.wait_for_log("a0", "not a regular file")?;
-    stop_promptly(&mut agent)
+    agent.stop().map(drop)
 }
 
 #[test]
