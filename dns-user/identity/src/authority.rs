@@ -129,12 +129,7 @@ impl Fingerprint {
     /// Returns the fingerprint of a certificate in DER.
     pub fn of(der: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, der);
-        Self(
-            hash.as_ref()
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
-        )
+        Self(dns_kit::hex(hash.as_ref()))
     }
 
     /// Returns whether the text has the form of a fingerprint; one that was deserialised may not.

@@ -9,6 +9,7 @@
 //! * [`metrics`]: declarations of all families.
 //! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
+//! * [`aws_signature`], [`hex()`]: requests and URLs signed for AWS; bytes as text.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`eager`]: futures that are polled where they are created and woken.
 //! * [`clock`]: the kernel's clock, and periods in which the process did not run.
@@ -18,12 +19,14 @@
 //! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
 
 pub mod admission;
+pub mod aws_signature;
 pub mod clock;
 pub mod command_line;
 pub mod connections;
 pub mod eager;
 pub mod files;
 pub mod foreign;
+mod hex;
 pub mod http_client;
 pub mod http_server;
 pub mod logs;
@@ -35,4 +38,5 @@ pub mod threads;
 pub mod tls;
 pub mod unix_socket;
 
+pub use hex::hex;
 pub use process::{limits, memory, priority};

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use crate::{
     endpoint,
+    provider::{Definition, Parameter, ParameterKind, Setting},
     publication::{Publication, Target},
     record::{Labels, Record},
-    update_record::{PROVIDER_LABEL, Provider, Setting, UpdateRecord},
+    update_record::{PROVIDER_LABEL, UpdateRecord},
     webhook::Endpoint,
 };
 
@@ -31,7 +32,11 @@ pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
             .iter()
             .any(|start| parameter.name.starts_with(start));
         if parameter.without_effect.is_none() && !is_of_process {
-            words.extend(arguments_of(parameter.name, setting));
+            words.extend(arguments_of(
+                record.provider.definition(),
+                parameter,
+                setting,
+            ));
         }
     }
     words
@@ -80,20 +85,22 @@ fn deployment(target: &Target, image: &str) -> Value {
     };
     // external-dns 0.22 requires it; the document has a default.
     arguments.extend(is_absent("policy").then(|| "--policy=sync".to_owned()));
-    // Without a listing external-dns never deletes anything.
-    if record.provider == Provider::Rfc2136 && is_absent("rfc2136-tsig-axfr") {
-        arguments.push("--rfc2136-tsig-axfr".to_owned());
+    let definition = record.provider.definition();
+    for name in definition.switches {
+        if is_absent(name) {
+            arguments.push(format!("--{name}"));
+        }
     }
     let mut environment = Vec::new();
     for (parameter, setting) in record.parameters.iter() {
-        if parameter.name == "rfc2136-tsig-secret" {
+        if parameter.kind == ParameterKind::Secret {
             // external-dns also reads every flag from the environment, and a manifest must not contain a secret.
             environment.push(json!({
-                "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
+                "name": format!("EXTERNAL_DNS_{}", parameter.name.to_uppercase().replace('-', "_")),
                 "valueFrom": { "secretKeyRef": { "name": name, "key": parameter.name } },
             }));
         } else {
-            arguments.extend(arguments_of(parameter.name, setting));
+            arguments.extend(arguments_of(definition, parameter, setting));
         }
     }
     let mut container = json!({ "name": "external-dns", "image": image, "args": arguments });
@@ -118,45 +125,27 @@ fn deployment(target: &Target, image: &str) -> Value {
 
 /// Formats a parameter for external-dns's command line, whose syntax differs from the document's
 /// for some parameters.
-fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
+fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Setting) -> Vec<String> {
+    let name = parameter.name;
     let Setting::Text(text) = setting else {
         return match (name.strip_prefix("no-"), setting) {
             (Some(positive), Setting::Boolean(false)) => vec![format!("--{positive}")],
             _ => vec![setting.argument(name)],
         };
     };
-    match name {
-        "domain-filter" | "exclude-domains" | "zone-id-filter" | "aws-zone-tags"
-        | "rfc2136-zone" => {
-            let parts = text
-                .split(',')
-                .map(str::trim)
-                .filter(|part| !part.is_empty());
-            parts.map(|part| format!("--{name}={part}")).collect()
+    match parameter.kind {
+        ParameterKind::List => {
+            let parts = text.split(',').map(str::trim);
+            parts
+                .filter(|part| !part.is_empty())
+                .map(|part| format!("--{name}={part}"))
+                .collect()
         }
-        "rfc2136-host" if text.starts_with("tls://") => {
-            let host = Setting::Text(text.replacen("tls://", "", 1));
-            [
-                arguments_of(name, &host),
-                vec!["--rfc2136-use-tls".to_owned()],
-            ]
-            .concat()
-        }
-        "rfc2136-host" => match text.rsplit_once(':') {
-            Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
-                vec![
-                    format!("--rfc2136-host={host}"),
-                    format!("--rfc2136-port={port}"),
-                ]
-            }
-            _ => vec![setting.argument(name)],
-        },
-        // A boolean flag of external-dns, although the document declares it as text.
-        "rfc2136-tsig-axfr" | "publish-host-ip" => {
+        ParameterKind::Switch | ParameterKind::SwitchOrBoolean => {
             let is_off = matches!(text.trim(), "" | "false" | "no" | "disabled");
             vec![Setting::Boolean(!is_off).argument(name)]
         }
-        _ => vec![setting.argument(name)],
+        _ => (definition.arguments)(name, text).unwrap_or_else(|| vec![setting.argument(name)]),
     }
 }
 
@@ -238,6 +227,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::provider::ProviderKind;
     use crate::{documents::Folder, publication::publish};
 
     const DOCUMENTS: &str = "
@@ -331,7 +321,11 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
 
     #[test]
     fn negated_switch_turns_positive() {
-        let arguments = |name, value| arguments_of(name, &Setting::Boolean(value));
+        let rendered = |name, setting: &Setting| {
+            let parameter = Parameter::named(name).unwrap();
+            arguments_of(ProviderKind::Rfc2136.definition(), parameter, setting)
+        };
+        let arguments = |name, value| rendered(name, &Setting::Boolean(value));
         assert_eq!(
             arguments("no-aws-evaluate-target-health", true),
             ["--no-aws-evaluate-target-health"]
@@ -341,7 +335,7 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
             ["--aws-evaluate-target-health"]
         );
         assert_eq!(arguments("once", false), ["--no-once"]);
-        let host = arguments_of(
+        let host = rendered(
             "rfc2136-host",
             &Setting::Text("tls://ns.example.org:853".to_owned()),
         );

@@ -3,11 +3,9 @@
 //! A digest is `sha256:<hex>`, several are separated by `;`; one without a name is SHA-1. A patch is a dataset
 //! compressed with zstd, with the previous version as dictionary.
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-};
+use std::io::{self, Write as _};
 
+use dns_kit::hex;
 use ring::digest::{self, Algorithm};
 use zstd::{
     stream::raw::CParameter,
@@ -91,17 +89,6 @@ pub fn is_sha256(text: &str) -> bool {
         && digits
             .bytes()
             .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Returns lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
 }
 
 /// Compression level; higher levels do not shrink a patch of one instance (measured).

@@ -4,6 +4,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::provider::{GENERAL, Parameter, ParameterKind, ProviderKind};
 use crate::{control, documents::Folder, status::Metrics, store::Store};
 
 /// A publisher's API on a control socket.
@@ -417,48 +418,23 @@ async fn documents_win_over_the_api() {
 
 #[tokio::test]
 async fn openapi_describes_every_parameter() {
-    use crate::update_record::{Group, Kind, PARAMETERS};
-
-    let schema = |group: Group| match group {
-        Group::General => "extdns_general",
-        Group::Aws => "extdns_provider_aws",
-        Group::Azure => "extdns_provider_azure",
-        Group::CoreDns => "extdns_provider_coredns",
-        Group::Rfc2136 => "extdns_provider_rfc2136",
-    };
     let lab = Lab::new();
     let (code, document) = lab.get("/v2/openapi.json").await;
     assert_eq!((code, &document["openapi"]), (200, &json!("3.0.3")));
     let schemas = &document["components"]["schemas"];
-    for parameter in PARAMETERS {
-        let schema = &schemas[schema(parameter.group)]["properties"][parameter.name];
-        let wanted = match parameter.kind {
-            Kind::Boolean => "boolean",
-            Kind::Integer => "integer",
-            _ => "string",
-        };
-        assert_eq!(schema["type"], wanted, "{}", parameter.name);
-        assert_eq!(
-            schema.get("default").is_some(),
-            parameter.default.is_some(),
-            "{}",
-            parameter.name
-        );
-        assert_eq!(
-            schema.get("enum").is_some(),
-            matches!(parameter.kind, Kind::Choice(_))
-        );
-        let description = schema["description"].as_str().unwrap();
-        let remark = parameter
-            .without_effect
-            .map(|reason| format!("; {reason}"))
-            .unwrap_or_default();
-        assert!(
-            description.ends_with(&remark) && schema.get("example").is_some(),
-            "{}",
-            parameter.name
-        );
+    assert_describes(&schemas["extdns_general"], GENERAL);
+    let mut names = Vec::new();
+    for provider in ProviderKind::ALL {
+        names.push(provider.name());
+        let parameters = provider.definition().parameters;
+        if let [first, ..] = parameters {
+            let own = schemas.as_object().unwrap().values();
+            let mut own = own.filter(|schema| schema["properties"].get(first.name).is_some());
+            assert_describes(own.next().unwrap(), parameters);
+        }
     }
+    let described = &schemas["extdns_info"]["properties"]["provider"]["enum"];
+    assert_eq!(*described, json!(names));
     let paths: Vec<&str> = document["paths"]
         .as_object()
         .unwrap()
@@ -472,20 +448,42 @@ async fn openapi_describes_every_parameter() {
         );
     }
     assert_eq!(paths.len(), 2 * COLLECTIONS.len() + 1);
-    let count = |group: &str| schemas[group]["properties"].as_object().unwrap().len();
-    assert_eq!(count("extdns_general"), 26);
-    assert_eq!(count("extdns_provider_aws"), 9);
-    assert_eq!(count("extdns_provider_azure"), 4);
-    assert_eq!(count("extdns_provider_coredns"), 1);
-    assert_eq!(count("extdns_provider_rfc2136"), 7);
-    assert_eq!(
-        schemas["extdns_info"]["properties"]["provider"]["enum"]
-            .as_array()
-            .unwrap()
-            .len(),
-        8
-    );
     assert_references_exist(&document, &document);
+}
+
+/// Asserts that a schema has these parameters and no others.
+fn assert_describes(schema: &Value, parameters: &[Parameter]) {
+    let schemas = schema["properties"].as_object().unwrap();
+    assert_eq!(schemas.len(), parameters.len(), "{schema}");
+    for parameter in parameters {
+        let schema = &schemas[parameter.name];
+        let wanted = match parameter.kind {
+            ParameterKind::Boolean => "boolean",
+            ParameterKind::Integer => "integer",
+            _ => "string",
+        };
+        assert_eq!(schema["type"], wanted, "{}", parameter.name);
+        assert_eq!(
+            schema.get("default").is_some(),
+            parameter.default.is_some(),
+            "{}",
+            parameter.name
+        );
+        assert_eq!(
+            schema.get("enum").is_some(),
+            matches!(parameter.kind, ParameterKind::Choice(_))
+        );
+        let description = schema["description"].as_str().unwrap();
+        let remark = parameter
+            .without_effect
+            .map(|reason| format!("; {reason}"))
+            .unwrap_or_default();
+        assert!(
+            description.ends_with(&remark) && schema.get("example").is_some(),
+            "{}",
+            parameter.name
+        );
+    }
 }
 
 fn assert_references_exist(value: &Value, document: &Value) {

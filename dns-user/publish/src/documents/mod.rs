@@ -599,10 +599,7 @@ impl Document {
 /// Returns a digest from which changes are detected.
 pub(crate) fn digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-    digest.as_ref()[..8]
-        .iter()
-        .map(|octet| format!("{octet:02x}"))
-        .collect()
+    dns_kit::hex(&digest.as_ref()[..8])
 }
 
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.

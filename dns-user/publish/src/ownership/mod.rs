@@ -705,10 +705,7 @@ impl Mapper {
             return Some(owner);
         }
         let hash = digest::digest(&digest::SHA256, name.as_str().as_bytes());
-        let label: String = hash.as_ref()[..16]
-            .iter()
-            .map(|octet| format!("{octet:02x}"))
-            .collect();
+        let label = dns_kit::hex(&hash.as_ref()[..16]);
         let mut above = if name == apex {
             Some(name.clone())
         } else {

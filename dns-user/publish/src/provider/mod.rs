@@ -1,12 +1,14 @@
 //! Providers list zones and apply batches of changes.
 
 pub mod aws;
+mod azure;
 pub mod coredns;
+mod definition;
+mod parameters;
 pub mod rfc2136;
 pub mod webhook;
 
 use std::{
-    collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use dns_core::{config::values::parse_duration, terminal};
+use dns_core::terminal;
 use dns_kit::{
     foreign::{cut, redacted_text},
     http_client::{ClientError, HttpClient, Limits},
@@ -26,60 +28,81 @@ use hyper::{Request, Response};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
+pub use self::{
+    definition::Definition,
+    parameters::{Parameter, ParameterKind, Parameters, Setting},
+};
+pub(crate) use self::{definition::ProviderSettings, parameters::GENERAL};
 use crate::record::{Name, Record, RecordType};
 
-/// The providers of this crate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Backend {
-    Rfc2136,
-    CoreDns,
+/// Value of `spec.provider` in a DNS Update Record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProviderKind {
+    /// Amazon Route 53, public or private zones.
     Aws,
+    /// AWS Cloud Map (service discovery).
+    AwsServiceDiscovery,
+    /// Azure DNS, for public zones.
+    Azure,
+    /// Alternative name of Azure DNS.
+    AzureDns,
+    /// Azure Private DNS, for virtual networks.
+    AzurePrivateDns,
+    /// CoreDNS's etcd plugin (SkyDNS format).
+    CoreDns,
+    /// DNS UPDATE (RFC 2136) with TSIG.
+    Rfc2136,
+    /// A provider behind external-dns's webhook protocol, an extension of the document.
     Webhook,
 }
 
-/// Settings of one provider.
-pub(crate) enum ProviderSettings {
-    Rfc2136(rfc2136::Settings),
-    CoreDns(coredns::Settings),
-    Aws(Box<aws::Settings>),
-    Webhook(webhook::Settings),
+impl ProviderKind {
+    /// All providers, in the order of the document; the extension is the last one.
+    pub const ALL: [Self; 8] = [
+        Self::Aws,
+        Self::AwsServiceDiscovery,
+        Self::Azure,
+        Self::AzureDns,
+        Self::AzurePrivateDns,
+        Self::CoreDns,
+        Self::Rfc2136,
+        Self::Webhook,
+    ];
+
+    /// Returns what the provider's folder states about it.
+    pub fn definition(self) -> &'static Definition {
+        match self {
+            Self::Aws => &aws::DEFINITION,
+            Self::AwsServiceDiscovery => &aws::SERVICE_DISCOVERY,
+            Self::Azure => &azure::DEFINITION,
+            Self::AzureDns => &azure::ALTERNATIVE,
+            Self::AzurePrivateDns => &azure::PRIVATE,
+            Self::CoreDns => &coredns::DEFINITION,
+            Self::Rfc2136 => &rfc2136::DEFINITION,
+            Self::Webhook => &webhook::DEFINITION,
+        }
+    }
+
+    /// Returns the name in documents.
+    pub fn name(self) -> &'static str {
+        self.definition().name
+    }
+
+    /// Returns whether the document allows a parameter for the provider.
+    pub(crate) fn has(self, parameter: &Parameter) -> bool {
+        GENERAL.contains(parameter) || self.definition().parameters.contains(parameter)
+    }
 }
 
-impl ProviderSettings {
-    pub(crate) fn of(backend: Backend, parameters: &Parameters) -> Result<Self, ProviderError> {
-        Ok(match backend {
-            Backend::Rfc2136 => Self::Rfc2136(rfc2136::Settings::from_parameters(parameters)?),
-            Backend::CoreDns => Self::CoreDns(coredns::Settings::from_parameters(parameters)?),
-            Backend::Aws => Self::Aws(Box::new(aws::Settings::from_parameters(parameters)?)),
-            Backend::Webhook => Self::Webhook(webhook::Settings::from_parameters(parameters)?),
-        })
+impl Parameter {
+    /// Returns the parameters of all providers, some more than once.
+    pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
+        let own = ProviderKind::ALL.map(|provider| provider.definition().parameters);
+        GENERAL.iter().chain(own.into_iter().flatten())
     }
 
-    /// Opens the provider without sending a request.
-    pub(crate) fn open(self) -> Result<Box<dyn Provider>, ProviderError> {
-        Ok(match self {
-            Self::Rfc2136(settings) => Box::new(Rfc2136::new(settings)),
-            Self::CoreDns(settings) => Box::new(CoreDns::new(settings)?),
-            Self::Aws(settings) => Box::new(Aws::new(*settings)?),
-            Self::Webhook(settings) => Box::new(Webhook::new(settings)?),
-        })
-    }
-
-    /// Returns the zones that the settings of both select. The root stands for zones that only the service knows.
-    pub(crate) fn shared_zones(&self, other: &Self) -> Vec<Name> {
-        let is_shared = match (self, other) {
-            (Self::Rfc2136(one), Self::Rfc2136(other)) => return one.shared_zones(other),
-            (Self::CoreDns(one), Self::CoreDns(other)) => one.may_share_keys(other),
-            (Self::Aws(one), Self::Aws(other)) => one.may_share_zones(other),
-            (Self::Webhook(one), Self::Webhook(other)) => one.url == other.url,
-            (Self::Rfc2136(_) | Self::CoreDns(_) | Self::Aws(_) | Self::Webhook(_), _) => false,
-        };
-        if is_shared {
-            vec![Name::root()]
-        } else {
-            Vec::new()
-        }
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        Self::all().find(|parameter| parameter.name == name)
     }
 }
 
@@ -404,86 +427,6 @@ async fn send_all<Sender: GroupSender>(
     results.into_iter().map(result).collect()
 }
 
-/// Parameters of one record as text, by external-dns's names such as `rfc2136-host`. A blank text counts as absent.
-#[derive(Debug, Clone, Default)]
-pub struct Parameters(pub BTreeMap<String, String>);
-
-impl Parameters {
-    /// Returns a parameter's text; `None` if absent.
-    pub fn text(&self, name: &str) -> Option<&str> {
-        self.0
-            .get(name)
-            .map(|value| value.trim())
-            .filter(|value| !value.is_empty())
-    }
-
-    /// Returns a mandatory parameter's text.
-    pub fn required(&self, name: &str) -> Result<&str, ProviderError> {
-        self.text(name)
-            .ok_or_else(|| settings(format!("{name} is missing; set it")))
-    }
-
-    /// Returns the elements of a comma-separated list.
-    pub fn list(&self, name: &str) -> Vec<&str> {
-        let parts = self.text(name).unwrap_or("").split(',').map(str::trim);
-        parts.filter(|part| !part.is_empty()).collect()
-    }
-
-    /// Returns two parameters that require each other; `None` if both are absent.
-    fn pair(&self, one: &str, other: &str) -> Result<Option<(String, String)>, ProviderError> {
-        match (self.text(one), self.text(other)) {
-            (Some(one), Some(other)) => Ok(Some((one.to_owned(), other.to_owned()))),
-            (None, None) => Ok(None),
-            _ => Err(settings(format!(
-                "{one} and {other} require each other; set both or neither"
-            ))),
-        }
-    }
-
-    /// Returns a parameter as a path; `None` if absent.
-    pub fn path(&self, name: &str) -> Option<PathBuf> {
-        self.text(name).map(PathBuf::from)
-    }
-
-    /// Returns a flag; false if absent.
-    pub fn flag(&self, name: &str) -> Result<bool, ProviderError> {
-        match self.text(name) {
-            None | Some("false") => Ok(false),
-            Some("true") => Ok(true),
-            Some(other) => Err(bad(name, other, "true or false")),
-        }
-    }
-
-    /// Returns a number, or the default if absent.
-    pub fn number(&self, name: &str, default: u32) -> Result<u32, ProviderError> {
-        let Some(text) = self.text(name) else {
-            return Ok(default);
-        };
-        text.parse()
-            .map_err(|_| bad(name, text, "a non-negative number"))
-    }
-
-    /// Returns a duration such as `72s`, or a number of seconds, or the default if absent.
-    pub fn seconds(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
-        match self.text(name).map(str::parse) {
-            Some(Ok(seconds)) => Ok(Duration::from_secs(seconds)),
-            _ => self.duration(name, default),
-        }
-    }
-
-    /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.
-    pub fn duration(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
-        let Some(text) = self.text(name) else {
-            return Ok(default);
-        };
-        parse_duration(text).map_err(|_| bad(name, text, "a duration such as 500ms, 1s or 2m"))
-    }
-}
-
-fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
-    settings(format!("{name} is {value:?}; write {expected}"))
-}
-
 /// Maximum size of a response of Route 53 or etcd in octets.
 const MAX_BODY: usize = 256 << 20;
 
@@ -606,24 +549,54 @@ fn bad_file(path: &Path, problem: impl std::fmt::Display) -> ProviderError {
 
 #[cfg(test)]
 mod tests {
+    use dns_core::config::values::parse_duration;
+
     use super::*;
 
     #[test]
-    fn durations_of_the_parameter_table_are_read() {
-        let read = |text: &str| {
-            let parameters = Parameters(BTreeMap::from([("interval".to_owned(), text.to_owned())]));
-            parameters
-                .duration("interval", Duration::from_secs(7))
-                .map_err(|error| error.to_string())
-        };
-        for (text, seconds) in [("", 7), ("0", 0), ("2m", 120), ("1h", 3600), ("1m30s", 90)] {
-            assert_eq!(read(text), Ok(Duration::from_secs(seconds)), "{text:?}");
+    fn names_are_unique_and_defaults_fit() {
+        for provider in ProviderKind::ALL {
+            let own = provider.definition().parameters;
+            let mut names = Vec::new();
+            for parameter in GENERAL.iter().chain(own) {
+                let Parameter {
+                    name,
+                    kind,
+                    default,
+                    ..
+                } = *parameter;
+                assert!(!names.contains(&name), "{provider:?}: {name}");
+                assert_eq!(Parameter::named(name), Some(parameter), "{provider:?}");
+                names.push(name);
+                let Some(text) = default else { continue };
+                let fits = match kind {
+                    ParameterKind::Duration => parse_duration(text).is_ok(),
+                    ParameterKind::Boolean => text.parse::<bool>().is_ok(),
+                    ParameterKind::Integer => text.parse::<u32>().is_ok(),
+                    ParameterKind::Choice(words) => words.contains(&text),
+                    ParameterKind::Text
+                    | ParameterKind::List
+                    | ParameterKind::Secret
+                    | ParameterKind::Switch
+                    | ParameterKind::SwitchOrBoolean => true,
+                };
+                assert!(fits, "{name}: {text}");
+            }
+            for name in provider.definition().required {
+                assert!(names.contains(name), "{provider:?}: {name}");
+            }
         }
-        let refused = read("5").unwrap_err();
-        assert!(
-            refused.ends_with("interval is \"5\"; write a duration such as 500ms, 1s or 2m"),
-            "{refused}"
-        );
+    }
+
+    #[test]
+    fn a_provider_reads_only_its_own_environment() {
+        for provider in ProviderKind::ALL {
+            let definition = provider.definition();
+            for (_, setting) in definition.environment {
+                let is_own = definition.settings.contains(setting);
+                assert!(is_own, "{provider:?}: {setting}");
+            }
+        }
     }
 
     /// A server that takes three items per message and refuses messages with an item in `refused`.

@@ -6,6 +6,7 @@
 //! window for foreign changes but does not close it.
 
 use std::{
+    any::Any,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -23,8 +24,9 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use super::{
-    Batch, GroupSender, Http, Parameters, Progress, Provider, ProviderError, Results, Step,
-    TlsFiles, Transaction, TransactionResult, Zone, bad_answer, not_made, send_groups, settings,
+    Batch, Definition, GroupSender, Http, Parameters, Progress, Provider, ProviderError,
+    ProviderSettings, Results, Step, TlsFiles, Transaction, TransactionResult, Zone, bad_answer,
+    definition::shared_root, not_made, send_groups, settings,
 };
 use crate::{
     go_json,
@@ -33,6 +35,22 @@ use crate::{
 };
 
 const MAX_NAMES: usize = 100;
+
+pub(super) const DEFINITION: Definition = Definition {
+    settings: &["webhook-provider-timeout", "webhook-provider-url"],
+    ..Definition::new("webhook", |parameters| {
+        Ok(Box::new(Settings::from_parameters(parameters)?))
+    })
+};
+
+/// Returns the definition of a provider that external-dns serves: this crate needs only its address.
+pub(super) const fn peer(name: &'static str) -> Definition {
+    Definition {
+        name,
+        is_peer: true,
+        ..DEFINITION
+    }
+}
 
 /// Settings of one peer.
 #[derive(Debug, Clone)]
@@ -73,6 +91,16 @@ impl Settings {
             files: TlsFiles::from_parameters(parameters)?,
             timeout: parameters.duration("webhook-provider-timeout", Duration::from_secs(30))?,
         })
+    }
+}
+
+impl ProviderSettings for Settings {
+    fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
+        Ok(Box::new(Webhook::new(*self)?))
+    }
+
+    fn shared_zones(&self, other: &dyn Any) -> Vec<Name> {
+        shared_root(self, other, |one, other| one.url == other.url)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::launch::{LaunchOptions, environment, parameters, rules};
 use crate::{
     plan::{PlanRules, Policy},
-    provider::{Parameters, ProviderSettings},
+    provider::ProviderSettings,
     publication::Publication,
     record::Name,
     update_record::UpdateRecord,
@@ -14,7 +14,7 @@ use crate::{
 /// The names that a publisher deletes unless documents want them: all of its owner in the zones that its settings
 /// select.
 struct Claim {
-    settings: ProviderSettings,
+    settings: Box<dyn ProviderSettings>,
     /// Names of owner records: without the same ones, neither sees records of the other as its own.
     affixes: [String; 2],
     rules: PlanRules,
@@ -30,7 +30,8 @@ impl Claim {
         }
         let text = |name: &str| parameters.text(name).unwrap_or_default().to_owned();
         Some(Self {
-            settings: settings_of(record, &parameters)?,
+            // `open` reports errors, and without settings nothing is deleted.
+            settings: (record.provider.definition().configure)(&parameters).ok()?,
             affixes: ["txt-prefix", "txt-suffix"].map(text),
             rules,
         })
@@ -43,17 +44,12 @@ impl Claim {
         if !deletes || !is_same_owner {
             return None;
         }
-        let zones = self.settings.shared_zones(&other.settings);
+        let zones = self.settings.shared_zones(&*other.settings);
         zones.into_iter().find(|zone| {
             let shared = std::slice::from_ref(zone);
             self.rules.domains.overlaps(&other.rules.domains, shared)
         })
     }
-}
-
-fn settings_of(record: &UpdateRecord, parameters: &Parameters) -> Option<ProviderSettings> {
-    // `open` reports errors, and without settings nothing is deleted.
-    ProviderSettings::of(record.provider.backend(), parameters).ok()
 }
 
 /// Marks targets with the same owner in the same zone, each of which would delete the names of the
@@ -114,7 +110,7 @@ mod tests {
             let mut document = serde_json::Map::new();
             let mut settings = std::collections::BTreeMap::new();
             for (parameter, value) in parameters.as_object().unwrap() {
-                if crate::update_record::Parameter::named(parameter).is_some() {
+                if crate::provider::Parameter::named(parameter).is_some() {
                     document.insert(parameter.clone(), value.clone());
                 } else {
                     settings.insert(parameter.clone(), value.as_str().unwrap().to_owned());

@@ -15,12 +15,12 @@ use crate::{
     engine::{Engine, RecentDeletions},
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
-    provider::{Backend, Parameters, ProviderError, ProviderSettings, settings},
+    provider::{Parameter, Parameters, ProviderError, ProviderKind, settings},
     publication::{Publication, Target},
     record::{DomainFilter, RecordError, RecordType, TargetSets, host_sets},
     store::write_json,
     text::remedy_for_unknown,
-    update_record::{self, Parameter, UpdateRecord},
+    update_record::UpdateRecord,
 };
 
 /// Process-wide settings shared by all engines.
@@ -122,35 +122,49 @@ fn open(
     let rules = rules(&parameters, options)?;
     default_targets(&parameters)?;
     parameters.flag("force-default-targets")?;
-    let backend = record.provider.backend();
-    let is_peer =
-        backend == Backend::Webhook && record.provider != update_record::Provider::Webhook;
-    if is_peer && parameters.text("webhook-provider-url").is_none() {
+    let definition = record.provider.definition();
+    if definition.is_peer && parameters.text("webhook-provider-url").is_none() {
         return Err(settings(format!(
             "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
              webhook-provider-url in provider_settings.{name}, for example http://localhost:8888",
-            record.provider.name(),
+            definition.name,
             crate::render::webhook_command(record).join(" ")
         )));
     }
-    let provider = ProviderSettings::of(backend, &parameters)?.open()?;
+    let provider = (definition.configure)(&parameters)?.open()?;
     Ok(Engine::new(provider, registry, rules))
 }
 
-/// Settings without a parameter in document 003.
-#[rustfmt::skip]
-const SETTINGS: [&str; 30] = [
-    "aws-access-key-id", "aws-endpoint", "aws-metadata-endpoint", "aws-profile", "aws-region", "aws-role-arn",
-    "aws-secret-access-key", "aws-session-token", "aws-shared-credentials-file", "aws-sts-endpoint",
-    "aws-web-identity-token-file", "coredns-strictly-owned", "create-ptr", "default-targets", "etcd-password",
-    "etcd-urls", "etcd-username", "exclude-record-types", "force-default-targets", "managed-record-types",
-    "migrate-from-txt-owner", "min-ttl", "regex-domain-exclusion", "regex-domain-filter", "rfc2136-min-ttl",
-    "rfc2136-port", "txt-suffix", "txt-wildcard-replacement", "webhook-provider-timeout", "webhook-provider-url",
+/// Settings of every provider without a parameter in document 003.
+const GENERAL_SETTINGS: &[&str] = &[
+    "create-ptr",
+    "default-targets",
+    "exclude-record-types",
+    "force-default-targets",
+    "managed-record-types",
+    "migrate-from-txt-owner",
+    "min-ttl",
+    "regex-domain-exclusion",
+    "regex-domain-filter",
+    "txt-suffix",
+    "txt-wildcard-replacement",
 ];
+
+/// Returns the settings without a parameter of all providers, sorted.
+fn known_settings() -> Vec<&'static str> {
+    let mut known = GENERAL_SETTINGS.to_vec();
+    for provider in ProviderKind::ALL {
+        known.extend(provider.definition().settings);
+    }
+    known.sort_unstable();
+    known.dedup();
+    known
+}
 
 /// Returns the members of `provider_settings` that have no effect, with remedies.
 pub fn options_problems(config: &Config, publication: &Publication) -> Vec<String> {
     let mut found = Vec::new();
+    let known = known_settings();
     let records: Vec<&str> = publication.targets.keys().map(String::as_str).collect();
     for (name, settings) in &config.provider_settings {
         if !publication.targets.contains_key(name) {
@@ -160,8 +174,8 @@ pub fn options_problems(config: &Config, publication: &Publication) -> Vec<Strin
             ));
         }
         for setting in settings.keys() {
-            if !SETTINGS.contains(&setting.as_str()) && Parameter::named(setting).is_none() {
-                let remedy = remedy_for_unknown(setting, &SETTINGS);
+            if !known.contains(&setting.as_str()) && Parameter::named(setting).is_none() {
+                let remedy = remedy_for_unknown(setting, &known);
                 found.push(format!(
                     "provider_settings.{name}.{setting}: unknown setting; {remedy}"
                 ));
@@ -202,13 +216,6 @@ fn default_targets(parameters: &Parameters) -> Result<TargetSets, ProviderError>
     })
 }
 
-/// Settings that external-dns and its libraries take from the environment, where `aws-region` is `AWS_REGION`.
-#[rustfmt::skip]
-const FROM_ENVIRONMENT: [&str; 11] = [
-    "etcd-urls", "etcd-username", "etcd-password", "aws-access-key-id", "aws-secret-access-key", "aws-session-token",
-    "aws-profile", "aws-shared-credentials-file", "aws-role-arn", "aws-web-identity-token-file", "aws-region",
-];
-
 /// Returns a variable of the process's environment.
 pub(super) fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
@@ -222,14 +229,13 @@ pub(super) fn parameters(
     options: &LaunchOptions,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Parameters {
-    let set = |variable: &str| environment(variable).filter(|value| !value.is_empty());
-    let from_environment = FROM_ENVIRONMENT.into_iter().filter_map(|setting| {
-        let value = set(&setting.to_ascii_uppercase().replace('-', "_"));
-        let value =
-            value.or_else(|| (setting == "aws-region").then(|| set("AWS_DEFAULT_REGION"))?);
-        Some((setting.to_owned(), value?))
-    });
-    let mut all: BTreeMap<String, String> = from_environment.collect();
+    let mut all = BTreeMap::new();
+    for (variable, setting) in record.provider.definition().environment {
+        // An empty variable counts as absent, as for the AWS SDK.
+        if let Some(value) = environment(variable).filter(|value| !value.is_empty()) {
+            all.insert((*setting).to_owned(), value);
+        }
+    }
     all.extend(
         options
             .provider_settings

@@ -17,6 +17,7 @@ use async_nats::jetstream::{
 use base64::{Engine, engine::general_purpose::URL_SAFE};
 use bytes::Bytes;
 use dns_kit::{
+    aws_signature::{Credentials, Signer, encode},
     files::{
         atomic::{self, Attributes},
         bounded,
@@ -24,8 +25,6 @@ use dns_kit::{
     http_client::{HttpClient, Limits},
 };
 use hyper::Method;
-use jiff::Timestamp;
-use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -110,12 +109,72 @@ enum Kind {
         secrets: Secrets,
     },
     /// S3 or a compatible store.
-    S3 {
-        bucket: Box<Bucket>,
-        /// Keys for signatures; `None` for anonymous access.
-        credentials: Option<Credentials>,
-    },
+    S3(Box<S3>),
     JetStream(Objects),
+}
+
+/// A bucket of S3 or of a compatible store.
+#[derive(Clone, Debug)]
+struct S3 {
+    /// URL of the bucket.
+    bucket: Url,
+    region: String,
+    /// Keys for signatures; `None` for anonymous access.
+    credentials: Option<Credentials>,
+}
+
+impl S3 {
+    /// Parses the URL after `s3+`; an error is the problem.
+    fn parse(text: &str, credentials: Option<Credentials>) -> Result<Self, String> {
+        let mut bucket = Url::parse(text).map_err(|error| error.to_string())?;
+        let name = bucket.path().trim_matches('/').to_owned();
+        if name.is_empty() || name.contains('/') {
+            return Err("the path must be the bucket's name".to_owned());
+        }
+        let mut region = "us-east-1".to_owned();
+        let mut is_virtual_host = false;
+        for (member, value) in bucket.query_pairs() {
+            match (&*member, &*value) {
+                ("region", _) => region = value.into_owned(),
+                ("style", "path") => is_virtual_host = false,
+                ("style", "virtual-host") => is_virtual_host = true,
+                ("style", _) => return Err("style must be path or virtual-host".to_owned()),
+                _ => {}
+            }
+        }
+        bucket.set_query(None);
+        bucket.set_path(&name);
+        if is_virtual_host {
+            let host = format!("{name}.{}", bucket.host_str().unwrap_or_default());
+            bucket
+                .set_host(Some(&host))
+                .map_err(|error| error.to_string())?;
+            bucket.set_path("");
+        }
+        Ok(Self {
+            bucket,
+            region,
+            credentials,
+        })
+    }
+
+    /// Returns the URL of a blob, signed at `now` if there are keys.
+    fn url(&self, method: &Method, id: &str, now: SystemTime, good_for: Duration) -> Url {
+        let mut url = self.bucket.clone();
+        url.set_path(&format!(
+            "{}/{}",
+            self.bucket.path().trim_end_matches('/'),
+            encode(id).replace("%2F", "/")
+        ));
+        match &self.credentials {
+            Some(credentials) => Signer::new(credentials, &self.region, "s3", now).url(
+                method.as_str(),
+                url,
+                good_for,
+            ),
+            None => url,
+        }
+    }
 }
 
 /// Errors of a blobstore.
@@ -254,11 +313,8 @@ impl Store {
                 .await
                 .map(drop)
             }
-            Kind::S3 {
-                bucket,
-                credentials,
-            } => {
-                let url = bucket.put_object(credentials.as_ref(), id).sign(self.limit);
+            Kind::S3(s3) => {
+                let url = s3.url(&Method::PUT, id, SystemTime::now(), self.limit);
                 self.http(
                     Method::PUT,
                     url.as_str(),
@@ -295,11 +351,8 @@ impl Store {
                 self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest)
                     .await
             }
-            Kind::S3 {
-                bucket,
-                credentials,
-            } => {
-                let url = bucket.get_object(credentials.as_ref(), id).sign(self.limit);
+            Kind::S3(s3) => {
+                let url = s3.url(&Method::GET, id, SystemTime::now(), self.limit);
                 self.http(Method::GET, url.as_str(), None, Bytes::new(), longest)
                     .await
             }
@@ -353,13 +406,8 @@ impl Store {
                 .await
                 .map(drop)
             }
-            Kind::S3 {
-                bucket,
-                credentials,
-            } => {
-                let url = bucket
-                    .delete_object(credentials.as_ref(), id)
-                    .sign(self.limit);
+            Kind::S3(s3) => {
+                let url = s3.url(&Method::DELETE, id, SystemTime::now(), self.limit);
                 self.http(
                     Method::DELETE,
                     url.as_str(),
@@ -394,19 +442,10 @@ impl Store {
                 let path = http::signed_blob_path(secret, id, now.as_secs(), good_for.as_secs());
                 Some(format!("{endpoint}/{path}"))
             }
-            Kind::S3 {
-                bucket,
-                credentials,
-            } => {
-                let credentials = credentials.as_ref()?;
-                // A clock beyond the year 9999 signs for 1970, which every store rejects.
-                let now = Timestamp::from_second(now.as_secs().cast_signed()).unwrap_or_default();
-                Some(
-                    bucket
-                        .get_object(Some(credentials), id)
-                        .sign_with_time(good_for, &now)
-                        .to_string(),
-                )
+            Kind::S3(s3) => {
+                s3.credentials.as_ref()?;
+                let now = SystemTime::UNIX_EPOCH + now;
+                Some(s3.url(&Method::GET, id, now, good_for).into())
             }
             Kind::None | Kind::Folder(_) | Kind::JetStream(_) => None,
         }
@@ -453,35 +492,16 @@ impl Kind {
             return Ok(Self::JetStream(Objects::new(bus, bucket)));
         }
         if let Some(rest) = text.strip_prefix("s3+") {
-            let url = Url::parse(rest).map_err(|error| wrong(&error.to_string()))?;
-            let region = url
-                .query_pairs()
-                .find(|(name, _)| name == "region")
-                .map(|(_, value)| value.into_owned());
-            let name = url.path().trim_matches('/').to_owned();
-            if name.is_empty() || name.contains('/') {
-                return Err(wrong("the path must be the bucket's name"));
-            }
-            let style = match url.query_pairs().find(|(name, _)| name == "style") {
-                None => UrlStyle::Path,
-                Some((_, style)) if style == "path" => UrlStyle::Path,
-                Some((_, style)) if style == "virtual-host" => UrlStyle::VirtualHost,
-                Some(_) => return Err(wrong("style must be path or virtual-host")),
-            };
-            let mut endpoint = url;
-            endpoint.set_path("");
-            endpoint.set_query(None);
-            let region = region.unwrap_or_else(|| "us-east-1".to_owned());
-            let bucket = Bucket::new(endpoint, style, name, region)
-                .map_err(|error| wrong(&error.to_string()))?;
             let credentials = match (secrets.access_key, secrets.secret_key) {
-                (Some(key), Some(secret)) => Some(Credentials::new(key, secret)),
+                (Some(key_id), Some(secret)) => Some(Credentials {
+                    key_id,
+                    secret,
+                    token: None,
+                }),
                 _ => None,
             };
-            return Ok(Self::S3 {
-                bucket: Box::new(bucket),
-                credentials,
-            });
+            let s3 = S3::parse(rest, credentials).map_err(|problem| wrong(&problem))?;
+            return Ok(Self::S3(Box::new(s3)));
         }
         let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
         match url.scheme() {

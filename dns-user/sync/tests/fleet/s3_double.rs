@@ -15,10 +15,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use dns_sync::{digest::hex, store::unix_now};
-use jiff::{civil::DateTime, tz::TimeZone};
+use dns_kit::hex;
+use dns_sync::store::unix_now;
 use parking_lot::Mutex;
 use ring::{digest, hmac};
+use time::{PrimitiveDateTime, macros::format_description};
 
 use crate::{
     lab::Lab,
@@ -161,13 +162,11 @@ fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
     if credential != format!("{KEY}/{scope}").replace('/', "%2F") {
         return false;
     }
-    let Some(begun) = DateTime::strptime("%Y%m%dT%H%M%SZ", date)
-        .and_then(|begun| begun.to_zoned(TimeZone::UTC))
-        .ok()
-        .and_then(|begun| u64::try_from(begun.timestamp().as_second()).ok())
-    else {
+    let form = format_description!("[year][month][day]T[hour][minute][second]Z");
+    let Ok(begun) = PrimitiveDateTime::parse(date, form) else {
         return false;
     };
+    let begun = begun.assume_utc().unix_timestamp().cast_unsigned();
     let now = unix_now().as_secs();
     let good = expires
         .parse()

@@ -1,8 +1,5 @@
-//! Calls to Route 53 and the token service, retried, with the XML of their replies, and signed by AWS Signature Version 4;
-//! credentials for signing: configured, from the machine's instance profile, or from an assumed role.
-//!
-//! The crate `aws-sigv4` would add the runtime of AWS's SDK as a dependency; the scheme itself is a hash over seven
-//! lines.
+//! Calls to Route 53 and the token service, retried, with the XML of their replies; credentials for signing:
+//! configured, from the machine's instance profile, or from an assumed role.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +10,10 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use dns_kit::http_client::Limits;
+use dns_kit::{
+    aws_signature::{Credentials, Signer, encode_query},
+    http_client::Limits,
+};
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use quick_xml::{
@@ -21,13 +21,8 @@ use quick_xml::{
     escape::{escape, resolve_predefined_entity},
     events::Event,
 };
-use ring::{digest, hmac};
 use serde::Deserialize;
-use time::{
-    OffsetDateTime,
-    format_description::{BorrowedFormatItem, well_known::Rfc3339},
-    macros::format_description,
-};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::Settings;
 use crate::provider::{Http, MAX_BODY, ProviderError, bad_answer, settings};
@@ -48,9 +43,6 @@ const THROTTLING: [&str; 4] = [
     "PriorRequestNotComplete",
     "TooManyRequestsException",
 ];
-
-const TIME: &[BorrowedFormatItem<'_>] =
-    format_description!("[year][month][day]T[hour][minute][second]Z");
 
 pub(super) struct Api {
     pub(super) settings: Settings,
@@ -540,23 +532,6 @@ fn innermost(open: &mut [Element]) -> anyhow::Result<&mut Element> {
     open.last_mut().context(CLOSED_TWICE)
 }
 
-/// Keys of an AWS account or role.
-#[derive(Clone)]
-pub struct Credentials {
-    /// Access key id of the account.
-    pub key_id: String,
-    /// Secret access key, never logged.
-    pub secret: String,
-    /// Session token of temporary credentials.
-    pub token: Option<String>,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Credentials({})", self.key_id)
-    }
-}
-
 /// A request, and the service and region that its signature covers.
 struct Unsigned<'a> {
     service: &'a str,
@@ -579,9 +554,6 @@ impl Unsigned<'_> {
         let host = endpoint
             .split_once("://")
             .map_or(endpoint, |(_, host)| host);
-        let time = OffsetDateTime::now_utc()
-            .format(TIME)
-            .map_err(|error| bad(error.to_string()))?;
         let headers = [("content-type", self.content_type), ("host", host)];
         let mut uri = format!("{endpoint}{}", self.path);
         if !self.query.is_empty() {
@@ -591,151 +563,12 @@ impl Unsigned<'_> {
         for (name, value) in headers {
             builder = builder.header(name, value);
         }
-        for (name, value) in self.signature(&headers, credentials, &time) {
+        let signer = Signer::new(credentials, self.region, self.service, SystemTime::now());
+        let body = self.body.as_bytes();
+        for (name, value) in signer.headers(self.method, self.path, self.query, &headers, body) {
             builder = builder.header(name, value);
         }
         let body = Full::new(Bytes::from(self.body.to_owned()));
         builder.body(body).map_err(|error| bad(error.to_string()))
-    }
-
-    /// Returns the headers that sign the request with its `headers` (in lower case) at `time` (`YYYYMMDDThhmmssZ`).
-    fn signature(
-        &self,
-        headers: &[(&str, &str)],
-        credentials: &Credentials,
-        time: &str,
-    ) -> Vec<(&'static str, String)> {
-        let mut headers = headers.to_vec();
-        headers.push(("x-amz-date", time));
-        if let Some(token) = &credentials.token {
-            headers.push(("x-amz-security-token", token));
-        }
-        headers.sort_unstable();
-        let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
-        let names = names.join(";");
-        let lines: String = headers
-            .iter()
-            .map(|(name, value)| format!("{name}:{}\n", value.trim()))
-            .collect();
-        let Self {
-            service,
-            region,
-            method,
-            path,
-            query,
-            content_type: _,
-            body,
-        } = self;
-        let (query, body) = (encode_query(query), hex_hash(body.as_bytes()));
-        let canonical = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{body}");
-        let date = time.get(..8).unwrap_or(time);
-        let scope = format!("{date}/{region}/{service}/aws4_request");
-        let text = format!(
-            "AWS4-HMAC-SHA256\n{time}\n{scope}\n{}",
-            hex_hash(canonical.as_bytes())
-        );
-        let mut key = mac(format!("AWS4{}", credentials.secret).as_bytes(), date);
-        for part in [region, service, "aws4_request"] {
-            key = mac(&key, part);
-        }
-        let signature = hex(&mac(&key, &text));
-        let authorization = format!(
-            "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
-            credentials.key_id
-        );
-        let mut signed = vec![
-            ("x-amz-date", time.to_owned()),
-            ("authorization", authorization),
-        ];
-        signed.extend(
-            credentials
-                .token
-                .clone()
-                .map(|token| ("x-amz-security-token", token)),
-        );
-        signed
-    }
-}
-
-/// Encodes parameters, sorted by name.
-pub(super) fn encode_query(query: &[(&str, &str)]) -> String {
-    let mut pairs: Vec<String> = query
-        .iter()
-        .map(|(name, value)| format!("{}={}", encode(name), encode(value)))
-        .collect();
-    pairs.sort_unstable();
-    pairs.join("&")
-}
-
-/// Percent-encodes all but unreserved characters (RFC 3986, section 2.3).
-fn encode(text: &str) -> String {
-    let octet = |octet: u8| match octet {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-            char::from(octet).to_string()
-        }
-        _ => format!("%{octet:02X}"),
-    };
-    text.bytes().map(octet).collect()
-}
-
-fn hex_hash(octets: &[u8]) -> String {
-    hex(digest::digest(&digest::SHA256, octets).as_ref())
-}
-
-fn hex(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02x}")).collect()
-}
-
-fn mac(key: &[u8], text: &str) -> Vec<u8> {
-    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes())
-        .as_ref()
-        .to_vec()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn signature(service: &str, query: &[(&str, &str)], headers: &[(&str, &str)]) -> String {
-        let (region, method, path) = ("us-east-1", "GET", "/");
-        let request = Unsigned {
-            service,
-            region,
-            method,
-            path,
-            query,
-            content_type: "",
-            body: "",
-        };
-        let credentials = Credentials {
-            key_id: "AKIDEXAMPLE".to_owned(),
-            secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".to_owned(),
-            token: None,
-        };
-        let headers = request.signature(headers, &credentials, "20150830T123600Z");
-        headers[1].1.rsplit('=').next().unwrap().to_owned()
-    }
-
-    /// `get-vanilla` of AWS's test suite.
-    #[test]
-    fn vanilla_request_matches_vector() {
-        let headers = [("host", "example.amazonaws.com")];
-        let expected = "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31";
-        assert_eq!(signature("service", &[], &headers), expected);
-    }
-
-    /// The example of AWS's General Reference.
-    #[test]
-    fn query_matches_documented_example() {
-        let headers = [
-            (
-                "content-type",
-                "application/x-www-form-urlencoded; charset=utf-8",
-            ),
-            ("host", "iam.amazonaws.com"),
-        ];
-        let query = [("Version", "2010-05-08"), ("Action", "ListUsers")];
-        let expected = "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7";
-        assert_eq!(signature("iam", &query, &headers), expected);
     }
 }

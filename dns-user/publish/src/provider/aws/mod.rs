@@ -8,28 +8,95 @@ mod reach;
 mod sets;
 
 use std::{
+    any::Any,
     collections::{BTreeMap, HashMap},
     path::PathBuf,
     time::Duration,
 };
 
+use dns_kit::aws_signature::Credentials;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-pub use self::{api::Credentials, sets::BalancerRecords};
+pub use self::sets::BalancerRecords;
 use self::{
     api::{Api, Element},
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
-    Transaction, TransactionResult, Visibility, Zone, bad_answer, send_groups, settings,
+    Batch, Definition, GroupSender, Parameter,
+    ParameterKind::{Boolean, Choice, Duration as Time, Integer, List, Text},
+    Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, Step, TlsFiles,
+    Transaction, TransactionResult, Visibility, Zone, bad_answer,
+    definition::shared_root,
+    send_groups, settings, webhook,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
 const TAGS_PER_CALL: usize = 10;
 
 const PAGE: &str = "300";
+
+pub(super) const DEFINITION: Definition = Definition {
+    parameters: PARAMETERS,
+    settings: &[
+        "aws-access-key-id",
+        "aws-endpoint",
+        "aws-metadata-endpoint",
+        "aws-profile",
+        "aws-region",
+        "aws-role-arn",
+        "aws-secret-access-key",
+        "aws-session-token",
+        "aws-shared-credentials-file",
+        "aws-sts-endpoint",
+        "aws-web-identity-token-file",
+    ],
+    environment: &[
+        ("AWS_ACCESS_KEY_ID", "aws-access-key-id"),
+        ("AWS_SECRET_ACCESS_KEY", "aws-secret-access-key"),
+        ("AWS_SESSION_TOKEN", "aws-session-token"),
+        ("AWS_PROFILE", "aws-profile"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "aws-shared-credentials-file"),
+        ("AWS_ROLE_ARN", "aws-role-arn"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "aws-web-identity-token-file"),
+        ("AWS_DEFAULT_REGION", "aws-region"),
+        ("AWS_REGION", "aws-region"),
+    ],
+    remarks,
+    ..Definition::new("aws", |parameters| {
+        Ok(Box::new(Settings::from_parameters(parameters)?))
+    })
+};
+
+/// AWS Cloud Map, which external-dns serves.
+pub(super) const SERVICE_DISCOVERY: Definition = Definition {
+    parameters: PARAMETERS,
+    remarks,
+    ..webhook::peer("aws-sd")
+};
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new("aws-zone-type", Choice(&["public", "private"])),
+    Parameter::new("aws-zone-tags", List),
+    Parameter::new("aws-assume-role", Text),
+    Parameter::new("aws-batch-change-size", Integer),
+    Parameter::new("aws-batch-change-interval", Time),
+    Parameter::new("aws-evaluate-target-health", Boolean),
+    Parameter::new("no-aws-evaluate-target-health", Boolean),
+    Parameter::new("aws-api-retries", Integer),
+    Parameter::new("aws-prefer-cname", Boolean),
+];
+
+fn remarks(parameters: &Parameters) -> Vec<String> {
+    let is_true = |name| parameters.text(name) == Some("true");
+    if is_true("aws-evaluate-target-health") && is_true("no-aws-evaluate-target-health") {
+        let remark = "aws-evaluate-target-health and no-aws-evaluate-target-health are both true; the latter wins";
+        vec![remark.to_owned()]
+    } else {
+        Vec::new()
+    }
+}
 
 /// Settings of one account.
 #[derive(Debug, Clone)]
@@ -194,6 +261,16 @@ fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
         .or_else(usual)?;
     let is_meant = profile.is_some() || parameters.text("aws-shared-credentials-file").is_some();
     (is_meant || file.exists()).then(|| (file, profile.unwrap_or("default").to_owned()))
+}
+
+impl ProviderSettings for Settings {
+    fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
+        Ok(Box::new(Aws::new(*self)?))
+    }
+
+    fn shared_zones(&self, other: &dyn Any) -> Vec<Name> {
+        shared_root(self, other, Self::may_share_zones)
+    }
 }
 
 /// Provider for one account.

@@ -27,7 +27,7 @@ impl<'a> Account<'a> {
 
 impl Settings {
     /// Returns whether a zone may pass the filters of both. What only might differ counts as the same.
-    pub(crate) fn may_share_zones(&self, other: &Self) -> bool {
+    pub(super) fn may_share_zones(&self, other: &Self) -> bool {
         self.endpoint == other.endpoint
             && self.account() == other.account()
             && self.shares_visibility(other)

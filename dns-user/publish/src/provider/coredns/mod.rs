@@ -6,6 +6,7 @@
 mod etcd;
 
 use std::{
+    any::Any,
     collections::{BTreeMap, HashMap},
     time::Duration,
 };
@@ -15,8 +16,9 @@ use futures_util::future::BoxFuture;
 
 use self::etcd::{Etcd, EtcdKey, Service, Txn, key_of, name_of};
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, Step, TlsFiles,
-    Transaction, TransactionResult, Zone, send_groups, settings,
+    Batch, Definition, GroupSender, Parameter, ParameterKind::Text, Parameters, Progress, Provider,
+    ProviderError, ProviderSettings, Results, Step, TlsFiles, Transaction, TransactionResult, Zone,
+    definition::shared_root, send_groups, settings,
 };
 use crate::record::{Key, Name, Record, RecordType};
 
@@ -34,6 +36,24 @@ const HELD: [RecordType; 5] = [
     RecordType::PTR,
     RecordType::TXT,
 ];
+
+pub(super) const DEFINITION: Definition = Definition {
+    parameters: &[Parameter::new("coredns-prefix", Text)],
+    settings: &[
+        "coredns-strictly-owned",
+        "etcd-password",
+        "etcd-urls",
+        "etcd-username",
+    ],
+    environment: &[
+        ("ETCD_URLS", "etcd-urls"),
+        ("ETCD_USERNAME", "etcd-username"),
+        ("ETCD_PASSWORD", "etcd-password"),
+    ],
+    ..Definition::new("coredns", |parameters| {
+        Ok(Box::new(Settings::from_parameters(parameters)?))
+    })
+};
 
 /// Settings of one etcd cluster.
 #[derive(Debug, Clone)]
@@ -97,10 +117,16 @@ impl Settings {
     }
 }
 
-impl Settings {
-    /// Returns whether the settings of both lead to the same keys: a member in common, and the same prefix.
-    pub(crate) fn may_share_keys(&self, other: &Self) -> bool {
-        self.prefix == other.prefix && self.urls.iter().any(|url| other.urls.contains(url))
+impl ProviderSettings for Settings {
+    fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
+        Ok(Box::new(CoreDns::new(*self)?))
+    }
+
+    fn shared_zones(&self, other: &dyn Any) -> Vec<Name> {
+        // The same keys: a member in common, and the same prefix.
+        shared_root(self, other, |one, other| {
+            one.prefix == other.prefix && one.urls.iter().any(|url| other.urls.contains(url))
+        })
     }
 }
 

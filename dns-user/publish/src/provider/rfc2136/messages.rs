@@ -675,7 +675,7 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
             format!("{text} {}", reader.name()?)
         }
         _ => {
-            let hex: String = data.iter().map(|octet| format!("{octet:02x}")).collect();
+            let hex = dns_kit::hex(data);
             format!(r"\# {} {hex}", data.len())
         }
     };

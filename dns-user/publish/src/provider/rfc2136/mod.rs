@@ -10,11 +10,13 @@ mod tests;
 mod tsig;
 
 use std::{
+    any::Any,
     collections::{BTreeSet, HashMap},
     io,
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::future::BoxFuture;
 use rustls_pki_types::ServerName;
 use tokio::{
@@ -35,7 +37,9 @@ use self::{
     tsig::TsigError,
 };
 use super::{
-    Batch, GroupSender, Parameters, Progress, Provider, ProviderError, Results, TlsFiles,
+    Batch, Definition, GroupSender, Parameter,
+    ParameterKind::{Boolean, List, Secret, Switch, Text},
+    Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, TlsFiles,
     Transaction, TransactionResult, Zone, not_made, send_groups, settings,
 };
 use crate::record::{Name, Record};
@@ -48,6 +52,94 @@ const SERVFAIL: u8 = 2;
 
 /// Number of records in a set that BIND 9.18 accepts by default (`max-records-per-type`).
 const COMMON_LIMIT: usize = 100;
+
+pub(super) const DEFINITION: Definition = Definition {
+    parameters: &[
+        Parameter::new("rfc2136-host", Text),
+        Parameter::new("rfc2136-zone", List),
+        Parameter::new("rfc2136-insecure", Boolean),
+        Parameter::new("rfc2136-tsig-keyname", Text),
+        Parameter::new("rfc2136-tsig-secret", Secret),
+        Parameter::new("rfc2136-tsig-secret-alg", Text),
+        Parameter::new("rfc2136-tsig-axfr", Switch).ignored(
+            "has no effect here: zones are always listed by AXFR, signed if there is a key",
+        ),
+    ],
+    required: &["rfc2136-host", "rfc2136-zone"],
+    settings: &["rfc2136-min-ttl", "rfc2136-port"],
+    // Without a listing external-dns never deletes anything.
+    switches: &["rfc2136-tsig-axfr"],
+    obstacles,
+    arguments,
+    ..Definition::new("rfc2136", |parameters| {
+        Ok(Box::new(Settings::from_parameters(parameters)?))
+    })
+};
+
+fn obstacles(parameters: &Parameters) -> Vec<String> {
+    let mut found = Vec::new();
+    let algorithm = parameters
+        .text("rfc2136-tsig-secret-alg")
+        .map(str::to_ascii_lowercase);
+    let algorithm = algorithm.as_deref().map(|name| name.trim_end_matches('.'));
+    if algorithm == Some("gss-tsig") {
+        found.push(
+            "the provider rfc2136 does not support GSS-TSIG in bosh-dns-publish; use a shared key \
+             (hmac-sha256), or run external-dns itself (bosh-dns-publish render)"
+                .to_owned(),
+        );
+        return found;
+    }
+    if parameters.text("rfc2136-insecure") == Some("true") {
+        return found;
+    }
+    for name in ["rfc2136-tsig-keyname", "rfc2136-tsig-secret"] {
+        if parameters.text(name).is_none() {
+            found.push(format!(
+                "{name} is missing; add it, or set rfc2136-insecure to true"
+            ));
+        }
+    }
+    if parameters
+        .text("rfc2136-tsig-secret")
+        .is_some_and(|secret| STANDARD.decode(secret).is_err())
+    {
+        // The secret itself must not appear in messages.
+        found.push(
+            "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned(),
+        );
+    }
+    if let Some(name) = algorithm
+        && name.parse::<Algorithm>().is_err()
+    {
+        found.push(format!(
+            "rfc2136-tsig-secret-alg {name:?} is unknown; use one of {}",
+            Algorithm::names()
+        ));
+    }
+    found
+}
+
+/// Formats a host, whose port and protocol are flags of their own.
+fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
+    if name != "rfc2136-host" {
+        return None;
+    }
+    if let Some(host) = text.strip_prefix("tls://") {
+        let mut words = arguments(name, host)?;
+        words.push("--rfc2136-use-tls".to_owned());
+        return Some(words);
+    }
+    Some(match text.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
+            vec![
+                format!("--rfc2136-host={host}"),
+                format!("--rfc2136-port={port}"),
+            ]
+        }
+        _ => vec![format!("--rfc2136-host={text}")],
+    })
+}
 
 /// Settings of one server.
 #[derive(Debug, Clone)]
@@ -129,8 +221,22 @@ impl Settings {
         })
     }
 
+    fn server(&self) -> &Server {
+        // `from_parameters` requires a server.
+        &self.servers[0]
+    }
+}
+
+impl ProviderSettings for Settings {
+    fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
+        Ok(Box::new(Rfc2136::new(*self)))
+    }
+
     /// Returns the zones that both update at the same server. Host names are compared without case.
-    pub(crate) fn shared_zones(&self, other: &Self) -> Vec<Name> {
+    fn shared_zones(&self, other: &dyn Any) -> Vec<Name> {
+        let Some(other) = other.downcast_ref::<Self>() else {
+            return Vec::new();
+        };
         let is_same = |one: &Server, other: &Server| {
             one.port == other.port && one.host.eq_ignore_ascii_case(&other.host)
         };
@@ -144,11 +250,6 @@ impl Settings {
         let mut zones = self.zones.clone();
         zones.retain(|zone| other.zones.contains(zone));
         zones
-    }
-
-    fn server(&self) -> &Server {
-        // `from_parameters` requires a server.
-        &self.servers[0]
     }
 }
 

@@ -40,6 +40,11 @@ impl Algorithm {
         Self::of::<Hmac<sha2::Sha512>>("hmac-sha512"),
     ];
 
+    /// Returns the names of all algorithms, which are external-dns's.
+    pub(super) fn names() -> String {
+        Self::ALL.map(|algorithm| algorithm.name).join(", ")
+    }
+
     const fn of<M: Mac + KeyInit>(name: &'static str) -> Self {
         Self {
             name,
@@ -64,11 +69,15 @@ impl FromStr for Algorithm {
 
     fn from_str(text: &str) -> Result<Self, ProviderError> {
         let lower = text.trim().trim_end_matches('.').to_ascii_lowercase();
-        Self::ALL.into_iter().find(|algorithm| algorithm.name == lower).ok_or_else(|| {
-            settings(format!(
-                "rfc2136-tsig-secret-alg is {text:?}; use hmac-sha1, hmac-sha224, hmac-sha256, hmac-sha384 or hmac-sha512"
-            ))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name == lower)
+            .ok_or_else(|| {
+                settings(format!(
+                    "rfc2136-tsig-secret-alg is {text:?}; use one of {}",
+                    Self::names()
+                ))
+            })
     }
 }
 
