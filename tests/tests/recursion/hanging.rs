@@ -4,11 +4,11 @@ use std::{
     net::{Ipv4Addr, UdpSocket},
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Result, ensure};
-use hickory_proto::{op::ResponseCode, rr::RecordType};
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{client, process::wait_until};
 
@@ -18,29 +18,20 @@ use super::{
 };
 
 const QUESTIONS: usize = 300;
-/// Allowed growth of a latency: far more than the load itself causes, far less than waiting for the
-/// hanging recursor would.
-const FACTOR: u32 = 20;
-/// Timeout of queries to the hanging recursor.
-const RECURSOR_TIMEOUT: Duration = Duration::from_secs(4);
+/// Timeout of queries to the hanging recursor. An answer that waited for it, or for the end of a query that waits
+/// for it, would come after all tries of [`ask_all`].
+const HANGS: &str = "1h";
 
-/// Returns the median reply time; every reply must arrive and be correct.
-fn median(name: impl Fn(usize) -> String, address: Ipv4Addr) -> Result<Duration> {
-    let mut times = Vec::with_capacity(QUESTIONS);
+/// Asks for names one after the other; every reply must arrive and be correct.
+fn ask_all(name: impl Fn(usize) -> String, address: Ipv4Addr) -> Result<()> {
     for number in 0..QUESTIONS {
         let query = client::query(&name(number), RecordType::A, None)?;
-        let start = Instant::now();
-        let reply = client::ask(OURS, &query)?;
-        times.push(start.elapsed());
+        // The socket of a server on a busy machine may overflow; stub resolvers ask again as well.
+        let reply = (0..12).find_map(|_| client::ask(OURS, &query).ok());
+        let reply = reply.with_context(|| format!("{} waits", name(number)))?;
         ensure!(client::addresses(&reply) == [address], "{reply}");
-        ensure!(
-            times[number] < RECURSOR_TIMEOUT * 3 / 4,
-            "an answer waited for {:?}",
-            times[number]
-        );
     }
-    times.sort();
-    Ok(times[QUESTIONS / 2])
+    Ok(())
 }
 
 /// Sends about 5,000 queries per second to the hanging recursor until `done`.
@@ -68,7 +59,8 @@ fn hanging_recursor_delays_no_answer() -> Result<()> {
     let other = Ipv4Addr::new(192, 0, 2, 9);
     let _living = Scripted::answering(&namespace, loopback(11), other)?;
     let settings = json!({
-        "recursor_timeout": "4s",
+        "recursor_timeout": HANGS,
+        "request_timeout": HANGS,
         "handlers": [{
             "domain": "other.test",
             "source": {"type": "dns", "recursors": [loopback(11)]},
@@ -76,44 +68,26 @@ fn hanging_recursor_delays_no_answer() -> Result<()> {
         }],
     });
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
-    let local = || median(|_| LOCAL_NAME.to_owned(), Ipv4Addr::new(10, 0, 0, 1));
-    let forwarded = || median(|number| format!("n{number}.other.test."), other);
-    namespace.run(|| -> Result<()> {
-        let idle = (local()?, forwarded()?);
-        let done = AtomicBool::new(false);
-        let loaded = thread::scope(|scope| -> Result<_> {
+    let done = AtomicBool::new(false);
+    namespace.run(|| {
+        thread::scope(|scope| -> Result<()> {
             let flooding = scope.spawn(|| namespace.run(|| flood(&done))?);
-            let measured = (|| {
+            let asking = || -> Result<()> {
                 wait_until("queries that hang", Duration::from_secs(60), || {
                     hanging.count() > 1000
                 })?;
-                Ok((local()?, forwarded()?))
-            })();
+                ask_all(|_| LOCAL_NAME.to_owned(), Ipv4Addr::new(10, 0, 0, 1))?;
+                ask_all(|number| format!("n{number}.other.test."), other)
+            };
+            let asked = asking();
             done.store(true, Ordering::Relaxed);
             flooding
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            measured
-        })?;
-        ensure!(
-            loaded.0 < idle.0 * FACTOR,
-            "local answers: {:?}, {:?} when idle",
-            loaded.0,
-            idle.0
-        );
-        ensure!(
-            loaded.1 < idle.1 * FACTOR,
-            "forwarded answers: {:?}, {:?} when idle",
-            loaded.1,
-            idle.1
-        );
-        Ok(())
+            asked
+        })
     })??;
-    // The server really waited for the recursor.
-    let reply = lab.ask_for("last.hanging.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    let waiting = lab.metric("bosh_dns_xdp_requests_in_flight", "")?;
+    ensure!(waiting >= 1000, "only {waiting} queries waited meanwhile");
     Ok(())
 }

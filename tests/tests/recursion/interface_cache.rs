@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dns_kit::metrics::names;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
@@ -242,16 +242,15 @@ fn flush_ends_answers_of_killed_server() -> Result<()> {
     Ok(())
 }
 
+/// Address in the first answer of [`changing`].
+const FIRST: u32 = 0x0a00_0000;
+
 /// Returns a recursor whose answers for a name have a new address every time.
 fn changing(namespace: &Namespace, ttl: u32) -> Result<Scripted> {
     let count = std::sync::atomic::AtomicU32::new(0);
     Scripted::start(namespace, loopback(10), move |asked| {
         let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        vec![
-            asked
-                .answer(Ipv4Addr::from(0x0a00_0000 + number), ttl)
-                .into(),
-        ]
+        vec![asked.answer(Ipv4Addr::from(FIRST + number), ttl).into()]
     })
 }
 
@@ -326,12 +325,23 @@ fn evicted_answer_leaves_interface() -> Result<()> {
     .with_context(|| lab.server.log())
 }
 
+/// Returns when the answer of [`changing`] with this address was asked for.
+fn fetches(recursor: &Scripted, address: IpAddr) -> Result<Instant> {
+    let IpAddr::V4(address) = address else {
+        bail!("{address} is not an answer of the recursor");
+    };
+    let number = u32::from(address) - FIRST;
+    let asked = recursor.asked();
+    let asked = asked.get(number as usize);
+    Ok(asked.context("an answer that nobody asked for")?.at)
+}
+
 /// Compares the TTLs of both paths with a clock: for some seconds, or for the time in `SOAK_SECONDS`, such as the
 /// hour that a release waits.
 #[test]
 fn both_paths_count_down() -> Result<()> {
-    /// Time by which a reply may be late, and a whole second that has just begun or ended.
-    const TOLERANCE: f64 = 1.5;
+    /// TTLs are whole seconds, and the programs' clock ticks.
+    const ROUNDING: f64 = 1.1;
     let Some(namespace) = namespace("icount")?.filter(|_| requirements::bpf()) else {
         return Ok(());
     };
@@ -341,8 +351,8 @@ fn both_paths_count_down() -> Result<()> {
     let recursor = changing(&namespace, ttl)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query("counted.example.com.", RecordType::A, None)?.to_vec()?;
-    // An answer and the time at which it was fetched; each has an address of its own.
-    let mut fetched: Option<(IpAddr, Instant)> = None;
+    // The latest answer, and when it was seen first; each has an address of its own.
+    let mut seen: Option<(IpAddr, Instant)> = None;
     let begun = Instant::now();
     let (mut by_interface, mut by_userspace, mut renewed) = (0, 0, 0);
     let pause = Duration::from_millis(200).max(Duration::from_secs(ttl.into()) / 2000);
@@ -359,23 +369,26 @@ fn both_paths_count_down() -> Result<()> {
                 .answers
                 .first()
                 .with_context(|| format!("no answer: {reply}"))?;
+            let replied = Instant::now();
             let address = client::addresses(&reply)[0];
-            let since = match fetched {
-                Some((known, since)) if known == address => since,
+            let first_seen = match seen {
+                Some((known, first_seen)) if known == address => first_seen,
                 _ => {
-                    renewed += usize::from(fetched.is_some());
-                    fetched = Some((address, asked));
-                    asked
+                    renewed += usize::from(seen.is_some());
+                    seen = Some((address, replied));
+                    replied
                 }
             };
-            let left = f64::from(record.ttl) + asked.duration_since(since).as_secs_f64();
-            // A renewal may have fetched it up to a pause before it was first seen.
-            let earlier = TOLERANCE + pause.as_secs_f64();
+            // It was fetched after the recursor was asked and before it was seen, and the reply was written after the
+            // query was sent and before the reply was read, however long any of them took.
+            let asked_recursor = fetches(&recursor, address)?;
+            let oldest = replied.duration_since(asked_recursor).as_secs_f64() + ROUNDING;
+            let youngest = asked.saturating_duration_since(first_seen).as_secs_f64() - ROUNDING;
+            let age = f64::from(ttl) - f64::from(record.ttl);
             ensure!(
-                (f64::from(ttl) - earlier..=f64::from(ttl) + TOLERANCE).contains(&left),
-                "{} s left {:?} after it was fetched for {ttl} s",
-                record.ttl,
-                since.elapsed()
+                (youngest..=oldest).contains(&age),
+                "{} of {ttl} s left, at an age of {youngest} to {oldest} s",
+                record.ttl
             );
         }
         thread::sleep(pause);

@@ -29,7 +29,7 @@ const MALFORMED_COOKIE: &[u8] = &[0, 10, 0, 1, 7];
 const RECURSOR_COOKIE: &[u8] = &[0, 10, 0, 16, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8];
 
 /// Time limit for a reply, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Adds an option to the OPT at the end of a message, which has none yet.
 fn with_option(message: &Message, option: &[u8]) -> Result<Vec<u8>> {

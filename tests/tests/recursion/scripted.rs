@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -48,6 +48,8 @@ pub(crate) struct Asked {
     pub(crate) message: Message,
     pub(crate) from: SocketAddr,
     pub(crate) by_tcp: bool,
+    /// When it was received.
+    pub(crate) at: Instant,
 }
 
 /// A message to send.
@@ -75,6 +77,7 @@ impl Asked {
             message: Message::from_vec(bytes).ok()?,
             from,
             by_tcp,
+            at: Instant::now(),
         })
     }
 

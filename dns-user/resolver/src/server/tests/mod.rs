@@ -44,7 +44,7 @@ use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
 use dns_upstream::Answer;
 
 /// Longest wait for a reply, far above the usual time, so that exceeding it is a failure.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 //----------- Set-up ---------------------------------------------------------
 
