@@ -8,7 +8,8 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, BufRead as _, BufReader},
     os::unix::{ffi::OsStrExt as _, fs::symlink},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -53,6 +54,12 @@ pub(crate) struct Mutants {
     /// Number of changes.
     #[arg(long, default_value_t = 100)]
     count: usize,
+    /// Only list the chosen changes.
+    #[arg(long)]
+    list: bool,
+    /// Arguments of `cargo test` for a crate: --lib leaves out what needs real servers.
+    #[arg(last = true, value_name = "ARGUMENT")]
+    tests: Vec<String>,
 }
 
 impl Mutants {
@@ -62,6 +69,8 @@ impl Mutants {
             program: _,
             seed,
             count,
+            list,
+            tests,
         } = self;
         let seed = seed.unwrap_or_else(|| fastrand::u64(..));
         println!("seed: {seed}");
@@ -69,8 +78,24 @@ impl Mutants {
         let copy = copy()?;
         let random = Rng::with_seed(seed);
         match package {
-            Some(package) => change_crate(&copy, &package, random, count),
-            None => change_programs(&copy, random, count),
+            Some(package) => {
+                let changes = changes_of_crate(&copy, &package, random, count)?;
+                if list {
+                    changes.iter().for_each(|name| println!("{name}"));
+                    return Ok(());
+                }
+                change_crate(&copy, &package, &changes, &tests)
+            }
+            None => {
+                let changes = changes_of_programs(&copy, random, count)?;
+                if list {
+                    changes
+                        .iter()
+                        .for_each(|change| println!("{}", change.shown()));
+                    return Ok(());
+                }
+                change_programs(&copy, &changes)
+            }
         }
     }
 }
@@ -154,48 +179,54 @@ fn remove_others(copy: &Path, folder: &Path, files: &BTreeSet<PathBuf>) -> Resul
 
 //----------- Rust crates -----------------------------------------------------
 
-/// Changes a crate with cargo-mutants; each change is judged by the crate's own tests.
-fn change_crate(copy: &Path, package: &str, mut random: Rng, count: usize) -> Result<()> {
-    let program = cargo_mutants()?;
-    let mutants = |arguments: &[&str]| {
-        let mut command = Command::new(&program);
-        command
-            .args(["mutants", "--package", package])
-            .args(arguments)
-            .current_dir(copy)
-            .env("CARGO_TARGET_DIR", copy.join("target"));
-        command
-    };
-    let listed = capture(&mut mutants(&["--list", "--json"]))?;
+/// Returns a command of cargo-mutants for a crate.
+fn cargo_mutants_for(copy: &Path, package: &str) -> Result<Command> {
+    let mut command = Command::new(cargo_mutants()?);
+    command
+        .args(["mutants", "--package", package])
+        .current_dir(copy)
+        .env("CARGO_TARGET_DIR", copy.join("target"));
+    Ok(command)
+}
+
+/// Chooses among all changes that cargo-mutants knows for a crate; returns their names.
+fn changes_of_crate(
+    copy: &Path,
+    package: &str,
+    mut random: Rng,
+    count: usize,
+) -> Result<Vec<String>> {
+    let listed = capture(cargo_mutants_for(copy, package)?.args(["--list", "--json"]))?;
     let listed: Value = serde_json::from_str(&listed).context("cargo-mutants lists JSON")?;
     let all = listed.as_array().context("cargo-mutants lists mutants")?;
-    let mut names: Vec<&str> = all
+    let mut names: Vec<String> = all
         .iter()
         .filter_map(|mutant| mutant["name"].as_str())
+        .map(str::to_owned)
         .collect();
     ensure!(!names.is_empty(), "{package} has nothing to change");
     let total = names.len();
     random.shuffle(&mut names);
     names.truncate(count);
     println!("{} of {total} changes of {package}", names.len());
+    Ok(names)
+}
 
+/// Changes a crate with cargo-mutants; each change is judged by the crate's own tests.
+fn change_crate(copy: &Path, package: &str, names: &[String], tests: &[String]) -> Result<()> {
     let results = copy.join("target/results");
     fs::create_dir_all(&results)?;
-    let mut command = mutants(&[
-        "--in-place",
-        "--no-shuffle",
-        "--colors",
-        "never",
-        "--output",
-    ]);
-    command.arg(&results);
+    let mut command = cargo_mutants_for(copy, package)?;
+    command
+        .args(["--in-place", "--no-shuffle", "--colors", "never"])
+        .arg("--output")
+        .arg(&results);
     for name in names {
         command.args(["--re", &format!("^{}$", escape(name))]);
     }
+    command.arg("--").args(tests);
     // It fails if a change survives: the lists below tell.
-    let _ = command
-        .status()
-        .with_context(|| program.display().to_string())?;
+    let _ = command.status().context("cargo-mutants")?;
     let list = |name: &str| -> Result<Vec<String>> {
         let file = results.join("mutants.out").join(name);
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -331,8 +362,8 @@ enum Fate {
     Survived,
 }
 
-/// Changes the programs; each change is judged by the packet tests.
-fn change_programs(copy: &Path, mut random: Rng, count: usize) -> Result<()> {
+/// Chooses among all changes of the programs.
+fn changes_of_programs(copy: &Path, mut random: Rng, count: usize) -> Result<Vec<Change>> {
     let sources = copy.join("dns-ebpf/src");
     let mut changes = Vec::new();
     for entry in fs::read_dir(&sources)? {
@@ -347,7 +378,12 @@ fn change_programs(copy: &Path, mut random: Rng, count: usize) -> Result<()> {
     random.shuffle(&mut changes);
     changes.truncate(count);
     println!("{} of {total} changes of the programs", changes.len());
+    Ok(changes)
+}
 
+/// Changes the programs; each change is judged by the packet tests.
+fn change_programs(copy: &Path, changes: &[Change]) -> Result<()> {
+    let sources = copy.join("dns-ebpf/src");
     let tests = packet_tests()?;
     ensure!(
         build_programs(copy)?,
@@ -494,31 +530,48 @@ fn packet_tests() -> Result<PathBuf> {
 /// Runs the packet tests with the programs of the copy.
 fn judge(copy: &Path, tests: &Path) -> Result<Fate> {
     let object = copy.join("dns-ebpf/target/bpfel-unknown-none/release/dns-ebpf");
-    let run = |arguments: &[&str]| -> io::Result<bool> {
-        let status = Command::new(tests)
-            .args(arguments)
+    let command = || {
+        let mut command = Command::new(tests);
+        command
             .env("DNS_EBPF_OBJECT", &object)
             // Without BPF the tests must fail rather than be skipped.
             .env("CI", "1")
-            .current_dir(copy.join("tests"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()?;
-        Ok(status.success())
+            .current_dir(copy.join("tests"));
+        command
     };
-    if !run(&["--exact", LOADING])? {
+    if !all_pass(command().args(["--exact", LOADING]))? {
         return Ok(Fate::Unviable);
     }
-    let mut arguments = Vec::new();
+    let mut all = command();
     for test in OTHER_TESTS {
-        arguments.extend(["--skip", test]);
+        all.args(["--skip", test]);
     }
-    if run(&arguments)? {
+    if all_pass(&mut all)? {
         Ok(Fate::Survived)
     } else {
         Ok(Fate::Caught)
     }
+}
+
+/// Runs a test program until it ends or a test has failed.
+fn all_pass(command: &mut Command) -> io::Result<bool> {
+    let mut running = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut has_failed = false;
+    if let Some(output) = running.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            if line?.ends_with("... FAILED") {
+                has_failed = true;
+                // The others, some of which last long, would tell no more.
+                running.kill()?;
+                break;
+            }
+        }
+    }
+    Ok(running.wait()?.success() && !has_failed)
 }
 
 #[cfg(test)]
