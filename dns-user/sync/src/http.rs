@@ -268,6 +268,8 @@ mod tests {
         let long = Duration::from_secs(20);
         let whole = got(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nblob", long).await;
         assert_eq!(whole, Ok(Bytes::from_static(b"blob")));
+        let longest = got(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nblob of 10", long).await;
+        assert_eq!(longest, Ok(Bytes::from_static(b"blob of 10")));
         for (answer, problem) in [
             (
                 &b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nblob"[..],

@@ -434,6 +434,30 @@ mod tests {
     }
 
     #[test]
+    fn longer_patch_is_not_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = writer(folder.path());
+        let old = vec![b'x'; 10_000];
+        std::fs::write(folder.path().join("state/datasets/1.json"), &old).unwrap();
+        // What is new is random, so that it enters the patch as it is.
+        let mut random = fastrand::Rng::with_seed(72);
+        let random: Vec<u8> = std::iter::repeat_with(|| random.u8(..))
+            .take(LONGEST_PATCH)
+            .collect();
+        let new = |added: usize| Bytes::from([&old[..], &random[..added]].concat());
+        let length = |added: usize| digest::make_patch(&old, &new(added)).unwrap().len();
+        let some = LONGEST_PATCH - 1_000;
+        let most = LONGEST_PATCH - (length(some) - some);
+        assert_eq!(length(most), LONGEST_PATCH);
+        for (added, is_sent) in [(most - 1, true), (most, true), (most + 1, false)] {
+            assert_eq!(writer.patch(1, &new(added)).is_some(), is_sent, "{added}");
+        }
+        // Nor is a patch that is longer than the dataset.
+        assert!(writer.patch(1, &Bytes::from_static(b"short")).is_none());
+        assert!(writer.patch(2, &new(0)).is_none(), "version 2 is not kept");
+    }
+
+    #[test]
     fn command_before_commit_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let inventory = r#"{"deployments": [{"name": "d", "instance_groups": [{"name": "g", "instances": [

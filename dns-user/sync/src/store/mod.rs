@@ -674,7 +674,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&format!("file://{}", folder.path().display())).unwrap();
         store.put("a", &Bytes::from_static(b"blob")).await.unwrap();
-        assert_eq!(store.get("a", LONGEST_BLOB).await.unwrap(), "blob");
+        for longest in [4, 5, LONGEST_BLOB] {
+            assert_eq!(store.get("a", longest).await.unwrap(), "blob");
+        }
+        assert!(store.get("a", 3).await.is_err(), "one byte more");
         store.delete("a").await.unwrap();
         store.delete("a").await.unwrap();
         assert!(store.get("a", LONGEST_BLOB).await.is_err());
