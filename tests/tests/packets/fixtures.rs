@@ -953,7 +953,8 @@ fn checksum_needs_every_fold() {
         };
         let sum = program_sum(&reply(0), query.name.len() + 4);
         let differs = |&id: &u16| {
-            folded(sum + u64::from(id.to_be()), 0) != folded(sum + u64::from(id.to_be()), 1)
+            let sum = sum + u64::from(id.to_be());
+            folded(sum, &FOLDS) != folded(sum, &FOLDS[1..])
         };
         for id in (0..=u16::MAX).filter(differs).take(20) {
             let udp = reply(id);
@@ -964,6 +965,47 @@ fn checksum_needs_every_fold() {
         }
     }
     assert!(tried > 0, "the sums are too small");
+}
+
+/// Only one reply of a thousand million needs the last fold: here an address is chosen for the sum.
+#[test]
+fn checksum_needs_last_fold() {
+    const ADDRESSES: u128 = 140;
+    const NAME: &str = "many66.bosh";
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    let mut reply = |last_word: u32, id: u16| {
+        let mut v6: Vec<Ipv6Addr> = (1..ADDRESSES)
+            .map(|last| Ipv6Addr::from(u128::MAX - last))
+            .collect();
+        let [a, b, c, d] = last_word.to_le_bytes();
+        v6.push([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d].into());
+        let list = Published {
+            v6,
+            ..Published::default()
+        };
+        program.publish(&wire(NAME), &list).expect("there is room");
+        let query = Query {
+            id,
+            ..Query::new(NAME, AAAA).opt(Opt::new(4096))
+        };
+        let frame = Datagram::v6(query.bytes()).frame();
+        let run = program.run(Hook::Tc, &frame).expect("the program runs");
+        (run.packet[14 + 40..].to_vec(), query.name.len() + 4)
+    };
+    let (udp, question_len) = reply(0, 0);
+    assert_eq!(question_len % 2, 1, "only a shifted sum is large enough");
+    let least = program_sum(&udp, question_len);
+    // The lower half and what is carried into it become 2^32 + 65,535. The word counts 256-fold.
+    let missing = (1 << 32) + 0xffff - (least >> 32) - (least & 0xffff_ffff);
+    let (word, id) = ((missing >> 8) as u32, (missing as u16 & 0xff).to_be());
+    assert_ne!(
+        folded(least + missing, &FOLDS),
+        folded(least + missing, &FOLDS[..3])
+    );
+    let (udp, _) = reply(word, id);
+    let head = pseudo(SERVER6, CLIENT6, udp.len() as u16);
+    assert_eq!(checksum(&[&head, &udp]), 0, "id {id}, word {word:#x}");
 }
 
 /// Adds up the UDP datagram of a reply as the programs do, in words of four bytes in memory order, without a fold.
@@ -980,16 +1022,23 @@ fn program_sum(udp: &[u8], question_len: usize) -> u64 {
     headers[6..8].fill(0);
     let (question, answers) = udp[20..].split_at(question_len);
     let is_odd = question_len % 2 == 1;
-    words(&pseudo(SERVER6, CLIENT6, udp.len() as u16))
+    let addresses = &pseudo(SERVER6, CLIENT6, 0)[..32];
+    let (length, protocol) = ((udp.len() as u16).to_be(), u16::from_ne_bytes([0, 17]));
+    words(addresses)
+        + u64::from(length)
+        + u64::from(protocol)
         + words(&headers)
         + words(question)
         + (words(answers) << (8 * u32::from(is_odd)))
 }
 
-/// Folds a sum to 16 bits, without the first `skipped` of the four folds that the largest sum needs.
-fn folded(sum: u64, skipped: usize) -> u64 {
+/// The folds that the largest sum needs, in bits.
+const FOLDS: [u32; 4] = [32, 16, 16, 16];
+
+/// Folds a sum to 16 bits by some of the folds.
+fn folded(sum: u64, folds: &[u32]) -> u64 {
     let mut folded = sum;
-    for bits in [32, 16, 16, 16].into_iter().skip(skipped) {
+    for bits in folds {
         folded = (folded & ((1 << bits) - 1)) + (folded >> bits);
     }
     folded & 0xffff

@@ -21,9 +21,6 @@ const NAMES: usize = 10_000;
 /// Names in one message of nsupdate.
 const NAMES_PER_MESSAGE: usize = 400;
 
-/// Processor time of a run that changes nothing.
-const NOTHING_TO_DO: Duration = Duration::from_secs(3);
-
 /// Times of one server.
 #[derive(Debug)]
 pub(crate) struct Figures {
@@ -65,11 +62,6 @@ async fn publish(program: Program) {
     println!(
         "{program:?}: {NAMES} names {first:.2?} (whole command {command:.2?}, nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
          ({processor:.2?} of processor time), one change {one:.2?}, a thousand {tenth:.2?}"
-    );
-    // Elapsed time depends on other load on the machine; CPU time hardly does.
-    assert!(
-        processor < NOTHING_TO_DO,
-        "nothing to do took {processor:?} of processor time"
     );
 }
 
