@@ -221,6 +221,8 @@ const HEADER: usize = 16;
 /// Offset of `idiag_uid` in an `inet_diag_msg` (linux/inet_diag.h): four bytes of family, state,
 /// timer and retransmissions, the socket's id of 48 bytes, expiry and two queues.
 const UID: usize = 4 + 48 + 12;
+/// Maximum length of the reply in bytes, of which only the first part is read.
+const MAX_REPLY: usize = 512;
 /// Time limit for the reply of the kernel, which normally arrives within the call.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -268,7 +270,7 @@ fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     socket.write_all(&request(local, remote))?;
-    let mut reply = [0; 512];
+    let mut reply = [0; MAX_REPLY];
     let length = socket.read(&mut reply)?;
     let reply = &reply[..length];
     let field = |at: usize| {

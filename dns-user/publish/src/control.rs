@@ -12,6 +12,9 @@ use tokio::net::UnixStream;
 /// Time limit of a request whose response needs no round.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Maximum length of a response in bytes; another program may listen at the path.
+const MAX_RESPONSE: usize = 64 << 20;
+
 pub(crate) async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = call(TIMEOUT, socket, Method::GET, path, Bytes::new()).await?;
     if status != StatusCode::OK {
@@ -34,7 +37,7 @@ pub async fn call(
 ) -> anyhow::Result<(StatusCode, Bytes)> {
     let limits = Limits {
         time: limit,
-        body: usize::MAX,
+        body: MAX_RESPONSE,
     };
     exchange(socket, method, path, body, limits)
         .await

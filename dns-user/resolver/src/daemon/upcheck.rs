@@ -26,6 +26,8 @@ use dns_core::{
 
 /// Time limit of one query.
 const TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum length of a reply by UDP in bytes.
+const MAX_REPLY: usize = 4096;
 
 /// The queries of a self-check and their targets.
 #[derive(Clone, Debug)]
@@ -252,7 +254,7 @@ async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(target).await?;
     socket.send(question).await?;
-    let mut reply = vec![0; 4096];
+    let mut reply = vec![0; MAX_REPLY];
     let length = socket.recv(&mut reply).await?;
     reply.truncate(length);
     Ok(reply)
