@@ -8,8 +8,8 @@
 //!   the server's side, the messages between them, and the hand-over of the maps' descriptors.
 //! * [`memory`]: the maps as the server uses them.
 //! * [`mailbox`]: channels to threads that wait in poll(2).
-//! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
-//!   the system calls.
+//! * [`object`] loads the maps, [`programs`] loads each program once it is needed, both from an [`image`]; [`bpf`]
+//!   holds the system calls.
 //!
 //! [`FastPath`] owns all of it; [`FastPathHandle`] is the handle for its users.
 
@@ -18,6 +18,7 @@ mod attacher;
 mod bpf;
 mod connection;
 mod handle;
+mod image;
 mod mailbox;
 mod map;
 mod memory;
@@ -59,8 +60,8 @@ pub use self::{
     programs::{ProgramState, ProgramStatus},
     publish::{
         answers::{AnswersStatus, RepliesStatus},
-        publisher::{HeldReply, NameSource},
-        replies::is_answerable,
+        replies::{HeldReply, is_answerable},
+        source::NameSource,
         table::{TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
 };
@@ -108,7 +109,11 @@ pub mod forwarded {
 }
 
 /// The BPF programs, built from `dns-ebpf` by the build script.
-pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dns-ebpf"));
+pub const OBJECT: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/dns-ebpf"))).0;
+
+/// Numbers in an ELF file are read where they are.
+#[repr(align(8))]
+struct Aligned<T: ?Sized>(T);
 
 /// Interval at which callers should call [`FastPath::report`].
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -317,10 +322,14 @@ impl FastPath {
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
-    /// Returns whether [`Self::ready`] would resolve immediately.
+    /// Returns whether [`Self::ready`] would resolve immediately, and the kernel verifies no further program.
     pub fn is_ready(&self) -> bool {
         self.running(|Running { publisher, session }| {
-            *publisher.installs.borrow() > 0 && *session.ready.borrow()
+            let programs = &session.attached.lock().programs;
+            let is_loading = programs
+                .iter()
+                .any(|program| program.state == ProgramState::Loading);
+            *publisher.installs.borrow() > 0 && *session.ready.borrow() && !is_loading
         })
         .unwrap_or(true)
     }

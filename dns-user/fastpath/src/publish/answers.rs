@@ -21,9 +21,10 @@ use hashbrown::HashMap;
 
 use super::{
     lease::GracePeriods,
-    publisher::{HeldReply, LearnFilter, NameSource, QuestionFilter, filter_key},
-    replies::{self, SMALLEST_WIDE},
+    publisher::{LearnFilter, QuestionFilter, filter_key},
+    replies::{self, HeldReply, SMALLEST_WIDE},
     second_chance::{Allowance, SecondChance},
+    source::NameSource,
     table::{EntryStore, Placed},
 };
 use crate::map::{
@@ -268,6 +269,11 @@ impl AnswerTable {
         self.rooms[Part::Outside as usize].queue = SecondChance::default();
         self.due.retain(|Reverse(due)| due.task == Task::Redraw);
         self.generation = generation;
+    }
+
+    /// Removes all forwarded answers.
+    pub(crate) fn withdraw_all(&mut self) {
+        self.begin(self.generation);
     }
 
     /// Publishes an answer that was looked up in `generation`, at `now_ns` of `CLOCK_BOOTTIME`.

@@ -1,7 +1,6 @@
-//! Requests to the publisher's thread: its handle, and filters of what queries hand over.
+//! The handle of the publisher's thread, and filters of what queries hand over.
 
 use std::{
-    any::Any,
     net::IpAddr,
     sync::{
         Arc,
@@ -13,12 +12,17 @@ use std::{
 use crossbeam_channel::Sender;
 use dns_common::{
     control::CLIENT_BUCKETS,
-    entry::{AnswerPolicy, EntryHeader},
+    entry::EntryHeader,
     forwarded::{QueryKey, is_answered},
     name::hash_name,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::{
+    events::{Event, EventSender},
+    replies::HeldReply,
+    source::NameSource,
+};
 use crate::map::{
     answer::{AnswerKey, AnswerQuestion},
     control::ControlPage,
@@ -26,55 +30,10 @@ use crate::map::{
     layout::{read_header, read_name},
 };
 use dns_core::{
-    changes::{Changes, Facet, Facets},
-    config::OnStop,
     name::{Name, NameRef},
-    resolve::{Health, Resolution},
-    wire::{ForwardedAnswer, Query, TYPE_ANY},
+    wire::{ForwardedAnswer, TYPE_ANY},
 };
 use dns_kit::clock::kernel_monotonic_ns;
-
-/// The meaning of names: a snapshot, as seen by the publisher.
-pub trait NameSource: Any + Send + Sync {
-    /// Returns the names to publish before the first query, the most useful first.
-    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
-
-    /// Returns the current meaning of `name`; `None` if other servers answer for it.
-    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
-
-    /// Like [`Self::resolve`], with the policy for presenting the addresses, if different from the
-    /// fleet's default.
-    fn resolve_with_policy(
-        &self,
-        health: &dyn Health,
-        name: &Name,
-    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
-        self.resolve(health, name)
-            .map(|resolution| (resolution, None))
-    }
-
-    /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
-    /// question, flags and EDNS size, and is no list of addresses that [`Self::resolve_with_policy`] gives.
-    /// SOA records have this `serial`. Equal seeds yield the same order and choice of records.
-    fn reply(&self, _query: &Query<'_>, _serial: u32, _seed: u64) -> Option<Vec<u8>> {
-        None
-    }
-
-    /// Returns whether an older source gives the same replies for `name`; `false` if that is unknown.
-    fn gives_same_replies(&self, _older: &dyn NameSource, _name: &Name) -> bool {
-        false
-    }
-
-    /// Returns the facets on which the meaning of `name` depends.
-    fn facets(&self, _name: &Name) -> Facets {
-        [Facet::ANY].into_iter().collect()
-    }
-
-    /// Returns what has changed since an older source; `None` if any name may have changed.
-    fn changes_since(&self, _older: &dyn NameSource) -> Option<Changes> {
-        None
-    }
-}
 
 //----------- Publisher ------------------------------------------------------
 
@@ -88,8 +47,9 @@ pub(crate) struct Publisher {
 
 /// The state behind an active [`Publisher`].
 pub(super) struct Handle {
-    /// Events that must not be lost.
-    pub(super) control: Sender<Event>,
+    pub(super) events: EventSender,
+    /// Number of the latest flush that has taken effect.
+    pub(super) flushed: watch::Receiver<u64>,
     pub(super) learn: Sender<Name>,
     pub(super) filter: Arc<LearnFilter>,
     /// Limits denials and questions by client.
@@ -132,25 +92,6 @@ pub(super) struct Offer {
     pub(super) answer: ForwardedAnswer,
     /// The generation in which it was looked up.
     pub(super) generation: u64,
-}
-
-/// Requests to the publisher's thread.
-pub(super) enum Event {
-    Install(Arc<dyn NameSource>),
-    /// Names within these domains have new answers.
-    Refresh(Arc<dyn NameSource>, Box<[Name]>),
-    /// The health of these instances changed.
-    HealthChanged(Box<[IpAddr]>),
-    Withdraw(Box<[Name]>),
-    /// The forwarded answer with this key was evicted from the cache in userspace.
-    RemoveAnswer(u64),
-    /// All forwarded answers of earlier generations are void; renewals are requested through the sender.
-    BeginAnswers(u64, mpsc::Sender<AnswerQuestion>),
-    ListReplies(oneshot::Sender<Vec<HeldReply>>),
-    /// Notify when all earlier events have taken effect.
-    Flush(oneshot::Sender<()>),
-    /// Stop; with `Detach` the programs stop answering.
-    Stop(OnStop),
 }
 
 impl Publisher {
@@ -338,37 +279,26 @@ impl Publisher {
     }
 
     pub(crate) async fn flushed(&self) {
-        let (done, wait) = oneshot::channel();
-        self.send(Event::Flush(done));
+        let Some(handle) = &self.inner else { return };
+        let number = handle.events.flush();
+        let mut flushed = handle.flushed.clone();
         // An error means that the publisher has ended, so there is nothing left to wait for.
-        let _ = wait.await;
+        let _ = flushed.wait_for(|&done| done >= number).await;
     }
 
     pub(crate) async fn local_replies(&self) -> Vec<HeldReply> {
         let (done, replies) = oneshot::channel();
         self.send(Event::ListReplies(done));
-        // An error means that the publisher has ended.
+        // An error means that the publisher has ended, or is far behind.
         replies.await.unwrap_or_default()
     }
 
     /// Sends an event that must not be lost.
     pub(super) fn send(&self, event: Event) {
         if let Some(handle) = &self.inner {
-            // An error means that the publisher has ended.
-            let _ = handle.control.send(event);
+            handle.events.send(event);
         }
     }
-}
-
-/// A local reply in the maps, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldReply {
-    /// The question that it answers.
-    pub question: AnswerQuestion,
-    /// Size of its entry in bytes, with all orders of its records.
-    pub bytes: usize,
-    /// Whether it has no answer.
-    pub is_denial: bool,
 }
 
 //----------- LearnFilter ----------------------------------------------------

@@ -13,7 +13,7 @@ use dns_core::wire::{
 use dns_kit::clock::BootInstant;
 use hashbrown::HashSet;
 
-use super::publisher::NameSource;
+use super::source::NameSource;
 use crate::map::answer::{AnswerQuestion, LocalReply, first_record};
 
 /// Maximum number of orders of a reply. With at most this many records, each comes first equally often.
@@ -37,6 +37,17 @@ const COMMON_SIZE: u16 = UDP_PAYLOAD_SIZE;
 
 /// Length of a question after its name.
 const TYPE_CLASS_LEN: usize = 4;
+
+/// A local reply in the maps, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldReply {
+    /// The question that it answers.
+    pub question: AnswerQuestion,
+    /// Size of its entry in bytes, with all orders of its records.
+    pub bytes: usize,
+    /// Whether it has no answer.
+    pub is_denial: bool,
+}
 
 /// A local reply to publish.
 pub(crate) struct Drawn {

@@ -7,16 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam_channel::{Receiver, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, bounded, select_biased};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::{
     answers::{AnswerTable, AnswersStatus},
+    events::{self, Event, EventReceiver},
     lease::{GracePeriods, Lease},
-    publisher::{
-        AnswersHandle, Event, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter,
-    },
+    publisher::{AnswersHandle, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter},
     table::{EntryStore, Limits, Table, TableStatus, UnfittingStatus},
 };
 use crate::{
@@ -117,10 +116,12 @@ impl PublisherThread {
         );
         let (offers, offer_events) = bounded(OFFER_QUEUE);
         let (questions, question_events) = bounded(OFFER_QUEUE);
-        let (control, control_events) = unbounded();
+        let (events, waiting_events) = events::channel();
+        let (flushed, last_flushed) = watch::channel(0);
         let (learn, learn_events) = bounded(LEARN_QUEUE);
         let handle = Handle {
-            control,
+            events,
+            flushed: last_flushed,
             learn,
             filter,
             allowance: Default::default(),
@@ -143,7 +144,7 @@ impl PublisherThread {
             table,
             answers: answer_table,
             lease,
-            control: control_events,
+            events: waiting_events,
             learn: learn_events,
             offers: offer_events,
             questions: question_events,
@@ -153,8 +154,9 @@ impl PublisherThread {
             attached: setting.attached,
             held_until: None,
             earlier: setting.earlier,
-            flushes: Vec::new(),
-            later_flushes: Vec::new(),
+            flushed,
+            flush: 0,
+            later_flush: 0,
             unfitting_log: UnfittingLog::default(),
             behind_since: None,
             next_behind_since: None,
@@ -194,8 +196,7 @@ struct Worker {
     answers: AnswerTable,
     /// Renewed while the map is up to date; the programs stop answering when it expires.
     lease: Lease,
-    /// Events that must not be lost.
-    control: Receiver<Event>,
+    events: EventReceiver,
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
     questions: Receiver<Question>,
@@ -212,10 +213,12 @@ struct Worker {
     held_until: Option<Instant>,
     /// Names learned by a predecessor, whose programs may answer until the map is complete; `None` without one.
     earlier: Option<Vec<Name>>,
-    /// Callers waiting for the current pass.
-    flushes: Vec<oneshot::Sender<()>>,
-    /// Callers waiting for the following pass.
-    later_flushes: Vec<oneshot::Sender<()>>,
+    /// Number of the latest flush that has taken effect.
+    flushed: watch::Sender<u64>,
+    /// Number of the latest flush that waits for the current pass.
+    flush: u64,
+    /// Number of the latest flush that waits for the following pass.
+    later_flush: u64,
     unfitting_log: UnfittingLog,
     /// Time at which the first change of the current pass was handed over; `None` if the map is up to date.
     behind_since: Option<Instant>,
@@ -244,37 +247,44 @@ impl Worker {
                 () if self.table.is_reclaiming() || is_held => RECLAIMING,
                 () => interval.min(IDLE),
             };
-            select_biased! {
-                recv(self.control) -> event => match event {
-                    Ok(Event::Stop(on_stop)) => {
-                        if on_stop == OnStop::Detach {
-                            self.lease.end();
-                        }
-                        return;
+            match self.events.next() {
+                Some(Event::Stop(on_stop)) => {
+                    if on_stop == OnStop::Detach {
+                        self.lease.end();
                     }
-                    Ok(event) => {
-                        self.handle(event);
-                        self.publish_status();
-                    }
-                    Err(_) => return,
-                },
-                recv(self.learn) -> name => if let Ok(name) = name {
-                    self.table.learn(&name);
-                    self.learn_waiting();
+                    return;
+                }
+                Some(event) => {
+                    self.handle(event);
                     self.publish_status();
-                },
-                recv(self.offers) -> offer => if let Ok(offer) = offer {
-                    self.publish_answers(offer);
-                },
-                recv(self.questions) -> question => if let Ok(question) = question {
-                    self.publish_replies(question);
-                },
-                default(wait) => {}
+                }
+                None if self.wait(wait) => {}
+                None => return,
             }
             if self.table.is_installing() && !self.is_held() {
                 self.go_on();
             }
         }
+    }
+
+    /// Waits for an event or for other work, which is done; `false` once all handles are gone.
+    fn wait(&mut self, limit: Duration) -> bool {
+        select_biased! {
+            recv(self.events.woken()) -> woken => return woken.is_ok(),
+            recv(self.learn) -> name => if let Ok(name) = name {
+                self.table.learn(&name);
+                self.learn_waiting();
+                self.publish_status();
+            },
+            recv(self.offers) -> offer => if let Ok(offer) = offer {
+                self.publish_answers(offer);
+            },
+            recv(self.questions) -> question => if let Ok(question) = question {
+                self.publish_replies(question);
+            },
+            default(limit) => {}
+        }
+        true
     }
 
     /// Works on the pass for a slice of time.
@@ -312,13 +322,13 @@ impl Worker {
         let now_ns = BootInstant::now().kernel_ns();
         let Self {
             answers,
-            control,
+            events,
             offers,
             ..
         } = self;
         let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
         publish(first);
-        take_waiting(offers, control, publish);
+        take_waiting(offers, events, publish);
         *self.answers_status.lock() = self.answers.status();
     }
 
@@ -331,14 +341,14 @@ impl Worker {
         }
         let Self {
             answers,
-            control,
+            events,
             questions,
             ..
         } = self;
         let mut learn =
             |Question { question, size }| answers.learn(&*source, question, size, now_ns);
         learn(first);
-        take_waiting(questions, control, learn);
+        take_waiting(questions, events, learn);
         *self.answers_status.lock() = self.answers.status();
     }
 
@@ -410,7 +420,20 @@ impl Worker {
             }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
             Event::Withdraw(names) => table.withdraw(&names),
+            Event::RenewNames(source) => {
+                let older = table.answers();
+                let source = source.unwrap_or_else(|| older.clone());
+                table.renew(source.clone(), &mut progress);
+                answers.refresh(
+                    &*older,
+                    &*source,
+                    BootInstant::now().kernel_ns(),
+                    &mut progress,
+                );
+                self.note_installed(begun);
+            }
             Event::RemoveAnswer(key) => self.answers.withdraw(key),
+            Event::RemoveAnswers => self.answers.withdraw_all(),
             Event::BeginAnswers(generation, renewals) => {
                 self.answers.begin(generation);
                 self.renewals = Some(renewals);
@@ -419,14 +442,13 @@ impl Worker {
                 // The caller may have stopped waiting.
                 let _ = done.send(self.answers.replies());
             }
-            Event::Flush(done) => {
+            Event::Flush(number) => {
                 self.learn_waiting();
-                let waiting = if self.table.is_outdated {
-                    &mut self.later_flushes
+                if self.table.is_outdated {
+                    self.later_flush = number;
                 } else {
-                    &mut self.flushes
-                };
-                waiting.push(done);
+                    self.flush = number;
+                }
                 if !self.table.is_installing() {
                     self.flush();
                 }
@@ -478,7 +500,7 @@ impl Worker {
             .for_each(|request| request());
         self.installed.send_modify(|count| *count += 1);
         self.flush();
-        self.flushes = std::mem::take(&mut self.later_flushes);
+        self.flush = self.flush.max(self.later_flush);
         // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
         dns_kit::memory::give_back();
         if *self.installed.borrow() == 1 {
@@ -489,20 +511,17 @@ impl Worker {
     /// Notifies the waiting callers that all their earlier requests are in the map.
     fn flush(&mut self) {
         self.publish_status();
-        for done in self.flushes.drain(..) {
-            // The caller may have stopped waiting.
-            let _ = done.send(());
-        }
+        self.flushed.send_replace(self.flush);
     }
 
     fn learn_waiting(&mut self) {
         let Self {
             table,
-            control,
+            events,
             learn,
             ..
         } = self;
-        take_waiting(learn, control, |name| table.learn(&name));
+        take_waiting(learn, events, |name| table.learn(&name));
     }
 
     fn publish_status(&self) {
@@ -534,7 +553,7 @@ impl UnfittingLog {
 }
 
 /// Processes what waits in a queue, until something more urgent arrives.
-fn take_waiting<T>(queue: &Receiver<T>, urgent: &Receiver<Event>, mut process: impl FnMut(T)) {
+fn take_waiting<T>(queue: &Receiver<T>, urgent: &EventReceiver, mut process: impl FnMut(T)) {
     let until = Instant::now() + LEARNING;
     while urgent.is_empty()
         && Instant::now() < until

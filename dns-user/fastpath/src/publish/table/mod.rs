@@ -28,10 +28,8 @@ use crate::{
     Admission,
     map::layout::{Encoded, is_named, read_name},
     publish::{
-        dependents::Dependents,
-        lease::GracePeriods,
-        publisher::{LearnFilter, NameSource},
-        second_chance::Allowance,
+        dependents::Dependents, lease::GracePeriods, publisher::LearnFilter,
+        second_chance::Allowance, source::NameSource,
     },
 };
 use dns_core::{
@@ -142,6 +140,12 @@ impl Table {
         if !self.follow(answers, progress) {
             self.resolve_all(progress);
         }
+    }
+
+    /// The same if any name may have another answer, also one that the differences do not show.
+    pub(crate) fn renew(&mut self, answers: Arc<dyn NameSource>, progress: &mut dyn FnMut()) {
+        self.follow(answers, progress);
+        self.resolve_all(progress);
     }
 
     /// Replaces the answers and updates the names concerned by the differences; `false` if any name may

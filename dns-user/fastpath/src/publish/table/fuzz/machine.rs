@@ -23,10 +23,7 @@ use crate::{
         layout::{read_header, read_name},
         store::EntryMemory,
     },
-    publish::{
-        lease::GracePeriods,
-        publisher::{LearnFilter, NameSource},
-    },
+    publish::{lease::GracePeriods, publisher::LearnFilter, source::NameSource},
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},

@@ -16,7 +16,7 @@ use std::{
 use dns_core::resolve::Existence;
 
 use self::machine::{Failing, Fixed, Machine, name};
-use crate::publish::{lease::GracePeriods, publisher::NameSource as _};
+use crate::publish::{lease::GracePeriods, source::NameSource as _};
 
 const NAMES: [&str; 9] = [
     "bosh",
