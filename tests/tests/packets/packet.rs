@@ -170,7 +170,7 @@ pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2));
 /// IPv6 client of the fixtures.
 pub(crate) const CLIENT6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0x1234, 0, 0, 0x99));
 /// IPv6 server of the fixtures.
-pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0xff, 0, 0x53));
+pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd01, 1, 2, 3, 0, 0xff, 0, 0x53));
 
 impl Datagram {
     /// Returns a query from client to server over IPv4.
