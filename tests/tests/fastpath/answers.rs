@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -14,7 +14,11 @@ use dns_core::{
     resolve::{self, AllRunning},
 };
 use dns_fastpath::{FastPath, Hook, NameSource};
-use hickory_proto::{op::ResponseCode, rr::RecordType};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use socket2::Socket;
 use whole_system_tests::{
     bpffs::{Bpffs, config},
     client,
@@ -124,6 +128,42 @@ fn auto_answers_over_veth() -> Result<()> {
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Tcx));
     assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx));
     ask_counts(&pair.client, &[v4(), v6()], &fast_path)
+}
+
+/// Of a datagram that was written in pieces, programs at tc can read only the first one before they ask for more.
+#[test]
+fn queries_in_pieces_are_answered() -> Result<()> {
+    requires!(namespaces, bpf);
+    let (pair, bpffs) = (Pair::new("pieces")?, Bpffs::new()?);
+    let fast_path = start(
+        &pair.server,
+        &config(HookMode::Auto, &bpffs),
+        &[v4(), v6()],
+        counted(),
+    )?;
+    let before = fast_path.counters().hits();
+    let mut asked = 0;
+    for (server, any) in [(v4(), "0.0.0.0:0"), (v6(), "[::]:0")] {
+        let query = client::query("n10.bosh.", RecordType::A, Some(1232))?.to_vec()?;
+        for first in 1..query.len() {
+            let reply = pair.client.run(|| -> Result<Vec<u8>> {
+                let socket = Socket::from(UdpSocket::bind(any)?);
+                socket.connect(&server.into())?;
+                socket.set_read_timeout(Some(TIMEOUT))?;
+                socket.send_with_flags(&query[..first], libc::MSG_MORE)?;
+                socket.send(&query[first..])?;
+                let (socket, mut reply) = (UdpSocket::from(socket), vec![0; 1232]);
+                let length = socket.recv(&mut reply)?;
+                reply.truncate(length);
+                Ok(reply)
+            })?;
+            let reply = reply.with_context(|| format!("{first} bytes first, to {server}"))?;
+            assert_eq!(client::addresses(&Message::from_vec(&reply)?).len(), 10);
+            asked += 1;
+        }
+    }
+    assert_eq!(fast_path.counters().hits() - before, asked);
+    Ok(())
 }
 
 #[test]
