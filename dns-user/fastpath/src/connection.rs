@@ -37,7 +37,7 @@ use tokio::sync::watch;
 
 use crate::{
     FastPathError,
-    attach::{gate::Arrival, reconcile::report::InterfacesStatus},
+    attach::{gate::Arrival, reconcile::report::InterfacesStatus, work::Work},
     map::Shape,
     memory::{Memory, SizedMap, names_in},
     object::SHARED_MAPS,
@@ -270,12 +270,14 @@ impl Pending {
     pub(crate) fn follow(self, lease: Lease) -> io::Result<Session> {
         let messenger = self.messenger.clone();
         let attached = Arc::new(Mutex::new(AttacherStatus::default()));
+        let work = Arc::new(Mutex::new(Work::default()));
         let end = Arc::new(Mutex::new(None));
         let ready = self.ready.subscribe();
         let (is_lost, lost) = watch::channel(false);
         let listener = Listener {
             connection: self,
             attached: attached.clone(),
+            work: work.clone(),
             end: end.clone(),
             lease,
         };
@@ -288,6 +290,7 @@ impl Pending {
         Ok(Session {
             messenger,
             attached,
+            work,
             ready,
             lost,
             end,
@@ -300,6 +303,8 @@ impl Pending {
 pub(crate) struct Session {
     messenger: Messenger,
     pub(crate) attached: Arc<Mutex<AttacherStatus>>,
+    /// What the attacher has done, according to its last message about it.
+    pub(crate) work: Arc<Mutex<Work>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     pub(crate) ready: watch::Receiver<bool>,
     /// Becomes true when the attacher is gone.
@@ -329,6 +334,7 @@ impl Session {
         let Self {
             messenger,
             attached: _,
+            work: _,
             ready: _,
             lost: _,
             end,
@@ -348,6 +354,7 @@ impl Session {
 struct Listener {
     connection: Pending,
     attached: Arc<Mutex<AttacherStatus>>,
+    work: Arc<Mutex<Work>>,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
     lease: Lease,
@@ -366,7 +373,10 @@ impl Listener {
                     let ready = &self.connection.ready;
                     ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
-                Ok(AttacherMessage::Watching(at_ns)) => self.lease.watched(at_ns),
+                Ok(AttacherMessage::Watching { at_ns, work }) => {
+                    self.lease.watched(at_ns);
+                    *self.work.lock() = work;
+                }
                 Ok(AttacherMessage::GraceOver(is_confirmed)) => {
                     // Fails if the publisher has ended and no longer waits.
                     let _ = self.connection.grace.send(is_confirmed);
@@ -436,9 +446,13 @@ pub(super) enum AttacherMessage {
     Status(AttacherStatus),
     /// The grace period has ended; whether the kernel confirmed it.
     GraceOver(bool),
-    /// The time of the last complete look at interfaces, rules and probes, in ns of the kernel's CLOCK_MONOTONIC.
     /// Sent every two seconds: a stopped attacher keeps its connection open.
-    Watching(u64),
+    Watching {
+        /// The time of the last complete look at interfaces, rules and probes, in ns of the kernel's CLOCK_MONOTONIC.
+        at_ns: u64,
+        /// What the attacher has done so far.
+        work: Work,
+    },
 }
 
 /// The state of interfaces and programs.

@@ -47,6 +47,7 @@ pub use self::{
         reconcile::report::{InterfaceState, InterfaceStatus, InterfacesStatus},
         rules::{LISTS as RULE_LISTS, open_lists as open_rule_lists, use_lists as use_rule_lists},
         topology::InterfaceKinds,
+        work::{Effort, Operation, Work},
     },
     attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
@@ -396,6 +397,12 @@ impl FastPath {
             },
             pinned_at,
         }
+    }
+
+    /// Returns what the attacher has done so far; up to two seconds old.
+    pub fn attacher_work(&self) -> Work {
+        self.running(|running| running.session.work.lock().clone())
+            .unwrap_or_default()
     }
 
     /// Returns the programs' counters, as totals since they were loaded.

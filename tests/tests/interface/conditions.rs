@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -28,7 +28,7 @@ enum Effect {
 use Effect::{Holds, Limits, Passes, Undecided};
 
 /// Rules that drop what a match selects: match, rule, effect.
-const MATCHES: [(&str, &str, Effect); 52] = [
+const MATCHES: [(&str, &str, Effect); 56] = [
     (
         "addrtype",
         "-A INPUT -m addrtype --dst-type LOCAL -j DROP",
@@ -130,10 +130,18 @@ const MATCHES: [(&str, &str, Effect); 52] = [
         "-A INPUT -p tcp -m osf --genre Linux -j DROP",
         Passes,
     ),
+    ("owner", "-A OUTPUT -m owner --uid-owner 5 -j DROP", Passes),
+    ("owner", "-A OUTPUT -m owner --uid-owner 0-5 -j DROP", Holds),
+    ("owner", "-A OUTPUT -m owner ! --uid-owner 5 -j DROP", Holds),
     (
         "owner",
-        "-A OUTPUT -m owner --uid-owner 5 -j DROP",
+        "-A OUTPUT -m owner --gid-owner 0 -j DROP",
         Undecided,
+    ),
+    (
+        "owner",
+        "-A OUTPUT -m owner ! --socket-exists -j DROP",
+        Passes,
     ),
     (
         "physdev",
@@ -361,7 +369,7 @@ const NFT_CONDITIONS: [(&str, Effect); 37] = [
     ("meta cgroup 5", Undecided),
     ("meta iifgroup 3", Undecided),
     ("meta length < 70", Undecided),
-    ("meta skuid 5", Undecided),
+    ("meta skuid 5", Passes),
     ("meta mark 1", Passes),
     ("meta mark & 4 == 0", Holds),
     ("meta pkttype host", Holds),
@@ -433,6 +441,8 @@ fn names(list: &str) -> Result<BTreeSet<String>> {
 fn no_legacy_rule_is_guessed() -> Result<()> {
     requires!(namespaces);
     let host = host()?;
+    // Of this process, as the server's would be: root's.
+    let _socket = host.run(|| UdpSocket::bind(v4()))??;
     feed(
         &host,
         &["ipset", "restore"],

@@ -519,7 +519,7 @@ const UNDECIDED: [(&str, &str); 3] = [
         "decides by \"string\"",
     ),
     (
-        "-A OUTPUT -p udp -m owner --uid-owner 64999 -j DROP",
+        "-A OUTPUT -p udp -m owner --gid-owner 64999 -j DROP",
         "decides by \"owner\"",
     ),
 ];

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -112,6 +112,8 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
         };
         for loader in loaders {
             let host = host()?;
+            // In the server's place: rules may depend on the owner of its socket.
+            let _socket = host.run(|| UdpSocket::bind(v4()))??;
             if !sets.is_empty() {
                 feed(&host, &["ipset", "restore"], sets)?;
             }

@@ -29,8 +29,9 @@ use crate::kernel_image;
 /// Debian's 6.1 has `drbg` in a module, the random numbers that `echainiv` needs; it uses
 /// HMAC-SHA-512. The kernel looks for algorithms by name, so they are no dependencies of the
 /// modules. `drbg` works without `jitterentropy_rng`, which rejects the virtual clock.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 13] = [
     "veth",
+    "dummy",
     "sch_ingress",
     "cls_bpf",
     "xfrm_user",

@@ -9,7 +9,8 @@ use std::{
 
 use super::{
     netlink::{LOOPBACK, Link, LocalAddress, Socket},
-    rules::{Device, Facts, FilterStance, PacketFilter},
+    rules::{Device, DeviceKind, Facts, FilterStance, Objection, PacketFilter},
+    work::{Operation, count},
 };
 use dns_common::scope::{INTERFACES, MAX_ENDPOINTS};
 
@@ -26,7 +27,9 @@ const MAX_STANCES: usize = INTERFACES * MAX_ENDPOINTS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Nothing,
-    /// Routes, or members of sets: what holds for single clients.
+    /// Routes, which may refuse replies to single clients.
+    Routes,
+    /// Members of sets: what holds for single clients.
     Facts,
     Rules,
 }
@@ -46,7 +49,7 @@ pub(super) struct Firewall {
     rules: PacketFilter,
     /// The kernel's answers about sets in these rules.
     facts: Facts,
-    /// The addresses of this machine.
+    /// The addresses of endpoints that interfaces of this machine have.
     local: Vec<LocalAddress>,
     /// The policies as read last.
     policies: Vec<Policy>,
@@ -54,8 +57,13 @@ pub(super) struct Firewall {
     routes_changed: bool,
     /// Stance of the rules towards all clients, by interface and endpoint: at most as many as the programs serve.
     stances: BTreeMap<(u32, SocketAddr), FilterStance>,
-    /// Cached answers, by interface, endpoint and client, at most [`MAX_KNOWN`].
-    known: BTreeMap<(u32, SocketAddr, IpAddr), Option<String>>,
+    /// Stance towards all clients of all interfaces of a kind, if no rule on the way asks for name or index: the containers
+    /// of a cell share one walk. At most as many as `stances`.
+    alike: BTreeMap<(DeviceKind, SocketAddr), FilterStance>,
+    /// Objections of the rules, by interface, endpoint and client, at most [`MAX_KNOWN`].
+    known: BTreeMap<(u32, SocketAddr, IpAddr), Option<Objection>>,
+    /// Refusals by routes from an address to a client, at most [`MAX_KNOWN`].
+    routes: BTreeMap<(IpAddr, IpAddr), Option<String>>,
     /// The last reading error.
     problem: Option<Unreadable>,
 }
@@ -73,11 +81,21 @@ impl Firewall {
         self.routes_changed = true;
     }
 
-    pub(super) fn set_addresses(&mut self, local: &[LocalAddress]) {
+    /// Notes which interfaces have the addresses of endpoints, on which rules may depend.
+    pub(super) fn set_addresses(
+        &mut self,
+        local: &[LocalAddress],
+        endpoints: &[(SocketAddr, usize)],
+    ) {
+        let is_served = |address: &LocalAddress| {
+            endpoints
+                .iter()
+                .any(|(endpoint, _)| endpoint.ip() == address.address)
+        };
+        let local: Vec<LocalAddress> = local.iter().copied().filter(is_served).collect();
         if self.local != local {
-            self.local = local.to_vec();
-            self.known.clear();
-            self.stances.clear();
+            self.local = local;
+            self.forget();
         }
     }
 
@@ -89,15 +107,13 @@ impl Firewall {
         }
         self.read = Some(now);
         let mut change = if std::mem::take(&mut self.routes_changed) {
-            Change::Facts
+            self.routes.clear();
+            Change::Routes
         } else {
             Change::Nothing
         };
-        match self
-            .rules
-            .read_again()
-            .and_then(|rules| Ok((rules, policies()?)))
-        {
+        let read = || io::Result::Ok((self.rules.read_again()?, policies()?));
+        match count(Operation::Rules, read) {
             Ok((rules, policies)) => {
                 self.problem = None;
                 if (&rules, &policies) != (&self.rules, &self.policies) {
@@ -125,11 +141,16 @@ impl Firewall {
                 change = Change::Rules;
             }
         }
-        if change != Change::Nothing {
-            self.known.clear();
-            self.stances.clear();
+        if matches!(change, Change::Facts | Change::Rules) {
+            self.forget();
         }
         change
+    }
+
+    fn forget(&mut self) {
+        self.known.clear();
+        self.stances.clear();
+        self.alike.clear();
     }
 
     /// Returns whether an interface may answer for an endpoint.
@@ -144,16 +165,27 @@ impl Firewall {
         }
         if self.stances.len() > MAX_STANCES {
             self.stances.clear();
+            self.alike.clear();
         }
         let Self {
             rules,
             facts,
             stances,
+            alike,
             local,
             ..
         } = self;
         let found = stances.entry((link.ifindex, endpoint)).or_insert_with(|| {
-            rules.stance(&Device::of(link, endpoint.ip(), local), endpoint, facts)
+            let device = Device::of(link, endpoint.ip(), local);
+            let known = device.kind().and_then(|kind| alike.get(&(kind, endpoint)));
+            if let Some(known) = known {
+                return *known;
+            }
+            let stance = rules.stance(&device, endpoint, facts);
+            if let Some(kind) = device.kind() {
+                alike.insert((kind, endpoint), stance);
+            }
+            stance
         });
         match found {
             FilterStance::Accepts => Stance::Accepts,
@@ -176,19 +208,33 @@ impl Firewall {
         if self.known.len() > MAX_KNOWN {
             self.known.clear();
         }
-        let place = (link.ifindex, endpoint, client);
-        if let Some(known) = self.known.get(&place) {
-            return known.clone();
+        let Self {
+            rules,
+            facts,
+            local,
+            known,
+            routes,
+            ..
+        } = self;
+        let of_rules = known
+            .entry((link.ifindex, endpoint, client))
+            .or_insert_with(|| {
+                let device = Device::of(link, endpoint.ip(), local);
+                rules.objection(&device, client, endpoint, facts)
+            });
+        if let Some(objection) = of_rules {
+            return Some(objection.to_string());
         }
-        let device = Device::of(link, endpoint.ip(), &self.local);
-        let of_rules = self.rules.objection(&device, client, endpoint, &self.facts);
-        let found = match of_rules {
-            Some(objection) => Some(objection.to_string()),
-            None if link.layer == LOOPBACK => None,
-            None => route_refusal(netlink, client, endpoint),
-        };
-        self.known.insert(place, found.clone());
-        found
+        if link.layer == LOOPBACK {
+            return None;
+        }
+        if routes.len() > MAX_KNOWN {
+            routes.clear();
+        }
+        let of_routes = routes
+            .entry((endpoint.ip(), client))
+            .or_insert_with(|| route_refusal(netlink, client, endpoint));
+        of_routes.clone()
     }
 }
 

@@ -8,7 +8,8 @@
 //! * [`choice`]: the hooks that serve an interface.
 //! * [`attachment`]: one program on one hook of an interface, and our clsact filters.
 //! * [`pins`]: links and maps under bpffs, which outlive the process.
-//! * [`netlink`]: the subset of rtnetlink in use; [`bounded`]: a list with a maximum length.
+//! * [`netlink`]: the subset of rtnetlink in use; [`bounded`]: a list with a maximum length; [`work`]: counters of all that
+//!   takes time here.
 
 pub(super) mod attachment;
 mod bounded;
@@ -23,3 +24,4 @@ mod rtnl_throttle;
 pub(super) mod rules;
 pub(super) mod selection;
 pub(super) mod topology;
+pub(super) mod work;

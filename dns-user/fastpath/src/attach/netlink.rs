@@ -12,12 +12,14 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt::RcvBufForce};
 use rustix::net::{
     AddressFamily, Protocol, SocketFlags, SocketType, bind,
     netlink::{self, SocketAddrNetlink},
     socket_with,
 };
+
+use super::work::{Operation, count};
 
 /// `NLMSG_ERROR`: an error, or with code 0 an acknowledgement.
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
@@ -70,6 +72,8 @@ const CLSACT_HANDLE: u32 = 0xffff_0000;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 /// Parent of the filters at egress.
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
+/// Maximum size of events that wait in the kernel: those of a thousand containers.
+const MAX_EVENT_BYTES: usize = 8 << 20;
 /// Size of the receive buffer in bytes: more than the longest message of a dump (32 KiB).
 const BUFFER: usize = 1 << 16;
 
@@ -99,7 +103,7 @@ pub(crate) const ETHERNET: u16 = 1;
 /// `ARPHRD_LOOPBACK`: packets on `lo` also have an Ethernet header.
 pub(crate) const LOOPBACK: u16 = 772;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LocalAddress {
     /// Index of the interface that has it.
     pub(crate) ifindex: u32,
@@ -111,6 +115,11 @@ pub(crate) struct LocalAddress {
 }
 
 impl LocalAddress {
+    /// Returns whether the kernel takes both for one address: its lifetime or broadcast address may differ.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.ifindex, self.address, self.prefix) == (other.ifindex, other.address, other.prefix)
+    }
+
     /// Returns the addresses that no client on another machine can have: this address and the
     /// broadcast addresses of its network.
     pub(crate) fn refused_as_sender(&self) -> impl Iterator<Item = IpAddr> {
@@ -139,6 +148,26 @@ pub(crate) struct FilterInfo {
     pub(crate) program: u32,
     /// The name that its owner gave to the program; empty for another kind of filter.
     pub(crate) name: String,
+}
+
+/// A change of the network configuration, as the kernel reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NetworkEvent {
+    /// The link is new or has changed.
+    Link(Link),
+    LinkGone(u32),
+    Address(LocalAddress),
+    AddressGone(LocalAddress),
+    Route {
+        /// Whether the route sets an MTU.
+        has_mtu: bool,
+        /// Whether a client may have to be asked for anew: it is no new route that delivers packets.
+        may_refuse: bool,
+    },
+    /// A part of a link that its other messages describe as well.
+    Detail,
+    /// Some events are unknown: everything must be listed again.
+    Lost,
 }
 
 /// A netlink socket of the calling thread's network namespace.
@@ -171,9 +200,17 @@ impl Socket {
         Self::open(Some(netlink::XFRM), 0)
     }
 
+    /// Opens a socket for questions about sockets.
+    pub(crate) fn diagnosis() -> io::Result<Self> {
+        Self::open(Some(netlink::SOCK_DIAG), 0)
+    }
+
     /// Opens a socket that receives events about links and addresses.
     pub(crate) fn news() -> io::Result<Self> {
-        Self::open(None, GROUPS)
+        let socket = Self::open(None, GROUPS)?;
+        // Without the capability the usual buffer remains, which overflows more often: a list replaces lost events.
+        let _ = setsockopt(&socket.fd, RcvBufForce, &MAX_EVENT_BYTES);
+        Ok(socket)
     }
 
     /// Opens a socket of a protocol, or else of rtnetlink, subscribed to `groups`.
@@ -192,7 +229,11 @@ impl Socket {
         // struct ifinfomsg.
         let mut body = vec![0; 16];
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
-        self.dump((libc::RTM_NEWLINK, libc::RTM_GETLINK), &body, parse_link)
+        let mut links = count(Operation::Links, || {
+            self.dump((libc::RTM_NEWLINK, libc::RTM_GETLINK), &body, parse_link)
+        })?;
+        links.sort_unstable_by_key(|link| link.ifindex);
+        Ok(links)
     }
 
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
@@ -212,11 +253,13 @@ impl Socket {
     /// Returns the interfaces of routes that set an MTU, possibly repeated. Every next hop of a
     /// multipath route counts.
     pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
-        let routes = self.dump(
-            (libc::RTM_NEWROUTE, libc::RTM_GETROUTE),
-            &[0; 12],
-            parse_route,
-        )?;
+        let routes = count(Operation::Routes, || {
+            self.dump(
+                (libc::RTM_NEWROUTE, libc::RTM_GETROUTE),
+                &[0; 12],
+                parse_route,
+            )
+        })?;
         Ok(routes.into_iter().flatten().collect())
     }
 
@@ -253,21 +296,27 @@ impl Socket {
             push_attribute(&mut body, libc::RTA_SRC, &octets(from));
         }
         let mut kind = None;
-        self.request(libc::RTM_GETROUTE, ACK, &body, |message_kind, message| {
-            if message_kind == libc::RTM_NEWROUTE {
-                // The eighth byte is the type.
-                kind = message.get(7).copied();
-            }
+        count(Operation::Route, || {
+            self.request(libc::RTM_GETROUTE, ACK, &body, |message_kind, message| {
+                if message_kind == libc::RTM_NEWROUTE {
+                    // The eighth byte is the type.
+                    kind = message.get(7).copied();
+                }
+            })
         })?;
         Ok(kind)
     }
 
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
-        self.dump(
-            (libc::RTM_NEWADDR, libc::RTM_GETADDR),
-            &[0; 8],
-            parse_address,
-        )
+        let mut addresses = count(Operation::Addresses, || {
+            self.dump(
+                (libc::RTM_NEWADDR, libc::RTM_GETADDR),
+                &[0; 8],
+                parse_address,
+            )
+        })?;
+        addresses.sort_unstable();
+        Ok(addresses)
     }
 
     /// Returns a consistent list of all objects of a kind, by the types of the kernel's message and of
@@ -299,7 +348,7 @@ impl Socket {
     pub(crate) fn ingress_qdisc(&mut self, ifindex: u32) -> io::Result<Option<String>> {
         let body = traffic_message(ifindex, 0, CLSACT, 0);
         let mut found = None;
-        let result = self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, |kind, message| {
+        let on_message = |kind, message: &[u8]| {
             if kind == libc::RTM_NEWQDISC {
                 // After struct tcmsg.
                 let mut attributes = Attributes(message.get(20..).unwrap_or_default());
@@ -307,6 +356,9 @@ impl Socket {
                     .find(|(kind, _)| *kind == libc::TCA_KIND)
                     .map(|(_, value)| text(value));
             }
+        };
+        let result = count(Operation::Filters, || {
+            self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, on_message)
         });
         match result {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -339,8 +391,10 @@ impl Socket {
         let mut any = false;
         for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
             let body = traffic_message(ifindex, 0, parent, 0);
-            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| {
-                any |= kind == libc::RTM_NEWTFILTER
+            count(Operation::Filters, || {
+                self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| {
+                    any |= kind == libc::RTM_NEWTFILTER
+                })
             })?;
         }
         Ok(any)
@@ -373,7 +427,7 @@ impl Socket {
     pub(crate) fn filters(&mut self, ifindex: u32) -> io::Result<Vec<FilterInfo>> {
         let body = traffic_message(ifindex, 0, CLSACT_INGRESS, 0);
         let mut found: Vec<FilterInfo> = Vec::new();
-        let result = self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
+        let on_message = |kind, message: &[u8]| {
             let Some(filter) = (kind == libc::RTM_NEWTFILTER)
                 .then(|| parse_filter(message))
                 .flatten()
@@ -388,6 +442,9 @@ impl Socket {
                 Some(last) => *last = filter,
                 None => found.push(filter),
             }
+        };
+        let result = count(Operation::Filters, || {
+            self.request(libc::RTM_GETTFILTER, DUMP, &body, on_message)
         });
         match result {
             // The interface has no such qdisc.
@@ -404,22 +461,23 @@ impl Socket {
         self.request(libc::RTM_DELTFILTER, ACK, &body, |_, _| {})
     }
 
-    /// Drains the events without waiting; returns whether there were any, lost events included.
-    pub(crate) fn drain(&self) -> bool {
-        let mut buffer = [0; 4096];
-        let mut any = false;
+    /// Receives the next events without waiting; `None`: there are none.
+    pub(crate) fn events(&self) -> Option<Vec<NetworkEvent>> {
+        let mut buffer = vec![0; BUFFER];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         loop {
-            match recv(
-                self.fd.as_raw_fd(),
-                &mut buffer,
-                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC,
-            ) {
-                Ok(length) if length > 0 => any = true,
+            return match recv(self.fd.as_raw_fd(), &mut buffer, flags) {
+                // `MSG_TRUNC` returns the whole length.
+                Ok(length) if length > buffer.len() => Some(vec![NetworkEvent::Lost]),
+                Ok(length) if length > 0 => {
+                    let messages = Messages(&buffer[..length]);
+                    Some(messages.map(|message| parse_event(&message)).collect())
+                }
                 // The socket's buffer overflowed: events were lost.
-                Err(nix::Error::ENOBUFS) => any = true,
-                Err(nix::Error::EINTR) => {}
-                Ok(_) | Err(_) => return any,
-            }
+                Err(nix::Error::ENOBUFS) => Some(vec![NetworkEvent::Lost]),
+                Err(nix::Error::EINTR) => continue,
+                Ok(_) | Err(_) => None,
+            };
         }
     }
 
@@ -632,6 +690,36 @@ fn parse_link(message: &[u8]) -> Option<Link> {
         }
     }
     (!link.name.is_empty()).then_some(link)
+}
+
+fn parse_event(message: &Message<'_>) -> NetworkEvent {
+    let Message { kind, body, .. } = *message;
+    let family = body.first().copied().unwrap_or_default();
+    let event = match kind {
+        // A port leaves its bridge, or only its state there changes; the link itself has a message of its own.
+        libc::RTM_NEWLINK | libc::RTM_DELLINK if i32::from(family) != libc::AF_UNSPEC => {
+            Some(NetworkEvent::Detail)
+        }
+        libc::RTM_NEWLINK => parse_link(body).map(NetworkEvent::Link),
+        libc::RTM_DELLINK => parse_link(body).map(|link| NetworkEvent::LinkGone(link.ifindex)),
+        libc::RTM_NEWADDR => parse_address(body).map(NetworkEvent::Address),
+        libc::RTM_DELADDR => parse_address(body).map(NetworkEvent::AddressGone),
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+            const DELIVERS: [u8; 3] = [libc::RTN_UNICAST, libc::RTN_LOCAL, libc::RTN_BROADCAST];
+            // The eighth byte is the type.
+            let delivers = body.get(7).is_some_and(|kind| DELIVERS.contains(kind));
+            Some(NetworkEvent::Route {
+                has_mtu: parse_route(body).is_some(),
+                may_refuse: kind == libc::RTM_DELROUTE || !delivers,
+            })
+        }
+        libc::RTM_NEWRULE | libc::RTM_DELRULE => Some(NetworkEvent::Route {
+            has_mtu: false,
+            may_refuse: true,
+        }),
+        _ => None,
+    };
+    event.unwrap_or(NetworkEvent::Lost)
 }
 
 /// Reads the attributes specific to the kind of link (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`,

@@ -32,6 +32,7 @@ use super::{
     rtnl_throttle::{CniGrace, EventPace, Events, RtnlThrottle},
     selection::Selection,
     topology,
+    work::{Operation, count},
 };
 use crate::{
     mailbox::{self, Ended, Notifier},
@@ -39,7 +40,7 @@ use crate::{
         counters::CounterPages,
         scope::{ScopePage, Served},
     },
-    observe::Messages,
+    observe::Collisions,
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
@@ -91,6 +92,7 @@ pub(crate) struct Setting {
     /// The page from which the programs read the endpoints and interfaces to serve.
     pub(crate) scope: Arc<ScopePage>,
     pub(crate) counters: Arc<CounterPages>,
+    pub(crate) collisions: Collisions,
     /// The map `HEARD_CLIENTS`.
     pub(crate) heard_clients: OwnedFd,
     /// Maximum number of served interfaces: each takes a descriptor.
@@ -99,8 +101,6 @@ pub(crate) struct Setting {
     pub(crate) predecessor: Vec<PinnedLink>,
     /// Maps that the programs still need after this process has ended, and the folder of pins.
     pub(crate) kept_maps: Arc<KeptMaps>,
-    /// Log messages of the programs, read here because this thread wakes up regularly.
-    pub(crate) messages: Option<Messages>,
     pub(crate) changed: Notifier,
 }
 
@@ -158,7 +158,7 @@ impl Interfaces {
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
             loading: BTreeSet::new(),
-            waiting_since: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             earlier_filters: BTreeSet::new(),
             deferred_probes: BTreeSet::new(),
             cni_grace: CniGrace::default(),
@@ -235,7 +235,7 @@ struct InterfaceReconciler {
     gather_until: Option<Instant>,
     /// Decides which interface may answer for which endpoint.
     gate: Gate,
-    /// The interfaces as last listed.
+    /// The interfaces, by index.
     links: Vec<Link>,
     /// Interfaces of routes that set an MTU.
     bounded: BTreeSet<u32>,
@@ -247,7 +247,7 @@ struct InterfaceReconciler {
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
-    waiting_since: BTreeMap<u32, Instant>,
+    waiting: BTreeMap<u32, Waiting>,
     /// Interfaces with a clsact filter of a predecessor that was not taken over yet.
     earlier_filters: BTreeSet<u32>,
     /// Interfaces and endpoints whose next probe is due later than usual.
@@ -292,6 +292,14 @@ impl Admitted {
     fn endpoints(self) -> u64 {
         self.all_clients | self.heard_only
     }
+}
+
+/// An interface that waits for its program.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    since: Instant,
+    /// Whether a foreign qdisc was found at ingress, as the bandwidth plugin adds it. It stays.
+    has_foreign_qdisc: bool,
 }
 
 struct OnInterface {
@@ -339,16 +347,11 @@ impl InterfaceReconciler {
                 }
             }
             self.announce();
+            count(Operation::Round, || ());
             self.watched_ns
                 .store(kernel_monotonic_ns(), Ordering::Relaxed);
-            let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let events = self.gather_until.is_none().then(|| self.events.as_fd());
-            let fds = [
-                Some(commands.as_fd()),
-                events,
-                messages,
-                self.setting.programs.news(),
-            ];
+            let fds = [Some(commands.as_fd()), events, self.setting.programs.news()];
             let mut fds: Vec<_> = fds
                 .into_iter()
                 .flatten()
@@ -358,15 +361,13 @@ impl InterfaceReconciler {
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
             let has_commands = fds[0].any().unwrap_or(false);
-            if let Some(messages) = &mut self.setting.messages {
-                messages.hand_on();
-            }
+            self.setting.collisions.report(&self.setting.counters);
             self.setting.programs.collect();
             if has_commands && let Some(on_stop) = self.handle_commands(commands) {
                 return self.finish(on_stop);
             }
             let now = Instant::now();
-            if self.gather_until.is_none() && self.events.take() {
+            if self.gather_until.is_none() && self.events.any() {
                 self.gather_until = Some(now + pace.wait(now));
             }
             // Commands end the gathering early.
@@ -375,11 +376,8 @@ impl InterfaceReconciler {
                 .take_if(|until| has_commands || *until <= now)
                 .is_some()
             {
-                self.events.take();
                 self.gate.disturb(now);
-                self.firewall.routes_changed();
-                self.follow_addresses();
-                self.list_interfaces();
+                self.follow_events();
             }
         }
     }
@@ -568,7 +566,7 @@ impl InterfaceReconciler {
             self.announce();
         }
         let limit = Instant::now() + BATCH;
-        self.attach_waiting(&waiting, limit, now);
+        self.attach_waiting(waiting, limit, now);
         self.detach_unwanted(&unwanted, limit);
         if !self.loading.is_empty() {
             // The predecessor's programs keep answering until then.
@@ -691,7 +689,7 @@ impl InterfaceReconciler {
             let (Some(link), Some(&(endpoint, _))) = (link, endpoint) else {
                 return false;
             };
-            change == Change::Facts
+            change != Change::Rules
                 && Instant::now() < until
                 && firewall
                     .objection(link, endpoint, client, netlink)

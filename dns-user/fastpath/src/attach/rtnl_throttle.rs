@@ -12,7 +12,10 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::netlink::{Link, Socket};
+use super::{
+    netlink::{Link, NetworkEvent, Socket},
+    work::{Operation, count},
+};
 
 /// Time to wait for further events before handling them: starting a container causes several.
 const COALESCE: Duration = Duration::from_millis(20);
@@ -41,12 +44,22 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
 /// the RTNL lock many times within some milliseconds, and each would wait for an operation of ours.
 const SILENCE: Duration = Duration::from_millis(20);
 
+/// How long after that an operation of ours may begin while containers come one after the other: at the end of a pause
+/// it would hold up the next one.
+const ROOM: Duration = Duration::from_millis(30);
+
+/// Time without events after which no further container is expected.
+const REST: Duration = Duration::from_millis(500);
+
+/// Maximum number of events that wait to be handled; beyond that, everything is listed again.
+const MAX_EVENTS: usize = 16_384;
+
 pub(super) struct Events {
     socket: Socket,
     /// Time of the last one.
     last: Option<Instant>,
-    /// Whether one was received that [`Self::take`] has not reported.
-    is_news: bool,
+    /// Those received and not handled yet, at most [`MAX_EVENTS`]. [`NetworkEvent::Lost`] replaces all before it.
+    pending: Vec<NetworkEvent>,
 }
 
 impl Events {
@@ -55,31 +68,45 @@ impl Events {
         Ok(Self {
             socket: Socket::news()?,
             last: None,
-            is_news: false,
+            pending: Vec::new(),
         })
     }
 
-    /// Drains the events without waiting; returns whether there were any since the last call.
-    pub(super) fn take(&mut self) -> bool {
+    /// Returns whether there are events, without waiting.
+    pub(super) fn any(&mut self) -> bool {
         self.receive();
-        std::mem::take(&mut self.is_news)
+        !self.pending.is_empty()
+    }
+
+    /// Returns the events since the last call, without waiting.
+    pub(super) fn take(&mut self) -> Vec<NetworkEvent> {
+        self.receive();
+        std::mem::take(&mut self.pending)
     }
 
     fn receive(&mut self) {
-        if self.socket.drain() {
+        while let Some(events) = self.socket.events() {
             self.last = Some(Instant::now());
-            self.is_news = true;
+            self.add(events);
         }
     }
 
-    /// Waits until no other process seems to be changing the configuration; returns false if that does not
-    /// happen before `limit`.
+    fn add(&mut self, events: Vec<NetworkEvent>) {
+        let has_room = self.pending.len() + events.len() <= MAX_EVENTS;
+        if has_room && !events.contains(&NetworkEvent::Lost) {
+            self.pending.extend(events);
+        } else {
+            self.pending = vec![NetworkEvent::Lost];
+        }
+    }
+
+    /// Waits until no other process seems to be changing the configuration, nor about to; returns false if that does
+    /// not happen before `limit`.
     pub(super) fn wait_for_silence(&mut self, limit: Instant) -> bool {
         loop {
             self.receive();
             let now = Instant::now();
-            let Some(silent_at) = self.last.map(|last| last + SILENCE).filter(|at| *at > now)
-            else {
+            let Some(silent_at) = self.last.and_then(|last| silent_at(last, now)) else {
                 return true;
             };
             if now >= limit {
@@ -94,6 +121,16 @@ impl Events {
             );
         }
     }
+}
+
+/// Returns when an operation may begin, if nothing happens until then; `None`: now.
+fn silent_at(last: Instant, now: Instant) -> Option<Instant> {
+    let silence = now.saturating_duration_since(last);
+    if silence < SILENCE {
+        return Some(last + SILENCE);
+    }
+    let is_late = silence >= SILENCE + ROOM && silence < REST;
+    is_late.then_some(last + REST)
 }
 
 impl AsFd for Events {
@@ -161,9 +198,14 @@ impl RtnlThrottle {
 
     /// Runs an operation that takes the lock; its whole duration counts as holding it. `backlog`
     /// describes what waits after it; `None`: nothing.
-    pub(super) fn run<T>(&mut self, backlog: Option<Backlog>, work: impl FnOnce() -> T) -> T {
+    pub(super) fn run<T>(
+        &mut self,
+        operation: Operation,
+        backlog: Option<Backlog>,
+        work: impl FnOnce() -> T,
+    ) -> T {
         let begun = Instant::now();
-        let done = work();
+        let done = count(operation, work);
         let (now, took) = (Instant::now(), begun.elapsed());
         self.next = Some(now + pause(took, backlog, now));
         done
@@ -253,8 +295,26 @@ mod tests {
             !events.wait_for_silence(Instant::now()),
             "the last change is too recent"
         );
-        events.is_news = true;
-        assert!(events.take(), "received while waiting, not handled yet");
+        events.add(vec![NetworkEvent::LinkGone(7)]);
+        assert!(events.any(), "received while waiting, not handled yet");
+        assert_eq!(events.take(), [NetworkEvent::LinkGone(7)]);
+        events.add(vec![NetworkEvent::Detail; MAX_EVENTS]);
+        events.add(vec![NetworkEvent::LinkGone(7)]);
+        assert_eq!(events.take(), [NetworkEvent::Lost], "too many");
+    }
+
+    #[test]
+    fn operations_begin_soon_after_events() {
+        let last = Instant::now();
+        let wait = |after: u64| {
+            let now = last + Duration::from_millis(after);
+            silent_at(last, now).map(|at| (at - last).as_millis())
+        };
+        assert_eq!([wait(0), wait(19)], [Some(20), Some(20)]);
+        assert_eq!([wait(20), wait(49)], [None, None]);
+        // The next container may come at any moment.
+        assert_eq!([wait(50), wait(499)], [Some(500), Some(500)]);
+        assert_eq!([wait(500), wait(9999)], [None, None]);
     }
 
     #[test]

@@ -33,6 +33,7 @@ use crate::{
         pins::{KeptMaps, PinnedLink, Pins},
         reconcile::{Interfaces, Setting, WATCH_INTERVAL},
         selection::Selection,
+        work,
     },
     bpf,
     connection::{
@@ -41,7 +42,7 @@ use crate::{
     },
     mailbox::{self, Notifications, Notifier},
     object::{Object, SHARED_MAPS},
-    observe::Messages,
+    observe::Collisions,
     programs::{Program, ProgramStatuses, Programs},
 };
 
@@ -264,7 +265,8 @@ impl Session<'_> {
         }
         self.watching_at = Instant::now();
         let at_ns = self.installed.interfaces.watched_ns.load(Ordering::Relaxed);
-        send(self.stream, &AttacherMessage::Watching(at_ns))
+        let work = work::so_far();
+        send(self.stream, &AttacherMessage::Watching { at_ns, work })
     }
 
     /// Sends the state of the interfaces and their programs if it changed.
@@ -298,11 +300,10 @@ impl Loaded {
     fn load(authority: &Authority) -> Result<Self, FastPathError> {
         let (changed, notifications) = mailbox::notifications()
             .map_err(|error| FastPathError::io("creating a socket pair", error))?;
-        let (ebpf, object) = Object::load(&authority.xdp)?;
+        let (image, object) = Object::load(&authority.xdp)?;
         let statuses = ProgramStatuses::new(changed.clone());
         let programs = Programs::start(
-            ebpf,
-            object.messages.as_ref().map(Messages::map),
+            image,
             statuses.clone(),
             object.limits.answers + object.limits.replies > 0,
         )
@@ -406,7 +407,6 @@ impl Prepared {
             heard_clients,
             scope,
             counters,
-            messages,
             limits: _,
         } = loaded.object;
         scope.set_vlans(&config.vlans);
@@ -419,11 +419,11 @@ impl Prepared {
             listen: endpoints.to_vec(),
             scope,
             counters,
+            collisions: Collisions::default(),
             heard_clients,
             most_interfaces: most_interfaces(),
             predecessor,
             kept_maps: kept_maps.clone(),
-            messages,
             changed: loaded.changed,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;

@@ -226,6 +226,14 @@ declare! {
     /// is no degradation.
     FAST_PATH_DEGRADED: Gauge = "bosh_dns_xdp_fast_path_degraded"
         [] "1 while the fast path is configured but serves no interface.";
+    /// `operation`: `round` (the thread that follows interfaces wakes up), `links`, `addresses` and `routes` (lists of them),
+    /// `route` (one), `filters` (qdisc or filters of one interface), `attach`, `detach`, `rules` (reads the packet filter),
+    /// `walk` (through the rules, for an interface or a client).
+    FAST_PATH_ATTACHER_OPERATIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_attacher_operations_total"
+        ["operation"] "Operations of the attacher.";
+    /// Waiting for locks included. `links`, `filters`, `attach` and `detach` hold the kernel's RTNL lock.
+    FAST_PATH_ATTACHER_MICROSECONDS_TOTAL: Counter = "bosh_dns_xdp_fast_path_attacher_microseconds_total"
+        ["operation"] "Microseconds that the operations of the attacher took.";
     FAST_PATH_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_evictions_total"
         [] "Learned names evicted for lack of space.";
     FAST_PATH_WRITES_TOTAL: Counter = "bosh_dns_xdp_fast_path_writes_total"

@@ -434,6 +434,7 @@ fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFa
         }
     };
     let up = attached > 0 && lease.remaining_ms > 0;
+    let work = fast_path.attacher_work();
     vec![
         families::FAST_PATH_UP.is(f64::from(up)),
         families::FAST_PATH_PACKETS_TOTAL.of(counters
@@ -497,6 +498,12 @@ fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFa
             table.store.total,
         )),
         families::FAST_PATH_LEASE_SECONDS.is(lease.remaining_ms as f64 / 1000.0),
+        families::FAST_PATH_ATTACHER_OPERATIONS_TOTAL.of(work
+            .iter()
+            .map(|(operation, effort)| ([operation.label()], effort.times))),
+        families::FAST_PATH_ATTACHER_MICROSECONDS_TOTAL.of(work
+            .iter()
+            .map(|(operation, effort)| ([operation.label()], effort.ns / 1000))),
         families::FAST_PATH_EVICTIONS_TOTAL.is(table.evicted),
         families::FAST_PATH_WRITES_TOTAL.is(table.written),
         families::FAST_PATH_FORWARDED_ANSWERS.is(answers.entries as f64),

@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use whole_system_tests::process::run;
 
+mod dummy;
 mod modes;
 mod netkit;
 mod network_cards;
@@ -84,8 +85,9 @@ fn try_everything() -> Result<()> {
     let fixtures = fixtures();
     let modes = modes::try_all();
     let netkit = netkit::try_it();
+    let dummy = dummy::try_it();
     let set_ups = set_ups::try_all();
-    fixtures.and(modes).and(netkit).and(set_ups)
+    fixtures.and(modes).and(netkit).and(dummy).and(set_ups)
 }
 
 /// Runs the packet fixtures, packets on another interface and runs that follow each other, and the verifier's

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::{InterfaceReconciler, MANY_WAITING, OnInterface, Refused, context};
+use super::{InterfaceReconciler, MANY_WAITING, OnInterface, Refused, Waiting, context};
 use crate::{
     attach::{
         attachment::{Hook, IngressSlot, NotServed},
@@ -12,6 +12,7 @@ use crate::{
         pins::PinnedLink,
         rtnl_throttle::{Backlog, DEADLINE},
         topology,
+        work::Operation,
     },
     bpf::LinkKind,
     map::scope::Served,
@@ -45,15 +46,25 @@ impl InterfaceReconciler {
     }
 
     /// Attaches to the interfaces that wait for a program, until `limit`.
-    pub(super) fn attach_waiting(&mut self, waiting: &[&Link], limit: Instant, now: Instant) {
-        let before = std::mem::take(&mut self.waiting_since);
-        for link in waiting {
-            let since = before.get(&link.ifindex).copied().unwrap_or(now);
-            self.waiting_since.insert(link.ifindex, since);
+    pub(super) fn attach_waiting(&mut self, mut waiting: Vec<&Link>, limit: Instant, now: Instant) {
+        let before = std::mem::take(&mut self.waiting);
+        for link in &waiting {
+            let new = Waiting {
+                since: now,
+                has_foreign_qdisc: false,
+            };
+            let entry = before.get(&link.ifindex).copied().unwrap_or(new);
+            self.waiting.insert(link.ifindex, entry);
         }
-        let Some(since) = self.waiting_since.values().min().copied() else {
+        let Some(since) = self.waiting.values().map(|entry| entry.since).min() else {
             return;
         };
+        // Busy newcomers would otherwise keep those that wait for long from ever being served.
+        waiting.sort_by_key(|link| {
+            let since = self.waiting[&link.ifindex].since;
+            let is_late = now.saturating_duration_since(since) >= DEADLINE;
+            if is_late { since } else { now }
+        });
         for (index, link) in waiting.iter().enumerate() {
             let is_urgent = self.is_urgent(link);
             if !(is_urgent || self.rtnl.wait_before(limit)) {
@@ -76,8 +87,8 @@ impl InterfaceReconciler {
 
     /// Waits until a tcx link may hold the RTNL lock; returns false if that is not before `limit`.
     fn may_hold_lock(&mut self, ifindex: u32, limit: Instant) -> bool {
-        let is_late = |since: &Instant| since.elapsed() >= DEADLINE;
-        self.events.wait_for_silence(limit) || self.waiting_since.get(&ifindex).is_some_and(is_late)
+        let is_late = |entry: &Waiting| entry.since.elapsed() >= DEADLINE;
+        self.waiting.get(&ifindex).is_some_and(is_late) || self.events.wait_for_silence(limit)
     }
 
     /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
@@ -93,12 +104,25 @@ impl InterfaceReconciler {
         }
         let is_settled = self.is_settled(link, now);
         let Self {
-            setting, netlink, ..
+            setting,
+            netlink,
+            waiting: entries,
+            ..
         } = self;
+        let entry = entries.get_mut(&link.ifindex);
+        if entry.as_ref().is_some_and(|entry| entry.has_foreign_qdisc) {
+            return TcOrder::Tcx;
+        }
         match setting.filters.slot(link.ifindex, netlink) {
             Ok(IngressSlot::Clsact) => TcOrder::Clsact,
             Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
-            Ok(IngressSlot::Free | IngressSlot::Foreign) | Err(_) => TcOrder::Tcx,
+            Ok(IngressSlot::Foreign) => {
+                if let Some(entry) = entry {
+                    entry.has_foreign_qdisc = true;
+                }
+                TcOrder::Tcx
+            }
+            Ok(IngressSlot::Free) | Err(_) => TcOrder::Tcx,
         }
     }
 
@@ -133,7 +157,7 @@ impl InterfaceReconciler {
                     "fast path detached; queries are answered in userspace"
                 );
             }
-            rtnl.run(None, || {
+            rtnl.run(Operation::Detach, None, || {
                 on.attachment
                     .detach(&setting.programs, &setting.filters, netlink)
             });
@@ -176,7 +200,7 @@ impl InterfaceReconciler {
         } = self;
         let begun = Instant::now();
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
-            rtnl.run(Some(backlog), || {
+            rtnl.run(Operation::Attach, Some(backlog), || {
                 choice::attach(plan, link, &mut context(setting, netlink, settled))
             })
         });

@@ -10,7 +10,7 @@ use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
 
 use super::InterfaceReconciler;
 use crate::attach::{
-    netlink::LocalAddress,
+    netlink::{Link, LocalAddress, NetworkEvent},
     selection::{expand, to_endpoint},
 };
 
@@ -19,20 +19,25 @@ impl InterfaceReconciler {
     /// address was removed from this machine is no longer served.
     pub(super) fn follow_addresses(&mut self) {
         match self.netlink.addresses() {
-            Ok(local) => self.local = local,
+            Ok(local) => self.set_addresses(local),
             // Endpoints on loopback addresses need no list of addresses.
             Err(_)
                 if self
                     .setting
                     .listen
                     .iter()
-                    .all(|listen| listen.ip().is_loopback()) => {}
+                    .all(|listen| listen.ip().is_loopback()) =>
+            {
+                self.set_addresses(self.local.clone());
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
-                return;
             }
         }
-        self.firewall.set_addresses(&self.local);
+    }
+
+    fn set_addresses(&mut self, local: Vec<LocalAddress>) {
+        self.local = local;
         let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
         let mut all = expand(&self.setting.listen, &addresses);
         let netlink = &mut self.netlink;
@@ -66,6 +71,7 @@ impl InterfaceReconciler {
         };
         self.gate.retain(|_, slot| stays(slot));
         self.endpoints = placed;
+        self.firewall.set_addresses(&self.local, &self.endpoints);
         let omitted = all.len() - served.len();
         if omitted > self.status.borrow().omitted_endpoints {
             tracing::warn!(
@@ -110,13 +116,81 @@ impl InterfaceReconciler {
     /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
     pub(super) fn list_interfaces(&mut self) {
         self.status.send_modify(|status| status.polls += 1);
-        let links = match self.netlink.links() {
-            Ok(links) => links,
+        match self.netlink.links() {
+            Ok(links) => self.set_links(links),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the interfaces (netlink): programs stay attached where they are; trying again");
                 return;
             }
-        };
+        }
+        self.list_routes();
+    }
+
+    /// Applies the kernel's reports of changes. Creating a container causes a dozen of them, and listing everything each
+    /// time would hold the RTNL lock for as long as there are containers; only if some were lost it is necessary.
+    pub(super) fn follow_events(&mut self) {
+        let events = self.events.take();
+        if events.contains(&NetworkEvent::Lost) {
+            self.firewall.routes_changed();
+            self.follow_addresses();
+            self.list_interfaces();
+            return;
+        }
+        let mut links = self.links.clone();
+        let mut local = self.local.clone();
+        let mut has_mtu = false;
+        let mut may_refuse = false;
+        for event in events {
+            match event {
+                NetworkEvent::Link(link) => {
+                    links.retain(|known| known.ifindex != link.ifindex);
+                    links.push(link);
+                }
+                NetworkEvent::LinkGone(gone) => {
+                    links.retain(|known| known.ifindex != gone);
+                    local.retain(|known| known.ifindex != gone);
+                }
+                NetworkEvent::Address(address) => {
+                    local.retain(|known| !known.is_same(&address));
+                    local.push(address);
+                }
+                NetworkEvent::AddressGone(address) => {
+                    local.retain(|known| !known.is_same(&address))
+                }
+                NetworkEvent::Route {
+                    has_mtu: sets_mtu,
+                    may_refuse: refuses,
+                } => {
+                    has_mtu |= sets_mtu;
+                    may_refuse |= refuses;
+                }
+                NetworkEvent::Detail | NetworkEvent::Lost => {}
+            }
+        }
+        // As in a list.
+        links.sort_unstable_by_key(|link| link.ifindex);
+        local.sort_unstable();
+        if may_refuse {
+            self.firewall.routes_changed();
+        }
+        // A route may make an address local.
+        self.set_addresses(local);
+        self.set_links(links);
+        if has_mtu {
+            self.list_routes();
+        }
+    }
+
+    fn list_routes(&mut self) {
+        match self.netlink.routes_with_mtu() {
+            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
+            }
+        }
+    }
+
+    fn set_links(&mut self, links: Vec<Link>) {
         let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
         let gone: Vec<u32> = self
             .links
@@ -130,12 +204,6 @@ impl InterfaceReconciler {
             self.setting.scope.remove_interface(ifindex);
             if let Some(pins) = &self.setting.kept_maps.pins {
                 pins.unpin_links(ifindex);
-            }
-        }
-        match self.netlink.routes_with_mtu() {
-            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
             }
         }
         self.refused.retain(|&ifindex, _| is_there(ifindex));

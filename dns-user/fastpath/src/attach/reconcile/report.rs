@@ -104,8 +104,10 @@ impl InterfaceReconciler {
     /// wildcard or by default may wait for queries.
     fn unserved(&self, interfaces: &[InterfaceStatus]) -> Option<String> {
         let Self { setting, links, .. } = self;
+        // Sorted by index.
         let link_of = |interface: &InterfaceStatus| {
-            links.iter().find(|link| link.ifindex == interface.ifindex)
+            let place = links.binary_search_by_key(&interface.ifindex, |link| link.ifindex);
+            place.ok().map(|place| &links[place])
         };
         let taken: Vec<(&InterfaceStatus, bool)> = interfaces
             .iter()

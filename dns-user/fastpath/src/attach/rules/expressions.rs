@@ -256,18 +256,22 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         if key == Some(3) {
             return self.set_bits(Some(register), &packet.mark.to_bytes());
         }
+        // User and group of the socket: a packet from elsewhere has none yet, which ends the rule (`NFT_BREAK`).
+        if matches!(key, Some(10 | 11)) && !packet.from_us {
+            self.meets = Meets::No;
+        }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
         let name = |device: &Option<Device>| {
             let mut bytes = [0; 16];
             for (place, byte) in bytes
                 .iter_mut()
-                .zip(device.iter().flat_map(|device| device.name.bytes()))
+                .zip(device.iter().flat_map(|device| device.name().bytes()))
             {
                 *place = byte;
             }
             bytes
         };
-        let index = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.ifindex);
+        let index = |device: &Option<Device>| device.as_ref().map_or(0, Device::ifindex);
         let layer = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.layer);
         let known: Option<Vec<u8>> = match key {
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
@@ -278,6 +282,10 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(7) => Some(name(&packet.output).to_vec()),
             Some(8) => Some(layer(&packet.input).to_ne_bytes().to_vec()),
             Some(9) => Some(layer(&packet.output).to_ne_bytes().to_vec()),
+            Some(10) if packet.is_of_server() => {
+                let owner = packet.facts.owner(packet.from);
+                owner.map(|user| user.to_ne_bytes().to_vec())
+            }
             Some(15) => Some(vec![if packet.is_v6() { 10 } else { 2 }]),
             Some(16) => Some(vec![17]),
             // The packet type: addressed to this machine (`PACKET_HOST`).
@@ -419,7 +427,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 if flags & PRESENT != 0 {
                     1
                 } else {
-                    input.ifindex
+                    input.ifindex()
                 }
             }
             _ => return,

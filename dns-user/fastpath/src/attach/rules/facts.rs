@@ -2,11 +2,13 @@
 //! that packets or time change, holds at the moment.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+
+use dns_common::scope::MAX_ENDPOINTS;
 
 use crate::attach::netlink::{Attributes, Socket, octets, push_attribute, push_text, text};
 
@@ -43,6 +45,8 @@ struct Answers {
     ipsets: HashMap<u16, Option<IpSet>>,
     /// The answers; `None`: the kernel gives none.
     known: BTreeMap<Question, Option<bool>>,
+    /// Users that own the server's sockets, by endpoint. A server keeps its sockets.
+    owners: BTreeMap<SocketAddr, u32>,
 }
 
 /// A set of the ipset subsystem.
@@ -112,6 +116,22 @@ impl Facts {
             set,
             key: key.to_vec(),
         })
+    }
+
+    /// Returns the user that owns the socket at an endpoint; `None`: unknown, or there are several.
+    pub(super) fn owner(&self, endpoint: SocketAddr) -> Option<u32> {
+        let mut answers = self.lock();
+        if let Some(owner) = answers.owners.get(&endpoint) {
+            return Some(*owner);
+        }
+        let owner = ask_owner(endpoint)
+            .map_err(|error| unknown(&error))
+            .ok()??;
+        if answers.owners.len() >= MAX_ENDPOINTS {
+            answers.owners.clear();
+        }
+        answers.owners.insert(endpoint, owner);
+        Some(owner)
     }
 
     /// Asks every question again; returns whether an answer has changed.
@@ -276,6 +296,38 @@ impl Answers {
         }
         self.socket.as_mut()
     }
+}
+
+/// Asks the kernel for the user that owns the sockets which receive datagrams for an endpoint (`linux/inet_diag.h`);
+/// `None`: there are none, or they have several owners.
+fn ask_owner(endpoint: SocketAddr) -> io::Result<Option<u32>> {
+    // `SOCK_DIAG_BY_FAMILY`, of requests and of answers.
+    const BY_FAMILY: u16 = 20;
+    let mut socket = Socket::diagnosis()?;
+    let mut owners = BTreeSet::new();
+    // A socket of IPv6 may receive IPv4 as well.
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        // `struct inet_diag_req_v2`: family, protocol, extensions, states, and the ports of the socket.
+        let mut request = vec![0; 56];
+        request[0] = u8::try_from(family).map_err(io::Error::other)?;
+        request[1] = libc::IPPROTO_UDP as u8;
+        request[4..8].fill(0xff);
+        request[8..10].copy_from_slice(&endpoint.port().to_be_bytes());
+        let read = |message: &[u8]| owner_in(message, endpoint.ip());
+        owners.extend(socket.dump((BY_FAMILY, BY_FAMILY), &request, read)?);
+    }
+    let owner = owners.pop_first();
+    Ok(owner.filter(|_| owners.is_empty()))
+}
+
+/// Reads `struct inet_diag_msg`: the owner of a socket that may receive datagrams for an address.
+fn owner_in(message: &[u8], address: IpAddr) -> Option<u32> {
+    let bound = match i32::from(*message.first()?) {
+        libc::AF_INET => IpAddr::from(*message.get(8..)?.first_chunk::<4>()?),
+        _ => IpAddr::from(*message.get(8..)?.first_chunk::<16>()?).to_canonical(),
+    };
+    let receives = bound == address || bound.is_unspecified();
+    receives.then_some(u32::from_ne_bytes(*message.get(64..)?.first_chunk()?))
 }
 
 /// Notes a question that the kernel does not answer.

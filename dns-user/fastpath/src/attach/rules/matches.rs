@@ -53,6 +53,7 @@ const MATCHES: [(&str, Evaluation); 66] = {
         ("rpfilter", Computed(rpfilter)),
         ("policy", Computed(policy)),
         ("set", Computed(set)),
+        ("owner", Computed(owner)),
         ("limit", Rate),
         ("hashlimit", Rate),
         ("quota", Rate),
@@ -94,7 +95,6 @@ const MATCHES: [(&str, Evaluation); 66] = {
         ("ipvs", Kernel),
         ("l2tp", Kernel),
         ("mac", Kernel),
-        ("owner", Kernel),
         ("realm", Kernel),
         ("string", Kernel),
         ("time", Kernel),
@@ -445,7 +445,7 @@ fn set(
         endpoint,
         device: device
             .as_ref()
-            .map(|device| device.name.clone())
+            .map(|device| device.name().to_owned())
             .unwrap_or_default(),
     };
     let (source, destination) = (
@@ -457,6 +457,30 @@ fn set(
             .facts
             .ipset(u16_at(info, 0)?, (dimensions, flags), &source, &destination)?;
     Some(Meets::known(is_member != (flags & INVERT != 0)))
+}
+
+/// Evaluates `struct xt_owner_match_info` for the server's replies: ranges of users and groups, what to compare, what to
+/// invert. Of other packets only the kernel knows the socket.
+fn owner(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    const USER: u8 = 1;
+    const SOCKET: u8 = 4;
+    let (compared, inverted) = (*info.get(16)?, *info.get(17)?);
+    if !packet.is_of_server() {
+        return None;
+    }
+    // A reply has a socket.
+    if compared & inverted & SOCKET != 0 {
+        return Some(Meets::No);
+    }
+    if compared & USER != 0 {
+        let user = packet.facts.owner(packet.from)?;
+        let is_within = (u32_at(info, 0)?..=u32_at(info, 4)?).contains(&user);
+        if is_within == (inverted & USER != 0) {
+            return Some(Meets::No);
+        }
+    }
+    // The kernel does not tell the group of a socket.
+    (compared & !(USER | SOCKET) == 0).then_some(Meets::Yes)
 }
 
 pub(super) struct Target<'a> {

@@ -25,14 +25,19 @@ use std::{
 };
 
 pub use self::xtables::{LISTS, open_lists, use_lists};
-pub(crate) use self::{facts::Facts, walk::Device};
+pub(crate) use self::{
+    facts::Facts,
+    walk::{Device, DeviceKind},
+};
 use self::{
     nft::DeviceHook,
     walk::{Client, Ends, Nat, Packet},
     xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
 };
-use super::netlink::Socket;
-use dns_common::scope::LOOPBACK_IFINDEX;
+use super::{
+    netlink::Socket,
+    work::{Operation, count},
+};
 
 /// Returns the error for rules that would take too much memory; it lasts, and every interface is left to userspace.
 fn too_large(table: &str) -> io::Error {
@@ -192,7 +197,10 @@ impl PacketFilter {
             address: client,
             is_any: false,
         };
-        self.examine(device, client, endpoint, facts).objection
+        count(Operation::Walk, || {
+            self.examine(device, client, endpoint, facts)
+        })
+        .objection
     }
 
     /// Returns what the rules say about all clients of an interface.
@@ -202,15 +210,19 @@ impl PacketFilter {
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> FilterStance {
-        let address = match device.ifindex {
-            LOOPBACK_IFINDEX => endpoint.ip(),
-            _ => any_client(endpoint),
+        let address = if device.is_loopback() {
+            endpoint.ip()
+        } else {
+            any_client(endpoint)
         };
         let client = Client {
             address,
             is_any: true,
         };
-        match self.examine(device, client, endpoint, facts) {
+        let examined = count(Operation::Walk, || {
+            self.examine(device, client, endpoint, facts)
+        });
+        match examined {
             Examined {
                 objection: None, ..
             } => FilterStance::Accepts,
@@ -238,7 +250,7 @@ impl PacketFilter {
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> Examined {
-        if device.ifindex == LOOPBACK_IFINDEX {
+        if device.is_loopback() {
             return self.examine_lo(device, client, endpoint, facts);
         }
         if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
@@ -310,11 +322,7 @@ impl PacketFilter {
     /// Returns the possible fates of a packet on its way to our sockets.
     fn way_in(&self, packet: &mut Packet) -> Ends {
         // NAT has already been applied to a local query on its way out.
-        let is_local = packet.from_us
-            && packet
-                .input
-                .as_ref()
-                .is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX);
+        let is_local = packet.from_us && packet.input.as_ref().is_some_and(Device::is_loopback);
         let nat = if is_local { Nat::Skipped } else { Nat::Applies };
         let mut ends = self.at_device(packet.input.clone(), DeviceHook::Ingress, packet);
         for (hook, nat) in [(PREROUTING, nat), (INPUT, Nat::Applies)] {

@@ -180,7 +180,7 @@ impl Ruleset {
     ) -> Ends {
         const INET_INGRESS: u32 = 5;
         let is_met = |chain: &Chain, base: &Base| {
-            base.devices.contains(&device.name)
+            base.devices.iter().any(|name| name == device.name())
                 && (chain.family == NETDEV && base.hook == hook as u32
                     || chain.family == INET
                         && hook == DeviceHook::Ingress

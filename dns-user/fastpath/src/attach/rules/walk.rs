@@ -4,9 +4,13 @@
 //! rule are followed, so the result contains every possible end of the packet.
 
 use std::{
+    cell::Cell,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    rc::Rc,
 };
+
+use dns_common::scope::LOOPBACK_IFINDEX;
 
 use super::facts::Facts;
 use crate::attach::netlink::{Link, LocalAddress};
@@ -239,8 +243,10 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
 /// An interface, as named in rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
-    pub(crate) name: String,
-    pub(crate) ifindex: u32,
+    name: String,
+    ifindex: u32,
+    /// Whether a condition has asked for name or index. Clones share it.
+    is_identified: Rc<Cell<bool>>,
     pub(crate) layer: u16,
     /// Whether packets may have passed PREROUTING before they reach this interface: with
     /// br_netfilter, a bridge passes on what its ports received only after that.
@@ -264,11 +270,47 @@ impl Device {
         Self {
             name: name.clone(),
             ifindex: *ifindex,
+            is_identified: Rc::default(),
             layer: *layer,
             is_bridge,
             has_endpoint: has_address(*ifindex, ip, local),
         }
     }
+
+    /// Returns the name, on which a condition depends.
+    pub(super) fn name(&self) -> &str {
+        self.is_identified.set(true);
+        &self.name
+    }
+
+    /// Returns the index, on which a condition depends.
+    pub(super) fn ifindex(&self) -> u32 {
+        self.is_identified.set(true);
+        self.ifindex
+    }
+
+    pub(super) fn is_loopback(&self) -> bool {
+        self.ifindex == LOOPBACK_IFINDEX
+    }
+
+    /// Returns what the walks so far depend on beside name and index; `None` if they depend on these.
+    pub(crate) fn kind(&self) -> Option<DeviceKind> {
+        (!self.is_identified.get()).then_some(DeviceKind {
+            is_loopback: self.is_loopback(),
+            layer: self.layer,
+            is_bridge: self.is_bridge,
+            has_endpoint: self.has_endpoint,
+        })
+    }
+}
+
+/// What rules can see of an interface beside its name and index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DeviceKind {
+    is_loopback: bool,
+    layer: u16,
+    is_bridge: bool,
+    has_endpoint: Option<bool>,
 }
 
 /// Returns whether an interface has an address; `None` if no interface has it, so that it may belong to a route.
@@ -494,6 +536,11 @@ impl Packet {
             },
             ..self.back_from_lo()
         }
+    }
+
+    /// Returns whether the server's socket sends the packet.
+    pub(super) fn is_of_server(&self) -> bool {
+        self.from_us && self.established && self.input.is_none()
     }
 
     pub(super) fn is_v6(&self) -> bool {

@@ -18,7 +18,6 @@ use std::{
     sync::OnceLock,
 };
 
-use crate::attach::netlink::octets;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
@@ -436,22 +435,27 @@ impl<'a> Entry<'a> {
             ..
         } = *self.layout;
         let inverted = self.bytes[flags + 1];
+        let is_within = |octets: &[u8], at: usize| {
+            let wanted = &self.bytes[at..at + address];
+            let mask = &self.bytes[at + 2 * address..][..address];
+            let mut bytes = octets.iter().zip(wanted).zip(mask);
+            bytes.all(|((octet, wanted), mask)| octet & mask == *wanted)
+        };
         let is = |ip: IpAddr, at: usize, invert: u8| {
-            let (wanted, mask) = (
-                &self.bytes[at..at + address],
-                &self.bytes[at + 2 * address..][..address],
-            );
-            let same = octets(ip)
-                .iter()
-                .zip(wanted)
-                .zip(mask)
-                .all(|((octet, wanted), mask)| octet & mask == *wanted);
+            // A cell has thousands of these rules, so no address is copied for them.
+            let same = match ip {
+                IpAddr::V4(ip) => is_within(&ip.octets(), at),
+                IpAddr::V6(ip) => is_within(&ip.octets(), at),
+            };
             same != (inverted & invert != 0)
         };
         let through = |device: Option<&Device>, number: usize, invert: u8| {
             let at = devices + number * 16;
             let (wanted, mask) = (&self.bytes[at..at + 16], &self.bytes[at + 32..][..16]);
-            let name = device.map_or(&[][..], |device| device.name.as_bytes());
+            if mask.iter().all(|byte| *byte == 0) {
+                return inverted & invert == 0;
+            }
+            let name = device.map_or(&[][..], |device| device.name().as_bytes());
             let same = wanted
                 .iter()
                 .zip(mask)
