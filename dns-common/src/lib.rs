@@ -74,13 +74,15 @@ pub mod object {
     pub const TC_PROGRAM: &str = "dns_tc";
     /// The tc program that builds the reply, tail-called by [`TC_PROGRAM`].
     pub const TC_ANSWER_PROGRAM: &str = "dns_tc_answer";
+    /// The shorter tc program that answers until the kernel has verified [`TC_ANSWER_PROGRAM`].
+    pub const TC_FIRST_PROGRAM: &str = "dns_tc_first";
     /// The tc program that answers from forwarded answers, tail-called by
     /// [`TC_ANSWER_PROGRAM`].
     pub const TC_FORWARDED_PROGRAM: &str = "dns_tc_forwarded";
     /// The XDP program for native mode that answers from forwarded answers,
     /// tail-called by [`XDP_PROGRAM`].
     pub const XDP_FORWARDED_PROGRAM: &str = "dns_xdp_forwarded";
-    /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`TC_ANSWER_PROGRAM`].
+    /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`TC_FIRST_PROGRAM`], later [`TC_ANSWER_PROGRAM`].
     pub const TC_ANSWER: &str = "TC_ANSWER";
     /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`TC_FORWARDED_PROGRAM`].
     pub const TC_FORWARDED: &str = "TC_FORWARDED";

@@ -1,18 +1,43 @@
 //! Operations that the packet core needs from the hook it runs at.
 
 use aya_ebpf::cty::c_void;
-use dns_common::scope::Interface;
+use dns_common::{
+    entry::{MAX_V4, MAX_V6},
+    scope::Interface,
+};
 
 use crate::{
     bytes::{Span, barrier},
+    frame::MAX_QUERY_LEN,
     question::Layout,
 };
+
+/// [`Hook::MAX_QUERY_LEN`] of the first program: a name of any length, an OPT, and some of its options.
+pub const MAX_FIRST_QUERY_LEN: usize = 360;
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
 pub trait Hook {
     /// Whether this is tc: packets may be only partly readable, and each has an skb, which records
     /// whether the checksum is finished and keeps that state when the packet becomes the reply.
     const IS_TC: bool;
+
+    /// Whether this is the program of the first moments after a start. It leaves long lists, large replies and long
+    /// queries to userspace, and takes no samples: the verifier follows every turn of a loop, and accepts it in
+    /// a third of the time.
+    const IS_FIRST: bool = false;
+
+    /// Most IPv4 addresses of a name that is answered.
+    const MAX_V4: usize = if Self::IS_FIRST { 32 } else { MAX_V4 };
+
+    /// Most IPv6 addresses of a name that is answered.
+    const MAX_V6: usize = if Self::IS_FIRST { 16 } else { MAX_V6 };
+
+    /// Longest query that is answered, in bytes.
+    const MAX_QUERY_LEN: usize = if Self::IS_FIRST {
+        MAX_FIRST_QUERY_LEN
+    } else {
+        MAX_QUERY_LEN
+    };
 
     /// Returns the address of the first directly readable byte.
     fn data(&self) -> usize;

@@ -20,7 +20,6 @@ mod frame;
 mod hook;
 mod lookup;
 mod maps;
-mod messages;
 mod parse;
 mod pipeline;
 mod question;
@@ -64,16 +63,26 @@ fn xdp_action_of(verdict: Verdict) -> u32 {
 /// Answers at tc ingress (tcx and clsact), by tail-calling [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
-    Tc::new(context).tail_call_if_ours();
+    Tc::<false>::new(context).tail_call_if_ours();
     TC_ACT_UNSPEC
 }
 
 /// Answers a datagram that [`dns_tc`] found to be for us; never attached by itself.
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
-    let hook = Tc::new(context);
+    answer_at_tc(&Tc::<false>::new(context))
+}
+
+/// Takes the place of [`dns_tc_answer`] until the kernel has verified it, see [`hook::Hook::IS_FIRST`].
+#[classifier]
+pub fn dns_tc_first(context: TcContext) -> i32 {
+    answer_at_tc(&Tc::<true>::new(context))
+}
+
+#[inline(always)]
+fn answer_at_tc<const IS_FIRST: bool>(hook: &Tc<IS_FIRST>) -> i32 {
     let answer =
-        |context: Context| pipeline::answer_datagram(&hook, &context, Frame::load(context.scratch));
+        |context: Context| pipeline::answer_datagram(hook, &context, Frame::load(context.scratch));
     match Context::get().map_or(Verdict::Pass, answer) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,
@@ -85,7 +94,7 @@ pub fn dns_tc_answer(context: TcContext) -> i32 {
 /// [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc_forwarded(context: TcContext) -> i32 {
-    let hook = Tc::new(context);
+    let hook = Tc::<false>::new(context);
     match Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,

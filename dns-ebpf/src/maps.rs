@@ -64,7 +64,7 @@ pub static HEARD_CLIENTS: HashMap<HeardClient, u64> =
 #[map]
 pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
-/// Holds [`crate::dns_tc_answer`] in its only slot, set by the loader.
+/// Holds [`crate::dns_tc_first`], later [`crate::dns_tc_answer`], in its only slot, set by the loader.
 #[map]
 pub static TC_ANSWER: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
@@ -113,10 +113,6 @@ pub struct Scratch {
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
     pub addresses: [u32; MAX_V4],
-    /// Number of collisions not logged yet, see [`crate::messages`].
-    pub collisions: u64,
-    /// Time of the last log message, by `CLOCK_MONOTONIC`.
-    pub told_ns: u64,
     /// Route query for the kernel.
     pub route: FibLookup,
     /// Socket query for the kernel: a `bpf_sock_tuple`.

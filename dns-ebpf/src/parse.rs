@@ -14,7 +14,7 @@ use dns_common::{
 use crate::{
     bytes::{Zero, barrier, barrier_and, load},
     checksum::Sum,
-    frame::{Frame, HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
+    frame::{Frame, HEADER_LEN, OPT_LEN, TYPE_CLASS_LEN},
     hook::Hook,
     maps::pass_to_stack,
     question::{Question, Words},
@@ -48,7 +48,7 @@ pub fn parse<H: Hook>(
     if header & ((!PLAIN_THIRD & 0xff) << 16 | (!PLAIN_FOURTH & 0xff) << 24) != 0
         || (header >> 32) as u32 != u32::from_ne_bytes([0, 1, 0, 0])
         || (counts != 0 && !additional)
-        || frame.message_len > MAX_QUERY_LEN
+        || frame.message_len > H::MAX_QUERY_LEN
     {
         return pass_to_stack(Outcome::NotPlain);
     }

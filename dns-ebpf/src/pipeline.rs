@@ -17,7 +17,7 @@ use crate::{
     hook::Hook,
     lookup,
     maps::{self, Context, Scratch, pass_to_stack},
-    messages, parse,
+    parse,
     question::Layout,
     reply,
     tap::{self, Seen},
@@ -66,7 +66,10 @@ pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
 #[inline(always)]
 pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
     let answer = try_answer(hook, context, frame);
-    if matches!(answer, Err(Outcome::NotPublished)) && context.control.answer_generation != 0 {
+    if !H::IS_FIRST
+        && matches!(answer, Err(Outcome::NotPublished))
+        && context.control.answer_generation != 0
+    {
         frame.save_to_scratch(context.scratch);
         hook.call_forwarded();
     }
@@ -101,9 +104,6 @@ pub fn conclude<H: Hook>(
         }
         &Err(outcome) => {
             let reason = zero.value_barrier(outcome as usize, OUTCOME_SLOTS - 1);
-            if reason == Outcome::Collision as usize {
-                messages::note_collision(scratch);
-            }
             let (verdict, outcome) = if is_shed(hook, control, scratch, &frame, reason) {
                 (Verdict::Drop, Outcome::Shed as usize)
             } else {
@@ -121,12 +121,9 @@ pub fn conclude<H: Hook>(
             )
         }
     };
-    if control.tap_every != 0 && tap::is_due(control) {
+    if !H::IS_FIRST && control.tap_every != 0 && tap::is_due(control) {
         // If the ring is full, the event is lost; there is nowhere to report that.
         let _ = tap::send(hook, zero, &frame, &seen.value_barrier(zero));
-    }
-    if verdict != Verdict::Reply {
-        messages::log_collisions(scratch);
     }
     maps::release_scratch(scratch);
     verdict

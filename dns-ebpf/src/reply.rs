@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
     counters::{Outcome, QueryKind},
-    entry::{AnswerPolicy, EntryHeader, HAS_POLICY, MAX_V4, MAX_V6, padded},
+    entry::{AnswerPolicy, EntryHeader, HAS_POLICY, padded},
     forwarded::PLAIN_LIMIT,
     scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
@@ -17,7 +17,7 @@ use crate::{
         A_LEN, AAAA_LEN, Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, MAX_QUESTION_LEN,
         MAX_REPLY_LEN, OPT_LEN, TYPE_CLASS_LEN, UDP, UDP_LEN, UDP_SUM,
     },
-    hook::Hook,
+    hook::{Hook, MAX_FIRST_QUERY_LEN},
     lookup::Entry,
     maps::{self, Context, Scratch, pass_to_stack},
     question::{Layout, Plan, Question},
@@ -50,7 +50,7 @@ pub fn plan<H: Hook>(
         barrier(header.v4_count as usize),
         barrier(header.v6_count as usize),
     );
-    if v4_count > MAX_V4 || v6_count > MAX_V6 {
+    if v4_count > H::MAX_V4 || v6_count > H::MAX_V6 {
         return pass_to_stack(Outcome::NotPublished);
     }
     // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
@@ -159,7 +159,8 @@ pub fn check_path<H: Hook>(
     frame: &Frame,
     reply_len: usize,
 ) -> Result<(), Outcome> {
-    if reply_len + frame.headers_len() > SAFE_PACKET_LEN && !takes(hook, context, frame, reply_len)
+    if reply_len + frame.headers_len() > SAFE_PACKET_LEN
+        && (H::IS_FIRST || !takes(hook, context, frame, reply_len))
     {
         return pass_to_stack(Outcome::LargeReply);
     }
@@ -540,14 +541,17 @@ pub fn is_partial<H: Hook>(
         let rest_len = frame
             .message_len
             .wrapping_sub(HEADER_LEN + question.name_len);
-        checksum::sum_bytes::<REST_WORDS>(
-            Span {
-                start: after_name,
-                end,
-            },
-            barrier_and(rest_len, 0x7ff),
-        )
-        .ok_or(Outcome::BadLength)?
+        let span = Span {
+            start: after_name,
+            end,
+        };
+        let rest_len = barrier_and(rest_len, 0x7ff);
+        let rest = if H::IS_FIRST {
+            checksum::sum_bytes::<FIRST_REST_WORDS>(span, rest_len)
+        } else {
+            checksum::sum_bytes::<REST_WORDS>(span, rest_len)
+        };
+        rest.ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
     if !H::IS_TC {
@@ -572,3 +576,6 @@ pub fn is_partial<H: Hook>(
 
 /// Words of the longest message after its question's name.
 const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);
+
+/// The same for the first program.
+const FIRST_REST_WORDS: usize = (MAX_FIRST_QUERY_LEN - HEADER_LEN).div_ceil(8);

@@ -81,7 +81,7 @@ pub fn write_v4<H: Hook>(
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
     let addresses = list.addresses;
     let mut index = 0;
-    while index < MAX_V4 / 4 {
+    while index < H::MAX_V4 / 4 {
         if index * 4 >= list.available {
             break;
         }
@@ -102,7 +102,7 @@ pub fn write_v4<H: Hook>(
     let (first, middle) = (A_START | (ttl as u64) << 48, A_MIDDLE | ttl as u64 >> 16);
     let mut sum = Sum::repeated(first, middle, list.given);
     let mut index = 0;
-    while index < MOST_A {
+    while index < MOST_A && (!H::IS_FIRST || index < H::MAX_V4) {
         let record = at + index * A_LEN;
         if index >= list.given || record + A_LEN > end {
             break;
@@ -136,7 +136,7 @@ pub fn write_v6<H: Hook>(
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
     let addresses = list.addresses;
     let mut index = 0;
-    while index < MAX_V6 {
+    while index < H::MAX_V6 {
         if index >= list.available {
             break;
         }
@@ -160,7 +160,7 @@ pub fn write_v6<H: Hook>(
     );
     let mut sum = Sum::repeated(first, middle as u64, list.given);
     let mut index = 0;
-    while index < MOST_AAAA {
+    while index < MOST_AAAA && (!H::IS_FIRST || index < H::MAX_V6) {
         let record = at + index * AAAA_LEN;
         if index >= list.given || record + AAAA_LEN > end {
             break;

@@ -29,13 +29,13 @@ pub const TC_ACT_SHOT: i32 = 2;
 /// Type of packets to the interface's own address (`linux/if_packet.h`).
 const PACKET_HOST: u32 = 0;
 
-/// A packet at tc.
-pub struct Tc {
+/// A packet at tc, in the program of the first moments if `IS_FIRST`, see [`Hook::IS_FIRST`].
+pub struct Tc<const IS_FIRST: bool = false> {
     /// The kernel's context.
     context: TcContext,
 }
 
-impl Tc {
+impl<const IS_FIRST: bool> Tc<IS_FIRST> {
     /// Wraps the packet of `context`.
     #[inline(always)]
     pub fn new(context: TcContext) -> Self {
@@ -70,8 +70,9 @@ impl Tc {
     }
 }
 
-impl Hook for Tc {
+impl<const IS_FIRST: bool> Hook for Tc<IS_FIRST> {
     const IS_TC: bool = true;
+    const IS_FIRST: bool = IS_FIRST;
 
     #[inline(always)]
     fn data(&self) -> usize {

@@ -66,7 +66,7 @@ impl Hook {
 }
 
 /// Words of the programs' scratch space.
-const SCRATCH_WORDS: usize = 580;
+const SCRATCH_WORDS: usize = 578;
 
 /// The programs' scratch space; word 3 is 1 while a run uses it.
 #[derive(Clone, Copy)]
@@ -160,6 +160,7 @@ impl Program {
         }
         for name in [
             object::TC_PROGRAM,
+            object::TC_FIRST_PROGRAM,
             object::TC_ANSWER_PROGRAM,
             object::TC_FORWARDED_PROGRAM,
         ] {
@@ -176,17 +177,7 @@ impl Program {
             (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
             (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
         ] {
-            let called = ebpf
-                .program(name)
-                .context("just loaded")?
-                .fd()?
-                .try_clone()?;
-            let callers = ebpf
-                .map_mut(map)
-                .with_context(|| format!("no {map} in the object"))?;
-            ProgramArray::try_from(callers)?
-                .set(0, &called, 0)
-                .with_context(|| format!("cannot call {name}"))?;
+            set_called(&mut ebpf, map, name)?;
         }
 
         let entries = Mapping::of(array(&ebpf, object::ENTRIES)?, CHUNKS as usize * CHUNK_SIZE)?;
@@ -216,6 +207,7 @@ impl Program {
     /// Restores the state after [`Self::load`], except for the counters.
     pub fn reset(&mut self) -> Result<()> {
         self.interface = None;
+        self.answer_at_tc_by(object::TC_ANSWER_PROGRAM)?;
         self.names()?.clear()?;
         self.answer_names()?.clear()?;
         self.answers.bytes_mut()[..self.used_by_answers as usize * CELL_SIZE].fill(0);
@@ -235,6 +227,11 @@ impl Program {
             (lo.ifindex, lo.flags, lo.endpoints) = (LOOPBACK_IFINDEX, NEAR, u64::MAX);
         });
         Ok(())
+    }
+
+    /// Lets this program answer at tc.
+    pub fn answer_at_tc_by(&mut self, name: &str) -> Result<()> {
+        set_called(&mut self.ebpf, object::TC_ANSWER, name)
     }
 
     /// Lets packets of [`Self::run`] arrive on an interface of the calling thread's network namespace.
@@ -512,6 +509,21 @@ impl Program {
             (first, second) => bail!("one outcome should be counted, not {first:?} and {second:?}"),
         }
     }
+}
+
+/// Puts a program into the array from which it is tail-called.
+fn set_called(ebpf: &mut Ebpf, map: &str, name: &str) -> Result<()> {
+    let called = ebpf
+        .program(name)
+        .with_context(|| format!("no {name} in the object"))?
+        .fd()?
+        .try_clone()?;
+    let callers = ebpf
+        .map_mut(map)
+        .with_context(|| format!("no {map} in the object"))?;
+    ProgramArray::try_from(callers)?
+        .set(0, &called, 0)
+        .with_context(|| format!("cannot call {name}"))
 }
 
 /// Returns the kernel's context of a packet of `len` bytes that arrives on an interface.

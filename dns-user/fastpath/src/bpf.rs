@@ -1,5 +1,4 @@
-//! System calls that aya does not wrap, or wraps with an unwanted fallback: links by interface
-//! index (aya falls back to netlink attachments, which cannot be pinned), link updates and pins.
+//! bpf(2): maps, programs, links by interface index, and pins.
 //!
 //! The kernel accepts a longer `union bpf_attr` than it knows if the rest is zero, and fills as
 //! much of an information structure as it knows.
@@ -15,8 +14,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info,
-    bpf_link_type, bpf_map_info, bpf_prog_info,
+    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn,
+    bpf_link_info, bpf_link_type, bpf_map_info, bpf_prog_info, bpf_prog_type,
 };
 
 use super::map::Shape;
@@ -55,7 +54,74 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative")
 }
 
-/// Sets an element of a hash map (`BPF_MAP_UPDATE_ELEM`).
+/// Returns the name of a map or program as the kernel keeps it: its first bytes.
+fn short_name(name: &str) -> [libc::c_char; 16] {
+    let mut short = [0; 16];
+    for (to, byte) in short[..15].iter_mut().zip(name.bytes()) {
+        *to = byte.cast_signed();
+    }
+    short
+}
+
+/// Creates a map as an object file defines it (`BPF_MAP_CREATE`).
+pub(super) fn create_map(name: &str, definition: &aya_obj::Map) -> io::Result<OwnedFd> {
+    call_for_fd(bpf_cmd::BPF_MAP_CREATE, |attributes| {
+        attributes.__bindgen_anon_1.map_type = definition.map_type();
+        attributes.__bindgen_anon_1.key_size = definition.key_size();
+        attributes.__bindgen_anon_1.value_size = definition.value_size();
+        attributes.__bindgen_anon_1.max_entries = definition.max_entries();
+        attributes.__bindgen_anon_1.map_flags = definition.map_flags();
+        attributes.__bindgen_anon_1.map_name = short_name(name);
+    })
+}
+
+/// Makes a map constant (`BPF_MAP_FREEZE`, kernel 5.2).
+pub(super) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    call(bpf_cmd::BPF_MAP_FREEZE, |attributes| {
+        attributes.__bindgen_anon_2.map_fd = number(map);
+    })
+    .map(drop)
+}
+
+/// The kind of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProgramType {
+    Xdp,
+    Tc,
+}
+
+/// Lets the kernel verify a program (`BPF_PROG_LOAD`). The log gets statistics and the verifier's complaint, because
+/// one of every instruction takes megabytes.
+pub(super) fn load_program(
+    name: &str,
+    kind: ProgramType,
+    code: &[bpf_insn],
+    license: &CStr,
+    log: &mut [u8],
+) -> io::Result<OwnedFd> {
+    // `BPF_LOG_STATS` (include/linux/bpf_verifier.h)
+    const STATISTICS: u32 = 4;
+    let (kind, attach_type) = match kind {
+        ProgramType::Xdp => (
+            bpf_prog_type::BPF_PROG_TYPE_XDP,
+            bpf_attach_type::BPF_XDP as u32,
+        ),
+        ProgramType::Tc => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0),
+    };
+    call_for_fd(bpf_cmd::BPF_PROG_LOAD, |attributes| {
+        attributes.__bindgen_anon_3.prog_type = kind as u32;
+        attributes.__bindgen_anon_3.expected_attach_type = attach_type;
+        attributes.__bindgen_anon_3.insns = code.as_ptr() as u64;
+        attributes.__bindgen_anon_3.insn_cnt = u32::try_from(code.len()).unwrap_or(u32::MAX);
+        attributes.__bindgen_anon_3.license = license.as_ptr() as u64;
+        attributes.__bindgen_anon_3.log_level = STATISTICS;
+        attributes.__bindgen_anon_3.log_size = u32::try_from(log.len()).unwrap_or(u32::MAX);
+        attributes.__bindgen_anon_3.log_buf = log.as_mut_ptr() as u64;
+        attributes.__bindgen_anon_3.prog_name = short_name(name);
+    })
+}
+
+/// Sets an element of a map (`BPF_MAP_UPDATE_ELEM`).
 pub(super) fn set_element(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
     call(bpf_cmd::BPF_MAP_UPDATE_ELEM, |attributes| {
         attributes.__bindgen_anon_2.map_fd = number(map);
@@ -63,6 +129,11 @@ pub(super) fn set_element(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::
         attributes.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
     })
     .map(drop)
+}
+
+/// Puts a program into the first slot of an array for tail calls, in place of an earlier one.
+pub(super) fn set_called(array: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    set_element(array, &0_u32.to_ne_bytes(), &number(program).to_ne_bytes())
 }
 
 /// Removes an element of a hash map (`BPF_MAP_DELETE_ELEM`), if there is one.
@@ -164,6 +235,8 @@ pub(super) struct ProgramInfo {
     /// The program's name, at most 15 bytes.
     pub(super) name: String,
     pub(super) uid: u32,
+    /// Instructions that the verifier has processed; 0 before kernel 5.16.
+    pub(super) verified: u32,
 }
 
 pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
@@ -171,6 +244,7 @@ pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
         id,
         name,
         created_by_uid,
+        verified_insns,
         ..
     } = object_info(program)?;
     let name = CStr::from_bytes_until_nul(&name.map(|byte| byte as u8))
@@ -180,6 +254,7 @@ pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
         id,
         name,
         uid: created_by_uid,
+        verified: verified_insns,
     })
 }
 

@@ -8,10 +8,6 @@ use std::{
     thread,
 };
 
-use aya::{
-    Ebpf, EbpfLoader, VerifierLogLevel,
-    maps::{Map, MapError},
-};
 use dns_common::{
     entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
     object,
@@ -22,8 +18,8 @@ use dns_kit::logs::with_causes;
 
 use super::{
     FastPathError, OBJECT, bpf,
+    image::{Image, ImageError},
     map::{counters::CounterPages, index, scope::ScopePage},
-    observe::{self, Messages},
     publish::{
         answers::{MAX_REPLIES, REPLY_BYTES},
         lease::WITHOUT_MEMBARRIER,
@@ -68,15 +64,13 @@ pub(super) struct Object {
     pub(super) heard_clients: OwnedFd,
     pub(super) scope: Arc<ScopePage>,
     pub(super) counters: Arc<CounterPages>,
-    /// Messages of the programs; `None` if the object has no map for them.
-    pub(super) messages: Option<Messages>,
     pub(super) limits: Limits,
 }
 
 impl Object {
     /// Creates the maps. No program of the object is loaded yet, and the lease has expired. The programs
     /// refer to the maps by the descriptors that the object holds.
-    pub(super) fn load(config: &XdpConfig) -> Result<(Ebpf, Self), FastPathError> {
+    pub(super) fn load(config: &XdpConfig) -> Result<(Image, Self), FastPathError> {
         let max_names = config.max_names;
         let replies = if config.other_types { MAX_REPLIES } else { 0 };
         let limits = Limits {
@@ -91,24 +85,17 @@ impl Object {
         let names = u32::try_from(limits.max_names + limits.negative).unwrap_or(u32::MAX);
         // Every entry takes at least one cell.
         let elements = index::elements(names.min(chunks * CHUNK_CELLS));
-        let mut ebpf = EbpfLoader::new()
-            .map_max_entries(object::NAMES, elements)
-            .map_max_entries(object::ENTRIES, chunks)
-            .map_max_entries(
-                object::ANSWER_NAMES,
-                index::elements(config.cache_entries + replies as u32),
-            )
-            .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
-            .map_max_entries(object::COUNTERS, cpus)
-            .map_max_entries(observe::MESSAGES_MAP, observe::MESSAGES_SIZE)
-            // Only the complaint and the statistics: a log of every instruction takes megabytes,
-            // and aya retries the load with a tenfold log size each time.
-            .verifier_log_level(VerifierLogLevel::STATS)
-            .override_global(aya_log::LEVEL, &observe::MESSAGES_LEVEL, true)
-            .override_global(object::PREEMPTIBLE, &u8::from(is_preemptible()), true)
-            .load(OBJECT)
-            .map_err(load_error)?;
-        let map = |name| own_map_fd(&ebpf, name);
+        let answer_elements = index::elements(config.cache_entries + replies as u32);
+        let sizes = [
+            (object::NAMES, elements),
+            (object::ENTRIES, chunks),
+            (object::ANSWER_NAMES, answer_elements),
+            (object::ANSWER_ENTRIES, answer_chunks),
+            (object::COUNTERS, cpus),
+        ];
+        let globals = [(object::PREEMPTIBLE, u8::from(is_preemptible()))];
+        let image = Image::load(OBJECT, &sizes, &globals).map_err(load_error)?;
+        let map = |name| own_map_fd(&image, name);
         let kept_maps: [_; KEPT_MAPS] = [
             (object::TC_ANSWER, map(object::TC_ANSWER)?),
             (object::TC_FORWARDED, map(object::TC_FORWARDED)?),
@@ -130,17 +117,15 @@ impl Object {
         let counters = bpf::map_shape(counters.as_fd())
             .and_then(|shape| CounterPages::map(counters.as_fd(), shape))
             .map_err(|error| mapped(object::COUNTERS, error))?;
-        let messages = Messages::of(&mut ebpf);
         let (scope, counters) = (Arc::new(scope), Arc::new(counters));
         Ok((
-            ebpf,
+            image,
             Self {
                 kept_maps,
                 tap,
                 heard_clients,
                 scope,
                 counters,
-                messages,
                 limits,
             },
         ))
@@ -220,31 +205,23 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
     highest.parse::<u32>().ok()?.checked_add(1)
 }
 
-/// Duplicates the descriptor of a map, so that the map outlives aya's object. The object's own
+/// Duplicates the descriptor of a map, so that the map outlives the image. The image's own
 /// descriptor stays open, because programs loaded later refer to it by number.
-fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
-    let data = match ebpf.map(name) {
-        Some(
-            Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data) | Map::HashMap(data),
-        ) => data,
-        _ => {
-            return Err(FastPathError::Failed(format!(
-                "the embedded BPF object has no {name}"
-            )));
-        }
-    };
-    let fd = data.fd().as_fd().try_clone_to_owned();
-    fd.map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
+fn own_map_fd(image: &Image, name: &'static str) -> Result<OwnedFd, FastPathError> {
+    let map = image
+        .map(name)
+        .ok_or_else(|| FastPathError::Failed(format!("the embedded BPF object has no {name}")))?;
+    map.try_clone_to_owned()
+        .map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
 }
 
 /// Distinguishes a missing privilege from all other load errors.
-fn load_error(error: aya::EbpfError) -> FastPathError {
+fn load_error(error: ImageError) -> FastPathError {
     let code = match &error {
-        aya::EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
-        aya::EbpfError::MapError(MapError::SyscallError(call)) => call.io_error.raw_os_error(),
-        _ => None,
+        ImageError::Map { source, .. } => source.raw_os_error(),
+        ImageError::Parse(_) | ImageError::Relocation(_) => None,
     };
-    let reason = reason(&error);
+    let reason = with_causes(&error);
     FastPathError::Failed(match code {
         Some(libc::EPERM | libc::EACCES) => format!(
             "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and in a \
@@ -252,16 +229,6 @@ fn load_error(error: aya::EbpfError) -> FastPathError {
         ),
         _ => format!("the kernel rejected the maps of the BPF object: {reason}"),
     })
-}
-
-/// Formats an error with its causes in one line.
-fn reason(error: &(dyn std::error::Error + 'static)) -> String {
-    let text = with_causes(error);
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
-    lines.join(" / ")
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! Reports of the programs: the tap, which samples queries because tcpdump does not see packets answered at
-//! XDP, and log messages, sent by aya-log and forwarded to our log.
+//! Reports of the programs: the tap, which samples queries because tcpdump does not see packets answered at XDP.
 
 use std::{
     io,
@@ -8,21 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::Ebpf;
-use aya_log::EbpfLogger;
-use dns_common::tap::TapEvent;
+use dns_common::{counters::Outcome, tap::TapEvent};
 use dns_kit::clock::kernel_monotonic_ns;
-use log::{Log, Metadata, Record};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::unistd::{SysconfVar, sysconf};
-use parking_lot::Mutex;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch,
 };
 use zerocopy::FromBytes as _;
 
-use crate::map::{control::ControlPage, words::Words as _};
+use crate::map::{control::ControlPage, counters::CounterPages, words::Words as _};
 
 /// Maximum number of events forwarded per [`WINDOW`]. Further events are counted and dropped.
 const MOST_IN_WINDOW: u32 = 500;
@@ -236,78 +231,33 @@ fn page_size() -> io::Result<usize> {
         .ok_or_else(|| io::Error::other("no page size"))
 }
 
-/// Size of the messages' map in bytes: the programs write at most one message per second and CPU. A
-/// multiple of every architecture's page size.
-pub(crate) const MESSAGES_SIZE: u32 = 1 << 16;
+//----------- Collisions ------------------------------------------------------
 
-/// Most verbose level written by the programs, for `AYA_LOG_LEVEL`. Messages are filtered again
-/// when read, because levels may change at run time.
-pub(crate) const MESSAGES_LEVEL: u8 = aya_log::Level::Warn as u8;
+/// Minimum time between two messages about collisions.
+const COLLISION_PAUSE: Duration = Duration::from_secs(1);
 
-/// Name of the map, chosen by aya-log.
-pub(crate) const MESSAGES_MAP: &str = "AYA_LOGS";
-
-/// Module of the messages, by which log lines get the tag `ebpf`.
-const MESSAGES_TARGET: &str = "dns_fastpath::observe::messages";
-
-/// The reading end of the messages.
-pub(crate) struct Messages {
-    logger: Arc<Mutex<EbpfLogger<Handover>>>,
-    /// A duplicate of the map's descriptor, used to wait for messages.
-    readable: OwnedFd,
+/// Queries for a name with the hash of a published one, which an operator would not look for among the counters.
+#[derive(Default)]
+pub(crate) struct Collisions {
+    reported: u64,
+    /// When they were last counted.
+    at: Option<Instant>,
 }
 
-/// Keeps the map open under its descriptor.
-pub(crate) type MessagesMap = Arc<dyn Send + Sync>;
-
-impl Messages {
-    /// Returns the messages of a loaded object; `None` if it has no map for them.
-    pub(crate) fn of(ebpf: &mut Ebpf) -> Option<Self> {
-        let logger = EbpfLogger::init_with_logger(ebpf, Handover).ok()?;
-        let readable = logger.as_fd().try_clone_to_owned().ok()?;
-        Some(Self {
-            logger: Arc::new(Mutex::new(logger)),
-            readable,
-        })
-    }
-
-    /// Returns a handle that keeps the map open. Programs loaded later refer to the map by its
-    /// number, and aya takes it out of the object that holds the other maps.
-    pub(crate) fn map(&self) -> MessagesMap {
-        self.logger.clone()
-    }
-
-    pub(crate) fn hand_on(&mut self) {
-        self.logger.lock().flush();
-    }
-}
-
-/// Readable while messages are pending.
-impl AsFd for Messages {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readable.as_fd()
-    }
-}
-
-/// Converts the `log` records of aya-log to `tracing` events.
-struct Handover;
-
-impl Log for Handover {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        // `tracing` filters the events below.
-        true
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        let text = record.args();
-        match record.level() {
-            log::Level::Error => tracing::error!(target: MESSAGES_TARGET, "{text}"),
-            log::Level::Warn => tracing::warn!(target: MESSAGES_TARGET, "{text}"),
-            log::Level::Info => tracing::info!(target: MESSAGES_TARGET, "{text}"),
-            log::Level::Debug => tracing::debug!(target: MESSAGES_TARGET, "{text}"),
-            log::Level::Trace => tracing::trace!(target: MESSAGES_TARGET, "{text}"),
+impl Collisions {
+    /// Logs those since the last message, at most once per [`COLLISION_PAUSE`].
+    pub(crate) fn report(&mut self, counters: &CounterPages) {
+        if self.at.is_some_and(|at| at.elapsed() < COLLISION_PAUSE) {
+            return;
         }
+        self.at = Some(Instant::now());
+        let counted = counters.total(Outcome::Collision);
+        if counted > self.reported {
+            tracing::warn!(
+                queries = counted - self.reported,
+                "queries for a name with the hash of a published one: answered by userspace"
+            );
+        }
+        self.reported = counted;
     }
-
-    fn flush(&self) {}
 }

@@ -9,23 +9,18 @@ use std::{
     borrow::Cow,
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, mpsc},
     time::Instant,
 };
 
-use aya::{
-    Ebpf,
-    maps::ProgramArray,
-    programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, Xdp},
-};
 use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{
     bpf,
+    image::{Image, Rejection},
     mailbox::{self, Ended, Notifier},
-    observe::MessagesMap,
 };
 use dns_kit::{
     memory, priority,
@@ -105,6 +100,19 @@ pub struct ProgramStatus {
     pub verifier: Vec<String>,
 }
 
+impl ProgramStatus {
+    fn loading(name: &'static str) -> Self {
+        Self {
+            name: name.into(),
+            state: ProgramState::Loading,
+            instructions: None,
+            load_ms: None,
+            why: None,
+            verifier: Vec::new(),
+        }
+    }
+}
+
 /// The programs needed so far, in order of first use.
 #[derive(Clone, Debug)]
 pub(super) struct ProgramStatuses {
@@ -151,32 +159,31 @@ pub(crate) struct Programs {
     /// Requests to the loading thread, which ends when this is dropped.
     orders: mpsc::Sender<Program>,
     /// Results from that thread; `None` after it has ended.
-    results: Option<mailbox::Receiver<(Program, Result<ProgramFd, LoadProblem>)>>,
+    results: Option<mailbox::Receiver<(Program, Result<OwnedFd, LoadProblem>)>>,
 }
 
 enum Ordered {
     Loading,
-    Loaded(ProgramFd),
+    Loaded(OwnedFd),
     /// Refused or failed, with the cause.
     Problem(LoadProblem),
 }
 
 impl Programs {
-    /// Starts the thread that loads the programs of `ebpf` on request. Programs for forwarded
+    /// Starts the thread that loads the programs of `image` on request. Programs for forwarded
     /// answers are loaded only if `keeps_answers` is set.
     pub(super) fn start(
-        ebpf: Ebpf,
-        messages: Option<MessagesMap>,
+        image: Image,
         statuses: ProgramStatuses,
         keeps_answers: bool,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel(MAX_RESULTS)?;
         let mut loader = Loader {
-            ebpf,
-            _messages: messages,
+            image,
             statuses,
             answer: None,
+            answers_by_first: false,
             keeps_answers,
         };
         threads::spawn("programs", OnPanic::EndProcess, move || {
@@ -185,9 +192,9 @@ impl Programs {
                 if done.send((program, loader.load(program))).is_err() {
                     return;
                 }
-                // Later, because interfaces can answer without it.
-                loader.load_forwarded(program);
-                // Reading the object and the kernel's types leaves 2 MB free in the allocator.
+                // Later, because interfaces can answer without them.
+                loader.complete(program);
+                // Reading the object leaves memory free in the allocator.
                 memory::give_back();
                 memory::forget_start();
             }
@@ -290,24 +297,11 @@ impl LoadProblem {
         }
     }
 
-    fn of(name: &str, error: &ProgramError) -> Self {
-        let (code, verifier) = match error {
-            ProgramError::LoadError {
-                io_error,
-                verifier_log,
-            } => (
-                io_error.raw_os_error(),
-                last_lines(&verifier_log.to_string()),
-            ),
-            ProgramError::SyscallError(call) => (call.io_error.raw_os_error(), Vec::new()),
-            ProgramError::IOError(error) => (error.raw_os_error(), Vec::new()),
-            _ => (None, Vec::new()),
-        };
+    fn of(name: &str, rejection: &Rejection) -> Self {
+        let kernel = &rejection.error;
+        let code = kernel.raw_os_error();
+        let verifier = last_lines(&rejection.log);
         let complaint = complaint(&verifier);
-        let kernel = code.map_or_else(
-            || error.to_string(),
-            |code| io::Error::from_raw_os_error(code).to_string(),
-        );
         let why = match (code, complaint) {
             (_, Some(complaint)) => {
                 format!("the kernel rejected program {name}: {kernel}: {complaint}")
@@ -358,40 +352,42 @@ fn complaint(lines: &[String]) -> Option<&String> {
 //----------- Loader ----------------------------------------------------------
 
 struct Loader {
-    /// The object. Its maps must stay open under their descriptors, to which the instructions of
-    /// programs not yet loaded refer.
-    ebpf: Ebpf,
-    /// The only map moved out of the object; must not be closed before the object.
-    _messages: Option<MessagesMap>,
+    image: Image,
     statuses: ProgramStatuses,
-    /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
+    /// Result of loading a program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
+    /// Whether that is the short one.
+    answers_by_first: bool,
     keeps_answers: bool,
 }
 
 impl Loader {
     /// Loads a program, and the programs that it tail-calls.
-    fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
+    fn load(&mut self, program: Program) -> Result<OwnedFd, LoadProblem> {
         if program == Program::Tc {
             self.load_answer()?;
         }
         self.load_named(program.name())
     }
 
-    /// Loads the program that answers from whole answers and is tail-called at the same hook.
-    fn load_forwarded(&mut self, program: Program) {
+    /// Loads what a loaded program can work without: the program that answers everything at tc, and the one that
+    /// answers from whole answers. Without them userspace gives their answers; log and status report the cause.
+    fn complete(&mut self, program: Program) {
+        if self.answers_by_first {
+            self.answers_by_first = false;
+            let _ = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
+        }
         if self.keeps_answers {
             let (name, map) = match program {
                 Program::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
                 Program::Xdp => (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
             };
-            // Without it, userspace gives these answers; log and status report the cause.
             let _ = self.load_called(name, map);
         }
     }
 
-    /// Loads the program that answers at tc, once.
+    /// Loads a program that answers at tc, once: the short one, or the complete one if the kernel refuses that.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
         if let Some(done) = self.answer.clone().filter(|done| {
             done.as_ref()
@@ -400,113 +396,85 @@ impl Loader {
         }) {
             return done;
         }
-        let done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
+        // Before the short one answers, or the fast path would seem complete in between.
+        self.statuses
+            .note(ProgramStatus::loading(object::TC_ANSWER_PROGRAM));
+        let mut done = self.load_called(object::TC_FIRST_PROGRAM, object::TC_ANSWER);
+        self.answers_by_first = done.is_ok();
+        if done.is_err() {
+            done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
+        }
         self.answer = Some(done.clone());
         done
     }
 
-    /// Loads a program and puts it into the map from which it is tail-called.
+    /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
     fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
         let program = self.load_named(name)?;
-        let problem = |error: &dyn std::fmt::Display| LoadProblem {
-            state: ProgramState::Refused,
-            why: format!(
-                "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
-            ),
-            verifier: Vec::new(),
-        };
-        let map = self
-            .ebpf
-            .map_mut(map)
-            .ok_or_else(|| problem(&"its map is missing"))?;
-        ProgramArray::try_from(map)
-            .and_then(|mut programs| programs.set(0, &program, 0))
-            .map_err(|error| problem(&error))
+        let lacks = || io::Error::from_raw_os_error(libc::ENOENT);
+        self.image
+            .map(map)
+            .ok_or_else(lacks)
+            .and_then(|map| bpf::set_called(map, program.as_fd()))
+            .map_err(|error| LoadProblem {
+                state: ProgramState::Refused,
+                why: format!(
+                    "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
+                ),
+                verifier: Vec::new(),
+            })
     }
 
-    fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, LoadProblem> {
+    fn load_named(&mut self, name: &'static str) -> Result<OwnedFd, LoadProblem> {
         let begun = Instant::now();
-        let status = |state, load_ms| ProgramStatus {
-            name: name.into(),
-            state,
-            instructions: None,
-            load_ms,
-            why: None,
-            verifier: Vec::new(),
-        };
-        self.statuses.note(status(ProgramState::Loading, None));
-        let mut result = self.try_load(name);
+        self.statuses.note(ProgramStatus::loading(name));
+        let mut result = self.image.load_program(name);
         for _ in 1..INTERRUPTED_TRIES {
             match &result {
-                Err(ProgramError::LoadError { io_error, .. })
-                    if io_error.raw_os_error() == Some(libc::EAGAIN) =>
-                {
-                    result = self.try_load(name);
+                Err(rejection) if rejection.error.raw_os_error() == Some(libc::EAGAIN) => {
+                    result = self.image.load_program(name);
                 }
                 _ => break,
             }
         }
         let load_ms = begun.elapsed().as_secs_f64() * 1000.0;
-        match result {
-            Ok((program, info)) => {
-                let instructions = info.and_then(|info| info.verified_instruction_count());
+        let mut status = ProgramStatus {
+            state: ProgramState::Loaded,
+            load_ms: Some(load_ms),
+            ..ProgramStatus::loading(name)
+        };
+        let loaded = match result {
+            Ok(program) => {
+                status.instructions = bpf::program_info(program.as_fd())
+                    .ok()
+                    .map(|info| info.verified)
+                    .filter(|&verified| verified != 0);
                 tracing::debug!(
                     program = name,
                     milliseconds = load_ms,
-                    instructions,
+                    instructions = status.instructions,
                     "the kernel has loaded a program"
                 );
-                let status = status(ProgramState::Loaded, Some(load_ms));
-                self.statuses.note(ProgramStatus {
-                    instructions,
-                    ..status
-                });
                 Ok(program)
             }
-            Err(error) => {
-                let problem = LoadProblem::of(name, &error);
-                let LoadProblem {
-                    state,
-                    why,
-                    verifier,
-                } = problem.clone();
-                let last_lines = verifier.join(" / ");
+            Err(rejection) => {
+                let problem = LoadProblem::of(name, &rejection);
+                let why = &problem.why;
+                let last_lines = problem.verifier.join(" / ");
                 tracing::warn!(
                     program = name,
                     milliseconds = load_ms,
                     verifier = last_lines,
                     "{why}"
                 );
-                let status = status(state, Some(load_ms));
-                self.statuses.note(ProgramStatus {
-                    why: Some(why),
-                    verifier,
-                    ..status
-                });
+                status.state = problem.state;
+                status.why = Some(why.clone());
+                status.verifier = problem.verifier.clone();
                 Err(problem)
             }
-        }
-    }
-
-    /// Loads a program, which runs the verifier; returns a duplicate of its descriptor.
-    fn try_load(
-        &mut self,
-        name: &'static str,
-    ) -> Result<(ProgramFd, Option<ProgramInfo>), ProgramError> {
-        let missing = || ProgramError::IOError(io::Error::from_raw_os_error(libc::ENOENT));
-        let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
-        let own = |fd: &ProgramFd| fd.try_clone().map_err(ProgramError::IOError);
-        match <&mut Xdp>::try_from(&mut *program) {
-            Ok(program) => {
-                program.load()?;
-                Ok((own(program.fd()?)?, program.info().ok()))
-            }
-            Err(_) => {
-                let program: &mut SchedClassifier = program.try_into()?;
-                program.load()?;
-                Ok((own(program.fd()?)?, program.info().ok()))
-            }
-        }
+        };
+        self.statuses.note(status);
+        loaded
     }
 }
 
@@ -531,8 +499,11 @@ mod tests {
     #[test]
     fn only_transient_failures_are_retried() {
         let load = |code| {
-            let error = ProgramError::IOError(io::Error::from_raw_os_error(code));
-            LoadProblem::of("dns_tc", &error)
+            let rejection = Rejection {
+                error: io::Error::from_raw_os_error(code),
+                log: String::new(),
+            };
+            LoadProblem::of("dns_tc", &rejection)
         };
         assert_eq!(load(libc::ENOMEM).state, ProgramState::Failed);
         assert_eq!(load(libc::EINVAL).state, ProgramState::Refused);

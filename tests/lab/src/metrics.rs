@@ -81,9 +81,11 @@ impl Metrics {
         self.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"")
     }
 
-    /// Returns whether the fast path is attached and has entries.
+    /// Returns whether the fast path is attached and has entries, and all of its programs.
     pub fn is_fast_path_up(&self) -> bool {
-        self.sum(names::FAST_PATH_UP, "") > 0 && self.sum(names::FAST_PATH_ENTRIES, "") > 0
+        let loading = self.sum(names::FAST_PATH_PROGRAM_INFO, "state=\"loading\"");
+        let is_attached = self.sum(names::FAST_PATH_UP, "") > 0;
+        is_attached && self.sum(names::FAST_PATH_ENTRIES, "") > 0 && loading == 0
     }
 
     /// Returns the number of replies from userspace.

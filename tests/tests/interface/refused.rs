@@ -253,12 +253,28 @@ fn rejected_program_disables_only_hook() -> Result<()> {
             &["tcx", "clsact"],
             None,
         ),
+        // The short one answers instead.
         (
             "auto",
             object::TC_ANSWER_PROGRAM,
             Fault::Unreadable,
+            &["tcx", "clsact"],
+            None,
+        ),
+        // The complete one answers from the start.
+        (
+            "auto",
+            object::TC_FIRST_PROGRAM,
+            Fault::Unreadable,
+            &["tcx", "clsact"],
+            None,
+        ),
+        (
+            "auto",
+            object::TC_PROGRAM,
+            Fault::Unreadable,
             &["none"],
-            Some(object::TC_PROGRAM),
+            None,
         ),
         // Not needed, so not even loaded.
         (

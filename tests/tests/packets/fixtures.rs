@@ -6,6 +6,7 @@ use aya::TestRunOptions;
 use dns_common::{
     counters::Outcome,
     entry::AnswerPolicy,
+    object,
     scope::{LOOPBACK_IFINDEX, Probe, Scope},
 };
 use socket2::{Domain, Socket, Type};
@@ -147,6 +148,7 @@ pub(crate) fn world() -> World {
         cookies: false,
         vlans: vec![5, 7],
         interface: Interface::LO,
+        is_first: false,
     }
 }
 
@@ -1080,6 +1082,34 @@ fn fixtures_hold_at_every_hook() {
         failures.len(),
         failures.join("\n")
     );
+}
+
+/// The program of the first moments answers as the complete one, or passes what it lacks.
+#[test]
+fn fixtures_hold_at_first_program() {
+    let Some(mut program) = load() else { return };
+    let mut world = world();
+    install(&mut program, &world);
+    let mut hits = [0; 2];
+    let mut failures = Vec::new();
+    for (hits, name) in hits
+        .iter_mut()
+        .zip([object::TC_ANSWER_PROGRAM, object::TC_FIRST_PROGRAM])
+    {
+        program
+            .answer_at_tc_by(name)
+            .expect("the program is loaded");
+        world.is_first = name == object::TC_FIRST_PROGRAM;
+        for fixture in table() {
+            match check(&program, &world, Hook::Tc, &fixture.frame) {
+                Ok(hit) => *hits += usize::from(hit),
+                Err(problem) => failures.push(format!("{} by {name}: {problem}", fixture.name)),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    println!("answered by the complete and the first program: {hits:?}");
+    assert!(hits[1] * 2 > hits[0] && hits[1] < hits[0], "{hits:?}");
 }
 
 #[test]

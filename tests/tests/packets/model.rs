@@ -30,7 +30,14 @@ pub(crate) struct World {
     pub(crate) vlans: Vec<u16>,
     /// The interface on which packets arrive.
     pub(crate) interface: Interface,
+    /// Whether the program of the first moments answers at tc.
+    pub(crate) is_first: bool,
 }
+
+/// Longest query, most addresses of each family: the limits of the program of the first moments.
+const FIRST_QUERY: usize = 360;
+const FIRST_V4: usize = 32;
+const FIRST_V6: usize = 16;
 
 /// An interface, with as many bytes of MTU as the longest reply needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,6 +123,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// Returns the reply to `frame`; `None` if it must be passed up untouched.
 pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
+    let is_first = world.is_first && hook == Hook::Tc;
     // Broadcast and multicast are passed up.
     if frame.get(..6)? != world.interface.address {
         return None;
@@ -192,7 +200,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         appended,
         rcode,
         policy,
-    } = answer(world, &udp[8..])?;
+    } = answer(world, is_first, &udp[8..])?;
     let question_end = message.len();
     let fixed = question_end + opt.len();
     let appended_len: usize = appended.iter().map(Vec::len).sum();
@@ -218,7 +226,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     let record_len = records.first().map_or(0, Vec::len);
     let expected = limit.min(fixed + given * record_len + appended_len);
     let headers_len = if v6 { 48 } else { 28 };
-    if !world.interface.sends(expected, expected + headers_len) {
+    let packet_len = expected + headers_len;
+    if !world.interface.sends(expected, packet_len) || is_first && packet_len > SAFE_PACKET {
         return None;
     }
     if fixed + given * record_len + appended_len > limit {
@@ -333,13 +342,13 @@ struct Answer {
 }
 
 /// Looks up the answer to a query.
-fn answer(world: &World, message: &[u8]) -> Option<Answer> {
+fn answer(world: &World, is_first: bool, message: &[u8]) -> Option<Answer> {
     let header = message.get(..12)?;
     // QR, opcode, AA, TC; RA, Z, RCODE.
     if header[2] & 0xfe != 0
         || header[3] & 0xcf != 0
         || header[4..10] != [0, 1, 0, 0, 0, 0]
-        || message.len() > 1500
+        || message.len() > if is_first { FIRST_QUERY } else { 1500 }
     {
         return None;
     }
@@ -401,6 +410,10 @@ fn answer(world: &World, message: &[u8]) -> Option<Answer> {
     };
 
     let published = world.published.get(&name)?;
+    let is_long = published.v4.len() > FIRST_V4 || published.v6.len() > FIRST_V6;
+    if is_first && is_long {
+        return None;
+    }
     let ttl = published.policy.map_or(0, AnswerPolicy::ttl).to_be_bytes();
     let record = |qtype: u8, address: &[u8]| {
         let mut out = [

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use dns_common::object;
 use fastrand::Rng;
 
 use crate::{
@@ -47,6 +48,15 @@ fn random_packets_match_model() {
             world.max_reply = rng.bool().then(|| rng.usize(100..1500));
             world.echo_opt = rng.bool();
             world.cookies = rng.bool();
+            world.is_first = rng.bool();
+            let answering = if world.is_first {
+                object::TC_FIRST_PROGRAM
+            } else {
+                object::TC_ANSWER_PROGRAM
+            };
+            program
+                .answer_at_tc_by(answering)
+                .expect("the program is loaded");
             program.set_control(|control| {
                 control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
                 control.max_reply = world.max_reply.unwrap_or(0) as u32;

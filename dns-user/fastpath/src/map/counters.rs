@@ -156,6 +156,13 @@ impl CounterPages {
         (0..self.cpus).map(of_cpu).sum()
     }
 
+    /// Returns the number of packets with this outcome.
+    pub(crate) fn total(&self, outcome: Outcome) -> u64 {
+        (0..self.cpus)
+            .map(|cpu| self.outcome(cpu, outcome).load(Ordering::Relaxed))
+            .sum()
+    }
+
     fn outcome(&self, cpu: usize, outcome: Outcome) -> &AtomicU64 {
         let at = offset_of!(CpuCounters, outcomes) + outcome as usize * size_of::<u64>();
         self.counter(cpu, at)

@@ -115,8 +115,8 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: "ebpf",
-        targets: &["dns_fastpath::observe::messages", "aya", "aya_log"],
-        about: "messages from inside the BPF program and from its loader",
+        targets: &["dns_fastpath::observe"],
+        about: "reports of the BPF programs",
     },
     Tag {
         name: LIBRARIES,
