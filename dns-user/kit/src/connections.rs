@@ -59,7 +59,7 @@ impl Drop for OwnConnection {
     }
 }
 
-/// The open connections of one listener.
+/// The open connections of listeners that share a limit.
 #[derive(Debug)]
 pub struct Connections {
     limit: usize,
@@ -102,6 +102,11 @@ impl Connections {
             table: Mutex::default(),
         };
         Arc::new(new)
+    }
+
+    /// Returns the maximum number of connections.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Adds a connection and orders excess ones to close; returns their number.
@@ -159,7 +164,7 @@ impl Connections {
         table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
     }
 
-    /// Returns the time since the listener was created, in milliseconds.
+    /// Returns the time since the set was created, in milliseconds.
     fn now(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }

@@ -99,6 +99,10 @@ impl Forwarder {
         let mut last_error = None;
         for index in set.order.order() {
             let recursor = &set.recursors[index];
+            // The query would come back, and be forwarded again until it times out.
+            if recursor.is_own() {
+                continue;
+            }
             if best.is_some() && !self.is_worth_waiting(recursor, query) {
                 continue;
             }

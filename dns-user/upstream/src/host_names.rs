@@ -18,12 +18,12 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
 use crate::{
     forward::Forwarder,
     message::{Form, MessageIndex},
+    own::{OwnAddresses, Reached},
     recursor::RecursorOptions,
     udp::Matching,
     without_excluded,
@@ -50,8 +50,8 @@ pub struct HostNames {
     recursors: Vec<String>,
     /// Whether the nameservers of /etc/resolv.conf may see the names.
     with_nameservers: bool,
-    /// Listen addresses of this server.
-    own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    /// Addresses of this server.
+    pub(crate) own: OwnAddresses,
 }
 
 /// A host name, resolved repeatedly until dropped.
@@ -66,9 +66,9 @@ pub struct HostName {
 }
 
 impl HostNames {
-    /// Creates a resolver of the host names of handlers and other servers, from the configured recursors and a
-    /// server that listens on `own`.
-    pub fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
+    /// Creates a resolver of the host names of handlers and other servers, from the configured recursors and the
+    /// server at `own`.
+    pub fn new(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
         let is_encrypted = |name: &String| Endpoint::of(name).tls.is_some();
         Arc::new(Self {
             recursors: by_address(recursors),
@@ -78,10 +78,7 @@ impl HostNames {
     }
 
     /// Creates a resolver of the host names of the recursors themselves.
-    pub(crate) fn of_recursors(
-        recursors: &[String],
-        own: Arc<ArcSwap<Vec<SocketAddr>>>,
-    ) -> Arc<Self> {
+    pub(crate) fn of_recursors(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
         let Self {
             recursors,
             with_nameservers,
@@ -131,11 +128,12 @@ impl HostNames {
                 longest,
             ));
         }
+        let own = self.own.current();
         let mut servers = self.recursors.clone();
         if self.with_nameservers {
-            servers.extend(nameservers(&self.own.load()));
+            servers.extend(nameservers(&own));
         }
-        servers.extend(self.own.load().iter().map(ToString::to_string));
+        servers.extend(own.listen.iter().map(ToString::to_string));
         let options = RecursorOptions {
             timeout: TIMEOUT,
             max_retries: 0,
@@ -375,18 +373,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The usable nameservers of the file, followed as it changes.
 pub(super) struct Nameservers {
-    /// Listen addresses of this server.
-    own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    /// Addresses of this server.
+    own: OwnAddresses,
     /// Excluded recursors, `host:port`.
     excluded: Vec<String>,
     /// Versions of the file and of `own` from which `names` was read.
-    seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
+    seen: (Option<FileStamp>, Arc<Reached>),
     names: Vec<String>,
 }
 
 impl Nameservers {
     /// Reads the file. An unreadable file yields an empty list.
-    pub(super) fn new(own: Arc<ArcSwap<Vec<SocketAddr>>>, excluded: Vec<String>) -> Self {
+    pub(super) fn new(own: OwnAddresses, excluded: Vec<String>) -> Self {
         let mut new = Self {
             own,
             excluded,
@@ -437,17 +435,13 @@ impl Nameservers {
     }
 
     /// Returns the version of all inputs to the list.
-    fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
-        (FileStamp::of(RESOLV_CONF), self.own.load_full())
+    fn version(&self) -> (Option<FileStamp>, Arc<Reached>) {
+        (FileStamp::of(RESOLV_CONF), self.own.current())
     }
 
     fn read(&self) -> Vec<String> {
         let names = match fs::read(RESOLV_CONF) {
-            Ok(bytes) => parse_resolv_conf(
-                &String::from_utf8_lossy(&bytes),
-                &own_addresses(&self.seen.1),
-                false,
-            ),
+            Ok(bytes) => parse_resolv_conf(&String::from_utf8_lossy(&bytes), &self.seen.1, false),
             Err(error) => {
                 tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
                 Vec::new()
@@ -458,31 +452,16 @@ impl Nameservers {
 }
 
 /// Returns the current nameservers of the file as `address:port`, loopback addresses included,
-/// without the addresses of a server that listens on `own`.
-pub(super) fn nameservers(own: &[SocketAddr]) -> Vec<String> {
+/// without the server's `own` ones.
+pub(super) fn nameservers(own: &Reached) -> Vec<String> {
     let text = fs::read(RESOLV_CONF).unwrap_or_default();
-    parse_resolv_conf(&String::from_utf8_lossy(&text), &own_addresses(own), true)
-}
-
-/// Returns the addresses at which `listen` can be reached: a wildcard covers all addresses of the
-/// interfaces.
-fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
-    let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
-    if own.iter().any(IpAddr::is_unspecified) {
-        let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
-        own.extend(interfaces.filter_map(|interface| {
-            let address = interface.address?;
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        }));
-    }
-    own
+    parse_resolv_conf(&String::from_utf8_lossy(&text), own, true)
 }
 
 /// Parses the nameservers of a resolv.conf (resolv.conf(5)), with port 53, without our own
 /// addresses and, unless `with_loopback` is set, without loopback addresses, because a server there
 /// may forward to us.
-fn parse_resolv_conf(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
+fn parse_resolv_conf(text: &str, own: &Reached, with_loopback: bool) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
@@ -498,7 +477,7 @@ fn parse_resolv_conf(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<Str
             tracing::warn!(nameserver = word, "nameserver skipped: not an IP address");
             continue;
         };
-        if address.is_loopback() && !with_loopback || own.contains(&address) {
+        if address.is_loopback() && !with_loopback || own.has(address) {
             continue;
         }
         let name = match (address, zone.and_then(interface_index)) {
@@ -586,7 +565,7 @@ mod tests {
         let text = "# nameserver 9.9.9.9\nsearch x\nnameserver 127.0.0.53\nnameserver 169.254.0.2\n\
                     nameserver 10.0.0.2\n  nameserver\t10.0.0.3 \nnameserver ::1\nnameserver fd00::1\n\
                     nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
-        let own = own_addresses(&["169.254.0.2:53".parse().unwrap()]);
+        let own = OwnAddresses::new(&["169.254.0.2:53".parse().unwrap()]).current();
         assert_eq!(
             parse_resolv_conf(text, &own, false),
             [
@@ -596,19 +575,5 @@ mod tests {
                 "[fe80::1%7]:53"
             ]
         );
-    }
-
-    #[test]
-    fn wildcard_covers_own_addresses() {
-        for wildcard in ["0.0.0.0:53", "[::]:53"] {
-            let own = own_addresses(&[wildcard.parse().unwrap()]);
-            // Every machine has a loopback interface, though it may be down and without addresses.
-            assert!(
-                own.len() > 1
-                    || nix::ifaddrs::getifaddrs()
-                        .unwrap()
-                        .all(|one| one.address.is_none())
-            );
-        }
     }
 }

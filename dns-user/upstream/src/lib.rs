@@ -4,7 +4,7 @@
 //! * [`forward`]: tries recursors one after the other, the best first.
 //! * [`failed_tries`]: counters and log lines of failures.
 //! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses, and the
-//!   recursors of /etc/resolv.conf; [`slots`]: the limits of outgoing connections.
+//!   recursors of /etc/resolv.conf; [`slots`]: the limits of outgoing connections; [`own`]: addresses never asked.
 //! * [`cached`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and remembered
 //!   failures; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`connector`], [`json_answer`]: domains with dedicated recursors or servers.
@@ -30,6 +30,7 @@ mod interfaces;
 mod json_answer;
 mod message;
 pub mod metrics;
+mod own;
 mod rdata;
 mod recursor;
 mod reverse;
@@ -42,7 +43,7 @@ mod tcp;
 mod tests;
 mod udp;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, sync::Arc};
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
@@ -54,6 +55,7 @@ pub use self::{
     host_names::{HostName, HostNames},
     http::{HttpServer, redacted},
     interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
+    own::OwnAddresses,
     reverse::reverse_reply,
     special::SpecialNames,
     status::{
@@ -85,31 +87,26 @@ use dns_core::{
 pub struct Upstream {
     /// Forwards to the recursors, through the cache; `None` if recursion is disabled.
     recursors: Option<CachedSource>,
-    /// Listen addresses of this server, excluded from the recursors.
-    own: Arc<ArcSwap<Vec<SocketAddr>>>,
     /// Resolves host names of handlers.
     handler_hosts: Arc<HostNames>,
 }
 
 impl Upstream {
     /// Uses the configured recursors, or else the nameservers of /etc/resolv.conf, and follows
-    /// changes of that file. `own` lists this server's listen addresses, which are never queried;
-    /// `interfaces` mirror the cache.
+    /// changes of that file. `own` are never queried; `interfaces` mirror the cache.
     ///
     /// Must be called inside a tokio runtime.
     pub fn new(
         config: &Config,
-        own: &[SocketAddr],
+        own: &OwnAddresses,
         interfaces: &Arc<dyn InterfaceAnswers>,
     ) -> Self {
         let recursion = &config.recursion;
-        let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
         let hosts = HostNames::of_recursors(&recursion.recursors, own.clone());
         let handler_hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
             return Self {
                 recursors: None,
-                own,
                 handler_hosts,
             };
         }
@@ -152,7 +149,6 @@ impl Upstream {
         }
         Self {
             recursors: Some(recursors),
-            own,
             handler_hosts,
         }
     }
@@ -160,11 +156,6 @@ impl Upstream {
     /// Returns the resolver of host names, for handlers.
     pub fn host_names(&self) -> &Arc<HostNames> {
         &self.handler_hosts
-    }
-
-    /// Replaces the server's listen addresses, which are excluded from the recursors.
-    pub fn listens_on(&self, own: &[SocketAddr]) {
-        self.own.store(Arc::new(own.to_vec()));
     }
 
     /// Returns the recursors as a source of answers; `None` if recursion is disabled.

@@ -16,6 +16,7 @@ use super::{
     failed_tries::{FailedTries, Reason},
     host_names::{Endpoint, HostName, HostNames, has_host_name, socket_address},
     message::{self, Form, ValidatedReply},
+    own::OwnAddresses,
     tcp::{TcpConnections, Tls},
     udp::{Matching, SocketChoice, UdpSockets},
 };
@@ -61,6 +62,8 @@ pub(crate) struct Recursor {
     options: RecursorOptions,
     /// Host name and port; `None` if configured by address.
     host: Option<(Arc<HostName>, u16)>,
+    /// Addresses of this server.
+    own: OwnAddresses,
     /// The sockets; `None` while no address is known.
     sockets: ArcSwapOption<Sockets>,
     /// Counters of tries, by result.
@@ -225,6 +228,7 @@ impl Recursor {
             tls,
             options,
             host,
+            own: hosts.own.clone(),
             sockets: ArcSwapOption::new(sockets),
             counters,
             silence: Silence::new(),
@@ -233,6 +237,12 @@ impl Recursor {
 
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
+    }
+
+    /// Returns whether the recursor is this server, as far as its address is known.
+    pub(crate) fn is_own(&self) -> bool {
+        self.address()
+            .is_some_and(|address| self.own.contains(address))
     }
 
     /// Returns whether queries over UDP are sent without EDNS, because queries with EDNS are dropped.

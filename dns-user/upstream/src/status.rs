@@ -44,6 +44,8 @@ pub struct RecursorStatus {
     pub latency_ms: Option<f64>,
     /// Whether queries with EDNS are dropped, so that others are sent without it.
     pub drops_edns: bool,
+    /// Whether it is an address of this server, which is never asked.
+    pub is_own: bool,
 }
 
 /// Status of a cache.
@@ -117,6 +119,7 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
             error_replies: failed.error_replies(),
             latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
             drops_edns: recursor.drops_edns(),
+            is_own: recursor.is_own(),
         }
     };
     set.order.order().map(status).collect()
@@ -145,23 +148,29 @@ pub enum RecursorOutage {
 
 impl RecursorOutage {
     /// Returns why none of these recursors answers; `None` while one does.
-    pub(crate) fn of(recursors: &[RecursorStatus]) -> Option<Self> {
+    pub(crate) fn of(all: &[RecursorStatus]) -> Option<Self> {
+        let mut recursors = Vec::new();
+        for recursor in all {
+            if !recursor.is_own {
+                recursors.push(recursor);
+            }
+        }
         if recursors.is_empty() {
             return Some(Self::Unknown);
         }
-        if recursors.iter().all(RecursorStatus::is_silent) {
+        if recursors.iter().all(|recursor| recursor.is_silent()) {
             let addresses: Vec<&str> = recursors
                 .iter()
                 .map(|recursor| &*recursor.address)
                 .collect();
             return Some(Self::Silent(addresses.join(", ")));
         }
-        if !recursors.iter().all(RecursorStatus::is_out) {
+        if !recursors.iter().all(|recursor| recursor.is_out()) {
             return None;
         }
         let failures: Vec<String> = recursors
             .iter()
-            .map(RecursorStatus::failures_in_words)
+            .map(|recursor| recursor.failures_in_words())
             .collect();
         Some(Self::Failing(failures.join(", ")))
     }
@@ -321,6 +330,11 @@ impl fmt::Display for ForwardingExplanation {
                 .latency_ms
                 .map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
             let failed = recursor.recent_failures;
+            if recursor.is_own {
+                let address = &recursor.address;
+                writeln!(f, "recursor {address}: this server itself, never asked")?;
+                continue;
+            }
             writeln!(
                 f,
                 "recursor {}: {order}, {latency}, {failed} of at most {HISTORY} recent tries failed",

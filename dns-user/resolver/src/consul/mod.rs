@@ -10,7 +10,7 @@ mod catalogs;
 mod live;
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -39,7 +39,7 @@ use dns_core::{
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_kit::{clock::kernel_monotonic_ns, metrics::families};
-use dns_upstream::{Answer, CachedSource, NoInterfaces, Upstream};
+use dns_upstream::{Answer, CachedSource, NoInterfaces, OwnAddresses, Upstream};
 #[cfg(feature = "live-consul")]
 pub(crate) use live::follow;
 #[cfg(not(feature = "live-consul"))]
@@ -404,12 +404,12 @@ struct Recursors {
     random: bool,
 }
 
-/// Returns the recursors of the object `"consul"`; `None` if it names none. `own` lists this
-/// server's listen addresses. Must be called inside a tokio runtime.
+/// Returns the recursors of the object `"consul"`; `None` if it names none. `own` are never asked. Must be
+/// called inside a tokio runtime.
 pub(crate) fn recursors_of(
     consul: &ConsulConfig,
     config: &Config,
-    own: &[SocketAddr],
+    own: &OwnAddresses,
 ) -> Option<Arc<dyn Answer>> {
     let only = |recursor: &String| {
         let recursion = RecursionConfig {

@@ -25,7 +25,7 @@ use crate::{
     system,
 };
 use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
-use dns_upstream::{Denial, HandlerConfig, HandlerSource, redacted};
+use dns_upstream::{Denial, HandlerConfig, HandlerSource, OwnAddresses, redacted};
 
 /// Result of checking a configuration.
 #[derive(Clone, Debug, Serialize)]
@@ -159,26 +159,33 @@ fn surroundings(config: &Config) -> Vec<String> {
     errors
 }
 
-/// Returns an error for each recursor that is this server: queries would go round until they time
-/// out.
-fn own_recursors(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
-    let mut errors = Vec::new();
-    if config.recursion.disabled {
-        return errors;
+/// Returns an error for each recursor that is this server, which never asks itself.
+fn own_recursors(
+    config: &Config,
+    handlers: &[HandlerConfig],
+    consul: &[String],
+    listen: &[SocketAddr],
+) -> Vec<String> {
+    let mut named = Vec::new();
+    if !config.recursion.disabled {
+        named.push(("recursors".to_owned(), &config.recursion.recursors[..]));
     }
-    for recursor in &config.recursion.recursors {
-        let Ok(address) = recursor.parse::<SocketAddr>() else {
-            continue;
-        };
-        let is_own = listen.iter().any(|own| {
-            let is_local = own.ip().is_unspecified() && address.ip().is_loopback();
-            own.port() == address.port() && (own.ip() == address.ip() || is_local)
-        });
-        if is_own {
-            errors.push(format!(
-                "recursors: {recursor} is an address of this server: queries would come back to it; name another \
-                 server, or remove it"
-            ));
+    for handler in handlers {
+        if let HandlerSource::Dns(recursors) = &handler.source {
+            named.push((format!("the handler for {}", handler.domain), recursors));
+        }
+    }
+    named.push(("consul.recursors".to_owned(), consul));
+    let own = OwnAddresses::new(listen);
+    let mut errors = Vec::new();
+    for (place, recursors) in named {
+        for recursor in recursors {
+            if recursor.parse().is_ok_and(|address| own.contains(address)) {
+                errors.push(format!(
+                    "{place}: {recursor} is an address of this server: queries would come back, so it is never asked; \
+                     name another server, or remove it"
+                ));
+            }
         }
     }
     errors
@@ -236,6 +243,9 @@ fn examine(
         let problem = dns_dnstap::problem(&dnstap.output, user.as_ref());
         warnings.extend(problem.map(|problem| format!("dnstap: {problem}")));
     }
+    let consul_recursors = consul_config
+        .as_ref()
+        .map_or_else(Vec::new, |consul| consul.recursors.clone());
     let started = Files::start(Sources::of(&config), consul_config, &service_status);
     service_status.loaded(
         Kind::Config,
@@ -309,7 +319,12 @@ fn examine(
     let listen = all_addresses(config.listen, &addresses);
     warnings.extend(config.long_replies(&listen));
     errors.extend(foreign_addresses(&listen));
-    errors.extend(own_recursors(&config, &listen));
+    errors.extend(own_recursors(
+        &config,
+        &handlers,
+        &consul_recursors,
+        &listen,
+    ));
     let serves = Serves {
         listen,
         records_version: snapshot.version(),

@@ -73,7 +73,6 @@ pub(super) struct Daemon<'a> {
     pub(super) listeners: Listeners,
     /// Wanted listen addresses, including unavailable ones.
     pub(super) wanted: Vec<SocketAddr>,
-    pub(super) upcheck: Upcheck,
     /// Registry of the self-checks' connections.
     pub(super) own: OwnConnections,
     pub(super) server_metrics: ServerMetrics,
@@ -144,10 +143,17 @@ impl Daemon<'_> {
     /// which neither a self-check nor a client got an answer. If only some of several addresses are
     /// silent, that is only reported, because a restart would interrupt the working ones.
     async fn run_upchecks(&self, unanswered: &mut Unanswered) -> anyhow::Result<()> {
+        // Made for each round: addresses files and reloads change its inputs.
+        let upcheck = Upcheck::new(
+            &self.service_status.state().listen,
+            &self.config.upcheck_domains,
+            self.config.internal_upcheck.as_ref(),
+            self.own.clone(),
+        );
         let Findings {
             answered,
             mut problems,
-        } = self.upcheck.once().await;
+        } = upcheck.once().await;
         let replies = self.replies();
         // `replies` includes the answers to self-checks.
         let others_answered = replies.saturating_sub(unanswered.replies) > answered as u64;
@@ -191,6 +197,7 @@ impl Daemon<'_> {
 
     /// Retries the addresses that were unavailable.
     async fn listen_again(&mut self) {
+        self.upstreams.listens_on(&self.wanted);
         if self.listeners.problems().next().is_some() {
             self.listen_on(self.wanted.clone()).await;
         }
@@ -232,11 +239,6 @@ impl Daemon<'_> {
         self.upstreams.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
         self.wanted = wanted;
-        let (upchecks, internal) = (
-            &self.config.upcheck_domains,
-            self.config.internal_upcheck.as_ref(),
-        );
-        self.upcheck = Upcheck::new(&served, upchecks, internal, self.own.clone());
         if served == self.service_status.state().listen {
             return;
         }
@@ -287,9 +289,7 @@ impl Daemon<'_> {
         {
             names.install(zone);
         }
-        let listen = self.service_status.state().listen;
-        self.upstreams
-            .reconfigure_consul(&wanted, &self.config, &listen);
+        self.upstreams.reconfigure_consul(&wanted, &self.config);
         self.consul_config = Some(wanted);
     }
 
@@ -316,8 +316,7 @@ impl Daemon<'_> {
         self.service_status
             .change(|state| state.pending_restart = kept);
         self.logs.apply(&config.logging);
-        let listen = self.service_status.state().listen;
-        self.upstreams.reconfigure(&self.config, &config, &listen);
+        self.upstreams.reconfigure(&self.config, &config);
         self.files.follow(Sources::of(&config));
         self.config = config;
         self.service_status.loaded(

@@ -149,6 +149,30 @@ fn text(payload: &(dyn Any + Send)) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{
+        conditions::events::{Event, RecentEvents},
+        readiness::Readiness,
+        service_status::ServiceStatus,
+    };
+
+    #[test]
+    fn caught_panic_is_a_condition() {
+        let failures = Failures::install().unwrap();
+        let panics = failures.panics();
+        let events = RecentEvents::of(vec![(Event::Panic, Box::new(move || panics.get()))]);
+        let readiness = Readiness::of(ServiceStatus::default(), events);
+        assert_eq!(readiness.line("panicked"), None);
+        let panicking = thread::spawn(|| {
+            dns_kit::threads::adopt(OnPanic::Continue);
+            panic!("a defect");
+        });
+        assert!(panicking.join().is_err());
+        let line = readiness.line("panicked").unwrap();
+        assert!(
+            line.starts_with("a panic was caught (1 since the start)"),
+            "{line}"
+        );
+    }
 
     #[test]
     fn repeated_panics_end_server() {

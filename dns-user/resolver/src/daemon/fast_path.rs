@@ -414,7 +414,7 @@ impl Lifecycle {
 
     /// Replaces the set of addresses for which the interfaces answer.
     pub(super) fn set_endpoints(&self, listen: &[SocketAddr]) {
-        if let Some(fast_path) = &self.current {
+        for fast_path in self.current.iter().chain(&self.retiring) {
             fast_path.set_endpoints(listen);
         }
     }

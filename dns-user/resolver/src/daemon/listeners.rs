@@ -7,9 +7,14 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
 use tracing::{error, info};
 
 use super::failures::Failures;
@@ -20,13 +25,20 @@ use crate::{
         tap::Tap,
     },
     server::{
-        Arrivals, Cookies, Identity, Options, Overload, OwnConnections, Server, ServerError,
-        ServerMetrics,
+        Arrivals, Connections, Cookies, Identity, MAX_TCP_CONNECTIONS, Options, Overload,
+        OwnConnections, Server, ServerError, ServerMetrics,
     },
     state::ServerState,
 };
 use dns_core::config::{ApiConfig, Config, HookMode};
 use dns_kit::{limits::raise_file_limit, tls::RotatingTls};
+
+/// Time for which the main loop waits until servers have closed their sockets. Afterwards their addresses are
+/// tried again with those that were unavailable.
+const MAX_CLOSING: Duration = Duration::from_secs(1);
+
+/// Minimum limit of TCP connections, however few descriptors there are.
+const MIN_TCP_CONNECTIONS: u64 = 16;
 
 pub(super) struct Listeners {
     server_state: Arc<ServerState>,
@@ -45,6 +57,8 @@ struct Running {
     stop: oneshot::Sender<()>,
     /// Completes when the server has stopped.
     task: JoinHandle<()>,
+    /// Whether IPv4 has sockets of its own, see [`has_ipv4_apart`].
+    ipv4_apart: bool,
 }
 
 impl Listeners {
@@ -88,20 +102,7 @@ impl Listeners {
     /// Replaces the set of listen addresses and returns the addresses served. An unavailable
     /// address is logged once and does not affect the others.
     pub(super) async fn set(&mut self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-        let gone: Vec<SocketAddr> = self
-            .running
-            .keys()
-            .filter(|address| !addresses.contains(address))
-            .copied()
-            .collect();
-        for address in gone {
-            info!("no longer listening on {address}");
-            if let Some(Running { stop, task }) = self.running.remove(&address) {
-                // The receiver is gone if the server has already stopped.
-                let _ = stop.send(());
-                tokio::spawn(task);
-            }
-        }
+        self.close_outdated(addresses).await;
         self.problems
             .retain(|address, _| addresses.contains(address));
         for &address in addresses {
@@ -110,6 +111,30 @@ impl Listeners {
             }
         }
         self.served()
+    }
+
+    /// Stops the servers on addresses that are no longer wanted, and on IPv6 wildcards that must give IPv4 away
+    /// or take it back: the kernel fixes IPV6_V6ONLY when a socket is bound.
+    async fn close_outdated(&mut self, wanted: &[SocketAddr]) {
+        let outdated = |address: &SocketAddr, running: &mut Running| {
+            !wanted.contains(address) || running.ipv4_apart != has_ipv4_apart(*address, wanted)
+        };
+        let mut ending = Vec::new();
+        for (address, Running { stop, task, .. }) in self.running.extract_if(outdated) {
+            if wanted.contains(&address) {
+                info!("{address} is opened again, because other addresses of IPv4 are served");
+            } else {
+                info!("no longer listening on {address}");
+            }
+            // The receiver is gone if the server has already stopped.
+            let _ = stop.send(());
+            ending.push(task);
+        }
+        let deadline = Instant::now() + MAX_CLOSING;
+        for task in ending {
+            // A panic has been logged with its location.
+            let _late = timeout_at(deadline, task).await;
+        }
     }
 
     fn served(&self) -> Vec<SocketAddr> {
@@ -127,7 +152,7 @@ impl Listeners {
     pub(super) async fn stop(self) {
         let running: Vec<Running> = self.running.into_values().collect();
         let mut tasks = Vec::new();
-        for Running { stop, task } in running {
+        for Running { stop, task, .. } in running {
             // The receiver is gone if the server has already stopped.
             let _ = stop.send(());
             tasks.push(task);
@@ -159,9 +184,7 @@ impl Listeners {
         if self.running.contains_key(&address) {
             return Ok(());
         }
-        let ipv4_apart = all
-            .iter()
-            .any(|other| other.is_ipv4() && other.port() == address.port());
+        let ipv4_apart = has_ipv4_apart(address, all);
         let options = Options {
             ipv4_apart,
             listen: Some(address),
@@ -185,22 +208,35 @@ impl Listeners {
             // Dropping the sender stops the server as well.
             let _ = stopped.await;
         }));
-        self.running.insert(address, Running { stop, task });
+        let running = Running {
+            stop,
+            task,
+            ipv4_apart,
+        };
+        self.running.insert(address, running);
         Ok(())
     }
 }
 
-/// Returns the options of each of `addresses` servers. Their TCP clients together get at most a
-/// quarter of the file descriptors; the rest is for forwarding, health checks and files.
-pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, tap: Tap) -> Options {
-    let share = raise_file_limit() / 4 / addresses.max(1) as u64;
-    let most = Options::default().max_tcp_connections;
-    let max_tcp_connections = usize::try_from(share).unwrap_or(most).clamp(16, most);
+/// Returns whether IPv4 has sockets of its own among `all`, so that the IPv6 wildcard `address` must not accept
+/// it as well.
+fn has_ipv4_apart(address: SocketAddr, all: &[SocketAddr]) -> bool {
+    let is_wildcard = address.is_ipv6() && address.ip().is_unspecified();
+    let has_other = all
+        .iter()
+        .any(|other| other.is_ipv4() && other.port() == address.port());
+    is_wildcard && has_other
+}
+
+/// Returns the options of every server. The TCP clients of all addresses together get at most a quarter of the
+/// file descriptors; the rest is for forwarding, health checks and files.
+pub(super) fn options(config: &Config, own: OwnConnections, tap: Tap) -> Options {
+    let share = (raise_file_limit() / 4).max(MIN_TCP_CONNECTIONS);
+    let limit = usize::try_from(share).unwrap_or(usize::MAX);
     let serves_interfaces = config.xdp.enabled && config.xdp.mode != HookMode::Off;
     Options {
         request_timeout: config.request_timeout,
-        max_tcp_connections,
-        own,
+        connections: Connections::new(limit.min(MAX_TCP_CONNECTIONS), own),
         tap,
         max_reply: config.max_reply,
         arrivals: if serves_interfaces {
@@ -219,7 +255,8 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, ta
     }
 }
 
-/// Returns the configured address followed by the additional ones, without duplicates.
+/// Returns the configured address followed by the additional ones, without duplicates and without those that a
+/// wildcard of the same family covers: the kernel refuses to bind both.
 pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut all = vec![configured];
     for &address in further {
@@ -227,6 +264,16 @@ pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> V
             all.push(address);
         }
     }
+    let wildcards = all.clone();
+    all.retain(|address| {
+        let is_covered = |other: &SocketAddr| {
+            other.ip().is_unspecified()
+                && !address.ip().is_unspecified()
+                && other.is_ipv4() == address.is_ipv4()
+                && other.port() == address.port()
+        };
+        !wildcards.iter().any(is_covered)
+    });
     all
 }
 

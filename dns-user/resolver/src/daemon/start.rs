@@ -138,7 +138,7 @@ pub(super) async fn start<'a>(
     server_metrics.register(metrics.registry())?;
     let identity = Arc::new(Identity::of_this_host(config.identity));
     let own = OwnConnections::default();
-    let options = listeners::options(&config, listen.len(), own.clone(), tap.clone());
+    let options = listeners::options(&config, own.clone(), tap.clone());
     let overload = OverloadSource {
         waiting: options.waiting.clone(),
         upstreams: upstreams.in_force.clone(),
@@ -153,7 +153,7 @@ pub(super) async fn start<'a>(
     );
     let wanted = listen;
     fast_path::end_earlier_programs(&config.xdp, &wanted).await;
-    let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
+    let listen = come_up(&config, &wanted, &mut listeners, &own).await?;
     service_status.change(|state| {
         state.listen.clone_from(&listen);
         state.notes = notes(&config, &listen);
@@ -231,7 +231,6 @@ pub(super) async fn start<'a>(
         upstreams,
         listeners,
         wanted,
-        upcheck,
         own,
         server_metrics,
         health,
@@ -342,13 +341,13 @@ fn follow_consul(
 }
 
 /// Binds the sockets and waits until the up-check succeeds, both within `timeout`. Returns the
-/// addresses served and the up-check for them.
+/// addresses served.
 async fn come_up(
     config: &Config,
     wanted: &[SocketAddr],
     listeners: &mut Listeners,
     own: &OwnConnections,
-) -> anyhow::Result<(Vec<SocketAddr>, Upcheck)> {
+) -> anyhow::Result<Vec<SocketAddr>> {
     let begun = Instant::now();
     let served = time::timeout(config.timeout, listeners.start(wanted))
         .await
@@ -364,7 +363,7 @@ async fn come_up(
     let silent =
         |error| anyhow!("the server does not answer its own up-checks within `timeout`: {error}");
     upcheck.until_up(left).await.map_err(silent)?;
-    Ok((served, upcheck))
+    Ok(served)
 }
 
 async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failures: &Failures) {

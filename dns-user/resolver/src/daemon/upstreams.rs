@@ -23,7 +23,7 @@ use dns_core::{
 use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_upstream::{
     Answer, CachedQuestion, CachedSource, CurrentUpstreams, HandlerConfig, Handlers,
-    InterfaceAnswers, SpecialNames, Upstream, metrics::UpstreamMetrics,
+    InterfaceAnswers, OwnAddresses, SpecialNames, Upstream, metrics::UpstreamMetrics,
 };
 
 /// The recursors, handlers and reverse names in use.
@@ -31,6 +31,8 @@ pub(super) struct Upstreams {
     server_state: Arc<ServerState>,
     /// Recursors and handlers, shared with status and metrics.
     pub(super) in_force: Arc<CurrentUpstreams>,
+    /// Addresses of this server, shared by all sources of recursors.
+    own: OwnAddresses,
     /// Interfaces that answer from copies of cached answers.
     interfaces: Arc<dyn InterfaceAnswers>,
     /// Consul names and their own recursors; `None` without Consul.
@@ -53,19 +55,20 @@ struct Consul {
 const HANDLER_RETURN: Duration = Duration::from_secs(30);
 
 impl Upstreams {
-    /// Installs recursors and handlers at start. `own` are the server's listen addresses. Must be
-    /// called inside a tokio runtime.
+    /// Installs recursors and handlers of a server that listens on `listen`. Must be called inside a
+    /// tokio runtime.
     pub(super) fn new(
         server_state: Arc<ServerState>,
         config: &Config,
-        own: &[SocketAddr],
+        listen: &[SocketAddr],
         handlers: Vec<HandlerConfig>,
         consul: Option<(Arc<ConsulNames>, ConsulConfig)>,
         metrics: &Metrics,
     ) -> prometheus::Result<Self> {
         let interfaces: Arc<dyn InterfaceAnswers> =
             Arc::new(MirroredAnswers(server_state.fast_path.clone()));
-        let upstream = Upstream::new(config, own, &interfaces);
+        let own = OwnAddresses::new(listen);
+        let upstream = Upstream::new(config, &own, &interfaces);
         let handlers = Handlers::new(
             handlers,
             config,
@@ -81,12 +84,13 @@ impl Upstreams {
         }
         .register(metrics.registry())?;
         let consul = consul.map(|(names, object)| {
-            let recursors = recursors_of(&object, config, own);
+            let recursors = recursors_of(&object, config, &own);
             Consul { names, recursors }
         });
         let mut upstreams = Self {
             server_state,
             in_force,
+            own,
             interfaces,
             consul,
             retired: HashMap::new(),
@@ -150,30 +154,26 @@ impl Upstreams {
 
     /// Applies a changed configuration; recursors and their cache are kept if their settings are
     /// unchanged.
-    pub(super) fn reconfigure(&mut self, old: &Config, new: &Config, own: &[SocketAddr]) {
+    pub(super) fn reconfigure(&mut self, old: &Config, new: &Config) {
         if old.recursion != new.recursion || old.cache != new.cache {
             self.in_force
                 .upstream
-                .store(Arc::new(Upstream::new(new, own, &self.interfaces)));
+                .store(Arc::new(Upstream::new(new, &self.own, &self.interfaces)));
         }
         self.install(new);
     }
 
     /// Applies another object `"consul"` whose zone is already installed.
-    pub(super) fn reconfigure_consul(
-        &mut self,
-        object: &ConsulConfig,
-        config: &Config,
-        own: &[SocketAddr],
-    ) {
+    pub(super) fn reconfigure_consul(&mut self, object: &ConsulConfig, config: &Config) {
         if let Some(consul) = &mut self.consul {
-            consul.recursors = recursors_of(object, config, own);
+            consul.recursors = recursors_of(object, config, &self.own);
         }
         self.install(config);
     }
 
-    pub(super) fn listens_on(&self, own: &[SocketAddr]) {
-        self.in_force.upstream.load().listens_on(own);
+    /// Follows the listen addresses, and the addresses of interfaces that wildcards cover.
+    pub(super) fn listens_on(&self, listen: &[SocketAddr]) {
+        self.own.set(listen);
     }
 
     fn install(&self, config: &Config) {

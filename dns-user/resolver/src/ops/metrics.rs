@@ -536,10 +536,12 @@ mod tests {
     };
 
     use super::*;
-    use crate::ops::service_status::{Kind, ServiceStatus};
-    use dns_core::config::{Config, ConfigError};
+    use crate::ops::{
+        conditions::RecentEvents,
+        service_status::{Kind, ServiceStatus},
+    };
+    use dns_core::config::ConfigError;
     use dns_kit::metrics::names;
-    use dns_upstream::{CurrentUpstreams, Handlers, NoInterfaces, Upstream};
 
     #[test]
     fn exposition_holds_registered_metrics() {
@@ -597,9 +599,6 @@ mod tests {
     /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
         let service_status = ServiceStatus::default();
-        let config = Config::parse("config.json", br#"{"port": 53}"#)
-            .unwrap()
-            .config;
         service_status.refused(
             Kind::Records,
             Vec::new(),
@@ -608,18 +607,7 @@ mod tests {
                 "none read yet\nok   everything: fine",
             )],
         );
-        Arc::new(Readiness {
-            service_status,
-            fast_path: FastPathHandle::default(),
-            health: None,
-            consul: None,
-            upstreams: CurrentUpstreams::new(
-                Upstream::new(&config, &[], &NoInterfaces::shared()),
-                Handlers::default(),
-            ),
-            certificates: Vec::new(),
-            events: Arc::default(),
-        })
+        Arc::new(Readiness::of(service_status, RecentEvents::default()))
     }
 
     /// Returns the complete response to a GET request.

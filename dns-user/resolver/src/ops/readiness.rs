@@ -175,6 +175,36 @@ impl Readiness {
     }
 }
 
+#[cfg(test)]
+impl Readiness {
+    /// Returns the checks of a server without health checks, Consul, recursors and fast path.
+    pub(crate) fn of(service_status: ServiceStatus, events: RecentEvents) -> Self {
+        let config = br#"{"port": 53, "disable_recursors": true}"#;
+        let config = dns_core::config::Config::parse("config.json", config);
+        let upstream = dns_upstream::Upstream::new(
+            &config.unwrap().config,
+            &dns_upstream::OwnAddresses::default(),
+            &dns_upstream::NoInterfaces::shared(),
+        );
+        Self {
+            service_status,
+            fast_path: FastPathHandle::default(),
+            health: None,
+            consul: None,
+            upstreams: CurrentUpstreams::new(upstream, dns_upstream::Handlers::default()),
+            certificates: Vec::new(),
+            events: Arc::new(events),
+        }
+    }
+
+    /// Returns the line of a condition while it holds.
+    pub(crate) fn line(&self, condition: &str) -> Option<String> {
+        let mut checks = self.checks().into_iter();
+        let check = checks.find(|check| check.condition.as_deref() == Some(condition));
+        check.map(|check| check.detail)
+    }
+}
+
 /// Minimum time between two equal lines about a check, which may alternate.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -237,6 +267,28 @@ fn health_in_words(health: &HealthService) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::service_status::Part;
+
+    #[test]
+    fn parts_that_stay_off_are_conditions() {
+        let status = ServiceStatus::default();
+        let readiness = Readiness::of(status.clone(), RecentEvents::default());
+        for (part, condition) in [
+            (Part::Api, "api_off"),
+            (Part::Control, "control_off"),
+            (Part::ControlGroup, "control_group_missing"),
+            (Part::Metrics, "metrics_off"),
+            (Part::HealthChecks, "health_off"),
+            (Part::Dnstap, "dnstap_off"),
+            (Part::LocalGroups, "local_groups_off"),
+        ] {
+            assert_eq!(readiness.line(condition), None);
+            let reason = format!("the reason of {condition}");
+            status.stays_off(part, reason.clone());
+            let line = readiness.line(condition);
+            assert!(line.is_some_and(|line| line.starts_with(&reason)));
+        }
+    }
 
     #[test]
     fn alternating_check_is_logged_rarely() {

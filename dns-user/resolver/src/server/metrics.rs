@@ -47,7 +47,7 @@ struct Shared {
     tcp_not_accepted: AtomicU64,
     /// Times a TCP connection reached a limit, by [`Paused`].
     tcp_paused: [AtomicU64; Paused::ALL.len()],
-    /// Maximum number of TCP connections per listener.
+    /// Maximum number of TCP connections.
     tcp_limit: AtomicU64,
     /// TCP connections closed because the client did not read.
     tcp_unread: AtomicU64,

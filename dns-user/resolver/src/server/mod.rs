@@ -35,7 +35,7 @@ pub use overload::Overload;
 pub use service::{cookies::Cookies, identity::Identity};
 pub use udp::Arrivals;
 
-pub use dns_kit::connections::OwnConnections;
+pub use dns_kit::connections::{Connections, OwnConnections};
 
 use crate::{ops::tap::Tap, state::ServerState};
 use dns_core::config::Compat;
@@ -61,11 +61,9 @@ pub struct Options {
     pub cookies: Cookies,
     /// Quirks of bosh-dns to reproduce.
     pub compat: Compat,
-    /// Maximum number of open TCP connections; a client may have a quarter of them. Above that, a
-    /// new connection replaces the idlest one.
-    pub max_tcp_connections: usize,
-    /// Connections that the server makes to itself, which do not count against the limit.
-    pub own: OwnConnections,
+    /// The open TCP connections, in all servers that share it. A client may have a quarter of the limit;
+    /// above that, a new connection replaces the idlest one.
+    pub connections: Arc<Connections>,
     /// The listen address, for dnstap.
     pub listen: Option<SocketAddr>,
     /// Publishes requests to subscribers of the live query log.
@@ -91,8 +89,7 @@ impl Default for Options {
             waiting: Admission::new(MAX_WAITING),
             cookies: Cookies::default(),
             compat: Compat::default(),
-            max_tcp_connections: 1024,
-            own: OwnConnections::default(),
+            connections: Connections::new(MAX_TCP_CONNECTIONS, OwnConnections::default()),
             listen: None,
             tap: Tap::default(),
             max_reply: None,
@@ -103,6 +100,9 @@ impl Default for Options {
         }
     }
 }
+
+/// Maximum number of open TCP connections, which bounds the memory of their buffers.
+pub const MAX_TCP_CONNECTIONS: usize = 1024;
 
 /// Default limit of queries that wait for recursors, handlers or first checks.
 const MAX_WAITING: usize = 32_768;
@@ -150,7 +150,7 @@ impl Server {
             .or_else(|| thread::available_parallelism().ok())
             .map_or(1, NonZeroUsize::get)
             .min(MAX_WORKERS);
-        metrics.tcp_limit(options.max_tcp_connections);
+        metrics.tcp_limit(options.connections.limit());
         let endpoints = listen
             .iter()
             .map(|&address| Endpoint::bind(address, &options, workers))

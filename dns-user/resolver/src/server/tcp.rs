@@ -28,7 +28,7 @@ use super::{
     service::{Handled, Immediate, QueryHandler},
 };
 use dns_core::wire::{self, Parsed, RequestInfo, Shuffle, Transport};
-use dns_kit::connections::{Connections, Place};
+use dns_kit::connections::Place;
 
 /// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
 /// time; at the limit no more are read.
@@ -61,10 +61,7 @@ pub(super) async fn serve(
     handler: Arc<QueryHandler>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let open = Connections::new(
-        handler.options.max_tcp_connections,
-        handler.options.own.clone(),
-    );
+    let open = handler.options.connections.clone();
     let mut connections = JoinSet::new();
     let mut troubled: Option<Instant> = None;
     loop {

@@ -31,7 +31,9 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::logs::Request;
-use dns_upstream::{CurrentUpstreams, Handlers, NoInterfaces, Upstream, admission::Admission};
+use dns_upstream::{
+    CurrentUpstreams, Handlers, NoInterfaces, OwnAddresses, Upstream, admission::Admission,
+};
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
@@ -51,7 +53,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
         }
     });
     let upstreams = CurrentUpstreams::new(
-        Upstream::new(&config, &[], &NoInterfaces::shared()),
+        Upstream::new(&config, &OwnAddresses::default(), &NoInterfaces::shared()),
         Handlers::default(),
     );
     let overload = OverloadSource {

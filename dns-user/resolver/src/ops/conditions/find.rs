@@ -109,12 +109,15 @@ pub(super) fn map_nearly_full(facts: &Facts<'_>) -> Option<String> {
     let names = facts.fast_path.get()?.status().names;
     let used = names.published + names.learned;
     let fill = used as f64 / names.max_names.max(1) as f64;
-    (fill > MAX_MAP_FILL).then(|| {
-        format!(
-            "the map of names is nearly full ({used} of {})",
-            names.max_names
-        )
-    })
+    // A small map refuses names before it is full.
+    let without_room = names.unfitting.no_room;
+    if fill <= MAX_MAP_FILL && without_room == 0 {
+        return None;
+    }
+    Some(format!(
+        "the map of names is nearly full ({used} of {}, {without_room} without room)",
+        names.max_names
+    ))
 }
 
 pub(super) fn sheds(facts: &Facts<'_>) -> Option<String> {
@@ -169,6 +172,11 @@ fn health_outage(facts: &Facts<'_>, is: fn(&HealthOutage) -> bool) -> Option<Str
 pub(super) fn consul_outdated(facts: &Facts<'_>) -> Option<String> {
     let problem = facts.consul_problem.as_ref()?;
     Some(format!("not current: {problem}"))
+}
+
+pub(super) fn recursor_own(facts: &Facts<'_>) -> Option<String> {
+    let own = addresses(&facts.recursors, |recursor| recursor.is_own)?;
+    Some(format!("{own} is an address of this server"))
 }
 
 pub(super) fn recursors_unknown(facts: &Facts<'_>) -> Option<String> {

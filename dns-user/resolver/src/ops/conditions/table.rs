@@ -312,6 +312,17 @@ pub(crate) const TABLE: &[Condition] = &[
         find: find::consul_outdated,
     },
     Condition {
+        name: "recursor_own",
+        check: checks::RECURSORS,
+        result: CheckResult::Degraded,
+        words: "is an address of this server",
+        consequence: "queries would come back, so it is never asked",
+        remedy: "name another server in `recursors` or in the handler, or remove it",
+        alert: alert("BoshDnsXdpRecursorOwn", WARNING, "5m"),
+        logs_itself: false,
+        find: find::recursor_own,
+    },
+    Condition {
         name: "recursors_unknown",
         check: checks::RECURSORS,
         result: CheckResult::Degraded,

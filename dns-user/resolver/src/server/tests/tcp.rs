@@ -142,7 +142,7 @@ async fn pipelined_queries_are_answered() {
 #[tokio::test]
 async fn idle_connections_are_closed() {
     let options = Options {
-        max_tcp_connections: 2,
+        connections: Connections::new(2, OwnConnections::default()),
         tcp_idle_timeout: Duration::from_millis(400),
         ..Options::default()
     };

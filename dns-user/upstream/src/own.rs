@@ -1,0 +1,130 @@
+//! The addresses of this server. A query sent there would come back to it until it times out.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+
+/// The addresses at which this server answers, which are never asked as recursors. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct OwnAddresses(Arc<ArcSwap<Reached>>);
+
+/// The listen addresses, and what their wildcards cover.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reached {
+    pub(crate) listen: Vec<SocketAddr>,
+    /// Addresses of the machine's interfaces; empty without a wildcard.
+    interfaces: Vec<IpAddr>,
+}
+
+impl OwnAddresses {
+    /// Returns the addresses of a server that listens on `listen`.
+    pub fn new(listen: &[SocketAddr]) -> Self {
+        let own = Self::default();
+        own.set(listen);
+        own
+    }
+
+    /// Replaces the listen addresses. Must be called from time to time even if they stay, because a wildcard
+    /// also covers addresses that the machine gets later.
+    pub fn set(&self, listen: &[SocketAddr]) {
+        let now = Reached::of(listen);
+        // Users compare versions by pointer.
+        if **self.0.load() != now {
+            self.0.store(Arc::new(now));
+        }
+    }
+
+    /// Returns whether queries to `address` reach this server.
+    pub fn contains(&self, address: SocketAddr) -> bool {
+        let current = self.0.load();
+        let ip = address.ip().to_canonical();
+        current.listen.iter().any(|own| {
+            let is_covered = own.ip().is_unspecified()
+                && (ip.is_loopback() || ip.is_unspecified() || current.interfaces.contains(&ip));
+            own.port() == address.port() && (own.ip().to_canonical() == ip || is_covered)
+        })
+    }
+
+    pub(crate) fn current(&self) -> Arc<Reached> {
+        self.0.load_full()
+    }
+}
+
+impl Reached {
+    fn of(listen: &[SocketAddr]) -> Self {
+        let has_wildcard = listen.iter().any(|own| own.ip().is_unspecified());
+        let interfaces = if has_wildcard {
+            interface_addresses()
+        } else {
+            Vec::new()
+        };
+        Self {
+            listen: listen.to_vec(),
+            interfaces,
+        }
+    }
+
+    /// Returns whether an address is this server's, at any port.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.interfaces.contains(&address) || self.listen.iter().any(|own| own.ip() == address)
+    }
+}
+
+fn interface_addresses() -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for interface in nix::ifaddrs::getifaddrs().into_iter().flatten() {
+        let Some(address) = interface.address else {
+            continue;
+        };
+        if let Some(v4) = address.as_sockaddr_in() {
+            addresses.push(v4.ip().into());
+        } else if let Some(v6) = address.as_sockaddr_in6() {
+            addresses.push(v6.ip().into());
+        }
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(listen: &[&str]) -> OwnAddresses {
+        let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
+        OwnAddresses::new(&listen)
+    }
+
+    fn contains(own: &OwnAddresses, address: &str) -> bool {
+        own.contains(address.parse().unwrap())
+    }
+
+    #[test]
+    fn own_addresses_follow_the_listen_addresses() {
+        let own = own(&["169.254.0.2:53"]);
+        assert!(contains(&own, "169.254.0.2:53") && contains(&own, "[::ffff:169.254.0.2]:53"));
+        assert!(!contains(&own, "169.254.0.2:5353") && !contains(&own, "127.0.0.1:53"));
+        assert!(own.current().has([169, 254, 0, 2].into()));
+        let before = own.current();
+        own.set(&before.listen);
+        assert!(Arc::ptr_eq(&before, &own.current()), "the same version");
+        own.set(&["127.0.0.1:53".parse().unwrap()]);
+        assert!(contains(&own, "127.0.0.1:53") && !contains(&own, "169.254.0.2:53"));
+    }
+
+    #[test]
+    fn wildcard_covers_the_machine() {
+        for wildcard in ["0.0.0.0:53", "[::]:53"] {
+            let own = own(&[wildcard]);
+            for address in ["127.0.0.9:53", "0.0.0.0:53", "[::1]:53"] {
+                assert!(contains(&own, address), "{wildcard} {address}");
+            }
+            for address in interface_addresses() {
+                assert!(own.contains(SocketAddr::new(address, 53)) && own.current().has(address));
+            }
+            assert!(!contains(&own, "192.0.2.1:53") && !contains(&own, "127.0.0.9:54"));
+        }
+    }
+}
