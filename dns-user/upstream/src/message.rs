@@ -696,6 +696,34 @@ mod tests {
     }
 
     #[test]
+    fn records_before_opt_stay() {
+        let additional = |message: &mut Vec<u8>| {
+            assert!(push_answer(
+                message,
+                &QUESTION_NAME,
+                1,
+                300,
+                &[192, 0, 2, 7]
+            ));
+            // An additional record instead of an answer.
+            message[7] -= 1;
+            message[11] += 1;
+        };
+        let mut message = reply();
+        message.truncate(44);
+        message[11] = 0;
+        additional(&mut message);
+        let kept = message.clone();
+        append_opt(&mut message, 1232);
+        additional(&mut message);
+        let mut index = MessageIndex::of(&message).unwrap();
+        assert_eq!(index.records, [1, 0, 3]);
+        remove_opt(&mut message, &mut index);
+        assert_eq!(message, kept);
+        assert_eq!(MessageIndex::of(&message), Some(index));
+    }
+
+    #[test]
     fn every_cut_is_noticed() {
         let message = reply();
         for length in 0..message.len() {

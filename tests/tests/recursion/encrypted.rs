@@ -1,15 +1,20 @@
 //! DNS over TLS to recursors: unbound and knot-resolver.
 
 use std::{
+    collections::BTreeSet,
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -170,6 +175,69 @@ fn unbound_answers_over_tls() -> Result<()> {
         let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "")?;
         ensure!(failures == 0, "{failures} failures\n{}", lab.server.log());
     }
+    Ok(())
+}
+
+/// Lengths of the TLS records that went to a recursor.
+type Lengths = Arc<Mutex<BTreeSet<usize>>>;
+
+/// Relays connections to a recursor until the test ends.
+fn relay(namespace: &Namespace, at: SocketAddr, to: SocketAddr) -> Result<Lengths> {
+    let lengths = Lengths::default();
+    let seen = Arc::clone(&lengths);
+    namespace.run(|| -> Result<()> {
+        let listener = TcpListener::bind(at)?;
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let seen = Arc::clone(&seen);
+                // It ends with the connection.
+                thread::spawn(move || relay_one(client, to, &seen));
+            }
+        });
+        Ok(())
+    })??;
+    Ok(lengths)
+}
+
+fn relay_one(mut client: TcpStream, to: SocketAddr, seen: &Mutex<BTreeSet<usize>>) -> Result<()> {
+    let mut recursor = TcpStream::connect(to)?;
+    let (mut from, mut back) = (recursor.try_clone()?, client.try_clone()?);
+    thread::spawn(move || io::copy(&mut from, &mut back));
+    loop {
+        let mut head = [0; 5];
+        client.read_exact(&mut head)?;
+        let mut body = vec![0; usize::from(u16::from_be_bytes([head[3], head[4]]))];
+        client.read_exact(&mut body)?;
+        seen.lock().insert(body.len());
+        recursor.write_all(&[&head[..], &body].concat())?;
+    }
+}
+
+/// Queries are padded (RFC 8467): the length of what is sent does not tell the name.
+#[test]
+fn queries_over_tls_have_one_length() -> Result<()> {
+    let Some(namespace) = namespace("dotpad")?.filter(|_| is_installed("unbound")) else {
+        return Ok(());
+    };
+    let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
+    let _unbound = unbound(&namespace, &files, address)?;
+    let between = SocketAddr::new(loopback(32).ip(), 853);
+    let lengths = relay(&namespace, between, address)?;
+    let lab = start(&namespace, &files, &format!("tls://{between}#{NAME}"))?;
+    let lengths_of = |label: &str| -> Result<BTreeSet<usize>> {
+        lengths.lock().clear();
+        let reply = lab.ask_for(&format!("{label}.encrypted.test."), RecordType::A)?;
+        ensure!(
+            reply.metadata.response_code == ResponseCode::NoError,
+            "{reply}\n{}",
+            lab.server.log()
+        );
+        Ok(lengths.lock().clone())
+    };
+    // The first query connects.
+    lengths_of("n")?;
+    let short = lengths_of("n")?;
+    ensure!(!short.is_empty() && lengths_of(&"n".repeat(40))? == short);
     Ok(())
 }
 

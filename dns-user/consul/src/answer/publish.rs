@@ -138,3 +138,28 @@ fn plain_limit(
     // At most MAX_PLAIN_ANSWERS.
     (without == with && without > 0).then_some(without as u8)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_limit_counts_whole_records() {
+        // 20 bytes in a message.
+        let name = Name::from_text("web.service.consul.").unwrap();
+        // 512 bytes, less 7 spare ones, the header and the question, hold 469 bytes of records.
+        for (count, most, address, limit, expected) in [
+            (8, 0, 4, 8, Some(8)),
+            // 28 bytes each.
+            (8, 0, 16, 8, Some(8)),
+            // The whole name counts as soon as one is omitted: 46 bytes each.
+            (9, 0, 16, 8, Some(8)),
+            (9, 3, 16, 8, Some(3)),
+            (9, 0, 16, 20, Some(8)),
+            (0, 0, 16, 8, None),
+        ] {
+            let found = plain_limit(&name, count, most, address, limit);
+            assert_eq!(found, expected, "{count} {most} {address} {limit}");
+        }
+    }
+}

@@ -435,6 +435,7 @@ mod tests {
             ("1e3", "1000.0"),
             ("-0.5", "-0.5"),
             (r#""a\"b\\c\td\u00e9\x41\101""#, r#""a\"b\\c\tdéAA""#),
+            (r#""\a\b\f\n\r\v\U0001f600""#, r#""\u{7}\u{8}\u{c}\n\r\u{b}😀""#),
             (r#""urlprefix-${HOST}/a""#, r#""urlprefix-${HOST}/a""#),
             (
                 r#""${lookup("a", {b = 1})}-$x}""#,

@@ -836,6 +836,10 @@ async fn stale_answers_bridge_outages() {
         "after a vain renewal there is a pause"
     );
     assert_eq!(cache.counters.stale_hits.load(Ordering::Relaxed), 3);
+    // What is still served is also listed.
+    let listed = Listing::of([(None, &*cache)].into_iter(), &Selection::default(), 9);
+    assert_eq!(listed.entries.len(), 1);
+    assert_eq!(listed.entries[0].fresh_seconds, 0);
 }
 
 /// Returns a recursor that answers with an alias of TTL 300 alone, and with an SOA of TTL 900 and this
@@ -927,6 +931,10 @@ async fn failures_carry_their_reason() {
     );
     let again = errors(&ask(&to_silent, &asked).await);
     assert_eq!(again, [first[0].clone(), (13, String::new())]);
+    // No task is needed for a failure that is known.
+    let mut at_once = Vec::new();
+    assert!(to_silent.answer_at_once(&parsed(&asked), &mut at_once));
+    assert_eq!(errors(&at_once), again);
     // Without EDNS there is no place for them.
     let plain = ask(&to_silent, &query(NAME, 28)).await;
     assert_eq!(message::MessageIndex::of(&plain).unwrap().opt, None);
