@@ -136,8 +136,11 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
             .args(["ls-files", "docs"])
             .current_dir(&root),
     )?;
-    let is_shown = |file: &&str| !file.ends_with("book.toml");
-    let mut next: Vec<PathBuf> = listed.lines().filter(is_shown).map(PathBuf::from).collect();
+    let mut next: Vec<PathBuf> = listed
+        .lines()
+        .filter(|file| !file.ends_with("book.toml"))
+        .map(PathBuf::from)
+        .collect();
     next.push("README.md".into());
     let mut copied = BTreeSet::new();
     while let Some(file) = next.pop() {
@@ -334,7 +337,8 @@ mod tests {
     #[test]
     fn readme_links_every_chapter() {
         let read = |file| fs::read_to_string(root().join(file)).unwrap();
-        let (summary, readme) = (read("docs/SUMMARY.md"), read("README.md"));
+        let summary = read("docs/SUMMARY.md");
+        let readme = read("README.md");
         assert!(readme.lines().count() <= 150, "the README is an overview");
         let linked: BTreeSet<String> = links(&readme).into_iter().collect();
         // Pages of a chapter are indented.

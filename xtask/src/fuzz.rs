@@ -244,12 +244,14 @@ impl Run {
             log,
         } = self;
         let text = fs::read_to_string(&log).unwrap_or_default();
-        let telling = |line: &&str| {
-            ["panicked at", "ERROR: libFuzzer", "Test unit written to"]
-                .iter()
-                .any(|part| line.contains(part))
-        };
-        let lines: Vec<&str> = text.lines().filter(telling).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| {
+                ["panicked at", "ERROR: libFuzzer", "Test unit written to"]
+                    .iter()
+                    .any(|part| line.contains(part))
+            })
+            .collect();
         format!(
             "fuzz target {target} failed: {} (full log: {})",
             lines.join("; "),

@@ -89,7 +89,7 @@ enum Command {
     /// materials, checksums.
     Dist(dist::Dist),
     /// Check, build, and sign a release: the artifacts of `dist` with exactly this version.
-    Release(release::Arguments),
+    Release(release::ReleaseArguments),
     /// Build the documentation book into target/book and the crates' API documentation into target/doc; check every
     /// link.
     Docs,

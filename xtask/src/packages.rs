@@ -159,9 +159,10 @@ impl Lists {
             ("APT::Architecture", PathBuf::from(architecture)),
             ("APT::Architectures", PathBuf::from(architecture)),
         ];
-        let option = |(name, value): (&str, PathBuf)| format!("-o{name}={}", value.display());
         Ok(Self {
-            options: options.map(option).into(),
+            options: options
+                .map(|(name, value)| format!("-o{name}={}", value.display()))
+                .into(),
         })
     }
 

@@ -28,7 +28,7 @@ const SIGNER: &str = "releases@bosh-dns-xdp";
 /// same on arm64 in emulated machines and an hour of soak tests all artifacts of `cargo xtask dist --arm64` are built
 /// with exactly this version, and SHA256SUMS is signed.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ReleaseArguments {
     /// Version, as in Cargo.toml, such as 1.0.0 or 1.0.0-rc.1
     version: String,
     /// SSH key that signs SHA256SUMS (ssh-keygen -Y): a private key, or a public key whose private part
@@ -48,8 +48,8 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    let Arguments {
+pub(crate) fn run(arguments: ReleaseArguments) -> Result<()> {
+    let ReleaseArguments {
         version,
         key,
         unsigned: _,

@@ -210,7 +210,8 @@ struct Checked {
 impl Checked {
     /// Runs the remaining lints, checks of links and advisories, and the unit tests for arm64, one after the other.
     fn run() -> Self {
-        let (mut times, mut not_run) = (Times::default(), String::new());
+        let mut times = Times::default();
+        let mut not_run = String::new();
         let problem = check_sources(&mut times, &mut not_run).err();
         if let Some(problem) = &problem {
             eprintln!("\n{problem:#}; the tests go on");

@@ -22,8 +22,8 @@ use crate::{
 #[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// The BPF crates: the programs of the server, and the programs of benches and tests.
-pub(crate) const PROGRAMS: [&str; 2] = ["dns-ebpf", "benches/programs/ebpf"];
+/// The BPF crates: the programs of the server, of benches and tests, and of the load generator.
+pub(crate) const PROGRAMS: [&str; 3] = ["dns-ebpf", "benches/programs/ebpf", "dns-user/load/ebpf"];
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and the BPF target.
 const RUSTC_PACKAGES: &[&str] = &[

@@ -443,9 +443,9 @@ pub struct ApiAddress {
 /// Consul's default limit of connections per client.
 const CONSULS_LIMIT: u64 = 200;
 /// Minimum number of connections: for the permanent watches, and a few for fetches.
-const FEWEST: u64 = 8;
+const MIN_CONNECTIONS: u64 = 8;
 /// Maximum duration of a blocking query that Consul accepts.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
+const MAX_WAIT: Duration = Duration::from_secs(600);
 
 impl HttpApi {
     /// Parses the member `http` of `sources`; `None` if it is missing.
@@ -482,7 +482,7 @@ impl HttpApi {
             _ => return Err(object.error("cert_file", "requires key_file; set both or neither")),
         };
         let wait = object.positive("wait")?.unwrap_or(Duration::from_secs(300));
-        if wait > LONGEST_WAIT {
+        if wait > MAX_WAIT {
             return Err(object.error(
                 "wait",
                 "is longer than Consul accepts; the maximum is \"10m\"",
@@ -501,7 +501,7 @@ impl HttpApi {
             wait,
             rate: object.number("rate", 1, 100_000)?.unwrap_or(500) as u32,
             max_connections: object
-                .number("max_connections", FEWEST, 10_000)?
+                .number("max_connections", MIN_CONNECTIONS, 10_000)?
                 .unwrap_or(CONSULS_LIMIT * 3 / 4) as usize,
         };
         match object.unknown().first() {
@@ -545,8 +545,11 @@ impl ApiAddress {
         let port = port.map_or(Some(default), |port| {
             port.parse().ok().filter(|port| *port != 0)
         })?;
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
-        (!host.is_empty() && host.bytes().all(fits)).then(|| Self {
+        (!host.is_empty()
+            && host
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte)))
+        .then(|| Self {
             tls,
             host: host.to_owned(),
             port,

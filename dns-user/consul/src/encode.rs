@@ -152,7 +152,8 @@ impl<'a> Writer<'a> {
     /// Appends addresses of any family of the question's name.
     fn mixed_addresses(&mut self, ttl: u32, addresses: &[IpAddr], question: &[u8]) {
         let owner = owner_of_answers(question, self.compress);
-        let (fixed_v4, fixed_v6) = (fixed(TYPE_A, ttl, 4), fixed(TYPE_AAAA, ttl, 16));
+        let fixed_v4 = fixed(TYPE_A, ttl, 4);
+        let fixed_v6 = fixed(TYPE_AAAA, ttl, 16);
         for address in addresses {
             self.out.extend_from_slice(owner);
             match address {

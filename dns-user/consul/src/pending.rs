@@ -82,11 +82,10 @@ impl PendingAnswer {
 
     /// Returns whether the answer consists of addresses only and is valid for every client.
     pub fn is_only_addresses(&self) -> bool {
-        let is_address = |record: &Record| {
-            record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_))
-        };
         let are_addresses = match &self.answers {
-            Answers::Records(records) => records.iter().all(is_address),
+            Answers::Records(records) => records.iter().all(|record| {
+                record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_))
+            }),
             Answers::V4(..) | Answers::Mixed(..) => true,
         };
         !self.answers.is_empty()
@@ -347,8 +346,10 @@ fn largest_within(
     if most <= least || most_size <= room {
         return most;
     }
-    let (mut fitting, mut fitting_size) = (least, size(least));
-    let (mut too_many, mut too_large) = (most, most_size);
+    let mut fitting = least;
+    let mut fitting_size = size(least);
+    let mut too_many = most;
+    let mut too_large = most_size;
     for tried in 1.. {
         let between = too_many - fitting;
         if between <= 1 || fitting_size > room {

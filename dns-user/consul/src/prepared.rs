@@ -143,10 +143,10 @@ impl Zone {
                 Ok(Cow::Borrowed(query))
             };
         }
-        let named = |query: &&&PreparedQuery| {
-            query.template.is_none() && query.name.eq_ignore_ascii_case(name)
-        };
-        if let Some(query) = here.iter().find(named) {
+        if let Some(query) = here
+            .iter()
+            .find(|query| query.template.is_none() && query.name.eq_ignore_ascii_case(name))
+        {
             return Ok(Cow::Borrowed(query));
         }
         let templates = here
@@ -173,7 +173,8 @@ impl Zone {
     }
 
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
-        let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+        let instance = self.catalog.instance(id);
+        let node = self.catalog.node_of(id);
         let worst = if query.only_passing {
             CheckStatus::Passing
         } else {
@@ -235,13 +236,12 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     } else {
         let expression = Regex::new(&template.regexp).ok()?;
         let captures = expression.captures(name);
-        let texts = |found: regex::Captures<'_>| {
+        captures.map_or_else(Vec::new, |found: regex::Captures<'_>| {
             found
                 .iter()
                 .map(|group| group.map_or(String::new(), |group| group.as_str().to_owned()))
                 .collect()
-        };
-        captures.map_or_else(Vec::new, texts)
+        })
     };
     let fill = |text: &String| interpolate(text, &query.name, name, &groups);
     let fill_all = |texts: &[String]| texts.iter().map(fill).collect::<Vec<_>>();
@@ -249,10 +249,6 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
         meta.iter()
             .map(|(key, value)| (key.clone(), fill(value)))
             .collect::<BTreeMap<_, _>>()
-    };
-    let fill_target = |target: &FailoverTarget| match target {
-        FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(fill(name)),
-        FailoverTarget::Peer(name) => FailoverTarget::Peer(fill(name)),
     };
     let mut tags = fill_all(&query.tags);
     if template.remove_empty_tags {
@@ -264,7 +260,15 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
         near: fill(&query.near),
         failover: Failover {
             nearest: query.failover.nearest,
-            targets: query.failover.targets.iter().map(fill_target).collect(),
+            targets: query
+                .failover
+                .targets
+                .iter()
+                .map(|target| match target {
+                    FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(fill(name)),
+                    FailoverTarget::Peer(name) => FailoverTarget::Peer(fill(name)),
+                })
+                .collect(),
         },
         node_meta: fill_values(&query.node_meta),
         service_meta: fill_values(&query.service_meta),

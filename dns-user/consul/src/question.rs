@@ -70,7 +70,8 @@ impl Question {
     pub(crate) fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
         let labels = labels_within(name, domain);
         for (at, label) in labels.iter().enumerate().rev() {
-            let (before, after) = (&labels[..at], &labels[at + 1..]);
+            let before = &labels[..at];
+            let after = &labels[at + 1..];
             if KINDS.contains(&label.as_str()) {
                 return Self::of_kind(label, before, after);
             }

@@ -74,8 +74,9 @@ pub const MAX_FINAL: usize = 5;
 /// Returns the records of a host name within the limits, aliases first; none if there are too many
 /// aliases, because then no address is known.
 pub(crate) fn limit_chain(records: impl IntoIterator<Item = Record>) -> Vec<Record> {
-    let is_alias = |record: &Record| matches!(record.data, Data::Cname(_));
-    let (mut chain, mut last): (Vec<Record>, Vec<Record>) = records.into_iter().partition(is_alias);
+    let (mut chain, mut last): (Vec<Record>, Vec<Record>) = records
+        .into_iter()
+        .partition(|record| matches!(record.data, Data::Cname(_)));
     if chain.len() > MAX_CHAIN {
         return Vec::new();
     }

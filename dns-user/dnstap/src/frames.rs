@@ -86,7 +86,8 @@ fn expect(socket: &mut impl Read, kind: Control) -> io::Result<Vec<u8>> {
             .read_exact(&mut bytes)
             .map(|()| u32::from_be_bytes(bytes))
     };
-    let (escape, length) = (word()?, word()?);
+    let escape = word()?;
+    let length = word()?;
     if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word()? != kind as u32 {
         return Err(no_frame());
     }
@@ -117,7 +118,7 @@ fn accepts(mut fields: &[u8]) -> bool {
 //----------- Schema ---------------------------------------------------------
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Dnstap {
+pub(super) struct DnstapFrame {
     #[prost(bytes = "vec", optional, tag = "1")]
     pub(super) identity: Option<Vec<u8>>,
     #[prost(bytes = "vec", optional, tag = "2")]

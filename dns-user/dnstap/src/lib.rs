@@ -287,7 +287,8 @@ impl Dnstap {
             reply_time,
             extra,
         };
-        let (bytes, messages) = (queued.bytes(), queued.messages(self.messages));
+        let bytes = queued.bytes();
+        let messages = queued.messages(self.messages);
         let is_full =
             self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES;
         if is_full || self.queue.try_send(Box::new(queued)).is_err() {

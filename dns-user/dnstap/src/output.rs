@@ -33,7 +33,8 @@ fn try_as(user: Option<&User>, output: &DnstapOutput) -> io::Result<()> {
 fn change_thread_to(user: &User) -> io::Result<()> {
     let name = std::ffi::CString::new(user.name.as_str())?;
     let groups = getgrouplist(&name, user.gid)?;
-    let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
+    let uid = user.uid.as_raw();
+    let gid = user.gid.as_raw();
     // SAFETY: `groups` has `groups.len()` elements of gid_t, which `Gid` is transparent over. The C library's functions
     // would change the whole process; the system calls change the thread.
     let failed = unsafe {

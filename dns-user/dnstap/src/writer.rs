@@ -63,13 +63,16 @@ impl Writer {
         queue: Receiver<Box<Queued>>,
         shared: Arc<Shared>,
     ) -> Self {
-        let host = || {
-            nix::unistd::gethostname()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
-        };
-        let identity = config.identity.clone().unwrap_or_else(host).into_bytes();
+        let identity = config
+            .identity
+            .clone()
+            .unwrap_or_else(|| {
+                nix::unistd::gethostname()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .into_bytes();
         let version = config
             .version
             .clone()
@@ -188,7 +191,7 @@ impl Writer {
         let extra = Some(std::mem::take(&mut exchange.extra).into_bytes());
         let mut number = 0;
         for message in frames::messages(exchange, self.config.messages) {
-            let frame = frames::Dnstap {
+            let frame = frames::DnstapFrame {
                 identity: Some(self.identity.clone()),
                 version: Some(self.version.clone()),
                 extra: extra.clone(),

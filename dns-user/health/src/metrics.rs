@@ -272,13 +272,14 @@ impl Latest {
     /// Returns why no latest check told a state. The reasons of single instances may differ; the
     /// one that the operator of this machine can mend comes first.
     fn outage(&self) -> Option<HealthOutage> {
-        let has_state = |result: &CheckResult| {
-            matches!(
-                result,
-                CheckResult::Running | CheckResult::Failing | CheckResult::Other
-            )
-        };
-        if self.last.is_empty() || self.last.values().any(has_state) {
+        if self.last.is_empty()
+            || self.last.values().any(|result| {
+                matches!(
+                    result,
+                    CheckResult::Running | CheckResult::Failing | CheckResult::Other
+                )
+            })
+        {
             return None;
         }
         if let Some(answers) = self.answers(&[CheckResult::Tls]) {

@@ -133,10 +133,8 @@ impl Schedule {
 
     /// Adds an instance. If `urgent`, a query waits for it, and its pending first check becomes urgent as well.
     pub(super) fn add(&mut self, ip: IpAddr, urgent: bool) {
-        let (phase, waits) = (
-            self.next_phase,
-            if urgent { Waits::Urgent } else { Waits::First },
-        );
+        let phase = self.next_phase;
+        let waits = if urgent { Waits::Urgent } else { Waits::First };
         match self.targets.get_mut(&ip) {
             None => {
                 self.targets.insert(

@@ -41,7 +41,7 @@ const SLOW_LANE: usize = 1024;
 const KEPT: usize = 2048;
 
 /// Minimum interval between two checks, regardless of the configuration.
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Health checks: states, tracker and the watcher's thread, started and stopped together.
 pub struct HealthService {
@@ -92,8 +92,8 @@ impl HealthService {
             heartbeat: Heartbeat::new(),
             failures: CheckFailures::default(),
             port: config.port,
-            interval: config.check_interval.max(SHORTEST_INTERVAL),
-            timeout: request_timeout.max(SHORTEST_INTERVAL),
+            interval: config.check_interval.max(MIN_INTERVAL),
+            timeout: request_timeout.max(MIN_INTERVAL),
         };
         Ok(Self {
             checks: Arc::new(checks),
@@ -196,7 +196,8 @@ impl HealthService {
     /// `unknown` without a usable answer.
     pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
         let address = SocketAddr::new(ip, self.checks.port);
-        let (tls, limit) = (self.checks.tls.current(), self.checks.timeout);
+        let tls = self.checks.tls.current();
+        let limit = self.checks.timeout;
         // A check needs a `LocalSet`, and so a single-threaded runtime.
         let asked = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashSet,
-    fmt, io,
+    fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -36,7 +36,7 @@ use x509_cert::{
 use zeroize::Zeroizing;
 
 use crate::{
-    certificate::{self, Issuer, Standing, Validity, moment, seconds},
+    certificate::{self, CertificateIssuer, Validity, ValidityState, moment, seconds},
     keys::{KeyError, KeyType, PrivateKey, pem as encode},
     profile::Profile,
 };
@@ -134,8 +134,11 @@ impl Fingerprint {
 
     /// Returns whether the text has the form of a fingerprint; one that was deserialised may not.
     pub fn is_well_formed(&self) -> bool {
-        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        self.0.len() == 64 && self.0.bytes().all(is_digit)
+        self.0.len() == 64
+            && self
+                .0
+                .bytes()
+                .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     }
 
     /// Returns the fingerprint in lower-case hexadecimal.
@@ -224,7 +227,7 @@ impl Authority {
             not_after: wanted.not_after.min(self.validity.not_after),
             ..wanted
         };
-        let issuer = Issuer {
+        let issuer = CertificateIssuer {
             key: &self.key,
             subject: &self.subject,
             key_id: &self.key_id,
@@ -248,7 +251,7 @@ impl Authority {
 
     /// Returns whether the CA can still issue at `now`.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
-        self.validity.standing(now) == Standing::Valid
+        self.validity.standing(now) == ValidityState::Valid
     }
 
     /// Returns a warning about issuing leaves of this length, if there is one.
@@ -298,10 +301,11 @@ pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) ->
 /// Parses certificates in DER.
 pub fn parse_all(ders: &[CertificateDer<'static>]) -> Result<Vec<Certificate>, Fault> {
     let numbered = ders.iter().zip(1..);
-    let parse = |(der, number): (&CertificateDer<'static>, usize)| {
-        Certificate::from_der(der).map_err(|error| Fault::Damaged(number, error.to_string()))
-    };
-    numbered.map(parse).collect()
+    numbered
+        .map(|(der, number)| {
+            Certificate::from_der(der).map_err(|error| Fault::Damaged(number, error.to_string()))
+        })
+        .collect()
 }
 
 /// Parses the certificates of a PEM text, at least one; returns each in DER and parsed.
@@ -347,9 +351,11 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
         );
         let validity = validity(certificate);
         match validity.standing(now) {
-            Standing::Expired => faults.push(Fault::Expired(number, date(validity.not_after))),
-            Standing::NotYet => faults.push(Fault::NotYetValid(number, date(validity.not_before))),
-            Standing::Valid => {}
+            ValidityState::Expired => faults.push(Fault::Expired(number, date(validity.not_after))),
+            ValidityState::NotYet => {
+                faults.push(Fault::NotYetValid(number, date(validity.not_before)))
+            }
+            ValidityState::Valid => {}
         }
         if chain
             .get(number)
@@ -446,21 +452,27 @@ impl CaFiles {
     /// Loads and checks the CA; the error lists every fault with its file.
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
         let read = |path: &Path| {
-            let failed = |error: io::Error| {
-                CaError::of(path, format!("{error}; choose a readable PEM file"))
-            };
-            bounded::read(path).map(Zeroizing::new).map_err(failed)
+            bounded::read(path)
+                .map(Zeroizing::new)
+                .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))
         };
-        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
-        let with_path = |fault: &Fault| {
-            let path = match fault {
-                Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
-                _ => &self.certificate,
-            };
-            format!("{}: {fault}", path.display())
-        };
-        Authority::parse(&certificate, &key, now)
-            .map_err(|faults| CaError(faults.iter().map(with_path).collect::<Vec<_>>().join("\n")))
+        let certificate = read(&self.certificate)?;
+        let key = read(&self.key)?;
+        Authority::parse(&certificate, &key, now).map_err(|faults| {
+            CaError(
+                faults
+                    .iter()
+                    .map(|fault| {
+                        let path = match fault {
+                            Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
+                            _ => &self.certificate,
+                        };
+                        format!("{}: {fault}", path.display())
+                    })
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )
+        })
     }
 
     /// Returns the stamps of both files.

@@ -64,18 +64,18 @@ impl Validity {
     }
 
     /// Compares the validity with a time: the only definition of "valid" in this crate.
-    pub fn standing(&self, now: SystemTime) -> Standing {
+    pub fn standing(&self, now: SystemTime) -> ValidityState {
         match now {
-            now if now < self.not_before => Standing::NotYet,
-            now if now < self.not_after => Standing::Valid,
-            _ => Standing::Expired,
+            now if now < self.not_before => ValidityState::NotYet,
+            now if now < self.not_after => ValidityState::Valid,
+            _ => ValidityState::Expired,
         }
     }
 }
 
 /// A validity at a certain time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ValidityState {
     /// It starts at a later time.
     NotYet,
     /// It has started and not ended.
@@ -122,7 +122,7 @@ pub(crate) mod unix {
 
 /// Issuer fields of a leaf certificate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Issuer<'a> {
+pub(crate) struct CertificateIssuer<'a> {
     pub(crate) key: &'a PrivateKey,
     /// Subject of the CA, DER.
     pub(crate) subject: &'a [u8],
@@ -132,7 +132,7 @@ pub(crate) struct Issuer<'a> {
 
 /// Issues a leaf certificate; returns DER.
 pub(crate) fn issue(
-    issuer: Issuer<'_>,
+    issuer: CertificateIssuer<'_>,
     profile: &Profile,
     public_key_info: &[u8],
     validity: Validity,
@@ -268,10 +268,12 @@ fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
 
 /// Writes type and value; a PrintableString if its alphabet suffices, as Go does.
 fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: &str) {
-    let is_printable = |byte: u8| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte);
     writer.write_sequence(|writer| {
         writer.next().write_oid(&ObjectIdentifier::from_slice(kind));
-        if value.bytes().all(is_printable) {
+        if value
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte))
+        {
             writer.next().write_printable_string(value);
         } else {
             writer.next().write_utf8_string(value);
@@ -279,7 +281,7 @@ fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: &str) {
     });
 }
 
-fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile) {
+fn write_extensions(writer: DERWriter<'_>, issuer: CertificateIssuer<'_>, profile: &Profile) {
     // digitalSignature (0), keyEncipherment (2), keyAgreement (4).
     let key_usage = construct_der(|writer| writer.write_bitvec_bytes(&[0b1010_1000], 5));
     let extended = construct_der(|writer| {
@@ -293,15 +295,21 @@ fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile
     });
     let authority = construct_der(|writer| {
         writer.write_sequence(|writer| {
-            let key_id = |writer: DERWriter<'_>| writer.write_bytes(issuer.key_id);
-            writer.next().write_tagged_implicit(Tag::context(0), key_id);
+            writer
+                .next()
+                .write_tagged_implicit(Tag::context(0), |writer: DERWriter<'_>| {
+                    writer.write_bytes(issuer.key_id)
+                });
         });
     });
     let names = construct_der(|writer| {
         writer.write_sequence(|writer| {
             for name in &profile.dns_names {
-                let name = |writer: DERWriter<'_>| writer.write_bytes(name.as_bytes());
-                writer.next().write_tagged_implicit(Tag::context(2), name);
+                writer
+                    .next()
+                    .write_tagged_implicit(Tag::context(2), |writer: DERWriter<'_>| {
+                        writer.write_bytes(name.as_bytes())
+                    });
             }
             for address in &profile.addresses {
                 let octets = match address {

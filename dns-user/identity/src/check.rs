@@ -22,7 +22,7 @@ use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use crate::{
     authority::{CaFiles, certificates, certifies, date, inspect, parse_chain, validity},
-    certificate::Standing,
+    certificate::ValidityState,
     folder::read_pair,
     keys::PrivateKey,
     schedule::RenewalWindow,
@@ -124,10 +124,8 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
 }
 
 fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
-    let (crt, key) = (
-        folder.join(format!("{name}.crt")),
-        folder.join(format!("{name}.key")),
-    );
+    let crt = folder.join(format!("{name}.crt"));
+    let key = folder.join(format!("{name}.key"));
     let pair = match read_pair(folder, name) {
         Ok(pair) => pair,
         Err(error) => {
@@ -154,14 +152,14 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     let valid = validity(&parsed[0]);
     let window = RenewalWindow::of(valid.length());
     match valid.standing(now) {
-        Standing::Expired => {
+        ValidityState::Expired => {
             let ended = date(valid.not_after);
             found.error(
                 &crt,
                 format!("expired at {ended}; see `status` for the failed renewal"),
             );
         }
-        Standing::NotYet => {
+        ValidityState::NotYet => {
             found.error(
                 &crt,
                 format!(
@@ -170,14 +168,14 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
                 ),
             );
         }
-        Standing::Valid if valid.not_before + window.end < now => {
+        ValidityState::Valid if valid.not_before + window.end < now => {
             let ends = date(valid.not_after);
             found.warning(
                 &crt,
                 format!("past its renewal window, expires at {ends}; see `status`"),
             );
         }
-        Standing::Valid => {}
+        ValidityState::Valid => {}
     }
     if parsed.len() < 2 {
         found.error(
@@ -231,7 +229,8 @@ pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Snapshot>
 /// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host name.
 fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
     let certificate = certificate.tbs_certificate();
-    let (mut names, mut addresses) = (Vec::new(), Vec::new());
+    let mut names = Vec::new();
+    let mut addresses = Vec::new();
     names.extend(
         first_common_name(certificate.subject())
             .filter(|name| name.contains('.') && !name.contains(' ')),

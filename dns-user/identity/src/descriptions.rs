@@ -38,7 +38,8 @@ pub struct Descriptions {
 impl Descriptions {
     /// Creates a watcher of `folder`, without reading it.
     pub fn new(folder: PathBuf) -> Self {
-        let (applied, problems) = (BTreeMap::new(), BTreeMap::new());
+        let applied = BTreeMap::new();
+        let problems = BTreeMap::new();
         Self {
             folder,
             applied,
@@ -294,7 +295,8 @@ mod tests {
 
     #[test]
     fn confirmation_counts_once() {
-        let (mut guard, now) = (RemovalGuard::default(), SystemTime::now());
+        let mut guard = RemovalGuard::default();
+        let now = SystemTime::now();
         guard.confirm(20);
         assert!(guard.check(100, 21, now).is_err());
         assert_eq!(guard.check(100, 20, now), Ok(()));
@@ -303,9 +305,11 @@ mod tests {
 
     #[test]
     fn wrong_clock_neither_prolongs_nor_ends_the_wait() {
-        let (mut guard, now) = (RemovalGuard::default(), SystemTime::now());
+        let mut guard = RemovalGuard::default();
+        let now = SystemTime::now();
         assert!(guard.check(50, 50, now).is_err());
-        let (earlier, later) = (now - 10 * HOLD, now + 5000 * HOLD);
+        let earlier = now - 10 * HOLD;
+        let later = now + 5000 * HOLD;
         for jump in [later, now, earlier] {
             assert!(guard.check(50, 50, jump).is_err());
         }

@@ -152,10 +152,8 @@ impl IdentityFolder {
             .map_err(failed(&self.path))?;
         for entry in entries {
             // Errors name the path that readers know: the generation's own name differs at every attempt.
-            let (path, known) = (
-                generation.path().join(entry.name),
-                self.path.join(entry.name),
-            );
+            let path = generation.path().join(entry.name);
+            let known = self.path.join(entry.name);
             write(&path, entry, owner).map_err(failed(&known))?;
         }
         sync(generation.path()).map_err(failed(&self.path))?;
@@ -243,10 +241,8 @@ impl IdentityFolder {
 
     /// Makes `name` a symlink to `target`, by a rename.
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
-        let (next, path) = (
-            self.path.join(format!("..{name}{NEXT}")),
-            self.path.join(name),
-        );
+        let next = self.path.join(format!("..{name}{NEXT}"));
+        let path = self.path.join(name);
         let failed = |cause| FolderError {
             path: path.clone(),
             cause,
@@ -362,13 +358,11 @@ fn signal_watchers(generation: &Path) {
         let facts = fs::metadata(path)?;
         let next = path.with_file_name("..next");
         let _ = fs::remove_file(&next);
-        let (mode, owner) = (
-            facts.mode() & 0o777,
-            Owner {
-                uid: facts.uid(),
-                gid: facts.gid(),
-            },
-        );
+        let mode = facts.mode() & 0o777;
+        let owner = Owner {
+            uid: facts.uid(),
+            gid: facts.gid(),
+        };
         let contents = Zeroizing::new(fs::read(path)?);
         create(
             &next,

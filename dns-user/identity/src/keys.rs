@@ -38,11 +38,11 @@ pub enum KeyType {
 
 /// Private key of a leaf or a CA.
 pub struct PrivateKey {
-    pair: Pair,
+    pair: AlgorithmPair,
     public_key_info: Vec<u8>,
 }
 
-enum Pair {
+enum AlgorithmPair {
     Rsa(rsa::KeyPair),
     P256(EcdsaKeyPair),
     P384(EcdsaKeyPair),
@@ -75,9 +75,9 @@ impl From<aws_lc_rs::error::Unspecified> for KeyError {
 impl fmt::Debug for PrivateKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.pair {
-            Pair::Rsa(_) => "RSA",
-            Pair::P256(_) => "P-256",
-            Pair::P384(_) => "P-384",
+            AlgorithmPair::Rsa(_) => "RSA",
+            AlgorithmPair::P256(_) => "P-256",
+            AlgorithmPair::P384(_) => "P-384",
         };
         write!(out, "PrivateKey({kind}, secret)")
     }
@@ -87,9 +87,11 @@ impl PrivateKey {
     /// Generates a key. RSA takes tens to hundreds of milliseconds of CPU time.
     pub fn generate(kind: KeyType) -> Result<Self, KeyError> {
         let pair = match kind {
-            KeyType::Rsa2048 => Pair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa2048)?),
-            KeyType::Rsa3072 => Pair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa3072)?),
-            KeyType::P256 => Pair::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)?),
+            KeyType::Rsa2048 => AlgorithmPair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa2048)?),
+            KeyType::Rsa3072 => AlgorithmPair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa3072)?),
+            KeyType::P256 => {
+                AlgorithmPair::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)?)
+            }
         };
         Self::new(pair)
     }
@@ -104,29 +106,29 @@ impl PrivateKey {
                 false => EcdsaKeyPair::from_pkcs8(algorithm, &der),
             };
             if let Ok(pair) = read(&ECDSA_P256_SHA256_ASN1_SIGNING) {
-                return Ok(Pair::P256(pair));
+                return Ok(AlgorithmPair::P256(pair));
             }
             read(&ECDSA_P384_SHA384_ASN1_SIGNING)
-                .map(Pair::P384)
+                .map(AlgorithmPair::P384)
                 .map_err(|_| KeyError::Unsupported)
         };
         let pair = match label {
             "RSA PRIVATE KEY" => {
-                Pair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?)
+                AlgorithmPair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?)
             }
             "EC PRIVATE KEY" => ecdsa(true)?,
             _ => match rsa::KeyPair::from_pkcs8(&der) {
-                Ok(pair) => Pair::Rsa(pair),
+                Ok(pair) => AlgorithmPair::Rsa(pair),
                 Err(_) => ecdsa(false)?,
             },
         };
         Self::new(pair)
     }
 
-    fn new(pair: Pair) -> Result<Self, KeyError> {
+    fn new(pair: AlgorithmPair) -> Result<Self, KeyError> {
         let public_key_info: PublicKeyX509Der<'_> = match &pair {
-            Pair::Rsa(pair) => pair.public_key().as_der()?,
-            Pair::P256(pair) | Pair::P384(pair) => pair.public_key().as_der()?,
+            AlgorithmPair::Rsa(pair) => pair.public_key().as_der()?,
+            AlgorithmPair::P256(pair) | AlgorithmPair::P384(pair) => pair.public_key().as_der()?,
         };
         let public_key_info = public_key_info.as_ref().to_vec();
         Ok(Self {
@@ -144,12 +146,12 @@ impl PrivateKey {
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         let random = SystemRandom::new();
         match &self.pair {
-            Pair::Rsa(pair) => {
+            AlgorithmPair::Rsa(pair) => {
                 let mut signature = vec![0; pair.public_modulus_len()];
                 pair.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature)?;
                 Ok(signature)
             }
-            Pair::P256(pair) | Pair::P384(pair) => {
+            AlgorithmPair::P256(pair) | AlgorithmPair::P384(pair) => {
                 Ok(pair.sign(&random, message)?.as_ref().to_vec())
             }
         }
@@ -159,9 +161,9 @@ impl PrivateKey {
     /// 4055) or absent (RFC 5758).
     pub(crate) fn signature_algorithm(&self) -> (ObjectIdentifier, bool) {
         match self.pair {
-            Pair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
-            Pair::P256(_) => (ObjectIdentifier::from_slice(ECDSA_WITH_SHA256), false),
-            Pair::P384(_) => (
+            AlgorithmPair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
+            AlgorithmPair::P256(_) => (ObjectIdentifier::from_slice(ECDSA_WITH_SHA256), false),
+            AlgorithmPair::P384(_) => (
                 ObjectIdentifier::from_slice(&[1, 2, 840, 10045, 4, 3, 3]),
                 false,
             ),
@@ -171,12 +173,12 @@ impl PrivateKey {
     /// Formats the key as PEM: PKCS#1 for RSA, PKCS#8 for ECDSA.
     pub fn to_pem(&self) -> Result<Zeroizing<String>, KeyError> {
         match &self.pair {
-            Pair::Rsa(pair) => {
+            AlgorithmPair::Rsa(pair) => {
                 let pkcs8: Pkcs8V1Der<'_> = pair.as_der()?;
                 let pkcs1 = pkcs1_of(pkcs8.as_ref())?;
                 Ok(pem("RSA PRIVATE KEY", &pkcs1))
             }
-            Pair::P256(pair) | Pair::P384(pair) => {
+            AlgorithmPair::P256(pair) | AlgorithmPair::P384(pair) => {
                 Ok(pem("PRIVATE KEY", pair.to_pkcs8v1()?.as_ref()))
             }
         }
@@ -273,7 +275,7 @@ const MAX_WINDOW: Duration = Duration::from_secs(1);
 /// Keys of one type, at most `size` of them.
 pub struct KeyPool {
     kind: KeyType,
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
 /// Priority of the thread that generates keys.
@@ -285,7 +287,7 @@ pub enum Priority {
     Normal,
 }
 
-struct Shared {
+struct PoolShared {
     size: usize,
     state: Mutex<PoolState>,
     changed: Condvar,
@@ -314,7 +316,7 @@ impl KeyPool {
 
     /// Starts filling a pool with this priority.
     pub fn start_with(kind: KeyType, size: usize, priority: Priority) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolShared {
             size,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -378,11 +380,14 @@ impl KeyPool {
     /// Waits until `count` keys are ready; returns whether they are.
     pub fn wait(&self, count: usize, timeout: Duration) -> bool {
         let mut state = self.shared.state.lock();
-        let missing = |state: &mut PoolState| state.ready.len() < count;
         !self
             .shared
             .changed
-            .wait_while_for(&mut state, missing, timeout)
+            .wait_while_for(
+                &mut state,
+                |state: &mut PoolState| state.ready.len() < count,
+                timeout,
+            )
             .timed_out()
     }
 }
@@ -394,7 +399,7 @@ impl Drop for KeyPool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn fill(&self, kind: KeyType, priority: Priority) {
         if priority == Priority::Idle
             && let Err(error) = be_idle()
@@ -460,10 +465,8 @@ impl Window {
 
     /// Returns the pause that is due if other threads needed the core; a long window is reset.
     fn pause(&mut self) -> Option<Duration> {
-        let (passed, used) = (
-            self.begun.elapsed(),
-            thread_time().saturating_sub(self.used),
-        );
+        let passed = self.begun.elapsed();
+        let used = thread_time().saturating_sub(self.used);
         if passed > used + used / 4 {
             return Some((used * PAUSE_FACTOR).min(MAX_PAUSE));
         }

@@ -205,13 +205,13 @@ impl Profile {
 /// Returns whether `name` is valid as a SAN of type dNSName; wildcards are.
 pub fn is_dns_name(name: &str) -> bool {
     let name = name.strip_prefix("*.").unwrap_or(name);
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
+    name.len() <= 253
+        && name.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && label
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        })
 }
 
 #[cfg(test)]
@@ -290,7 +290,8 @@ mod tests {
             let text = serde_json::json!({ "guid": "g", "ous": units }).to_string();
             container(&text).unwrap().identity()
         };
-        let (long, fits) = ("x".repeat(65), "é".repeat(64));
+        let long = "x".repeat(65);
+        let fits = "é".repeat(64);
         for bad in [long.as_str(), "app:a\0", "app:a\nspace:b"] {
             let error = with(&[bad]).unwrap_err().to_string();
             assert!(

@@ -113,7 +113,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
 }
 
 enum Event {
-    Command(Command, mpsc::Sender<Reply>),
+    Command(ControlCommand, mpsc::Sender<Reply>),
     Rescan,
     /// The pool has a key that a renewal waits for.
     Key,
@@ -202,12 +202,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
     if let Some(address) = metrics {
         let events = events.clone();
-        let status = move || match tokio::task::block_in_place(|| execute(&events, Command::Status))
-        {
-            Reply::Status(status) => metrics::of_rotator(&status),
-            Reply::Done | Reply::Error(_) => Vec::new(),
-        };
-        metrics::serve(address, status).await?;
+        metrics::serve(address, move || {
+            match tokio::task::block_in_place(|| execute(&events, ControlCommand::Status)) {
+                Reply::Status(status) => metrics::of_rotator(&status),
+                Reply::Done | Reply::Error(_) => Vec::new(),
+            }
+        })
+        .await?;
     }
     let descriptions = containers.map(Descriptions::new);
     let worker = thread::Builder::new()
@@ -220,7 +221,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     worker.join().map_err(|_| anyhow!("the rotator panicked"))
 }
 
-fn execute(events: &mpsc::Sender<Event>, command: Command) -> Reply {
+fn execute(events: &mpsc::Sender<Event>, command: ControlCommand) -> Reply {
     let (reply, answer) = mpsc::channel();
     let sent = events.send(Event::Command(command, reply));
     let stopped = || Reply::Error("the rotator is stopping".to_owned());
@@ -279,23 +280,23 @@ fn work(
 
 fn handle_command(
     rotator: &mut Rotator,
-    command: Command,
+    command: ControlCommand,
     files: Option<&mut Descriptions>,
 ) -> Reply {
     let now = SystemTime::now();
     let done = match (command, files) {
-        (Command::Status, files) => {
+        (ControlCommand::Status, files) => {
             let mut status = rotator.status(now);
             status
                 .problems
                 .extend(files.into_iter().flat_map(|files| files.problems()));
             return Reply::Status(Box::new(status));
         }
-        (Command::ConfirmRemovals { number }, Some(files)) => {
+        (ControlCommand::ConfirmRemovals { number }, Some(files)) => {
             files.confirm_removals(number);
             return Reply::Done;
         }
-        (Command::ConfirmRemovals { .. }, None) => {
+        (ControlCommand::ConfirmRemovals { .. }, None) => {
             return Reply::Error(
                 "identities are managed by commands; nothing is to be confirmed".to_owned(),
             );
@@ -305,9 +306,9 @@ fn handle_command(
                 "identities are managed by the files of --containers; change the file there";
             return Reply::Error(problem.to_owned());
         }
-        (Command::Create { container }, None) => rotator.create(container, now),
-        (Command::Update { container }, None) => rotator.update(container, now),
-        (Command::Destroy { guid }, None) => rotator.destroy(&guid),
+        (ControlCommand::Create { container }, None) => rotator.create(container, now),
+        (ControlCommand::Update { container }, None) => rotator.update(container, now),
+        (ControlCommand::Destroy { guid }, None) => rotator.destroy(&guid),
     };
     done.inspect_err(|error| rotator.count_failure(error))
         .map_or_else(|error| Reply::Error(error.to_string()), |()| Reply::Done)
@@ -333,7 +334,7 @@ const MAX_WAIT: Duration = Duration::from_secs(120);
 /// A command for a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Command {
+pub enum ControlCommand {
     /// Create an identity; the reply is sent once its first pair is written.
     Create {
         /// Description of the new identity.
@@ -392,7 +393,7 @@ pub fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
 /// Serves commands until the process ends; `execute` runs each.
 pub fn serve_control(
     listener: UnixListener,
-    execute: impl Fn(Command) -> Reply + Clone + Send + 'static,
+    execute: impl Fn(ControlCommand) -> Reply + Clone + Send + 'static,
 ) -> io::Result<()> {
     let open = Arc::new(());
     let accept = move || {
@@ -427,7 +428,7 @@ pub fn serve_control(
         .map(|_| ())
 }
 
-fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result<()> {
+fn answer(stream: &UnixStream, execute: impl Fn(ControlCommand) -> Reply) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut reader = BufReader::new(stream);
@@ -447,7 +448,7 @@ fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result
 }
 
 /// Sends one command to a rotator.
-pub fn send_command(path: &Path, command: &Command) -> anyhow::Result<Reply> {
+pub fn send_command(path: &Path, command: &ControlCommand) -> anyhow::Result<Reply> {
     let place = path.display();
     let exchange = || {
         let mut stream = UnixStream::connect(path)?;

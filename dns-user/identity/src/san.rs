@@ -114,8 +114,8 @@ impl Link {
                     canonical(name).map_err(|cause| anyhow!("{what} {name:?}: {cause}; rename it"))
                 };
                 let instance_group = label("instance group", instance_group)?;
-                let (network, deployment) =
-                    (label("network", network)?, label("deployment", deployment)?);
+                let network = label("network", network)?;
+                let deployment = label("deployment", deployment)?;
                 let group = match ids {
                     Some(ids) => AddressGroup::Id(ids.group.to_string()),
                     None => AddressGroup::Names {

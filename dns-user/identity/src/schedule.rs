@@ -3,9 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest;
+use dns_kit::backoff;
 use serde::{Deserialize, Serialize};
 
-use crate::certificate::{Standing, Validity, unix};
+use crate::certificate::{Validity, ValidityState, unix};
 
 /// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in small steps.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
@@ -48,7 +49,9 @@ pub struct Failure {
 impl Schedule {
     /// Creates the schedule of a pair with this validity; `None` if there is no pair yet.
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
-        let (requested, failure, hold) = (None, None, None);
+        let requested = None;
+        let failure = None;
+        let hold = None;
         Self {
             share,
             validity,
@@ -99,7 +102,7 @@ impl Schedule {
             return now;
         };
         // The clock was set back: peers with a correct clock reject the pair.
-        if validity.standing(now + self.lead + CLOCK_TOLERANCE) == Standing::NotYet {
+        if validity.standing(now + self.lead + CLOCK_TOLERANCE) == ValidityState::NotYet {
             return now;
         }
         let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
@@ -114,7 +117,7 @@ impl Schedule {
     /// Returns whether the pair is valid and its renewal window lasts at least `time` longer.
     pub fn can_wait(&self, now: SystemTime, time: Duration) -> bool {
         self.validity
-            .is_some_and(|validity| validity.standing(now) == Standing::Valid)
+            .is_some_and(|validity| validity.standing(now) == ValidityState::Valid)
             && self.deadline().is_some_and(|end| now + time < end)
     }
 
@@ -166,9 +169,7 @@ fn is_delay(at: SystemTime, now: SystemTime) -> bool {
 }
 
 fn delay(attempts: u32) -> Duration {
-    FIRST_DELAY
-        .saturating_mul(1 << (attempts - 1).min(16))
-        .min(MAX_DELAY)
+    backoff::pause(FIRST_DELAY, MAX_DELAY, attempts)
 }
 
 //----------- RenewalWindow ---------------------------------------------------
@@ -297,7 +298,8 @@ mod tests {
     #[test]
     fn failure_of_a_wrong_clock_is_retried_by_the_right_one() {
         let mut schedule = day();
-        let (right, wrong) = (start() + HOUR, start() + 40 * 24 * HOUR);
+        let right = start() + HOUR;
+        let wrong = start() + 40 * 24 * HOUR;
         schedule.failed(wrong, "the CA expired".to_owned());
         assert_eq!(schedule.due(right), right);
         // If it fails again, the usual delays follow.

@@ -10,6 +10,7 @@
 //! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
 //! * [`aws_signature`], [`hex()`]: requests and URLs signed for AWS; bytes as text.
+//! * [`backoff`]: pauses after failures.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`eager`]: futures that are polled where they are created and woken.
 //! * [`clock`]: the kernel's clock, and periods in which the process did not run.
@@ -20,6 +21,7 @@
 
 pub mod admission;
 pub mod aws_signature;
+pub mod backoff;
 pub mod clock;
 pub mod command_line;
 pub mod connections;

@@ -188,16 +188,18 @@ impl Config {
             .and_then(|all| all.fields())
         {
             for (name, settings) in providers.others() {
-                let text = |(name, value): (&str, Reader<'_>)| {
-                    Some((name.to_owned(), value.text()?.to_owned()))
-                };
                 let settings = settings
                     .fields()
                     .map(|mut settings| settings.others())
                     .unwrap_or_default();
                 self.provider_settings.insert(
                     name.to_owned(),
-                    settings.into_iter().filter_map(text).collect(),
+                    settings
+                        .into_iter()
+                        .filter_map(|(name, value)| {
+                            Some((name.to_owned(), value.text()?.to_owned()))
+                        })
+                        .collect(),
                 );
             }
         }
@@ -212,11 +214,9 @@ fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
         .required("address")
         .and_then(|address| read_address(&address));
     let mut file = |name: &'static str| fields.required(name).and_then(|path| read_path(&path));
-    let (certificate, private_key, ca) = (
-        file("certificate_file"),
-        file("private_key_file"),
-        file("ca_file"),
-    );
+    let certificate = file("certificate_file");
+    let private_key = file("private_key_file");
+    let ca = file("ca_file");
     let clients = fields.optional("clients").map(|clients| clients.texts());
     fields.finish();
     let tls = TlsFiles {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Highest TTL in seconds (RFC 2181, section 8).
-pub(crate) const LONGEST_TTL: u32 = i32::MAX as u32;
+pub(crate) const MAX_TTL: u32 = i32::MAX as u32;
 
 /// Value of `apiVersion` in a `DNSEndpoint`.
 pub(crate) const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
@@ -70,7 +70,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
         .map(|reader| read_type(&reader));
     let ttl = fields
         .optional("recordTTL")
-        .map(|ttl| ttl.integer(0..=LONGEST_TTL));
+        .map(|ttl| ttl.integer(0..=MAX_TTL));
     let set_identifier = fields
         .optional("setIdentifier")
         .and_then(|text| text.text());
@@ -85,7 +85,8 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
 
     // external-dns defaults to A.
     let record_type = record_type.unwrap_or(Some(RecordType::A));
-    let (name, record_type) = (name?, record_type?);
+    let name = name?;
+    let record_type = record_type?;
     let mut parsed = BTreeSet::new();
     for target in targets.iter().flatten() {
         let Some(text) = target.filled_text() else {
@@ -143,17 +144,16 @@ fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
 }
 
 fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
-    let property = |item: Reader<'_>| {
-        let mut fields = item.fields()?;
-        let name = fields.required("name").and_then(|name| name.filled_text());
-        let value = fields.required("value").and_then(|value| value.text());
-        fields.finish();
-        Some((name?.to_owned(), value?.to_owned()))
-    };
     list.items()
         .into_iter()
         .flatten()
-        .filter_map(property)
+        .filter_map(|item| {
+            let mut fields = item.fields()?;
+            let name = fields.required("name").and_then(|name| name.filled_text());
+            let value = fields.required("value").and_then(|value| value.text());
+            fields.finish();
+            Some((name?.to_owned(), value?.to_owned()))
+        })
         .collect()
 }
 
@@ -252,8 +252,11 @@ impl Requirement {
                 .map_or((text, false, None), |label| (label, true, None))
         };
         let label = label.trim();
-        let is_key = |letter: char| letter.is_ascii_alphanumeric() || "-._/".contains(letter);
-        if label.is_empty() || !label.chars().all(is_key) {
+        if label.is_empty()
+            || !label
+                .chars()
+                .all(|letter| letter.is_ascii_alphanumeric() || "-._/".contains(letter))
+        {
             return Err(format!("{text:?} is not a label requirement"));
         }
         Ok(Self {

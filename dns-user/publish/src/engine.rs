@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use dns_kit::backoff;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -111,7 +112,9 @@ impl Planned {
             owned,
             recent,
         } = zone;
-        let (deletions, owned, recent) = (plan.deletions(), *owned, *recent);
+        let deletions = plan.deletions();
+        let owned = *owned;
+        let recent = *recent;
         if deletions == 0 || confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
             return Ok(());
         }
@@ -328,8 +331,11 @@ impl Engine {
             self.hold_back(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
-            let is_counted = |change: &&NameChange| self.undone.has_deleted(change, 1, now);
-            let counted = plan.changes.iter().filter(is_counted).count();
+            let counted = plan
+                .changes
+                .iter()
+                .filter(|change| self.undone.has_deleted(change, 1, now))
+                .count();
             let recent = self.deletions.count(&id, now).saturating_sub(counted);
             zones.push(ZonePlan {
                 id,
@@ -350,8 +356,10 @@ impl Engine {
         if !self.provider.serves(name) {
             return Vec::new();
         }
-        let fits = |(_, zone): &(usize, &ZoneListing)| name.is_within(&zone.apex);
-        let fitting = listing.iter().enumerate().filter(fits);
+        let fitting = listing
+            .iter()
+            .enumerate()
+            .filter(|(_, zone)| name.is_within(&zone.apex));
         let (public, private): (Vec<_>, Vec<_>) =
             fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
         let longest = public
@@ -570,7 +578,8 @@ impl Engine {
             .collect();
         let before = count(&owned);
         for action in changes.iter().flat_map(|change| &change.actions) {
-            let (record, is_ours) = (action.record(), self.rules.owns(action.record()));
+            let record = action.record();
+            let is_ours = self.rules.owns(action.record());
             match action {
                 Action::Create(_) => result.records += 1,
                 Action::Delete(_) => result.records = result.records.saturating_sub(1),
@@ -634,7 +643,7 @@ impl Engine {
             if !has_conflict || round == MAX_ROUNDS {
                 return Ok(report);
             }
-            let longest = PAUSE * 2_u32.pow(round - 1);
+            let longest = backoff::pause(PAUSE, Duration::MAX, round);
             tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
             listing = self.list().await?;
         }
@@ -784,11 +793,11 @@ struct Repeated {
 impl UndoneChanges {
     /// Returns whether a change deletes only what was deleted at least `times` times, the last time within an hour.
     fn has_deleted(&self, change: &NameChange, times: u32, now: SystemTime) -> bool {
-        let is_known = |record: &Record| {
-            let deleted = self.deleted.get(&record.key());
-            deleted.is_some_and(|deleted| deleted.times >= times && deleted.is_recent(now))
-        };
-        change.is_deletion() && change.deleted().all(is_known)
+        change.is_deletion()
+            && change.deleted().all(|record| {
+                let deleted = self.deleted.get(&record.key());
+                deleted.is_some_and(|deleted| deleted.times >= times && deleted.is_recent(now))
+            })
     }
 
     /// Records that the sets of a name were kept, which prolongs the conflict.

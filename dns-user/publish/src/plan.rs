@@ -71,8 +71,11 @@ impl PlanRules {
     }
 
     fn may_replace(&self, record: &Record) -> bool {
-        let is_former = |from: &String| !from.is_empty() && record.labels.owner() == from;
-        self.owns(record) || self.migrate_from.as_ref().is_some_and(is_former)
+        self.owns(record)
+            || self
+                .migrate_from
+                .as_ref()
+                .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
     }
 
     pub(crate) fn manages(&self, record: &Record) -> bool {
@@ -462,8 +465,8 @@ fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let holder = candidates
         .iter()
         .find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
-    let least = || candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
-    let mut merged = (*holder.or_else(least)?).clone();
+    let mut merged =
+        (*holder.or_else(|| candidates.iter().min_by(|a, b| order(a).cmp(&order(b))))?).clone();
     if merged.record_type.is_address() {
         for candidate in candidates {
             merged.targets.extend(candidate.targets.iter().cloned());
@@ -776,7 +779,8 @@ mod tests {
 
     #[test]
     fn reasons_are_single_sentences() {
-        let (record_type, at) = (RecordType::A, Name::root());
+        let record_type = RecordType::A;
+        let at = Name::root();
         let reasons = [
             Reason::Foreign {
                 owner: String::new(),

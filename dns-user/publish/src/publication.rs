@@ -86,8 +86,9 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
             }
             Content::Intent(intent) => {
                 let project = document.id.namespace.as_str();
-                let is_record = |name: &str| targets.contains_key(&format!("{project}/{name}"));
-                let outcome = intent.bindings(project, &lists, is_record);
+                let outcome = intent.bindings(project, &lists, |name: &str| {
+                    targets.contains_key(&format!("{project}/{name}"))
+                });
                 if !outcome.problems.is_empty() {
                     publication
                         .problems

@@ -216,10 +216,9 @@ impl FromStr for RecordType {
     fn from_str(text: &str) -> Result<Self, RecordError> {
         let upper = text.trim().to_ascii_uppercase();
         let named = Self::NAMED.iter().find(|(_, name)| *name == upper);
-        let numbered = || upper.strip_prefix("TYPE")?.parse().ok().map(Self);
         named
             .map(|(record_type, _)| *record_type)
-            .or_else(numbered)
+            .or_else(|| upper.strip_prefix("TYPE")?.parse().ok().map(Self))
             .ok_or_else(|| RecordError::UnknownType(text.to_owned()))
     }
 }
@@ -764,8 +763,10 @@ impl DomainFilter {
                 false => Name::parse(&format!("{PROBE}.{domain}")),
             };
             let names = [Some(domain.clone()), below.ok()];
-            let is_in_zone = |name: &Name| apexes.iter().any(|apex| name.is_within(apex));
-            let mut both = names.into_iter().flatten().filter(is_in_zone);
+            let mut both = names
+                .into_iter()
+                .flatten()
+                .filter(|name| apexes.iter().any(|apex| name.is_within(apex)));
             both.any(|name| self.matches(&name) && other.matches(&name))
         })
     }

@@ -174,7 +174,8 @@ impl ApiState {
 
     /// Expects rounds of exactly these providers, each within its time limit.
     pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
-        let (mut rounds, mut before) = (self.rounds.lock(), BTreeMap::new());
+        let mut rounds = self.rounds.lock();
+        let mut before = BTreeMap::new();
         std::mem::swap(&mut *rounds, &mut before);
         for (provider, time_limit) in providers {
             let new = Round {
@@ -206,14 +207,14 @@ impl ApiState {
         let late = rounds
             .iter()
             .filter(|(_, round)| round.since.elapsed() > round.time_limit);
-        let reason = |(provider, Round { since, problem, .. }): (&String, &Round)| {
+        late.map(|(provider, Round { since, problem, .. })| {
             let problem = problem.as_deref().unwrap_or("the round has not ended");
             format!(
                 "{provider}: no successful round for {} s: {problem}",
                 since.elapsed().as_secs()
             )
-        };
-        late.map(reason).collect()
+        })
+        .collect()
     }
 }
 
@@ -272,7 +273,8 @@ impl ProviderState {
                     zone.conflicts
                 )
             });
-            let (failure, refusal) = (&zone.failure, &zone.refusal);
+            let failure = &zone.failure;
+            let refusal = &zone.refusal;
             let problems = [
                 contested,
                 failure.as_ref().map(ToString::to_string),

@@ -34,8 +34,10 @@ impl Problem {
         reason: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        let (file, path, reason, remedy) =
-            (file.into(), path.to_owned(), reason.into(), remedy.into());
+        let file = file.into();
+        let path = path.to_owned();
+        let reason = reason.into();
+        let remedy = remedy.into();
         Self {
             file,
             line,
@@ -192,7 +194,8 @@ impl<'a> Reader<'a> {
         let Value::List(items) = &self.node.value else {
             return self.expected("a list");
         };
-        let (path, problems) = (self.path.clone(), self.problems);
+        let path = self.path.clone();
+        let problems = self.problems;
         Some(items.iter().enumerate().map(move |(index, node)| Reader {
             node,
             path: format!("{path}[{index}]"),
@@ -316,8 +319,8 @@ pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
 
 /// Returns the beginning of a text, for messages.
 fn shortened(text: &str) -> String {
-    const LONGEST: usize = 60;
-    match text.char_indices().nth(LONGEST) {
+    const MAX_SHOWN: usize = 60;
+    match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }
@@ -348,7 +351,7 @@ pub enum Value {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Document<'a> {
+pub(crate) struct RawDocument<'a> {
     /// First line in the file, from 1.
     pub line: u64,
     pub text: &'a str,
@@ -357,22 +360,25 @@ pub(crate) struct Document<'a> {
 /// Splits a file at its `---` lines, skipping documents without content.
 ///
 /// A syntax error therefore affects only its document.
-pub(crate) fn documents(text: &str) -> Vec<Document<'_>> {
+pub(crate) fn documents(text: &str) -> Vec<RawDocument<'_>> {
     let mut found = Vec::new();
-    let (mut start, mut first, mut line, mut at) = (0, 1, 0, 0);
+    let mut start = 0;
+    let mut first = 1;
+    let mut line = 0;
+    let mut at = 0;
     for piece in text.split_inclusive('\n') {
         line += 1;
         let end = at + piece.len();
         let marker = piece.trim_end();
         if marker == "---" || marker.starts_with("--- ") {
-            found.push(Document {
+            found.push(RawDocument {
                 line: first,
                 text: &text[start..at],
             });
             // Text after the marker belongs to the document.
             (start, first) = (at + 3, line);
         } else if marker == "..." {
-            found.push(Document {
+            found.push(RawDocument {
                 line: first,
                 text: &text[start..at],
             });
@@ -380,7 +386,7 @@ pub(crate) fn documents(text: &str) -> Vec<Document<'_>> {
         }
         at = end;
     }
-    found.push(Document {
+    found.push(RawDocument {
         line: first,
         text: &text[start..],
     });
@@ -395,11 +401,11 @@ pub(crate) fn documents(text: &str) -> Vec<Document<'_>> {
 }
 
 /// Parses one document; reports the reason if it is unreadable.
-pub(crate) fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
+pub(crate) fn parse(document: RawDocument<'_>, problems: &Problems) -> Option<Node> {
     parse_json(document.text, document.line).or_else(|| parse_yaml(document, problems))
 }
 
-fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
+fn parse_yaml(document: RawDocument<'_>, problems: &Problems) -> Option<Node> {
     // Without aliases, every event takes an octet of the text; a file may have 100,000 endpoints.
     let most = document.text.len().max(1_000);
     let options = serde_saphyr::options! {
@@ -586,7 +592,8 @@ impl<'a> Json<'a> {
     /// Parses a text, which begins with a quote.
     fn text(&mut self) -> Option<String> {
         let bytes = self.rest.as_bytes();
-        let (mut end, mut has_escapes) = (1, false);
+        let mut end = 1;
+        let mut has_escapes = false;
         loop {
             match bytes.get(end)? {
                 b'"' => break,
@@ -746,7 +753,7 @@ mod tests {
 
     /// Parses a text as YAML.
     fn as_yaml(text: &str) -> Option<Node> {
-        parse_yaml(Document { line: 3, text }, &Problems::of("file"))
+        parse_yaml(RawDocument { line: 3, text }, &Problems::of("file"))
     }
 
     fn value() -> impl Strategy<Value = serde_json::Value> {

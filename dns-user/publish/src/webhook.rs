@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::go_json::present;
-use crate::record::{DomainFilter, NameError, Record, RecordError, RecordType, Target};
+use crate::record::{DomainFilter, NameError, Record, RecordError, RecordType};
 
 pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
 
@@ -138,22 +138,26 @@ impl Endpoint {
             labels,
             properties,
         } = record;
-        let text = |target: &Target| match *record_type {
-            RecordType::TXT => format!("\"{}\"", target.as_str()),
-            _ => target.as_str().to_owned(),
-        };
-        let property = |(name, value): (&String, &String)| Property {
-            name: name.clone(),
-            value: value.clone(),
-        };
         Self {
             dns_name: name.to_string(),
-            targets: targets.iter().map(text).collect(),
+            targets: targets
+                .iter()
+                .map(|target| match *record_type {
+                    RecordType::TXT => format!("\"{}\"", target.as_str()),
+                    _ => target.as_str().to_owned(),
+                })
+                .collect(),
             record_type: record_type.to_string(),
             set_identifier: set_identifier.clone(),
             record_ttl: ttl.map_or(0, i64::from),
             labels: labels.0.clone(),
-            provider_specific: properties.iter().map(property).collect(),
+            provider_specific: properties
+                .iter()
+                .map(|(name, value)| Property {
+                    name: name.clone(),
+                    value: value.clone(),
+                })
+                .collect(),
         }
     }
 

@@ -21,12 +21,12 @@ const SERVERS_BELOW: &str = "nats.bosh-internal";
 const ROTATION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Longest pause between two attempts to connect.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Timeout of a connection attempt with a single server. After a restart the whole fleet connects
 /// at once; an agent that gives up early has cost the server a handshake and rejoins at the end of
 /// the queue. `nats-config` configures the same timeout on the server.
-const LONGEST_ATTEMPT: Duration = Duration::from_secs(60);
+const MAX_ATTEMPT: Duration = Duration::from_secs(60);
 
 /// Timeout of a connection attempt if another server can be tried next.
 const SHORT_ATTEMPT: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ impl Bus {
         let attempt = if nats.len() > 1 {
             SHORT_ATTEMPT
         } else {
-            LONGEST_ATTEMPT
+            MAX_ATTEMPT
         };
         let client = options_for(tls.polling_client_config())
             .reconnect_to_server_callback(move |servers, _| {
@@ -194,7 +194,7 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
     ConnectOptions::new()
         .require_tls(true)
         .tls_client_config(config)
-        .connection_timeout(LONGEST_ATTEMPT)
+        .connection_timeout(MAX_ATTEMPT)
         .max_reconnects(None)
         .ignore_discovered_servers()
         .reconnect_delay_callback(pause)
@@ -203,7 +203,7 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
 /// Returns the pause before an attempt: increasing, and randomised to spread out the fleet.
 fn pause(attempt: usize) -> Duration {
     let base = Duration::from_millis(100) * 2_u32.pow(attempt.min(6) as u32);
-    base.min(LONGEST_PAUSE).mul_f64(0.5 + fastrand::f64())
+    base.min(MAX_PAUSE).mul_f64(0.5 + fastrand::f64())
 }
 
 /// Reconnects after a certificate rotation.
@@ -285,17 +285,16 @@ pub fn nats_server_config<'a>(
         );
     }
     text.push_str("authorization {\n  users: [\n");
-    let (mut publish, mut subscribe) = (vec![agent_subject("*")], vec!["director.>".to_owned()]);
+    let mut publish = vec![agent_subject("*")];
+    let mut subscribe = vec!["director.>".to_owned()];
     if jetstream.is_some() {
         publish.extend(["$JS.API.>", "$O.>"].map(str::to_owned));
         subscribe.push("_INBOX.bosh-dns-sync-publisher.>".to_owned());
     }
     user(&mut text, &users_by.user(PUBLISHER), &publish, &subscribe);
     for agent in agents {
-        let (mut publish, mut subscribe) = (
-            vec![format!("director.*.{agent}.*")],
-            vec![agent_subject(agent)],
-        );
+        let mut publish = vec![format!("director.*.{agent}.*")];
+        let mut subscribe = vec![agent_subject(agent)];
         if let Some((_, bucket)) = jetstream {
             // Direct reads only. With a consumer, nats-server would deliver to any subject, and
             // agents could create consumers without limit.

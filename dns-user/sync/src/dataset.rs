@@ -125,7 +125,8 @@ impl Dataset {
         } = instance;
         // Validated with the inventory.
         let name = |text: &str| canonical(text).unwrap_or_default();
-        let (group, deployment) = (name(group), name(deployment));
+        let group = name(group);
+        let deployment = name(deployment);
         for (network, address) in networks {
             let network_id = ids.network(network).to_string();
             let network = name(network);
@@ -235,8 +236,11 @@ pub(crate) fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::
     }
     let rows: Rows = serde_json::from_slice(bytes)?;
     // The id is the first of [`RECORD_KEYS`].
-    let id = |row: Vec<serde_json::Value>| row.into_iter().next()?.as_str().map(str::to_owned);
-    Ok(rows.record_infos.into_iter().filter_map(id).collect())
+    Ok(rows
+        .record_infos
+        .into_iter()
+        .filter_map(|row| row.into_iter().next()?.as_str().map(str::to_owned))
+        .collect())
 }
 
 pub(crate) const INSTANCE_GROUP: &str = "instance-group";

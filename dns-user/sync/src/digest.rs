@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn unfit_patches_never_pass() {
-        let (old, new) = (b"abcdefgh".repeat(500), b"abcdefgi".repeat(500));
+        let old = b"abcdefgh".repeat(500);
+        let new = b"abcdefgi".repeat(500);
         let patch = make_patch(&old, &new).unwrap();
         let on_another = apply_patch(&b"hgfedcba".repeat(500), &patch, 1 << 20);
         assert!(on_another.is_err() || on_another.is_ok_and(|bytes| bytes != new));

@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 
 /// A request to a blobstore or to the publisher's API.
 #[derive(Clone, Debug)]
-pub struct Call<'a> {
+pub struct HttpCall<'a> {
     /// Method of the request.
     pub method: Method,
     /// Absolute URL of the request.
@@ -56,8 +56,12 @@ pub enum HttpError {
 }
 
 /// Sends a request and returns the response body.
-pub async fn send(client: &HttpClient, call: Call<'_>, limits: Limits) -> Result<Bytes, HttpError> {
-    let Call {
+pub async fn send(
+    client: &HttpClient,
+    call: HttpCall<'_>,
+    limits: Limits,
+) -> Result<Bytes, HttpError> {
+    let HttpCall {
         method,
         url,
         basic,
@@ -236,7 +240,7 @@ mod tests {
     async fn got(answer: &'static [u8], limit: Duration) -> Result<Bytes, String> {
         let (url, served) = server(answer);
         let client = HttpClient::new(anonymous_client(None).unwrap(), 0);
-        let call = Call {
+        let call = HttpCall {
             method: Method::GET,
             url: &url,
             basic: None,
@@ -268,7 +272,11 @@ mod tests {
         let long = Duration::from_secs(20);
         let whole = got(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nblob", long).await;
         assert_eq!(whole, Ok(Bytes::from_static(b"blob")));
-        let longest = got(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nblob of 10", long).await;
+        let longest = got(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nblob of 10",
+            long,
+        )
+        .await;
         assert_eq!(longest, Ok(Bytes::from_static(b"blob of 10")));
         for (answer, problem) in [
             (
@@ -303,7 +311,7 @@ mod tests {
     async fn requests_carry_credentials() {
         let (url, served) = server(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n");
         let headers = Map::from_iter([("x-amz-meta".to_owned(), Value::from("v"))]);
-        let call = Call {
+        let call = HttpCall {
             method: Method::PUT,
             url: &url,
             basic: Some(("agent", "password")),

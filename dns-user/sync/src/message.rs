@@ -20,7 +20,7 @@ pub(crate) const OURS: &str = "bosh-dns-sync-";
 pub(crate) const SIGNED_METHOD: &str = "sync_dns_with_signed_url";
 
 /// Maximum length of a text from another party that is kept, shown or logged, in characters.
-const LONGEST_TEXT: usize = 300;
+const MAX_TEXT: usize = 300;
 
 pub(crate) fn agent_subject(agent: &str) -> String {
     format!("agent.{agent}")
@@ -34,8 +34,10 @@ pub(crate) fn reply_subject(process: &str, agent: &str, request: &str) -> String
 /// Parses agent and request from a reply subject.
 pub(crate) fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');
-    let (first, _process) = (tokens.next()?, tokens.next()?);
-    let (agent, request) = (tokens.next()?, tokens.next()?);
+    let first = tokens.next()?;
+    let _process = tokens.next()?;
+    let agent = tokens.next()?;
+    let request = tokens.next()?;
     (first == "director" && tokens.next().is_none()).then_some((agent, request))
 }
 
@@ -50,7 +52,7 @@ pub(crate) fn wants_report(reply_to: &str) -> bool {
 /// escaped and the length is limited.
 pub(crate) fn printable(text: &str) -> String {
     let mut clean = String::new();
-    for character in text.chars().take(LONGEST_TEXT) {
+    for character in text.chars().take(MAX_TEXT) {
         match character.is_control()
             || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         {
@@ -58,7 +60,7 @@ pub(crate) fn printable(text: &str) -> String {
             false => clean.push(character),
         }
     }
-    if text.chars().nth(LONGEST_TEXT).is_some() {
+    if text.chars().nth(MAX_TEXT).is_some() {
         clean.push('…');
     }
     clean
@@ -152,7 +154,7 @@ impl Report {
 
 /// The body of a call, its members in the director's order.
 #[derive(Serialize)]
-struct Call<'a> {
+struct MethodCall<'a> {
     protocol: u8,
     method: &'a str,
     arguments: Vec<Argument<'a>>,
@@ -207,7 +209,7 @@ impl Announcement {
             ),
         };
         arguments.extend(extra.as_ref().map(Argument::Extra));
-        let call = Call {
+        let call = MethodCall {
             protocol: PROTOCOL,
             method,
             arguments,
@@ -337,8 +339,11 @@ fn read_extra(rest: &[Value]) -> Option<Extra> {
 }
 
 fn is_plain_name(text: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    (1..=128).contains(&text.len()) && text.bytes().all(plain) && !text.starts_with('.')
+    (1..=128).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && !text.starts_with('.')
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -501,12 +506,12 @@ mod tests {
             reply,
             Reply::Exception(r"\u{1b}]0;owned\u{7}\n\u{1b}[2J".to_owned())
         );
-        let longest = "x".repeat(LONGEST_TEXT);
+        let longest = "x".repeat(MAX_TEXT);
         assert_eq!(printable(&longest), longest);
-        for longer in [LONGEST_TEXT + 1, 10_000] {
+        for longer in [MAX_TEXT + 1, 10_000] {
             let cut = printable(&"x".repeat(longer));
             assert!(cut.starts_with(&longest), "{longer}");
-            assert_eq!(cut.chars().count(), LONGEST_TEXT + 1, "{longer}");
+            assert_eq!(cut.chars().count(), MAX_TEXT + 1, "{longer}");
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result
 }
 
 /// Maximum size of the server, stripped.
-const MOST: u64 = 12_000_000;
+const MAX_SIZE: u64 = 12_000_000;
 
 /// Builds the binary against the old C library and verifies that it starts with it.
 fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
@@ -48,8 +48,8 @@ fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
     check_start(&server, &old, architecture)?;
     let size = fs::metadata(&server)?.len();
     ensure!(
-        architecture != Architecture::Amd64 || size <= MOST,
-        "{} has {size} bytes; at most {MOST} are allowed",
+        architecture != Architecture::Amd64 || size <= MAX_SIZE,
+        "{} has {size} bytes; at most {MAX_SIZE} are allowed",
         server.display()
     );
     Ok(server)
@@ -132,10 +132,8 @@ pub(super) fn split(
         Architecture::Amd64 => "bosh-dns-xdp",
         Architecture::Arm64 => "bosh-dns-xdp-arm64",
     };
-    let (server, debug) = (
-        release.out.join(name),
-        release.out.join(format!("{name}.debug")),
-    );
+    let server = release.out.join(name);
+    let debug = release.out.join(format!("{name}.debug"));
     let keep = ["--only-keep-debug", "--compress-debug-sections"];
     run(architecture
         .binutils("objcopy")

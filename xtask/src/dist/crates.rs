@@ -152,8 +152,8 @@ pub(super) fn linked_crates() -> Result<Crates> {
     }
     let bpf = cargo_metadata(&root().join("dns-ebpf"), &[])?;
     add_linked(&bpf, "dns-ebpf", crate::SERVER[1], &mut crates);
-    let bpf = cargo_metadata(&root().join("benches/programs/ebpf"), &[])?;
-    add_linked(&bpf, "bench-ebpf", crate::LOAD[1], &mut crates);
+    let bpf = cargo_metadata(&root().join("dns-user/load/ebpf"), &[])?;
+    add_linked(&bpf, "load-ebpf", crate::LOAD[1], &mut crates);
     Ok(crates)
 }
 
@@ -178,15 +178,14 @@ fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut Cr
             continue;
         }
         let dependencies = nodes.get(id).map_or(&[][..], |node| list(&node["deps"]));
-        let normal = |dependency: &&Value| {
-            list(&dependency["dep_kinds"])
-                .iter()
-                .any(|kind| kind["kind"].is_null())
-        };
         left.extend(
             dependencies
                 .iter()
-                .filter(normal)
+                .filter(|dependency| {
+                    list(&dependency["dep_kinds"])
+                        .iter()
+                        .any(|kind| kind["kind"].is_null())
+                })
                 .map(|dependency| text(&dependency["pkg"])),
         );
     }

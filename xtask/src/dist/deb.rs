@@ -115,11 +115,11 @@ fn write_load(release: &Release, program: &Path) -> Result<()> {
         &package.join(page),
         0o644,
     )?;
-    let text = "Suggests: dnsperf, knot-dnsutils\n\
+    let text = "Recommends: iproute2\nSuggests: dnsperf, knot-dnsutils\n\
          Description: load generator for DNS servers\n \
-         Sends DNS queries from inside the kernel at a rate or saturating, counts\n \
-         replies and losses, measures latency, and writes query files for dnsperf and\n \
-         kxdpgun.\n";
+         Sends DNS queries from inside the kernel at a rate or saturating, counts and\n \
+         times replies, searches for the highest rate without loss, compares servers,\n \
+         and writes query files for dnsperf and kxdpgun.\n";
     pack(release, &package, "bosh-dns-xdp-load", program, text, None)
 }
 
@@ -322,7 +322,8 @@ fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
             .args(["-R", "-u", "-d"])
             .arg(format!("@{}", release.epoch)),
     )?;
-    let (version, commit) = (release.debian_version(), &release.commit);
+    let version = release.debian_version();
+    let commit = &release.commit;
     let text = format!(
         "{name} ({version}) unstable; urgency=medium\n\n  * Built from commit {commit}.\n\n \
          -- {MAINTAINER}  {date}"

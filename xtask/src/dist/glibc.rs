@@ -58,7 +58,8 @@ pub(super) fn ensure(architecture: Architecture) -> Result<PathBuf> {
 /// Returns rustc's linker arguments for the old C library. Without the search paths gcc's defaults
 /// would come first and select the machine's library.
 pub(super) fn link_arguments(old: &Path, architecture: Architecture) -> Vec<String> {
-    let (old, triplet) = (old.display(), architecture.triplet());
+    let old = old.display();
+    let triplet = architecture.triplet();
     let libraries = format!("{old}/usr/lib/{triplet}");
     [
         format!("--sysroot={old}"),

@@ -5,7 +5,7 @@
 //! | `bosh-dns-xdp_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine |
 //! | `bosh-dns-identity_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine, for certificates |
 //! | `bosh-dns-xdp-load_VERSION_ARCHITECTURE.deb` | machines that send load to DNS servers |
-//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync`, `bosh-dns-publish` and `bosh-dns-identity` |
+//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync`, `bosh-dns-publish` and `bosh-dns-identity`, and the errand `shadow` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static; an index |
 //! | `bosh-dns-xdp`, `bosh-dns-xdp-arm64` | the bare binary, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug`, `bosh-dns-xdp-arm64.debug` | debug information of the binary, found by build id |
@@ -157,18 +157,20 @@ pub(crate) fn build(
     let (built, images) = if is_trial {
         given(&release, programs)?
     } else {
-        let all = |architecture: &Architecture| binary::build_all(&release, *architecture);
-        let image = |architecture: &Architecture| -> Result<oci::Programs> {
+        let image = |architecture: &Architecture| -> Result<oci::ImagePrograms> {
             let [server, sync] = [crate::SERVER, crate::SYNC]
                 .map(|program| binary::build_static(&release, program, *architecture));
-            Ok(oci::Programs {
+            Ok(oci::ImagePrograms {
                 architecture: *architecture,
                 server: server?,
                 sync: sync?,
             })
         };
         (
-            architectures.iter().map(all).collect::<Result<_>>()?,
+            architectures
+                .iter()
+                .map(|architecture| binary::build_all(&release, *architecture))
+                .collect::<Result<_>>()?,
             architectures.iter().map(image).collect::<Result<_>>()?,
         )
     };
@@ -189,7 +191,7 @@ pub(crate) fn build(
     Ok(release.out)
 }
 
-fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::Programs>)> {
+fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::ImagePrograms>)> {
     let Programs {
         binary,
         publisher,
@@ -201,7 +203,7 @@ fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::
     } = programs;
     let mut images = Vec::new();
     if let (Some(server), Some(sync)) = (image, &sync) {
-        images.push(oci::Programs {
+        images.push(oci::ImagePrograms {
             architecture: Architecture::Amd64,
             server,
             sync: sync.clone(),
@@ -226,7 +228,7 @@ fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::
                 .map(there)
                 .map(Some);
         if let (false, Some(sync)) = (images.is_empty(), &sync) {
-            images.push(oci::Programs {
+            images.push(oci::ImagePrograms {
                 architecture,
                 server: there(crate::SERVER),
                 sync: sync.clone(),

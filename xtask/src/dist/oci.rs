@@ -15,14 +15,14 @@ use super::{Release, architecture::Architecture, archive};
 use crate::process::root;
 
 /// A statically linked server and `bosh-dns-sync`.
-pub(super) struct Programs {
+pub(super) struct ImagePrograms {
     pub(super) architecture: Architecture,
     pub(super) server: PathBuf,
     pub(super) sync: PathBuf,
 }
 
 /// Writes the image: an index with a manifest for each architecture.
-pub(super) fn write(release: &Release, programs: &[Programs]) -> Result<()> {
+pub(super) fn write(release: &Release, programs: &[ImagePrograms]) -> Result<()> {
     let image = release.staging("image")?;
     fs::create_dir_all(image.join("blobs/sha256"))?;
     let manifests = programs
@@ -47,8 +47,8 @@ pub(super) fn write(release: &Release, programs: &[Programs]) -> Result<()> {
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Stores the image of one architecture; returns the descriptor of its manifest.
-fn manifest(release: &Release, programs: &Programs, image: &Path) -> Result<Value> {
-    let Programs {
+fn manifest(release: &Release, programs: &ImagePrograms, image: &Path) -> Result<Value> {
+    let ImagePrograms {
         architecture,
         server,
         sync,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Maximum number of listed instances.
-const MOST: usize = 50;
+const MAX_LISTED: usize = 50;
 
 /// Explanation of a name's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,8 +151,9 @@ impl Zone {
             _ => return,
         };
         let worst = self.worst_status();
-        for &id in instances.iter().take(MOST) {
-            let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+        for &id in instances.iter().take(MAX_LISTED) {
+            let instance = self.catalog.instance(id);
+            let node = self.catalog.node_of(id);
             let address = if instance.address.is_empty() {
                 &node.address
             } else {
@@ -169,15 +170,16 @@ impl Zone {
                 CheckStatus::Warning => "warning",
                 CheckStatus::Critical => "critical",
             };
-            let (id, port) = (&instance.id, instance.port);
+            let id = &instance.id;
+            let port = instance.port;
             let _ = writeln!(
                 text,
                 "    {id} on {}, {address} port {port}: {status}{why}",
                 node.name
             );
         }
-        if instances.len() > MOST {
-            let _ = writeln!(text, "    and {} more", instances.len() - MOST);
+        if instances.len() > MAX_LISTED {
+            let _ = writeln!(text, "    and {} more", instances.len() - MAX_LISTED);
         }
     }
 }

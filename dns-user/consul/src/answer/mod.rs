@@ -263,11 +263,17 @@ impl Zone {
             } => {
                 let place = self.place(&locality)?;
                 let found = self.catalog.service(&place, &service);
-                let is_tagged = |id| {
-                    tag.as_ref()
-                        .is_none_or(|tag| self.catalog.instance(id).has_tag(tag))
-                };
-                self.find_healthy(search, &service, found, is_tagged, &locality, random)
+                self.find_healthy(
+                    search,
+                    &service,
+                    found,
+                    |id| {
+                        tag.as_ref()
+                            .is_none_or(|tag| self.catalog.instance(id).has_tag(tag))
+                    },
+                    &locality,
+                    random,
+                )
             }
             // For an ACL error Consul answers SERVFAIL here, not an empty answer.
             Question::Connect { service, .. } if !self.catalog.is_readable(&service) => {
@@ -403,14 +409,14 @@ impl Zone {
     /// Returns the number of answers worth building: one more than fits UDP, which reveals truncation.
     fn most_answers(&self, query: &Query<'_>) -> usize {
         /// Size of the smallest record: a pointer, its fixed fields, an IPv4 address.
-        const SMALLEST: usize = 2 + 10 + 4;
+        const MIN_SIZE: usize = 2 + 10 + 4;
         match query.transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
             Transport::Tcp => MAX_TCP_ANSWERS,
             Transport::Udp if query.limit() <= PLAIN_SIZE => {
                 self.config.dns.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + 1
             }
-            Transport::Udp => query.limit() / SMALLEST + 1,
+            Transport::Udp => query.limit() / MIN_SIZE + 1,
         }
     }
 }
@@ -521,7 +527,9 @@ impl Zone {
         {
             return true;
         }
-        let (mut rest, mut has_datacenter, mut has_peer) = (labels, false, false);
+        let mut rest = labels;
+        let mut has_datacenter = false;
+        let mut has_peer = false;
         while let [before @ .., kind] = rest {
             let Some((value, further)) = before.split_last() else {
                 return matches!(kind.as_str(), "dc" | "peer" | "port");

@@ -60,12 +60,14 @@ impl Zone {
                 .ok()
                 .and_then(only_addresses)
         };
-        let (found_v4, found_v6) = (of_type(TYPE_A), of_type(TYPE_AAAA));
+        let found_v4 = of_type(TYPE_A);
+        let found_v6 = of_type(TYPE_AAAA);
         let ttl = found_v4.as_ref().or(found_v6.as_ref())?.1;
         let of = |found: Option<(Vec<IpAddr>, u32)>| {
             found.filter(|(_, of)| *of == ttl).unwrap_or_default().0
         };
-        let (mut v4, mut v6): (Vec<Ipv4Addr>, Vec<Ipv6Addr>) = (Vec::new(), Vec::new());
+        let mut v4: Vec<Ipv4Addr> = Vec::new();
+        let mut v6: Vec<Ipv6Addr> = Vec::new();
         for address in of(found_v4).into_iter().chain(of(found_v6)) {
             match address {
                 IpAddr::V4(address) => v4.push(address),
@@ -134,7 +136,8 @@ fn plain_limit(
         let room = PLAIN_SIZE - SPARE - opt - HEADER_LEN - name_length - 4;
         limit.min(room / (owner + FIXED_LEN + address))
     };
-    let (without, with) = (given(0), given(OPT_LEN));
+    let without = given(0);
+    let with = given(OPT_LEN);
     // At most MAX_PLAIN_ANSWERS.
     (without == with && without > 0).then_some(without as u8)
 }

@@ -255,11 +255,13 @@ impl Zone {
         port: Option<&str>,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
-        let (mut answers, mut additional) = (Vec::new(), Vec::new());
+        let mut answers = Vec::new();
+        let mut additional = Vec::new();
         let mut seen = Seen::default();
         let mut has_port = false;
         for id in instances {
-            let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+            let instance = self.catalog.instance(id);
+            let node = self.catalog.node_of(id);
             let is_main_port = port.is_none();
             let Some(port) = instance.port(node, &self.config, port) else {
                 // The name exists, because it has addresses.
@@ -314,13 +316,14 @@ impl Zone {
                 break;
             }
         }
-        let found = || Found {
-            answers: Answers::Records(answers),
-            additional,
-            soa: true,
-            ..Found::default()
-        };
-        has_port.then(found).ok_or(Failure::NoSuchName)
+        has_port
+            .then(|| Found {
+                answers: Answers::Records(answers),
+                additional,
+                soa: true,
+                ..Found::default()
+            })
+            .ok_or(Failure::NoSuchName)
     }
 }
 
@@ -385,7 +388,8 @@ impl Zone {
             .ok_or(Failure::NoSuchName)?;
         let ttl = self.config.dns.node_ttl;
         let owner = || search.owner.cloned();
-        let (mut records, mut additional) = (Vec::new(), Vec::new());
+        let mut records = Vec::new();
+        let mut additional = Vec::new();
         if search.qtype != TYPE_TXT {
             match node.location(&self.config, accept_of(search.qtype)) {
                 Some(Location::Ip(address)) if answers(search.qtype, address) => {
@@ -499,7 +503,8 @@ impl Zone {
         });
         random.shuffle(&mut servers);
         let ttl = self.config.dns.node_ttl;
-        let (mut records, mut addresses) = (Vec::new(), Vec::new());
+        let mut records = Vec::new();
+        let mut addresses = Vec::new();
         for &id in servers.iter().take(MAX_SERVERS) {
             let node = self.catalog.node_of(id);
             let Some(target) = node_name(node, domain) else {

@@ -363,7 +363,8 @@ mod tests {
             height,
             adjustment,
         };
-        let (a, b) = (at(0.0, 0.0, 0.001, 0.0), at(0.003, 0.004, 0.002, 0.001));
+        let a = at(0.0, 0.0, 0.001, 0.0);
+        let b = at(0.003, 0.004, 0.002, 0.001);
         let close = |found: Option<f64>, wanted: f64| {
             found.is_some_and(|found| (found - wanted).abs() < 1e-9)
         };

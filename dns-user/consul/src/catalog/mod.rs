@@ -173,7 +173,8 @@ impl Catalog {
         if !Arc::ptr_eq(&now.gateways, &before.gateways) {
             self.index_ingress();
         }
-        let (gone, none) = (LivePlace::default(), Shards::default());
+        let gone = LivePlace::default();
+        let none = Shards::default();
         for place in now.places.keys().chain(
             before
                 .places
@@ -182,11 +183,10 @@ impl Catalog {
         ) {
             let services =
                 |live: &'_ Live| live.places.get(place).unwrap_or(&gone).services.clone();
-            let (services_now, services_before) = (services(&now), services(&before));
-            let (services_now, services_before) = (
-                services_now.as_ref().unwrap_or(&none),
-                services_before.as_ref().unwrap_or(&none),
-            );
+            let services_now = services(&now);
+            let services_before = services(&before);
+            let services_now = services_now.as_ref().unwrap_or(&none);
+            let services_before = services_before.as_ref().unwrap_or(&none);
             for (service, loaded) in services_now.changes(services_before) {
                 let instances = loaded.and_then(|service| service.instances.clone());
                 self.replace((place.clone(), service.clone()), |sources| {
@@ -208,7 +208,8 @@ impl Catalog {
                 .filter_map(|place| place.nodes.clone())
                 .collect()
         };
-        let (lists_now, lists_before) = (lists(now), lists(before));
+        let lists_now = lists(now);
+        let lists_before = lists(before);
         let same = lists_now.len() == lists_before.len()
             && lists_now
                 .iter()
@@ -224,7 +225,8 @@ impl Catalog {
                 .map(Arc::as_ptr)
                 .collect()
         };
-        let (known_now, known_before) = (known(&lists_now), known(&lists_before));
+        let known_now = known(&lists_now);
+        let known_before = known(&lists_before);
         let nodes = lists_now
             .iter()
             .chain(&lists_before)
@@ -310,7 +312,8 @@ impl Catalog {
     }
 
     fn index_connect(&mut self, number: u32, before: &Group, now: &Group) {
-        let (old, new) = (before.destinations(), now.destinations());
+        let old = before.destinations();
+        let new = now.destinations();
         for gone in old.difference(&new) {
             self.connect
                 .discard(&(now.key.0.clone(), gone.clone()), |group| *group == number);
@@ -329,10 +332,8 @@ impl Catalog {
     }
 
     fn index_virtual_addresses(&mut self, number: u32, before: &Group, now: &Group) {
-        let (old, new) = (
-            before.virtual_addresses(&self.own),
-            now.virtual_addresses(&self.own),
-        );
+        let old = before.virtual_addresses(&self.own);
+        let new = now.virtual_addresses(&self.own);
         if old == new {
             return;
         }
@@ -346,7 +347,8 @@ impl Catalog {
     }
 
     fn index_addresses(&mut self, number: u32, before: &Group, now: &Group) {
-        let (old, new) = (before.addresses(), now.addresses());
+        let old = before.addresses();
+        let new = now.addresses();
         if old == new {
             return;
         }
@@ -487,8 +489,10 @@ impl Catalog {
 
     /// Returns whether a peer of this lower-case name is known.
     pub fn is_peer(&self, name: &str) -> bool {
-        let is_live = |live: &Live| live.places.contains_key(&Place::Peer(name.into()));
-        self.live.as_ref().is_some_and(is_live) || self.nodes.is_peer(name)
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.places.contains_key(&Place::Peer(name.into())))
+            || self.nodes.is_peer(name)
     }
 
     /// Returns the instances of a service, sorted by node and id; `service` is in lower case.

@@ -181,12 +181,11 @@ impl Node {
     /// Returns the address in text form: `lan_ipv6`, `lan_ipv4`, or else the address itself; in another
     /// datacenter, with `translate_wan_addrs`, each `wan` address that exists in place of its `lan` one.
     fn chosen(&self, config: &Config, accept: Accept) -> &str {
-        let tag = |name: &str| self.tagged_addresses.get(name).map(String::as_str);
         choose(
             config.translates(&self.datacenter),
             accept,
             &self.address,
-            tag,
+            |name: &str| self.tagged_addresses.get(name).map(String::as_str),
         )
     }
 }
@@ -202,16 +201,15 @@ impl Instance {
         accept: Accept,
         asked: Option<&Name>,
     ) -> Option<Target> {
-        let tag = |name: &str| {
-            self.tagged_addresses
-                .get(name)
-                .map(|tagged| tagged.address.as_str())
-        };
         let own = choose(
             config.translates(&node.datacenter),
             accept,
             &self.address,
-            tag,
+            |name: &str| {
+                self.tagged_addresses
+                    .get(name)
+                    .map(|tagged| tagged.address.as_str())
+            },
         );
         if own.is_empty() {
             return Some(match node.location(config, accept)? {
@@ -332,8 +330,8 @@ pub(crate) enum Targets {
 
 impl Targets {
     fn of(instance: &Instance, node: &Node, config: &Config) -> Self {
-        let target = |accept| instance.target(node, config, accept, None);
-        let [v4, v6, any] = [Accept::V4, Accept::V6, Accept::Any].map(target);
+        let [v4, v6, any] = [Accept::V4, Accept::V6, Accept::Any]
+            .map(|accept| instance.target(node, config, accept, None));
         if v4 == any && v6 == any {
             Self::One(any)
         } else {

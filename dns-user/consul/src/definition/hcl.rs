@@ -85,8 +85,13 @@ impl<'a> Parser<'a> {
                 }
                 Some('{') => {
                     let block = self.value()?;
-                    let nested = |inner, label| Json::Object(vec![(label, inner)]);
-                    return Ok((name, labels.into_iter().rev().fold(block, nested)));
+                    return Ok((
+                        name,
+                        labels
+                            .into_iter()
+                            .rev()
+                            .fold(block, |inner, label| Json::Object(vec![(label, inner)])),
+                    ));
                 }
                 Some(letter) if letter == '"' || is_key_start(letter) => labels.push(self.key()?),
                 _ => {
@@ -226,7 +231,8 @@ impl<'a> Parser<'a> {
     fn string(&mut self) -> Result<String, SyntaxError> {
         let start = self.at;
         self.at += 1;
-        let (mut text, mut braces) = (String::new(), 0_usize);
+        let mut text = String::new();
+        let mut braces = 0_usize;
         while let Some(letter) = self.peek() {
             match letter {
                 '"' if braces == 0 => {
@@ -435,7 +441,10 @@ mod tests {
             ("1e3", "1000.0"),
             ("-0.5", "-0.5"),
             (r#""a\"b\\c\td\u00e9\x41\101""#, r#""a\"b\\c\tdéAA""#),
-            (r#""\a\b\f\n\r\v\U0001f600""#, r#""\u{7}\u{8}\u{c}\n\r\u{b}😀""#),
+            (
+                r#""\a\b\f\n\r\v\U0001f600""#,
+                r#""\u{7}\u{8}\u{c}\n\r\u{b}😀""#,
+            ),
             (r#""urlprefix-${HOST}/a""#, r#""urlprefix-${HOST}/a""#),
             (
                 r#""${lookup("a", {b = 1})}-$x}""#,

@@ -52,7 +52,8 @@ impl Definitions {
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
         config: &Config,
     ) -> ParsedFiles<Self> {
-        let (mut definitions, mut errors) = (Self::default(), Vec::new());
+        let mut definitions = Self::default();
+        let mut errors = Vec::new();
         let mut own = Node {
             name: config.node_name.clone(),
             datacenter: config.datacenter.clone(),
@@ -119,7 +120,9 @@ impl Definitions {
             nodes.push(own.into());
         }
         for instance in instances {
-            let (service, id, on) = (&instance.service, &instance.id, &instance.node);
+            let service = &instance.service;
+            let id = &instance.id;
+            let on = &instance.node;
             if on.is_empty() {
                 self.warnings.push(format!(
                     "service {service:?} (id {id:?}) has no node, and therefore no names: set \
@@ -166,15 +169,20 @@ impl OneFile {
         normalize(&mut json);
         let ignored = ignored(file, &json);
         let root = ObjectReader::document(file, &json).map_err(|error| vec![error])?;
-        let (mut errors, mut own) = (Vec::new(), Registrations::default());
+        let mut errors = Vec::new();
+        let mut own = Registrations::default();
         let mut sidecars = sidecars;
         for name in ["service", "services"] {
-            let parse = |reader: &ObjectReader<'_>| {
-                let instance = instance(reader, config)?;
-                let sidecar = sidecar(reader, &instance)?;
-                Ok((instance, sidecar))
-            };
-            for (instance, sidecar) in objects(&root, name, parse, &mut errors) {
+            for (instance, sidecar) in objects(
+                &root,
+                name,
+                |reader: &ObjectReader<'_>| {
+                    let instance = instance(reader, config)?;
+                    let sidecar = sidecar(reader, &instance)?;
+                    Ok((instance, sidecar))
+                },
+                &mut errors,
+            ) {
                 own.instances.push(instance.into());
                 own.instances.extend(sidecar.map(|mut sidecar| {
                     if sidecar.port == 0 {
@@ -188,11 +196,15 @@ impl OneFile {
         }
         let mut later = Vec::new();
         for name in ["check", "checks"] {
-            let parse = |reader: &ObjectReader<'_>| {
-                let service = reader.text("service_id")?.filter(|id| !id.is_empty());
-                Ok((service.map(str::to_owned), check(reader)?))
-            };
-            later.extend(objects(&root, name, parse, &mut errors));
+            later.extend(objects(
+                &root,
+                name,
+                |reader: &ObjectReader<'_>| {
+                    let service = reader.text("service_id")?.filter(|id| !id.is_empty());
+                    Ok((service.map(str::to_owned), check(reader)?))
+                },
+                &mut errors,
+            ));
         }
         own.nodes = objects(
             &root,
@@ -212,21 +224,29 @@ impl OneFile {
             })
         };
         own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
-        let gateway = |reader: &ObjectReader<'_>| {
-            Ok(Gateway {
-                gateway: needed(reader, "gateway")?,
-                services: texts(reader, "services")?,
-            })
-        };
-        own.gateways = objects(&root, "ingress", gateway, &mut errors);
-        let datacenter = |reader: &ObjectReader<'_>| {
-            let reachable = reader.boolean("reachable")?.unwrap_or(true);
-            Ok(Datacenter {
-                name: needed(reader, "name")?,
-                reachable,
-            })
-        };
-        own.datacenters = objects(&root, "datacenters", datacenter, &mut errors);
+        own.gateways = objects(
+            &root,
+            "ingress",
+            |reader: &ObjectReader<'_>| {
+                Ok(Gateway {
+                    gateway: needed(reader, "gateway")?,
+                    services: texts(reader, "services")?,
+                })
+            },
+            &mut errors,
+        );
+        own.datacenters = objects(
+            &root,
+            "datacenters",
+            |reader: &ObjectReader<'_>| {
+                let reachable = reader.boolean("reachable")?.unwrap_or(true);
+                Ok(Datacenter {
+                    name: needed(reader, "name")?,
+                    reachable,
+                })
+            },
+            &mut errors,
+        );
         match distances(&root) {
             Ok(distances) => own.distances = distances,
             Err(error) => errors.push(error),

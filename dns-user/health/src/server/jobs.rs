@@ -97,7 +97,8 @@ impl Jobs {
                 self.set_ready();
             }
             for (name, path) in due {
-                let (jobs, permits) = (self.clone(), permits.clone());
+                let jobs = self.clone();
+                let permits = permits.clone();
                 scripts.spawn(async move {
                     // The semaphore is never closed.
                     let _permit = permits.acquire().await;

@@ -124,14 +124,18 @@ impl HealthServer {
             ..Limits::default()
         };
         let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
-        let routes = move |client: &Client| {
-            let (vm, is_known) = (vm.clone(), is_known(client));
-            Router::new()
-                .fallback(move |uri: Uri| async move { answer(uri.path(), is_known, &vm).await })
-        };
         Server::new("the health server", listener)
             .with_limits(limits)
-            .run(routes, stop)
+            .run(
+                move |client: &Client| {
+                    let vm = vm.clone();
+                    let is_known = is_known(client);
+                    Router::new().fallback(move |uri: Uri| async move {
+                        answer(uri.path(), is_known, &vm).await
+                    })
+                },
+                stop,
+            )
             .await;
         // Running scripts are killed with their groups.
         background.shutdown().await;

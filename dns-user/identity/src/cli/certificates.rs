@@ -19,7 +19,7 @@ use crate::{
     fleet::state::StateFolder,
     folder::{IdentityFolder, Pair},
     keys::PrivateKey,
-    run::{self, Command, LeafOptions, Reply},
+    run::{self, ControlCommand, LeafOptions, Reply},
     san::{self, Ids, Link, Names, Provider},
 };
 
@@ -209,7 +209,7 @@ impl ConfirmRemovals {
         }
         if let Some(control) = control
             && let Reply::Error(problem) =
-                run::send_command(&control, &Command::ConfirmRemovals { number })?
+                run::send_command(&control, &ControlCommand::ConfirmRemovals { number })?
         {
             anyhow::bail!(problem);
         }
@@ -366,8 +366,8 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
                 .filter_map(|group| group.parse::<u64>().ok()),
         );
     }
-    let (networks, groups): (Vec<u64>, Vec<u64>) =
-        (networks.into_iter().collect(), groups.into_iter().collect());
+    let networks: Vec<u64> = networks.into_iter().collect();
+    let groups: Vec<u64> = groups.into_iter().collect();
     match (&networks[..], &groups[..]) {
         ([network], [group]) if !uses_link_group => Ok(Ids {
             network: *network,

@@ -21,7 +21,7 @@ use crate::{
         rotate_ca,
     },
     profile::Guid,
-    run::{self, Command as ControlCommand, Reply, RunOptions},
+    run::{self, ControlCommand, Reply, RunOptions},
 };
 
 /// Certificates that identify instances and renew themselves

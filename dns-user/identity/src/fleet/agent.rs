@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
 use zeroize::Zeroizing;
 
-use super::{Credentials, DesiredTrust, Issuer, PairReply, PairRequest, Proof, Report};
+use super::{Credentials, DesiredTrust, IssuerClient, PairReply, PairRequest, Proof, Report};
 use crate::{
     authority::{Fingerprint, certificates, date, parse_chain, validity},
-    certificate::{Standing, Validity, seconds, signing_request},
+    certificate::{Validity, ValidityState, seconds, signing_request},
     folder::{IdentityFolder, Pair, make_folders, read_pair},
     keys::{KeyType, PrivateKey},
     metrics::{self, PairState},
@@ -79,7 +79,7 @@ fn find_user(name: &str) -> anyhow::Result<Owner> {
 }
 
 struct Agent {
-    issuer: Issuer,
+    issuer: IssuerClient,
     options: AgentOptions,
     /// Pairs by role; `None` is the instance's own pair.
     pairs: BTreeMap<Option<String>, ManagedPair>,
@@ -122,7 +122,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
     }
     let status = Arc::new(Mutex::new(AgentStatus::default()));
-    let issuer = Issuer {
+    let issuer = IssuerClient {
         address: options.issuer.clone(),
         name: options.issuer_name.clone(),
     };
@@ -402,7 +402,7 @@ impl Agent {
             return Ok(vec![self.with_pair()?]);
         }
         Ok(match (validity.standing(now), self.with_token()) {
-            (Standing::Expired, Ok(token)) => vec![token, self.with_pair()?],
+            (ValidityState::Expired, Ok(token)) => vec![token, self.with_pair()?],
             (_, Ok(token)) => vec![self.with_pair()?, token],
             (_, Err(_)) => vec![self.with_pair()?],
         })
@@ -585,10 +585,8 @@ mod tests {
 
     #[test]
     fn foreign_certificates_are_rejected() -> anyhow::Result<()> {
-        let (own, other) = (
-            PrivateKey::generate(KeyType::P256)?,
-            PrivateKey::generate(KeyType::P256)?,
-        );
+        let own = PrivateKey::generate(KeyType::P256)?;
+        let other = PrivateKey::generate(KeyType::P256)?;
         let pair = |key: &PrivateKey| -> anyhow::Result<Pair> {
             let signed = rcgen::KeyPair::from_pem(&key.to_pem()?)?;
             let certificate =

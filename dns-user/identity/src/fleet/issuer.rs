@@ -105,10 +105,10 @@ struct IssuerService {
     options: IssuerOptions,
     /// Locked before the shared state, so that older members never replace newer ones.
     file: Mutex<MembersFile>,
-    shared: Mutex<Shared>,
+    shared: Mutex<IssuerState>,
 }
 
-struct Shared {
+struct IssuerState {
     trust: Trust,
     authority: Arc<Authority>,
     bundle: String,
@@ -162,7 +162,8 @@ struct Refusal {
 pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     // A connection needs a descriptor, and the usual limit is as high as that of connections.
     dns_kit::limits::raise_file_limit();
-    let (listen, metrics) = (options.listen, options.metrics);
+    let listen = options.listen;
+    let metrics = options.metrics;
     let service = Arc::new(IssuerService::open(options, SystemTime::now())?);
     if let Some(address) = metrics {
         let service = service.clone();
@@ -200,10 +201,12 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
         body: MAX_CALL,
         ..Limits::default()
     };
-    let routes = move |client: &Client| router.clone().layer(Extension(Peer(client.common_name())));
     Server::new("the issuer", listener)
         .with_limits(limits)
-        .run(routes, std::future::pending())
+        .run(
+            move |client: &Client| router.clone().layer(Extension(Peer(client.common_name()))),
+            std::future::pending(),
+        )
         .await;
 }
 
@@ -277,7 +280,7 @@ impl IssuerService {
         let authority = state.authority(&trust.issuing, now)?;
         let bundle = bundle(&state, &trust)?;
         let tls = Arc::new(server_config(&authority, &bundle, &options.name, now)?);
-        let shared = Shared {
+        let shared = IssuerState {
             trust,
             authority: Arc::new(authority),
             bundle,
@@ -295,7 +298,8 @@ impl IssuerService {
             problem: None,
             save_problem: None,
         };
-        let (file, shared) = (Mutex::new(file), Mutex::new(shared));
+        let file = Mutex::new(file);
+        let shared = Mutex::new(shared);
         Ok(Self {
             state,
             _lock: lock,
@@ -370,7 +374,7 @@ impl IssuerService {
                     self.options.records.display()
                 );
             }
-            let Shared {
+            let IssuerState {
                 members, unsaved, ..
             } = &mut *shared;
             for (id, _) in members.extract_if(.., |id, _| !fleet.ids.contains(id)) {
@@ -634,7 +638,7 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
     })
 }
 
-impl Shared {
+impl IssuerState {
     /// Records a member, and marks it as unsaved if it changed.
     fn set_member(&mut self, instance: String, member: Member) {
         let before = self.members.insert(instance.clone(), member);
@@ -652,8 +656,10 @@ async fn pair(
 ) -> Response {
     let token = bearer_token(&headers).map(str::to_owned);
     let worker = service.clone();
-    let issue = move || worker.pair(&peer, token.as_deref(), &request, SystemTime::now());
-    let done = tokio::task::spawn_blocking(issue).await;
+    let done = tokio::task::spawn_blocking(move || {
+        worker.pair(&peer, token.as_deref(), &request, SystemTime::now())
+    })
+    .await;
     match done {
         Ok(Ok(reply)) => Json(reply).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),
@@ -667,8 +673,8 @@ async fn report(
     Json(report): Json<Report>,
 ) -> Response {
     let worker = service.clone();
-    let take = move || worker.report(&peer, report, SystemTime::now());
-    let done = tokio::task::spawn_blocking(take).await;
+    let done =
+        tokio::task::spawn_blocking(move || worker.report(&peer, report, SystemTime::now())).await;
     match done {
         Ok(Ok(desired)) => Json(desired).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),

@@ -224,7 +224,7 @@ const MAX_REPLY: usize = 1 << 20;
 
 /// Address of the issuer, and the name in its certificate.
 #[derive(Clone, Debug)]
-struct Issuer {
+struct IssuerClient {
     address: String,
     name: String,
 }
@@ -241,7 +241,7 @@ enum Proof {
     Token(Zeroizing<String>),
 }
 
-impl Issuer {
+impl IssuerClient {
     async fn call<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -286,7 +286,8 @@ impl Issuer {
             },
         )
         .await?;
-        let (status, body) = (response.status(), response.into_body());
+        let status = response.status();
+        let body = response.into_body();
         if status == StatusCode::OK {
             return Ok(serde_json::from_slice(&body)?);
         }
@@ -450,7 +451,8 @@ impl Steps {
                 break;
             }
             if shown != Some(lagging.len()) {
-                let (count, all) = (lagging.len(), count_valid(&members, now));
+                let count = lagging.len();
+                let all = count_valid(&members, now);
                 let first = lagging
                     .iter()
                     .take(3)

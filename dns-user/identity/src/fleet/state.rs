@@ -403,7 +403,9 @@ impl MembersFile {
             }
             Err(cause) => return Err(in_file(&path)(cause)),
         };
-        let (mut held, mut lines, mut damaged) = (Members::new(), 0, None);
+        let mut held = Members::new();
+        let mut lines = 0;
+        let mut damaged = None;
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             match (serde_json::from_slice(line), damaged.take()) {
                 (Ok(change), None) if line.ends_with(b"\n") => apply(&mut held, change),
@@ -590,7 +592,8 @@ mod tests {
     fn long_file_is_written_anew() {
         let (_folder, state, states) = written();
         let mut file = MembersFile::open(&state).unwrap();
-        let (path, mut longest) = (state.path.join("members.jsonl"), 0);
+        let path = state.path.join("members.jsonl");
+        let mut longest = 0;
         let mut member = states[1]["b"].clone();
         for end in 0..3000 {
             member.not_after = 100 + end;
@@ -608,7 +611,8 @@ mod tests {
     fn token_works_once() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFolder::create(folder.path().join("state")).unwrap().0;
-        let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+        let now = SystemTime::now();
+        let hour = Duration::from_secs(3600);
         let token = state.create_token("i1", now, hour).unwrap();
         assert_eq!(
             state.use_token(&token, "i2", now),

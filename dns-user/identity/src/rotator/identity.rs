@@ -127,7 +127,8 @@ impl Identity {
             Some(_) => Some(self.read("c2c")?),
             None => None,
         };
-        let (second, container) = (second.as_ref(), &self.container);
+        let second = second.as_ref();
+        let container = &self.container;
         Contents {
             pair: &pair,
             second,
@@ -351,7 +352,8 @@ impl Identities {
         mut change: impl FnMut(&Guid, &mut Identity),
     ) -> Option<Guid> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let (mut passed, mut last) = (0, None);
+        let mut passed = 0;
+        let mut last = None;
         for (guid, identity) in self
             .all
             .range_mut::<Guid, _>((from, Bound::Unbounded))
@@ -385,7 +387,8 @@ impl Identities {
     /// Returns the most urgent identities that are due, the first to renew last: those at the end of
     /// their window, then by due time.
     pub(super) fn overdue(&mut self, now: SystemTime) -> Vec<Guid> {
-        let (mut due, mut delayed) = (Vec::new(), Vec::new());
+        let mut due = Vec::new();
+        let mut delayed = Vec::new();
         for (_, guid) in self.queue.iter().take_while(|(at, _)| *at <= now) {
             let schedule = &self.all[guid].schedule;
             match schedule.due(now) {

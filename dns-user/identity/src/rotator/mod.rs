@@ -143,7 +143,8 @@ impl Rotator {
         make_folders(&settings.folder).map_err(failed)?;
         sweep_interrupted(&settings.folder).map_err(failed)?;
         let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone(), now)?;
-        let (mut identities, mut problems) = (Identities::new(now), Vec::new());
+        let mut identities = Identities::new(now);
+        let mut problems = Vec::new();
         for entry in fs::read_dir(&settings.folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             match Identity::take_over(IdentityFolder::new(path.clone())) {
@@ -498,8 +499,11 @@ impl Rotator {
         if !self.stale_bundles {
             return Distributed::Everywhere;
         }
-        let (bundle, envoy, failures) = (&self.bundle, self.settings.envoy, &mut self.failures);
-        let (mut written, mut failing) = (0, false);
+        let bundle = &self.bundle;
+        let envoy = self.settings.envoy;
+        let failures = &mut self.failures;
+        let mut written = 0;
+        let mut failing = false;
         for (guid, identity) in &mut self.identities.all {
             if Arc::ptr_eq(&identity.bundle, bundle) || identity.issuer.is_none() {
                 continue;

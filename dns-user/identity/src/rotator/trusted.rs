@@ -93,9 +93,13 @@ impl Trusted {
 
     /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
     pub(super) fn reload(&mut self, now: SystemTime) -> bool {
-        let is_in_force = |former: &&Former| now < former.until;
         let before = self.in_force().count();
-        let mut changed = self.former.iter().filter(is_in_force).count() != before;
+        let mut changed = self
+            .former
+            .iter()
+            .filter(|former| now < former.until)
+            .count()
+            != before;
         self.now = now;
         let known = self.former.len();
         self.former

@@ -83,6 +83,7 @@ impl Fleet {
         let state = self.path("state");
         let output = program()
             .args(["token", "--state", text(&state), "--instance", instance])
+            .args(["--minutes", "30"])
             .output()
             .unwrap();
         assert!(output.status.success());

@@ -13,7 +13,7 @@ use test_support::free_address;
 
 use dns_identity::{
     folder::read_pair,
-    run::{self, Command as Order, Reply},
+    run::{self, ControlCommand as Order, Reply},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -462,6 +462,20 @@ fn commands_issue_and_check() {
         !well && said.contains("no instance has this name"),
         "{said}"
     );
+    // An alias has the name of the manual link.
+    let manual = ["san", "--manual", "web.alias", "--strict"];
+    let with_records = [&manual[..], &["--records", text(&records)]].concat();
+    let aliases = folder.path().join("aliases.json");
+    fs::write(
+        &aliases,
+        r#"{"web.alias": ["*.server-ig.default.app-service.bosh"]}"#,
+    )
+    .unwrap();
+    let with_aliases = [&with_records[..], &["--aliases", text(&aliases)]].concat();
+    assert_eq!(output(&with_aliases), (true, "web.alias\n".to_owned()));
+    let ids = ["--network-id", "3", "--group-id", "7"];
+    let short = [&["san", "--link", "web-http"], &ids[..]].concat();
+    assert_eq!(output(&short), (true, "q-n3s0.q-g7.bosh\n".to_owned()));
 }
 
 #[test]

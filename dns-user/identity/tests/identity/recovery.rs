@@ -8,7 +8,7 @@ use dns_identity::{
     fleet::state::StateFolder,
     folder::read_pair,
     keys::{KeyType, PrivateKey},
-    run::{self, Command as Order, Reply},
+    run::{self, ControlCommand as Order, Reply},
 };
 use serde_json::json;
 use test_support::free_address;

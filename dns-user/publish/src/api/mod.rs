@@ -155,7 +155,8 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
         )
     };
     let create = move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
-        let (body, conditions) = (read_body(body, MAX_BODY).await?, Preconditions::default());
+        let body = read_body(body, MAX_BODY).await?;
+        let conditions = Preconditions::default();
         let create = move || {
             resources::write(
                 &state,
@@ -174,14 +175,16 @@ type PageOf = Result<Query<Page>, QueryRejection>;
 
 fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     let read = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
-        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
+        let name = param(&params, "name");
+        let conditions = Preconditions::of(&headers);
         blocking(move || resources::read(&state, &scope(&params), &name, &conditions)).await
     };
     let replace = move |State(state): Shared,
                         Path(params): Params,
                         headers: HeaderMap,
                         body: Body| async move {
-        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
+        let name = param(&params, "name");
+        let conditions = Preconditions::of(&headers);
         let body = read_body(body, MAX_BODY).await?;
         let replace = move || {
             resources::write(
@@ -194,11 +197,13 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
         };
         Answer::Ok(blocking(replace).await)
     };
-    let delete = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
-        let (name, conditions) = (param(&params, "name"), Preconditions::of(&headers));
-        blocking(move || resources::delete(&state, &scope(&params), &name, &conditions)).await
-    };
-    get(read).put(replace).delete(delete)
+    get(read).put(replace).delete(
+        move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
+            let name = param(&params, "name");
+            let conditions = Preconditions::of(&headers);
+            blocking(move || resources::delete(&state, &scope(&params), &name, &conditions)).await
+        },
+    )
 }
 
 /// A response, or a refusal that ended the request early.
@@ -308,13 +313,16 @@ pub(crate) fn bind_control(
     group: Option<&str>,
 ) -> io::Result<ControlSocket> {
     let id_of = |name| {
-        let unknown = || {
-            io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("group {name:?} does not exist"),
-            )
-        };
-        Ok::<_, io::Error>(Group::from_name(name)?.ok_or_else(unknown)?.gid)
+        Ok::<_, io::Error>(
+            Group::from_name(name)?
+                .ok_or_else(|| {
+                    io::Error::new(
+                        io::ErrorKind::NotFound,
+                        format!("group {name:?} does not exist"),
+                    )
+                })?
+                .gid,
+        )
     };
     let group = group.map(id_of).transpose()?;
     ControlSocket::bind(path, unix_socket::Access { user: None, group }, &[])
@@ -344,12 +352,11 @@ pub(crate) async fn serve_tls(
     let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
     let server = Server::new("the API", listener);
     let routes = move |client: &dns_kit::http_server::Client| {
-        let is_listed = |names: &Vec<String>| {
+        if names.as_ref().is_none_or(|names| {
             client
                 .common_name()
                 .is_some_and(|name| names.contains(&name))
-        };
-        if names.as_ref().is_none_or(is_listed) {
+        }) {
             routes.clone()
         } else {
             refused.clone()
@@ -358,7 +365,7 @@ pub(crate) async fn serve_tls(
     server.run(routes, std::future::pending()).await;
 }
 
-struct Webhook {
+struct WebhookState {
     writer: Mutex<AliasWriter>,
     server: ServerClient,
 }
@@ -370,7 +377,7 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
         .route("/adjustendpoints", post(adjust))
         .layer(middleware::from_fn(check_media_types))
         .route("/healthz", get(async || "OK\n"))
-        .with_state(Arc::new(Webhook {
+        .with_state(Arc::new(WebhookState {
             writer: Mutex::new(writer),
             server,
         }))
@@ -397,7 +404,7 @@ async fn check_media_types(request: Request, next: Next) -> Response {
     refusal(code, &reason)
 }
 
-async fn negotiate(State(webhook): State<Arc<Webhook>>) -> Response {
+async fn negotiate(State(webhook): State<Arc<WebhookState>>) -> Response {
     let mut response = reply(&webhook.writer.lock().domains);
     // external-dns before 0.15 requires it.
     response.headers_mut().insert(
@@ -407,24 +414,24 @@ async fn negotiate(State(webhook): State<Arc<Webhook>>) -> Response {
     response
 }
 
-async fn list(State(webhook): State<Arc<Webhook>>) -> Response {
-    let listed = move || {
+async fn list(State(webhook): State<Arc<WebhookState>>) -> Response {
+    blocking(move || {
         webhook
             .writer
             .lock()
             .list()
             .map_or_else(|error| failed(&error), |records| reply(&records))
-    };
-    blocking(listed).await
+    })
+    .await
 }
 
-async fn adjust(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
+async fn adjust(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
     let EndpointList(endpoints) = read_message(body).await?;
     let known = webhook.known_targets(endpoints.iter()).await?;
     Ok(blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await)
 }
 
-async fn apply(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
+async fn apply(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
     let changes: Changes = read_message(body).await?;
     let known = webhook
         .known_targets(changes.create.iter().chain(&changes.update_new))
@@ -441,7 +448,7 @@ async fn apply(State(webhook): State<Arc<Webhook>>, body: Body) -> Answer {
     Ok(applied.await)
 }
 
-impl Webhook {
+impl WebhookState {
     /// Asks the server which targets of CNAMEs are names of the fleet, if it may know some.
     async fn known_targets<'a>(
         &self,

@@ -305,8 +305,11 @@ fn bodies(
         .documents()
         .into_iter()
         .filter(|document| includes(&document.id));
-    let of_document = |document: Document| Some((document.id.clone(), document_body(&document)?));
-    stored.chain(documents.filter_map(of_document)).collect()
+    stored
+        .chain(
+            documents.filter_map(|document| Some((document.id.clone(), document_body(&document)?))),
+        )
+        .collect()
 }
 
 fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
@@ -314,9 +317,6 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
         return None;
     }
     // The list of a cluster may apply to any project.
-    let is_list = |list: &DocumentId| {
-        list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
-    };
     let names = |body: &Value| {
         let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
         pairs
@@ -324,10 +324,12 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
             .flatten()
             .any(|(_, record)| record.as_str() == Some(&id.name))
     };
-    bodies(api_state, is_list)
-        .into_iter()
-        .find(|(_, body)| names(body))
-        .map(|(list, _)| list)
+    bodies(api_state, |list: &DocumentId| {
+        list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
+    })
+    .into_iter()
+    .find(|(_, body)| names(body))
+    .map(|(list, _)| list)
 }
 
 /// Parses a body. Returns the resource's name, its line, and the body in normal form.

@@ -55,13 +55,13 @@ enum Command {
     /// Publish continuously, and serve the API
     Run,
     /// Show the changes that `apply` would make; exit with code 2 if there are any
-    Plan(publish::Plan),
+    Plan(publish::PlanArguments),
     /// Publish the records once and exit
     Apply(publish::Apply),
     /// Take ownership of wanted records without an owner; only ownership records change
     Adopt(ownership::Adopt),
     /// Transfer records from one owner to another; only ownership records change
-    TransferOwner(ownership::Transfer),
+    TransferOwner(ownership::TransferOwner),
     /// Delete all records of this owner, or release them without an owner
     Retire(ownership::Retire),
     /// Check configuration and documents

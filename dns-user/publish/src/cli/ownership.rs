@@ -15,7 +15,7 @@ use crate::{
     plan::{self, Action},
     provider::OnConflict,
     publication::Target,
-    record::{Name, Record},
+    record::{DomainFilter, Name, Record},
     runner::LaunchOptions,
     status::ProviderState,
 };
@@ -33,7 +33,7 @@ pub(super) struct Adopt {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Transfer {
+pub(super) struct TransferOwner {
     #[command(flatten)]
     selection: Selection,
     /// Current owner of the records
@@ -78,66 +78,48 @@ struct InScope {
     orphans: Vec<Record>,
 }
 
-/// Plans a command's change of one zone; the text is the owner label of the publisher.
-type Change<'a> = &'a dyn Fn(&Target, &str, &InScope) -> plan::Plan;
+enum Change {
+    /// Takes the wanted records without an owner; all of them without names.
+    Adopt(Vec<Name>),
+    /// Gives the records of an owner to another one; all of them without names.
+    Transfer {
+        from: String,
+        to: String,
+        names: Vec<Name>,
+    },
+    /// Deletes the publisher's records.
+    Retire,
+    /// Removes the ownership of the publisher's records.
+    Release,
+    /// Deletes owner records without a record: of this owner, or of the publisher.
+    DropOrphans(Option<String>),
+}
 
 /// A change and its limits.
-struct OwnershipChange<'a> {
+struct OwnershipChange {
     is_dry: bool,
     confirmed: Option<usize>,
     /// Domains that replace the provider's filters unless empty.
-    domains: &'a [Name],
-    change: Change<'a>,
+    domains: Vec<Name>,
+    change: Change,
     /// Error if no record is concerned.
-    nothing: Option<&'a str>,
+    nothing: Option<&'static str>,
 }
 
 impl Adopt {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self {
-            selection,
-            names,
-            dry_run,
-        } = self;
-        let change: Change<'_> = &|target,
-                                   owner,
-                                   InScope {
-                                       records,
-                                       orphans: _,
-                                   }| {
-            let wanted: BTreeSet<&Name> = target
-                .desired
-                .records
-                .iter()
-                .map(|record| &record.name)
-                .collect();
-            let is_wanted = |record: &&Record| {
-                record.labels.owner().is_empty()
-                    && wanted.contains(&record.name)
-                    && (names.is_empty() || names.contains(&record.name))
-                    && target
-                        .desired
-                        .records
-                        .iter()
-                        .any(|wanted| wanted.key() == record.key())
-            };
-            plan::transfer(records.iter().filter(is_wanted), owner)
-        };
-        let nothing =
-            Some("no wanted record without an owner matches; see `bosh-dns-publish plan`");
-        OwnershipChange {
-            is_dry: dry_run,
+        let adoption = OwnershipChange {
+            is_dry: self.dry_run,
             confirmed: None,
-            domains: &[],
-            change,
-            nothing,
-        }
-        .run(config, &selection)
-        .await
+            domains: Vec::new(),
+            change: Change::Adopt(self.names),
+            nothing: Some("no wanted record without an owner matches; see `bosh-dns-publish plan`"),
+        };
+        adoption.run(config, &self.selection).await
     }
 }
 
-impl Transfer {
+impl TransferOwner {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let Self {
             selection,
@@ -152,69 +134,77 @@ impl Transfer {
                  release records"
             );
         }
-        let change: Change<'_> = &|_,
-                                   _,
-                                   InScope {
-                                       records,
-                                       orphans: _,
-                                   }| {
-            let is_meant = |record: &&Record| {
-                record.labels.owner() == from && (names.is_empty() || names.contains(&record.name))
-            };
-            plan::transfer(records.iter().filter(is_meant), &to)
-        };
-        let nothing =
-            Some("no record of the owner in --from matches; check the owner and the names");
-        OwnershipChange {
+        let transfer = OwnershipChange {
             is_dry: dry_run,
             confirmed: None,
-            domains: &[],
-            change,
-            nothing,
-        }
-        .run(config, &selection)
-        .await
+            domains: Vec::new(),
+            change: Change::Transfer { from, to, names },
+            nothing: Some(
+                "no record of the owner in --from matches; check the owner and the names",
+            ),
+        };
+        transfer.run(config, &selection).await
     }
 }
 
 impl Retire {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self {
-            selection,
-            confirm_deletions: confirmed,
-            domains,
-            keep_records,
-            orphans,
-            dry_run,
-        } = self;
-        let change: Change<'_> = &|_,
-                                   owner,
-                                   InScope {
-                                       records,
-                                       orphans: found,
-                                   }| match &orphans {
-            Some(of) => plan::drop_orphans(found, of.as_deref().unwrap_or(owner)),
-            None if keep_records => plan::transfer(
-                records
-                    .iter()
-                    .filter(|record| record.labels.owner() == owner),
-                "",
-            ),
-            None => plan::retire(records, owner),
-        };
-        OwnershipChange {
-            is_dry: dry_run,
-            confirmed,
-            domains: &domains,
-            change,
+        let retirement = OwnershipChange {
+            is_dry: self.dry_run,
+            confirmed: self.confirm_deletions,
+            domains: self.domains,
+            change: match self.orphans {
+                Some(owner) => Change::DropOrphans(owner),
+                None if self.keep_records => Change::Release,
+                None => Change::Retire,
+            },
             nothing: None,
-        }
-        .run(config, &selection)
-        .await
+        };
+        retirement.run(config, &self.selection).await
     }
 }
 
-impl OwnershipChange<'_> {
+impl Change {
+    /// Plans the change of one zone; `owner` is the publisher's owner label.
+    fn plan(&self, target: &Target, owner: &str, in_scope: &InScope) -> plan::Plan {
+        let InScope { records, orphans } = in_scope;
+        match self {
+            Self::Adopt(names) => {
+                let wanted = records.iter().filter(|record| {
+                    record.labels.owner().is_empty()
+                        && is_named(names, record)
+                        && is_wanted(target, record)
+                });
+                plan::transfer(wanted, owner)
+            }
+            Self::Transfer { from, to, names } => {
+                let meant = of_owner(records, from).filter(|record| is_named(names, record));
+                plan::transfer(meant, to)
+            }
+            Self::Retire => plan::retire(records, owner),
+            Self::Release => plan::transfer(of_owner(records, owner), ""),
+            Self::DropOrphans(of) => plan::drop_orphans(orphans, of.as_deref().unwrap_or(owner)),
+        }
+    }
+}
+
+fn of_owner<'a>(records: &'a [Record], owner: &'a str) -> impl Iterator<Item = &'a Record> {
+    records
+        .iter()
+        .filter(move |record| record.labels.owner() == owner)
+}
+
+/// Returns whether a record is among the names of a command, which means all of them if it has none.
+fn is_named(names: &[Name], record: &Record) -> bool {
+    names.is_empty() || names.contains(&record.name)
+}
+
+fn is_wanted(target: &Target, record: &Record) -> bool {
+    let wanted = &target.desired.records;
+    wanted.iter().any(|wanted| wanted.key() == record.key())
+}
+
+impl OwnershipChange {
     /// Plans the change in every zone of the selected providers, shows it, and applies it.
     async fn run(&self, config: &Config, selection: &Selection) -> anyhow::Result<ExitCode> {
         let options = LaunchOptions::of(config)?;
@@ -240,44 +230,27 @@ impl OwnershipChange<'_> {
         target: &Target,
         (mut engine, listing): Prepared,
     ) -> anyhow::Result<Vec<String>> {
-        let Self {
-            is_dry,
-            confirmed,
-            domains,
-            change,
-            nothing,
-        } = *self;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
             return Ok(vec![
                 "its registry is noop, which has no ownership; set registry to txt".to_owned(),
             ]);
         }
-        let is_in_scope = |record: &&Record| match domains {
-            [] => engine.rules.domains.matches(&record.name),
-            domains => domains.iter().any(|domain| record.name.is_within(domain)),
-        };
         let mut zones = Vec::new();
         for zone in &listing {
             let Ok(view) = &zone.content else { continue };
-            let select = |records: &[Record]| records.iter().filter(is_in_scope).cloned().collect();
             let in_scope = InScope {
-                records: select(&view.records),
-                orphans: select(&view.orphans),
+                records: self.select(&view.records, &engine.rules.domains),
+                orphans: self.select(&view.orphans, &engine.rules.domains),
             };
-            let ours = in_scope
-                .records
-                .iter()
-                .filter(|record| record.labels.owner() == owner);
-            let owned = ours
-                .map(|record| &record.name)
-                .collect::<BTreeSet<_>>()
-                .len();
-            let plan = change(target, &owner, &in_scope);
+            let mut owned = BTreeSet::new();
+            for record in of_owner(&in_scope.records, &owner) {
+                owned.insert(&record.name);
+            }
             zones.push(ZonePlan {
                 id: zone.id.clone(),
-                plan,
-                owned,
+                plan: self.change.plan(target, &owner, &in_scope),
+                owned: owned.len(),
                 recent: 0,
             });
         }
@@ -287,12 +260,16 @@ impl OwnershipChange<'_> {
             wanted: 0,
         };
         let mut failures = unlisted(&listing);
-        failures.extend(nothing.filter(|_| planned.is_empty()).map(str::to_owned));
+        if let Some(nothing) = self.nothing
+            && planned.is_empty()
+        {
+            failures.push(nothing.to_owned());
+        }
         print(&plan_text(
             &target.name(),
             &planned,
             &failures,
-            confirmed,
+            self.confirmed,
             Colour::Auto,
         ))?;
         for (found, wanted) in differing(target, &planned) {
@@ -301,11 +278,17 @@ impl OwnershipChange<'_> {
                 target.name()
             ));
         }
-        if is_dry || planned.is_empty() {
+        if self.is_dry || planned.is_empty() {
             return Ok(failures);
         }
         let report = engine
-            .apply(&listing, &planned, confirmed, OnConflict::Isolate, &|_| {})
+            .apply(
+                &listing,
+                &planned,
+                self.confirmed,
+                OnConflict::Isolate,
+                &|_| {},
+            )
             .await;
         print(&format!(
             "{}: {} names changed\n",
@@ -314,34 +297,48 @@ impl OwnershipChange<'_> {
         ))?;
         let ProviderState { general, names, .. } =
             ProviderState::of_report(&report, &ProviderState::default());
-        Ok(general
-            .into_iter()
-            .chain(names.into_iter().map(|(_, problem)| problem))
-            .collect())
+        let mut problems: Vec<String> = general.into_iter().collect();
+        for (_, problem) in names {
+            problems.push(problem);
+        }
+        Ok(problems)
+    }
+
+    /// Returns the records that the command may change.
+    fn select(&self, records: &[Record], filter: &DomainFilter) -> Vec<Record> {
+        let mut selected = Vec::new();
+        for record in records {
+            let is_in_scope = match &self.domains[..] {
+                [] => filter.matches(&record.name),
+                domains => domains.iter().any(|domain| record.name.is_within(domain)),
+            };
+            if is_in_scope {
+                selected.push(record.clone());
+            }
+        }
+        selected
     }
 }
 
 /// Returns the records that an adoption takes although documents want another value, with what they want.
 fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &'a Record)> {
-    let taken = planned
-        .zones
-        .iter()
-        .flat_map(|zone| zone.plan.actions())
-        .filter_map(|action| match action {
-            Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),
-            _ => None,
-        });
-    let wanted = |found: &&'a Record| {
-        let candidates = target
-            .desired
-            .records
-            .iter()
-            .filter(|wanted| wanted.key() == found.key());
-        candidates
-            .into_iter()
-            .find(|wanted| wanted.targets != found.targets && !wanted.targets.is_empty())
-    };
-    taken
-        .filter_map(|found| Some((found, wanted(&found)?)))
-        .collect()
+    let mut found = Vec::new();
+    for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
+        let Action::Update { before, .. } = action else {
+            continue;
+        };
+        if !before.labels.owner().is_empty() {
+            continue;
+        }
+        for wanted in &target.desired.records {
+            if wanted.key() == before.key()
+                && wanted.targets != before.targets
+                && !wanted.targets.is_empty()
+            {
+                found.push((before, wanted));
+                break;
+            }
+        }
+    }
+    found
 }

@@ -30,7 +30,7 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Plan {
+pub(super) struct PlanArguments {
     #[command(flatten)]
     selection: Selection,
     /// Print one JSON object
@@ -85,7 +85,7 @@ fn holds_back(planned: &Planned, target: &Target) -> bool {
         .any(|note| target.origins.contains_key(&note.name))
 }
 
-impl Plan {
+impl PlanArguments {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let Self {
             selection,
@@ -134,7 +134,7 @@ impl Apply {
             dry_run,
         } = self;
         if dry_run {
-            return Plan {
+            return PlanArguments {
                 selection,
                 json: false,
                 color: Colour::Auto,
@@ -232,9 +232,10 @@ async fn publish(
         bar.set_length(changes as u64);
     }
     let bar = bars.add(bar.with_style(style).with_message(target.name()));
-    let progress = |done: usize| bar.inc(done as u64);
     let report = engine
-        .reconcile_listed(listing, &target.desired, confirmed, &progress)
+        .reconcile_listed(listing, &target.desired, confirmed, &|done: usize| {
+            bar.inc(done as u64)
+        })
         .await;
     bar.finish_and_clear();
     options.save_deletions(&target.name(), &engine.deletions);
@@ -462,13 +463,12 @@ fn plan_json(planned: &Planned, failures: &[String]) -> Value {
     };
     let lines = |wanted: &str| -> Vec<Value> {
         let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
-        let line = |action: &Action| match action {
-            Action::Update { before, after } => json!([before.to_string(), after.to_string()]),
-            other => json!(other.record().to_string()),
-        };
         actions
             .filter(|action| kind(action) == wanted)
-            .map(line)
+            .map(|action| match action {
+                Action::Update { before, after } => json!([before.to_string(), after.to_string()]),
+                other => json!(other.record().to_string()),
+            })
             .collect()
     };
     let notes = planned.notes();

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Maximum size of a file in bytes: 100,000 endpoints take about 12 MB.
-const LONGEST: u64 = 64 << 20;
+const MAX_FILE_SIZE: u64 = 64 << 20;
 
 /// Time that a program may need to write a file.
 const WRITING: Duration = Duration::from_mins(1);
@@ -338,10 +338,10 @@ fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.len() > LONGEST {
+    if fs::metadata(path)?.len() > MAX_FILE_SIZE {
         return Err(io::Error::other(format!(
             "it is larger than {} MiB",
-            LONGEST >> 20
+            MAX_FILE_SIZE >> 20
         )));
     }
     // A FIFO in the folder must not block.

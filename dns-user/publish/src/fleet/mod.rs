@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::writer::{AliasWriter, KnownTargets, WriteError, known_targets};
 use crate::{
     control::exchange,
-    endpoint::{LONGEST_TTL, read_name},
+    endpoint::{MAX_TTL, read_name},
     record::{Name, Record, RecordType, Target},
     text::{Fields, Reader},
 };
@@ -91,7 +91,7 @@ fn read_entry(
     let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
     let ttl = fields
         .optional("ttl")
-        .and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
+        .and_then(|ttl| ttl.integer(1..=MAX_TTL));
     let hold = fields
         .optional("hold")
         .map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
@@ -397,11 +397,13 @@ impl Fleet {
             .unhealthy
             .retain(|name, _| domains.contains(name));
         self.answers.retain(|name, _| names.contains(name));
-        let query = |(name, hold): &FleetQuery| AddressQuery {
-            name: name.to_string(),
-            withdrawn: self.history.withdrawn(name, *hold, now).0,
-        };
-        let queries: Vec<_> = names.iter().map(query).collect();
+        let queries: Vec<_> = names
+            .iter()
+            .map(|(name, hold)| AddressQuery {
+                name: name.to_string(),
+                withdrawn: self.history.withdrawn(name, *hold, now).0,
+            })
+            .collect();
         let answers = self.server.ask(&queries).await?;
         for ((name, hold), answer) in names.iter().zip(answers) {
             self.observe(name, *hold, answer, now);
@@ -558,10 +560,8 @@ mod tests {
 
     #[test]
     fn address_leaves_after_hold() {
-        let (name, hold) = (
-            FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(),
-            Duration::from_secs(30),
-        );
+        let name = FleetDomain::from_text("q-s0.q-g1.bosh").unwrap();
+        let hold = Duration::from_secs(30);
         let mut history = HealthHistory::default();
         let begin = Instant::now();
         let unhealthy = set(&["10.0.0.1"]);
@@ -594,15 +594,11 @@ mod tests {
 
     #[test]
     fn illness_outlives_a_restart() {
-        let (name, hold) = (
-            FleetDomain::from_text("q-s0.q-g1.bosh").unwrap(),
-            Duration::from_secs(30),
-        );
+        let name = FleetDomain::from_text("q-s0.q-g1.bosh").unwrap();
+        let hold = Duration::from_secs(30);
         let mut history = HealthHistory::default();
-        let (begin, wall) = (
-            Instant::now(),
-            SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
-        );
+        let begin = Instant::now();
+        let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let unhealthy = set(&["10.0.0.1"]);
         history.observe(&name, &ill(&unhealthy), begin);
         let saved = history.save(begin + Duration::from_secs(20), wall);
@@ -623,7 +619,8 @@ mod tests {
             socket: folder.path().join("control.sock"),
         };
         let mut fleet = Fleet::new(server, HealthHistory::default());
-        let (name, begin) = (mapping("q-s4.q-g2.bosh"), Instant::now());
+        let name = mapping("q-s4.q-g2.bosh");
+        let begin = Instant::now();
         let records = |fleet: &Fleet, name: &FleetName| {
             let found = fleet.records(name, Some("the reason"));
             found.map(|records| records.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -638,7 +635,8 @@ mod tests {
             unchecked: set(&[]),
         };
         fleet.observe(&name.internal, name.hold, Ok(answer), begin);
-        let (other, foreign) = (mapping("a.cf.internal"), NoAddresses::Foreign);
+        let other = mapping("a.cf.internal");
+        let foreign = NoAddresses::Foreign;
         fleet.observe(&other.internal, other.hold, Err(foreign), begin);
         let names = [&name, &other].map(|name| (name.internal.clone(), name.hold));
         let runtime = tokio::runtime::Builder::new_current_thread()

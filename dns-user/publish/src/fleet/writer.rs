@@ -66,12 +66,16 @@ pub(crate) async fn known_targets(
     server: &ServerClient,
     targets: KnownTargets,
 ) -> Result<KnownTargets, WriteError> {
-    let query = |target: &FleetDomain| AddressQuery {
-        name: target.to_string(),
-        withdrawn: BTreeSet::new(),
-    };
     let answers = server
-        .ask(&targets.iter().map(query).collect::<Vec<_>>())
+        .ask(
+            &targets
+                .iter()
+                .map(|target| AddressQuery {
+                    name: target.to_string(),
+                    withdrawn: BTreeSet::new(),
+                })
+                .collect::<Vec<_>>(),
+        )
         .await?;
     let known = targets
         .into_iter()
@@ -400,8 +404,8 @@ impl AliasWriter {
 
 fn is_matched(pattern: &str, file: &Path) -> bool {
     let file = file.to_string_lossy();
-    let (patterns, parts): (Vec<&str>, Vec<&str>) =
-        (pattern.split('/').collect(), file.split('/').collect());
+    let patterns: Vec<&str> = pattern.split('/').collect();
+    let parts: Vec<&str> = file.split('/').collect();
     let mut pairs = patterns.iter().zip(&parts);
     patterns.len() == parts.len()
         && pairs.all(|(pattern, part)| {
@@ -410,14 +414,16 @@ fn is_matched(pattern: &str, file: &Path) -> bool {
 }
 
 fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
-    let record = |endpoint: &Endpoint| {
-        let unfit = |reason| WriteError::Unfit {
-            name: endpoint.dns_name.clone(),
-            reason,
-        };
-        endpoint.record().map_err(|error| unfit(error.to_string()))
-    };
-    endpoints.iter().map(record).collect()
+    endpoints
+        .iter()
+        .map(|endpoint| {
+            let unfit = |reason| WriteError::Unfit {
+                name: endpoint.dns_name.clone(),
+                reason,
+            };
+            endpoint.record().map_err(|error| unfit(error.to_string()))
+        })
+        .collect()
 }
 
 fn plain(record: Record) -> Record {
@@ -443,8 +449,11 @@ fn alias_of(name: &Name) -> Option<String> {
         Some(rest) => ("_.", rest),
         None => ("", text),
     };
-    let is_plain = |octet: u8| octet.is_ascii_alphanumeric() || b"-._".contains(&octet);
-    let is_usable = rest.bytes().all(is_plain) && !rest.starts_with("_.") && !name.is_root();
+    let is_usable = rest
+        .bytes()
+        .all(|octet| octet.is_ascii_alphanumeric() || b"-._".contains(&octet))
+        && !rest.starts_with("_.")
+        && !name.is_root();
     is_usable.then(|| format!("{below}{rest}"))
 }
 

@@ -163,7 +163,9 @@ pub struct Zone<Content = Vec<Record>> {
 impl Zone {
     /// Returns a public zone without content, whose id is its apex.
     fn of(apex: Name) -> Self {
-        let (id, visibility, content) = (apex.to_string(), Visibility::Public, Ok(Vec::new()));
+        let id = apex.to_string();
+        let visibility = Visibility::Public;
+        let content = Ok(Vec::new());
         Self {
             id,
             apex,
@@ -369,7 +371,9 @@ async fn send_all<Sender: GroupSender>(
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut results: Vec<Option<TransactionResult>> = vec![None; transactions.len()];
-    let (mut next, mut window, mut refusals) = (0, 1, 0);
+    let mut next = 0;
+    let mut window = 1;
+    let mut refusals = 0;
     // Halves of refused groups, the first one last.
     let mut halves: Vec<Range<usize>> = Vec::new();
     let mut failure = None;
@@ -419,12 +423,14 @@ async fn send_all<Sender: GroupSender>(
             }
         }
     }
-    let result = |result: Option<_>| {
-        result
-            .or(failure.clone())
-            .unwrap_or(TransactionResult::Conflict)
-    };
-    results.into_iter().map(result).collect()
+    results
+        .into_iter()
+        .map(|result| {
+            result
+                .or(failure.clone())
+                .unwrap_or(TransactionResult::Conflict)
+        })
+        .collect()
 }
 
 /// Maximum size of a response of Route 53 or etcd in octets.
@@ -646,7 +652,8 @@ mod tests {
 
     impl Server {
         fn result(&self, group: &[u8]) -> TransactionResult {
-            let (server, reason) = ("server".to_owned(), "test".to_owned());
+            let server = "server".to_owned();
+            let reason = "test".to_owned();
             if self
                 .broken
                 .is_some_and(|broken| group.iter().any(|item| *item >= broken))

@@ -39,7 +39,7 @@ const MAX_NAMES: usize = 100;
 pub(super) const DEFINITION: Definition = Definition {
     settings: &["webhook-provider-timeout", "webhook-provider-url"],
     ..Definition::new("webhook", |parameters| {
-        Ok(Box::new(Settings::from_parameters(parameters)?))
+        Ok(Box::new(WebhookSettings::from_parameters(parameters)?))
     })
 };
 
@@ -54,7 +54,7 @@ pub(super) const fn peer(name: &'static str) -> Definition {
 
 /// Settings of one peer.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct WebhookSettings {
     /// URL of the peer, without user and password.
     pub url: String,
     /// Value of `Authorization`, from user and password of the URL, as Go's client sends it.
@@ -67,7 +67,7 @@ pub struct Settings {
     pub timeout: Duration,
 }
 
-impl Settings {
+impl WebhookSettings {
     /// Parses the parameters `webhook-provider-url`, `webhook-provider-timeout`, `domain-filter` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let text = parameters
@@ -94,7 +94,7 @@ impl Settings {
     }
 }
 
-impl ProviderSettings for Settings {
+impl ProviderSettings for WebhookSettings {
     fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
         Ok(Box::new(Webhook::new(*self)?))
     }
@@ -134,7 +134,7 @@ fn decoded(part: &str) -> String {
 
 /// Provider behind one peer.
 pub struct Webhook {
-    settings: Settings,
+    settings: WebhookSettings,
     http: Http,
     /// Names that the peer serves, from its last listing.
     served: DomainFilter,
@@ -144,7 +144,7 @@ pub struct Webhook {
 
 impl Webhook {
     /// Creates a provider without sending a request.
-    pub fn new(settings: Settings) -> Result<Self, ProviderError> {
+    pub fn new(settings: WebhookSettings) -> Result<Self, ProviderError> {
         let http = Http::new(
             std::iter::once(settings.url.as_str()),
             &settings.files,
@@ -275,8 +275,11 @@ impl Webhook {
     }
 
     async fn adjust_remotely(&mut self, desired: &[Record]) -> Result<(), ProviderError> {
-        let usable = |record: &&Record| !record.targets.is_empty();
-        let endpoints: Vec<Endpoint> = desired.iter().filter(usable).map(Endpoint::of).collect();
+        let endpoints: Vec<Endpoint> = desired
+            .iter()
+            .filter(|record| !record.targets.is_empty())
+            .map(Endpoint::of)
+            .collect();
         let body = serde_json::to_vec(&endpoints).unwrap_or_default();
         let EndpointList(adjusted) = self.read("/adjustendpoints", Some(body)).await?;
         let resources: BTreeMap<&Name, &Labels> = desired

@@ -28,11 +28,11 @@ impl Claim {
         if rules.owner.is_empty() {
             return None;
         }
-        let text = |name: &str| parameters.text(name).unwrap_or_default().to_owned();
         Some(Self {
             // `open` reports errors, and without settings nothing is deleted.
             settings: (record.provider.definition().configure)(&parameters).ok()?,
-            affixes: ["txt-prefix", "txt-suffix"].map(text),
+            affixes: ["txt-prefix", "txt-suffix"]
+                .map(|name| parameters.text(name).unwrap_or_default().to_owned()),
             rules,
         })
     }
@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn zones_that_settings_tell_apart_are_not_claimed_twice() {
         let role = |account: &str, name: &str| json!({"aws-assume-role": format!("arn:aws:iam::{account}:role/{name}")});
-        let (here, there) = ("111111111111", "222222222222");
+        let here = "111111111111";
+        let there = "222222222222";
         for (one, other, expected) in [
             (json!({}), json!({}), true),
             // The commonest split horizon: a public and a private zone of one domain.

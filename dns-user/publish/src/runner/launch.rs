@@ -256,10 +256,8 @@ pub(super) fn rules(
         Some("noop") => "",
         _ => parameters.text("txt-owner-id").unwrap_or_default(),
     };
-    let (include, exclude) = (
-        parameters.list("domain-filter"),
-        parameters.list("exclude-domains"),
-    );
+    let include = parameters.list("domain-filter");
+    let exclude = parameters.list("exclude-domains");
     let domains = DomainFilter::new(include, exclude)
         .map_err(|error| settings(format!("domain-filter or exclude-domains: {error}")))?
         .with_patterns(

@@ -68,7 +68,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
-    let (states, changed) = (Mutex::default(), Notify::new());
+    let states = Mutex::default();
+    let changed = Notify::new();
     let shared = Arc::new(Shared {
         api_state: api_state.clone(),
         states,
@@ -435,7 +436,7 @@ impl Workers {
 }
 
 /// Minimum pause between two rounds.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 struct Shared {
     api_state: Arc<ApiState>,
@@ -494,15 +495,13 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
             .duration("interval")
             .unwrap_or(Duration::from_secs(60));
         // Spreads publishers that started together.
-        let pause = interval
-            .max(SHORTEST_PAUSE)
-            .mul_f64(0.9 + 0.2 * fastrand::f64());
+        let pause = interval.max(MIN_PAUSE).mul_f64(0.9 + 0.2 * fastrand::f64());
         tokio::select! {
             changed = targets.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                tokio::time::sleep(SHORTEST_PAUSE.saturating_sub(begun.elapsed())).await;
+                tokio::time::sleep(MIN_PAUSE.saturating_sub(begun.elapsed())).await;
             }
             received = confirmations.recv() => confirmation = received,
             () = tokio::time::sleep(pause) => {}
@@ -604,21 +603,21 @@ impl Shared {
         if report.zones.iter().any(|zone| zone.failure.is_some()) {
             metrics.registry_errors.with_label_values(labels).inc();
         }
-        let is_foreign = |zone: &ZoneReport| {
-            zone.notes
-                .iter()
-                .filter(|note| matches!(note.reason, Reason::Foreign { .. }))
-                .count()
-        };
         metrics
             .skipped
             .with_label_values(labels)
-            .set(sum(&is_foreign));
-        let waiting = |zone: &ZoneReport| zone.refusal.as_ref().map_or(0, Refusal::deletions);
+            .set(sum(&|zone: &ZoneReport| {
+                zone.notes
+                    .iter()
+                    .filter(|note| matches!(note.reason, Reason::Foreign { .. }))
+                    .count()
+            }));
         metrics
             .awaiting_confirmation
             .with_label_values(labels)
-            .set(sum(&waiting));
+            .set(sum(&|zone: &ZoneReport| {
+                zone.refusal.as_ref().map_or(0, Refusal::deletions)
+            }));
         if report.applied() == 0 && report.is_complete() {
             metrics.no_op_runs.with_label_values(labels).inc();
         } else if report.applied() > 0 {

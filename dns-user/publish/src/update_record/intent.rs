@@ -77,7 +77,7 @@ impl Intent {
         }
         let ttl = spec
             .optional("ttl")
-            .and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
+            .and_then(|ttl| ttl.integer(1..=crate::endpoint::MAX_TTL));
         let placements = spec.optional("placements").and_then(|list| list.items());
         let placements = placements
             .into_iter()
@@ -240,11 +240,13 @@ fn records(
             "{name}: a host name cannot be combined with other addresses; use IP addresses only"
         )
     })?;
-    let record = |(record_type, targets)| Record {
-        ttl,
-        ..Record::new(owner.clone(), record_type, targets)
-    };
-    Ok(sets.into_iter().map(record).collect())
+    Ok(sets
+        .into_iter()
+        .map(|(record_type, targets)| Record {
+            ttl,
+            ..Record::new(owner.clone(), record_type, targets)
+        })
+        .collect())
 }
 
 impl Placement {
@@ -267,18 +269,23 @@ impl Placement {
     }
 
     fn to_json(&self) -> Value {
-        let cluster = |ClusterAddresses {
-                           cluster,
-                           public,
-                           local,
-                       }: &ClusterAddresses| {
-            let name = match cluster {
-                ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
-                ListOwner::LogicalCloud { name, .. } => name.clone(),
-            };
-            json!({ "cluster": name, "publicAddresses": public, "localAddresses": local })
-        };
-        let clusters: Vec<_> = self.clusters.iter().map(cluster).collect();
+        let clusters: Vec<_> = self
+            .clusters
+            .iter()
+            .map(
+                |ClusterAddresses {
+                     cluster,
+                     public,
+                     local,
+                 }| {
+                    let name = match cluster {
+                        ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
+                        ListOwner::LogicalCloud { name, .. } => name.clone(),
+                    };
+                    json!({ "cluster": name, "publicAddresses": public, "localAddresses": local })
+                },
+            )
+            .collect();
         json!({ "logicalCloud": self.logical_cloud, "clusters": clusters })
     }
 }
@@ -295,7 +302,8 @@ impl ClusterAddresses {
                 .map(|list| list.texts())
                 .unwrap_or_default()
         };
-        let (public, local) = (addresses("publicAddresses"), addresses("localAddresses"));
+        let public = addresses("publicAddresses");
+        let local = addresses("localAddresses");
         fields.finish();
         Some(Self {
             cluster: cluster?,
@@ -370,12 +378,11 @@ impl RecordList {
 
     pub fn to_json(&self) -> Value {
         let Self { metadata, pairs } = self;
-        let pair = |(key, record): &(String, String)| {
-            Value::Object(Map::from_iter([(key.clone(), record.as_str().into())]))
-        };
         json!({
             "metadata": metadata.to_json("userData"),
-            "spec": { "kv": pairs.iter().map(pair).collect::<Vec<_>>() },
+            "spec": { "kv": pairs.iter().map(|(key, record)| {
+            Value::Object(Map::from_iter([(key.clone(), record.as_str().into())]))
+        }).collect::<Vec<_>>() },
         })
     }
 

@@ -166,7 +166,8 @@ impl Metadata {
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
         let description = text(fields.optional("description"));
         let mut user_data = |lower: &'static str, camel: &'static str| {
-            let (one, other) = (fields.optional(lower), fields.optional(camel));
+            let one = fields.optional(lower);
+            let other = fields.optional(camel);
             if let (Some(_), Some(other)) = (&one, &other) {
                 other.problem(
                     format!("{lower} is also set"),

@@ -17,7 +17,7 @@ use dns_publish::{
     provider::{
         Batch, Parameters, Progress, Provider, ProviderError, Results, Step, TransactionResult,
         Visibility, Zone,
-        rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
+        rfc2136::{DEFAULT_TTL, Rfc2136, Rfc2136Settings},
     },
     record::{Labels, Name, Record, RecordType, Target},
 };
@@ -247,7 +247,7 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
             .map(|(name, value)| (name.to_owned(), value))
             .into(),
     );
-    let real = Rfc2136::new(Settings::from_parameters(&parameters).unwrap());
+    let real = Rfc2136::new(Rfc2136Settings::from_parameters(&parameters).unwrap());
     let sent = Sent::default();
     let provider = Box::new(InMemory {
         real,
@@ -436,7 +436,8 @@ fn engine() -> Engine {
         ("rfc2136-insecure", "true"),
     ];
     let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let real = Rfc2136::new(Settings::from_parameters(&Parameters(parameters.into())).unwrap());
+    let real =
+        Rfc2136::new(Rfc2136Settings::from_parameters(&Parameters(parameters.into())).unwrap());
     let zones = [("example.org".to_owned(), ZoneModel::default())].into();
     let provider = Box::new(InMemory {
         real,

@@ -9,7 +9,7 @@ use dns_publish::{
     plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
-        coredns::{CoreDns, Settings},
+        coredns::{CoreDns, CoreDnsSettings},
     },
     record::{Record, RecordType},
 };
@@ -119,7 +119,7 @@ impl Etcd {
 const PATIENT: [&str; 4] = ["--dial-timeout", "60s", "--command-timeout", "60s"];
 
 fn engine(parameters: &Parameters) -> Engine {
-    let provider = CoreDns::new(Settings::from_parameters(parameters).unwrap()).unwrap();
+    let provider = CoreDns::new(CoreDnsSettings::from_parameters(parameters).unwrap()).unwrap();
     Engine::new(Box::new(provider), Registry::default(), PlanRules::of("me"))
 }
 

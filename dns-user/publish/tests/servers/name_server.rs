@@ -16,7 +16,7 @@ use dns_publish::{
     plan::{Desired, PlanRules},
     provider::{
         Parameters, TlsFiles,
-        rfc2136::{Rfc2136, Settings},
+        rfc2136::{Rfc2136, Rfc2136Settings},
     },
     record::{Record, RecordType},
 };
@@ -144,8 +144,8 @@ impl NameServer {
         parameters(self.address, &zones.join(","), self.options.algorithm)
     }
 
-    pub(crate) fn settings(&self) -> Settings {
-        Settings::from_parameters(&self.parameters()).unwrap()
+    pub(crate) fn settings(&self) -> Rfc2136Settings {
+        Rfc2136Settings::from_parameters(&self.parameters()).unwrap()
     }
 
     /// Returns a publisher with owner `me`.
@@ -189,7 +189,7 @@ impl NameServer {
     }
 }
 
-pub(crate) fn engine(settings: Settings) -> Engine {
+pub(crate) fn engine(settings: Rfc2136Settings) -> Engine {
     Engine::new(
         Box::new(Rfc2136::new(settings)),
         Registry::default(),

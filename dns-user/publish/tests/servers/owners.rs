@@ -470,7 +470,8 @@ async fn minimum_applies_without_a_ttl() {
     parameters
         .0
         .insert("rfc2136-min-ttl".to_owned(), "300s".to_owned());
-    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let settings =
+        dns_publish::provider::rfc2136::Rfc2136Settings::from_parameters(&parameters).unwrap();
     let mut of_provider = engine(settings);
     let mut of_rules = server.engine();
     of_rules.rules = PlanRules {
@@ -512,7 +513,8 @@ async fn next_host_replaces_an_absent_one() {
         "rfc2136-host".to_owned(),
         format!("{absent}, {}", server.address),
     );
-    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let settings =
+        dns_publish::provider::rfc2136::Rfc2136Settings::from_parameters(&parameters).unwrap();
     let report = engine(settings)
         .reconcile(&names(3), None, &quiet)
         .await

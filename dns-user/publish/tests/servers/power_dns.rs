@@ -75,8 +75,9 @@ impl PowerDns {
 async fn power_dns_is_published_without_serial_numbers() {
     let server = PowerDns::start(false);
     let parameters = parameters(server.address, "example.org", "hmac-sha256");
-    let mut engine =
-        engine(dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap());
+    let mut engine = engine(
+        dns_publish::provider::rfc2136::Rfc2136Settings::from_parameters(&parameters).unwrap(),
+    );
     let report = engine.reconcile(&names(20), None, &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 20, "{report:?}");
     assert_eq!(

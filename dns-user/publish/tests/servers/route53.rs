@@ -9,7 +9,7 @@ use dns_publish::{
     plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
-        aws::{Aws, Settings},
+        aws::{Aws, AwsSettings},
     },
     record::{Name, Record, RecordType},
 };
@@ -20,7 +20,7 @@ use crate::{
     route53_double::{Double, KEY_ID, SECRET},
 };
 
-fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
+fn settings(url: &str, extra: &[(&str, &str)]) -> AwsSettings {
     let base = [
         ("aws-endpoint", url),
         ("aws-sts-endpoint", url),
@@ -32,13 +32,13 @@ fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
         .iter()
         .chain(extra)
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let mut settings = Settings::from_parameters(&Parameters(pairs.collect())).unwrap();
+    let mut settings = AwsSettings::from_parameters(&Parameters(pairs.collect())).unwrap();
     // Removes the service's limit of one batch per second, to save time.
     settings.batch_interval = Duration::from_millis(20);
     settings
 }
 
-fn engine(settings: Settings) -> Engine {
+fn engine(settings: AwsSettings) -> Engine {
     Engine::new(
         Box::new(Aws::new(settings).unwrap()),
         Registry::default(),
@@ -352,7 +352,7 @@ async fn files_hold_credentials() {
 fn partition_follows_region() {
     let of = |region: &str| {
         let parameters = Parameters([("aws-region".to_owned(), region.to_owned())].into());
-        let settings = Settings::from_parameters(&parameters).unwrap();
+        let settings = AwsSettings::from_parameters(&parameters).unwrap();
         (settings.region, settings.endpoint)
     };
     assert_eq!(

@@ -37,6 +37,8 @@ pub(crate) struct Figures {
     pub(crate) one: Duration,
     /// A run that changes a tenth of the names, each of which is read back by a query.
     pub(crate) tenth: Duration,
+    /// The same changes by nsupdate, which reads nothing back.
+    pub(crate) nsupdate_tenth: Duration,
 }
 
 #[tokio::test]
@@ -58,10 +60,11 @@ async fn publish(program: Program) {
         processor,
         one,
         tenth,
+        nsupdate_tenth,
     } = measure(program, false).await;
     println!(
         "{program:?}: {NAMES} names {first:.2?} (whole command {command:.2?}, nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
-         ({processor:.2?} of processor time), one change {one:.2?}, a thousand {tenth:.2?}"
+         ({processor:.2?} of processor time), one change {one:.2?}, a thousand {tenth:.2?} (nsupdate {nsupdate_tenth:.2?})"
     );
 }
 
@@ -86,7 +89,7 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
         .0
         .insert("rfc2136-zone".to_owned(), "example.org".to_owned());
     let mut settings =
-        dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+        dns_publish::provider::rfc2136::Rfc2136Settings::from_parameters(&parameters).unwrap();
     // A busy machine must not end the measurement.
     settings.timeout = Duration::from_mins(5);
     let mut engine = crate::name_server::engine(settings);
@@ -115,6 +118,10 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
     assert_eq!((report.applied(), report.rounds), (NAMES / 10, 1));
 
     let nsupdate = before.unwrap_or_else(peer);
+    let lines = changed_lines();
+    let begin = Instant::now();
+    server.nsupdate(&lines);
+    let nsupdate_tenth = begin.elapsed();
     for zone in ["example.org", "command.example", "peer.example"] {
         assert_eq!(
             server
@@ -133,6 +140,7 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
         processor,
         one,
         tenth,
+        nsupdate_tenth,
     }
 }
 
@@ -201,6 +209,22 @@ fn lines() -> String {
         lines.push_str(&format!(
             "update add a-n{number}.peer.example. 60 TXT \"heritage=external-dns,external-dns/owner=me,\
              external-dns/resource=crd/default/web\"\n"
+        ));
+        if number % NAMES_PER_MESSAGE == NAMES_PER_MESSAGE - 1 {
+            lines.push_str("send\n");
+        }
+    }
+    lines
+}
+
+/// Returns another TTL for a tenth of the names, for nsupdate.
+fn changed_lines() -> String {
+    let mut lines = String::new();
+    for number in 0..NAMES / 10 {
+        let (high, low) = (number / 250 % 250, number % 250);
+        lines.push_str(&format!("update delete n{number}.peer.example. A\n"));
+        lines.push_str(&format!(
+            "update add n{number}.peer.example. 61 A 198.51.{high}.{low}\n"
         ));
         if number % NAMES_PER_MESSAGE == NAMES_PER_MESSAGE - 1 {
             lines.push_str("send\n");

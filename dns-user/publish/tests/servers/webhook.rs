@@ -18,7 +18,7 @@ use dns_publish::{
     plan::{Desired, PlanRules},
     provider::{
         OnConflict, Parameters,
-        webhook::{Settings, Webhook},
+        webhook::{Webhook, WebhookSettings},
     },
     record::RecordType,
 };
@@ -99,7 +99,7 @@ impl Double {
 
 fn engine(url: &str) -> Engine {
     let parameters = Parameters([("webhook-provider-url".to_owned(), url.to_owned())].into());
-    let provider = Webhook::new(Settings::from_parameters(&parameters).unwrap()).unwrap();
+    let provider = Webhook::new(WebhookSettings::from_parameters(&parameters).unwrap()).unwrap();
     Engine::new(Box::new(provider), Registry::default(), PlanRules::of("me"))
 }
 

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{anyhow, bail};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use dns_kit::backoff;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tokio::sync::watch;
 
@@ -22,7 +23,7 @@ const ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Upper limit of the period over which downloads are spread, regardless of the publisher's request.
-const LONGEST_SPREAD: Duration = Duration::from_secs(600);
+const MAX_SPREAD: Duration = Duration::from_secs(600);
 
 /// Version jump that is logged as an error, because the agent accepts no lower version afterwards.
 const FAR: u64 = 1_000_000;
@@ -32,7 +33,7 @@ pub(super) struct Applier {
     mute: bool,
     disk: Disk,
     store: Store,
-    metrics: Arc<Metrics>,
+    metrics: Arc<AgentMetrics>,
     /// State of the file as last read.
     pub(super) held: watch::Sender<Report>,
     /// Highest announced version that is not applied yet; 0 if there is none.
@@ -41,7 +42,12 @@ pub(super) struct Applier {
 
 impl Applier {
     /// Reads the current file; a folder that hangs counts as no file.
-    pub(super) async fn new(mute: bool, disk: Disk, store: Store, metrics: Arc<Metrics>) -> Self {
+    pub(super) async fn new(
+        mute: bool,
+        disk: Disk,
+        store: Store,
+        metrics: Arc<AgentMetrics>,
+    ) -> Self {
         let applier = Self {
             mute,
             disk,
@@ -87,7 +93,8 @@ impl Applier {
 
     async fn try_apply(&mut self, announcement: &Announcement) -> anyhow::Result<Report> {
         let held = self.report().await?;
-        let (ours, announced) = (held.version, announcement.version);
+        let ours = held.version;
+        let announced = announcement.version;
         if announced <= ours {
             if announced > 0 && announced < ours {
                 self.metrics.lower.inc();
@@ -158,7 +165,7 @@ impl Applier {
                 }
             }
         }
-        let spread = Duration::from_millis(spread_ms).min(LONGEST_SPREAD);
+        let spread = Duration::from_millis(spread_ms).min(MAX_SPREAD);
         let mut newest = self.announced.subscribe();
         let bytes = tokio::select! {
             biased;
@@ -203,7 +210,6 @@ impl Applier {
 
     /// Downloads the blob, with a limited number of attempts.
     async fn download(&self, source: &BlobLocation, longest: usize) -> anyhow::Result<Bytes> {
-        let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
             let got = match source {
@@ -222,8 +228,8 @@ impl Applier {
                     tracing::warn!(attempt, "cannot download the blob; trying again: {error}")
                 }
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-            pause *= 2;
+            let pause = backoff::pause(FIRST_PAUSE, Duration::MAX, attempt);
+            tokio::time::sleep(backoff::spread(pause)).await;
             attempt += 1;
         }
     }
@@ -238,7 +244,7 @@ const BY_PATCH: &str = "patch";
 const BY_BLOB: &str = "blob";
 
 #[derive(Debug)]
-pub(super) struct Metrics {
+pub(super) struct AgentMetrics {
     pub(super) registry: Registry,
     version: IntGauge,
     /// Applied versions by source: [`BY_PATCH`], [`BY_BLOB`].
@@ -250,7 +256,7 @@ pub(super) struct Metrics {
     lower: IntCounter,
 }
 
-impl Metrics {
+impl AgentMetrics {
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| {
@@ -296,7 +302,7 @@ mod tests {
     use super::{super::AgentOptions, *};
     use crate::{
         digest,
-        store::{LONGEST_BLOB, StoreOptions},
+        store::{MAX_BLOB, StoreOptions},
     };
 
     /// Command line with only the `agent` options.
@@ -320,14 +326,14 @@ mod tests {
             blobstore_credentials: None,
             blobstore_ca: None,
             blobstore_timeout: 5,
-            longest_blob: LONGEST_BLOB,
+            longest_blob: MAX_BLOB,
         };
-        let disk = Disk::start(&options, LONGEST_BLOB).unwrap();
+        let disk = Disk::start(&options, MAX_BLOB).unwrap();
         Applier::new(
             false,
             disk,
             Store::open(&store, None).unwrap(),
-            Arc::new(Metrics::new().unwrap()),
+            Arc::new(AgentMetrics::new().unwrap()),
         )
         .await
     }

@@ -253,7 +253,7 @@ fn stamp_of(facts: &fs::Metadata) -> Option<Stamp> {
 
 fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), DiskError> {
     /// Maximum size of a hosts file that a block is added to, in bytes.
-    const LONGEST: u64 = 64 << 20;
+    const MAX_REPORT_SIZE: u64 = 64 << 20;
     let path = &options.hosts_file;
     let wrong = |problem: String| DiskError::Unusable {
         path: path.clone(),
@@ -270,7 +270,7 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
             whole_hosts_file(&name.to_string_lossy(), records)
         }
         HostsMode::Block => {
-            let old = match bounded::read_at_most(path, LONGEST) {
+            let old = match bounded::read_at_most(path, MAX_REPORT_SIZE) {
                 Ok(bytes) => String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
                 Err(error) => return Err(wrong(error.to_string())),

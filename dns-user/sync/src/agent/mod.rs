@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 
 use self::{
-    apply::{Applier, Metrics},
+    apply::{AgentMetrics, Applier},
     disk::Disk,
 };
 use crate::{
@@ -95,7 +95,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     )
     .await?;
     let store = Store::open(&options.store, Some(&bus))?;
-    let metrics = Arc::new(Metrics::new()?);
+    let metrics = Arc::new(AgentMetrics::new()?);
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
         http_server::spawn_metrics(address, move || registry.gather()).await?;
@@ -262,7 +262,7 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
 /// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
-    Metrics::new()
+    AgentMetrics::new()
         .expect("the names are valid")
         .registry
         .gather()

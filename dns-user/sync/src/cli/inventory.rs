@@ -13,7 +13,7 @@ use crate::{
         source::InventoryOptions,
         state::{Folder, PublisherState},
     },
-    http::{self, AcceptedName, Call, TlsFiles, TlsOptions},
+    http::{self, AcceptedName, HttpCall, TlsFiles, TlsOptions},
     inventory::{
         changes::Change,
         file::{Addresses, RawInstance},
@@ -25,7 +25,7 @@ use dns_core::link_address::{
 use dns_kit::http_client::{HttpClient, Limits};
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Instance {
+pub(super) enum InstanceCommand {
     /// Add an instance to the inventory
     Add(Add),
     /// Remove an instance from the inventory
@@ -104,7 +104,7 @@ pub(super) struct Move {
     place: Place,
 }
 
-impl Instance {
+impl InstanceCommand {
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
             Self::Add(Add {
@@ -197,7 +197,7 @@ pub(super) async fn call(
     } else {
         hyper::Method::GET
     };
-    let call = Call {
+    let call = HttpCall {
         method,
         url: &url,
         basic: None,

@@ -47,7 +47,7 @@ enum Command {
     Agent(Box<agent::AgentOptions>),
     /// Add, remove or move an instance, in the state folder or through the publisher's API
     #[command(subcommand)]
-    Instance(inventory::Instance),
+    Instance(inventory::InstanceCommand),
     /// Show each agent's version and lag, and list silent and disagreeing agents
     Status(StatusOptions),
     /// Print the name of a link or an instance group
@@ -116,9 +116,8 @@ pub fn main() -> ExitCode {
     let colours = io::stderr().is_terminal();
     let bars = MultiProgress::new();
     let log = Log(bars.clone());
-    let log = move || log.clone();
     tracing_subscriber::fmt()
-        .with_writer(log)
+        .with_writer(move || log.clone())
         .with_ansi(colours)
         .with_env_filter(filter)
         .init();
@@ -434,7 +433,7 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
 mod tests {
     use super::*;
     use crate::{
-        distributor::registry::Call,
+        distributor::registry::AgentCall,
         message::{Reply, Report},
     };
 
@@ -486,7 +485,7 @@ mod tests {
 
     #[test]
     fn unsynced_agents_are_listed() {
-        let call = Call {
+        let call = AgentCall {
             version: 5,
             nonce: 1,
         };

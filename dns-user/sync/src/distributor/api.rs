@@ -54,10 +54,6 @@ pub(super) async fn spawn(
         .with_context(|| format!("API at {address}"))?;
     let tls = files.load("api", AcceptedName::Host)?;
     // Rotated certificates apply from the next connection on.
-    let newest = move || {
-        tls.poll();
-        tls.server_config()
-    };
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/changes", post(change))
@@ -71,7 +67,16 @@ pub(super) async fn spawn(
         tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
         Router::new().fallback(refused)
     };
-    let server = Server::new("the API", Listener::Tls(listener, Box::new(newest)));
+    let server = Server::new(
+        "the API",
+        Listener::Tls(
+            listener,
+            Box::new(move || {
+                tls.poll();
+                tls.server_config()
+            }),
+        ),
+    );
     tokio::spawn(server.run(routes, std::future::pending()));
     Ok(())
 }
@@ -112,7 +117,7 @@ async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>
 }
 
 #[derive(Debug)]
-pub(super) struct Metrics {
+pub(super) struct PublisherMetrics {
     pub(super) registry: Registry,
     pub(super) sent: IntCounter,
     pub(super) sent_bytes: IntCounter,
@@ -125,7 +130,7 @@ pub(super) struct Metrics {
     agents: [IntGauge; 6],
 }
 
-impl Metrics {
+impl PublisherMetrics {
     /// Registers all families with value zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();

@@ -32,9 +32,9 @@ use tokio::{
 };
 
 use self::{
-    api::{Metrics, PublisherApi},
+    api::{PublisherApi, PublisherMetrics},
     plan::{Action, Outgoing, Plan, PlanSettings, StepInput},
-    registry::{AgentRegistry, AgentVersion, Call, Count},
+    registry::{AgentCall, AgentRegistry, AgentVersion, Count},
     source::InventoryOptions,
     state::CommittedVersion,
     state_writer::{Job, StateEvent, StateWriter, TICK, is_of_the_disk},
@@ -65,7 +65,7 @@ struct Distributor {
     bus: Bus,
     store: Store,
     shared: Shared,
-    metrics: Metrics,
+    metrics: PublisherMetrics,
     failures: LineLimit,
     /// The last logged failure; repeats are rate-limited.
     last_failure: String,
@@ -122,7 +122,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         )
         .await?;
     }
-    let metrics = Metrics::new()?;
+    let metrics = PublisherMetrics::new()?;
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
         http_server::spawn_metrics(address, move || registry.gather()).await?;
@@ -390,7 +390,7 @@ fn random() -> u64 {
 /// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
-    Metrics::new()
+    PublisherMetrics::new()
         .expect("the names are valid")
         .registry
         .gather()
@@ -606,8 +606,9 @@ impl Tasks {
     }
 
     /// Requests reports from agents by announcing version 0, which every agent has.
-    fn ask(&mut self, questions: Vec<(String, Call)>) {
-        let (client, process) = (self.client.clone(), self.process.clone());
+    fn ask(&mut self, questions: Vec<(String, AgentCall)>) {
+        let client = self.client.clone();
+        let process = self.process.clone();
         self.running.spawn(async move {
             let question = Announcement {
                 source: BlobLocation::Blob("-".to_owned()),
@@ -635,12 +636,14 @@ impl Tasks {
         if let Some(older) = self.sending.take() {
             older.abort();
         }
-        let (client, process, bandwidth) =
-            (self.client.clone(), self.process.clone(), self.bandwidth);
+        let client = self.client.clone();
+        let process = self.process.clone();
+        let bandwidth = self.bandwidth;
         let time = move |bytes: u64| Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
         self.sending = Some(self.running.spawn(async move {
             let version = batch.first().map_or(0, |first| first.call.version);
-            let (mut messages, mut bytes) = (0_u64, 0_u64);
+            let mut messages = 0_u64;
+            let mut bytes = 0_u64;
             let sent = async {
                 let begun = Instant::now();
                 for Outgoing {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use dns_kit::logs::LineLimit;
 
 use super::{
-    registry::{AgentRegistry, AgentVersion, Call, Verdict},
+    registry::{AgentCall, AgentRegistry, AgentVersion, Verdict},
     state::CommittedVersion,
     state_writer::Committed,
 };
@@ -33,7 +33,7 @@ const PATCH_TIMEOUT_MS: u64 = 2000;
 const BURST: f64 = 4.0;
 
 /// Minimum average interval of versions, in milliseconds.
-const SHORTEST_INTERVAL_MS: f64 = 250.0;
+const MIN_INTERVAL_MS: f64 = 250.0;
 
 /// Write rate of datasets in bytes per second, beyond a burst. Faster changes share versions.
 const WRITTEN_PER_SECOND: f64 = 500_000.0;
@@ -42,7 +42,7 @@ const WRITTEN_PER_SECOND: f64 = 500_000.0;
 const ENVELOPE: usize = 4096;
 
 /// Maximum length of a reply in bytes; our agents' are below 1 KiB.
-const LONGEST_REPLY: usize = 16 << 10;
+const MAX_REPLY: usize = 16 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct PlanSettings {
@@ -69,7 +69,7 @@ pub(super) struct StepInput<'a> {
 /// Work for the caller.
 #[derive(Debug)]
 pub(super) enum Action {
-    Ask(Vec<(String, Call)>),
+    Ask(Vec<(String, AgentCall)>),
     /// Commit the inventory above a version.
     Commit {
         floor: u64,
@@ -91,7 +91,7 @@ pub(super) enum Action {
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) agent: String,
-    pub(super) call: Call,
+    pub(super) call: AgentCall,
     pub(super) announcement: Arc<Announcement>,
 }
 
@@ -327,7 +327,7 @@ impl Plan {
             // All agents are contacted once the inventory is read.
             return;
         }
-        if body.len() > LONGEST_REPLY {
+        if body.len() > MAX_REPLY {
             self.ignored += 1;
             return;
         }
@@ -336,7 +336,7 @@ impl Plan {
                 Some(report) => self.registry.report(agent, report, now),
                 None => Verdict::Ignored,
             },
-            _ => match Call::parse(request) {
+            _ => match AgentCall::parse(request) {
                 Some(call) => {
                     let reply = Reply::read(body);
                     self.exceptions +=
@@ -427,7 +427,7 @@ impl Plan {
             None if now.max_payload.is_some() => {
                 let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
                 let questions = ids.into_iter().map(|id| {
-                    let call = Call {
+                    let call = AgentCall {
                         version: 0,
                         nonce: (now.random)(),
                     };
@@ -458,7 +458,7 @@ impl Plan {
             .current
             .as_ref()
             .map_or(0, |current| current.bytes.len());
-        let interval = SHORTEST_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
+        let interval = MIN_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
         let (allowed, at) = self.allowance;
         let allowed = (allowed + now.ms.saturating_sub(at) as f64 / interval).min(BURST);
         self.allowance = (allowed, now.ms);
@@ -501,7 +501,8 @@ impl Plan {
             return;
         }
         let source = current.signed_source(now, self.settings.links_good_for);
-        let (mut ready, mut blobs) = (Vec::new(), 0_u64);
+        let mut ready = Vec::new();
+        let mut blobs = 0_u64;
         for (agent, held) in due {
             let from = held.filter(|_| self.settings.patches);
             let patch = match from {
@@ -570,7 +571,7 @@ impl Plan {
                     extra,
                 })
             });
-            let call = Call {
+            let call = AgentCall {
                 version: current.made.version,
                 nonce: (now.random)(),
             };

@@ -11,19 +11,19 @@ use crate::message::{self, Reply, Report};
 pub(crate) const REPLY_TIMEOUT_MS: u64 = 10_000;
 
 /// Longest pause before a silent agent is retried.
-const LONGEST_PAUSE_MS: u64 = 300_000;
+const MAX_PAUSE_MS: u64 = 300_000;
 
 /// First pause after an exception.
 const EXCEPTION_PAUSE_MS: u64 = 5_000;
 
 /// Shortest time between two calls to one agent, however often it reports.
-const SHORTEST_GAP_MS: u64 = 1_000;
+const MIN_GAP_MS: u64 = 1_000;
 
 /// Number of open calls per agent whose replies are accepted; older ones are forgotten.
 const OPEN_CALLS: usize = 4;
 
 /// Largest step by which a report raises the version. A single faulty agent must not exhaust the numbers.
-pub(crate) const LARGEST_RAISE: u64 = 1_000_000;
+pub(crate) const MAX_RAISE: u64 = 1_000_000;
 
 /// The file that an agent holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,19 +62,19 @@ pub(crate) struct Agent {
     has_reported: bool,
     /// Open calls, oldest first.
     #[serde(skip)]
-    calls: Vec<Call>,
+    calls: Vec<AgentCall>,
 }
 
 /// An open call to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct AgentCall {
     /// Announced version; 0 for a request to report.
     pub version: u64,
     /// Random number in the reply's subject, which another party cannot guess.
     pub nonce: u64,
 }
 
-impl Call {
+impl AgentCall {
     /// Returns the last token of the reply's subject.
     pub(crate) fn token(self) -> String {
         format!("{}-{:016x}", self.version, self.nonce)
@@ -271,7 +271,14 @@ impl AgentRegistry {
 
     /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
     /// 0..1.
-    pub(crate) fn record_call(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
+    pub(crate) fn record_call(
+        &mut self,
+        id: &str,
+        call: AgentCall,
+        at: u64,
+        spread: u64,
+        random: f64,
+    ) {
         let Some(agent) = self.agents.get_mut(id) else {
             return;
         };
@@ -282,7 +289,7 @@ impl AgentRegistry {
         if call.version == 0 {
             return;
         }
-        let pause = (REPLY_TIMEOUT_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
+        let pause = (REPLY_TIMEOUT_MS << agent.failures.min(6)).min(MAX_PAUSE_MS);
         agent.asked = Some(at);
         agent.failures = agent.failures.saturating_add(1);
         agent.next = at + spread + jitter(pause, random);
@@ -292,7 +299,7 @@ impl AgentRegistry {
     pub(crate) fn record_reply(
         &mut self,
         id: &str,
-        call: Call,
+        call: AgentCall,
         reply: Reply,
         now: u64,
         random: f64,
@@ -339,12 +346,12 @@ impl AgentRegistry {
                 agent.has_reported = true;
                 if !agent.unsigned && is_unknown_method(&problem) {
                     agent.unsigned = true;
-                    agent.next = now + SHORTEST_GAP_MS;
+                    agent.next = now + MIN_GAP_MS;
                     return Verdict::Noted;
                 }
                 let known = agent.error.as_ref() == Some(&problem);
                 agent.error = Some(problem.clone());
-                let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
+                let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(MAX_PAUSE_MS);
                 agent.next = now + jitter(pause, random);
                 if known {
                     Verdict::Noted
@@ -379,8 +386,8 @@ impl AgentRegistry {
             agent.failures = 0;
             agent.next = agent
                 .asked
-                .map_or(0, |asked| asked + SHORTEST_GAP_MS)
-                .min(now + SHORTEST_GAP_MS);
+                .map_or(0, |asked| asked + MIN_GAP_MS)
+                .min(now + MIN_GAP_MS);
             if version < self.version && first {
                 agent.next = 0;
             }
@@ -390,7 +397,7 @@ impl AgentRegistry {
         if self.state(agent) != AgentState::Disagreeing {
             return Verdict::Noted;
         }
-        match first && version <= self.version.saturating_add(LARGEST_RAISE) {
+        match first && version <= self.version.saturating_add(MAX_RAISE) {
             true => Verdict::Raise(version),
             false if changed => Verdict::Disagrees(held),
             false => Verdict::Noted,
@@ -440,8 +447,8 @@ fn jitter(pause: u64, random: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn call(version: u64) -> Call {
-        Call {
+    fn call(version: u64) -> AgentCall {
+        AgentCall {
             version,
             nonce: version * 100,
         }
@@ -494,7 +501,7 @@ mod tests {
         for round in 0..100 {
             registry.record_call("c", call(5), round, 0, 1.0);
         }
-        assert!(registry.agents["c"].next < 2 * LONGEST_PAUSE_MS);
+        assert!(registry.agents["c"].next < 2 * MAX_PAUSE_MS);
         assert_eq!(registry.agents["c"].calls.len(), OPEN_CALLS);
     }
 
@@ -506,7 +513,7 @@ mod tests {
             let now = 1_000_000 * (round + 1);
             registry.record_call(
                 "b",
-                Call {
+                AgentCall {
                     version: 5,
                     nonce: round,
                 },
@@ -517,7 +524,7 @@ mod tests {
             let complaint = Reply::Exception("no blob".to_owned());
             registry.record_reply(
                 "b",
-                Call {
+                AgentCall {
                     version: 5,
                     nonce: round,
                 },
@@ -530,7 +537,7 @@ mod tests {
         // It was restarted, with the same file.
         registry.report("b", report(4, "four"), 6_010_000);
         let is_due = |now: u64| registry.due(now).iter().any(|(id, _)| id == "b");
-        assert!(is_due(6_010_000 + SHORTEST_GAP_MS));
+        assert!(is_due(6_010_000 + MIN_GAP_MS));
     }
 
     #[test]
@@ -576,7 +583,7 @@ mod tests {
             Verdict::Noted,
             "logged once"
         );
-        let far = report(10 + LARGEST_RAISE + 1, "far");
+        let far = report(10 + MAX_RAISE + 1, "far");
         assert!(matches!(
             registry.report("c", far, 5),
             Verdict::Disagrees(_)
@@ -586,7 +593,7 @@ mod tests {
     #[test]
     fn largest_raise_is_taken() {
         let mut registry = registry();
-        let most = 5 + LARGEST_RAISE;
+        let most = 5 + MAX_RAISE;
         assert!(matches!(
             registry.report("a", report(most + 1, "far"), 1),
             Verdict::Disagrees(_)
@@ -600,7 +607,7 @@ mod tests {
     #[test]
     fn only_open_calls_count() {
         let mut registry = registry();
-        let forged = Call {
+        let forged = AgentCall {
             version: 5,
             nonce: 1,
         };
@@ -636,7 +643,7 @@ mod tests {
         );
         assert_eq!(verdict, Verdict::Noted);
         assert!(registry.agents["a"].unsigned && !registry.agents["b"].unsigned);
-        assert_eq!(registry.due(10 + SHORTEST_GAP_MS), [("a".to_owned(), None)]);
+        assert_eq!(registry.due(10 + MIN_GAP_MS), [("a".to_owned(), None)]);
         registry.forget_reports();
         assert!(registry.agents["a"].unsigned);
     }
@@ -657,7 +664,7 @@ mod tests {
         assert!(registry.due(22).contains(&("c".to_owned(), None)));
         registry.record_call(
             "c",
-            Call {
+            AgentCall {
                 version: 6,
                 nonce: 1,
             },
@@ -667,7 +674,7 @@ mod tests {
         );
         registry.record_reply(
             "c",
-            Call {
+            AgentCall {
                 version: 6,
                 nonce: 1,
             },

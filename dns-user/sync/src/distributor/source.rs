@@ -22,7 +22,7 @@ use crate::inventory::{
 pub(crate) const CHANGES: &str = "changes.json";
 
 /// Maximum size of a hosts file, in bytes.
-const LONGEST_FILE: u64 = 256 << 20;
+const MAX_FILE_SIZE: u64 = 256 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[group(required = true, multiple = false, id = "inventory_source")]
@@ -72,7 +72,7 @@ impl InventoryOptions {
         let Some(path) = &self.nodes else {
             return file::load(self.path());
         };
-        let bytes = bounded::read_at_most(path, LONGEST_FILE)
+        let bytes = bounded::read_at_most(path, MAX_FILE_SIZE)
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
@@ -302,7 +302,8 @@ mod tests {
     #[test]
     fn renamed_file_is_complete() {
         let mut quiet = Quiet::default();
-        let (first, second) = (file_stamp(1, 1), file_stamp(2, 1));
+        let first = file_stamp(1, 1);
+        let second = file_stamp(2, 1);
         assert_eq!(quiet.replaced(&first), None, "nothing was read before");
         quiet.poll(first.clone(), 0, 0);
         assert_eq!(quiet.replaced(&second), Some(vec![Path::new("f")]));

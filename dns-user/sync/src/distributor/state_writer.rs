@@ -41,7 +41,7 @@ pub(crate) const CONFIRMED: &str = "confirmed.json";
 const FREE_REMOVALS: usize = 10;
 
 /// Maximum size of a patch in bytes: it must fit into a NATS message, and Base64 adds a third.
-const LONGEST_PATCH: usize = 500_000;
+const MAX_PATCH: usize = 500_000;
 
 /// A request to the thread.
 #[derive(Debug)]
@@ -343,7 +343,7 @@ impl StateWriter {
                 tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}")
             })
             .ok()?;
-        (frame.len() <= LONGEST_PATCH.min(bytes.len())).then(|| Patch {
+        (frame.len() <= MAX_PATCH.min(bytes.len())).then(|| Patch {
             from,
             zstd: STANDARD.encode(frame),
         })
@@ -442,13 +442,13 @@ mod tests {
         // What is new is random, so that it enters the patch as it is.
         let mut random = fastrand::Rng::with_seed(72);
         let random: Vec<u8> = std::iter::repeat_with(|| random.u8(..))
-            .take(LONGEST_PATCH)
+            .take(MAX_PATCH)
             .collect();
         let new = |added: usize| Bytes::from([&old[..], &random[..added]].concat());
         let length = |added: usize| digest::make_patch(&old, &new(added)).unwrap().len();
-        let some = LONGEST_PATCH - 1_000;
-        let most = LONGEST_PATCH - (length(some) - some);
-        assert_eq!(length(most), LONGEST_PATCH);
+        let some = MAX_PATCH - 1_000;
+        let most = MAX_PATCH - (length(some) - some);
+        assert_eq!(length(most), MAX_PATCH);
         for (added, is_sent) in [(most - 1, true), (most, true), (most + 1, false)] {
             assert_eq!(writer.patch(1, &new(added)).is_some(), is_sent, "{added}");
         }

@@ -303,8 +303,11 @@ impl Inventory {
 
 /// Checks that a text is valid as a token of a NATS subject and as a label of a name.
 fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    if (1..=63).contains(&text.len()) && text.bytes().all(good) {
+    if (1..=63).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+    {
         return Ok(());
     }
     let problem = format!("{what} {text:?} must have 1 to 63 letters, digits, `-` or `_`");

@@ -32,14 +32,14 @@ use url::Url;
 
 use crate::{
     bus::Bus,
-    http::{self, Call, HttpError},
+    http::{self, HttpCall, HttpError},
 };
 
 /// Default of `--longest-blob`, in bytes; a dataset of 10,000 instances has 2.6 MB.
-pub const LONGEST_BLOB: usize = 64 << 20;
+pub const MAX_BLOB: usize = 64 << 20;
 
 /// Maximum size of a response to PUT and DELETE, in bytes.
-const LONGEST_ANSWER: usize = 1 << 20;
+const MAX_ANSWER: usize = 1 << 20;
 
 /// Maximum number of concurrent calls to a shared folder, which may hang.
 const FOLDER_CALLS: usize = 4;
@@ -61,7 +61,7 @@ pub struct StoreOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub blobstore_timeout: u64,
     /// Maximum size of a blob in bytes, before and after decompression
-    #[arg(long, value_name = "BYTES", default_value_t = LONGEST_BLOB)]
+    #[arg(long, value_name = "BYTES", default_value_t = MAX_BLOB)]
     pub longest_blob: usize,
 }
 
@@ -303,27 +303,15 @@ impl Store {
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(
-                    Method::PUT,
-                    &url,
-                    Some(secrets),
-                    bytes.clone(),
-                    LONGEST_ANSWER,
-                )
-                .await
-                .map(drop)
+                self.http(Method::PUT, &url, Some(secrets), bytes.clone(), MAX_ANSWER)
+                    .await
+                    .map(drop)
             }
             Kind::S3(s3) => {
                 let url = s3.url(&Method::PUT, id, SystemTime::now(), self.limit);
-                self.http(
-                    Method::PUT,
-                    url.as_str(),
-                    None,
-                    bytes.clone(),
-                    LONGEST_ANSWER,
-                )
-                .await
-                .map(drop)
+                self.http(Method::PUT, url.as_str(), None, bytes.clone(), MAX_ANSWER)
+                    .await
+                    .map(drop)
             }
             Kind::JetStream(objects) => objects.put(id, bytes, self.limit).await,
         }
@@ -336,12 +324,11 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let read = move |path: &Path| {
-                    let failed = |cause| StoreError::File {
-                        path: path.to_owned(),
-                        cause,
-                    };
                     Ok(bounded::read_at_most(path, longest as u64)
-                        .map_err(failed)?
+                        .map_err(|cause| StoreError::File {
+                            path: path.to_owned(),
+                            cause,
+                        })?
                         .into())
                 };
                 self.in_folder(folder.join(id), read).await
@@ -367,7 +354,7 @@ impl Store {
         headers: &Map<String, Value>,
         longest: usize,
     ) -> Result<Bytes, StoreError> {
-        let call = Call {
+        let call = HttpCall {
             method: Method::GET,
             url,
             basic: None,
@@ -386,13 +373,13 @@ impl Store {
         let gone = match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let remove = |path: &Path| {
+                self.in_folder(folder.join(id), |path: &Path| {
                     fs::remove_file(path).map_err(|cause| StoreError::File {
                         path: path.to_owned(),
                         cause,
                     })
-                };
-                self.in_folder(folder.join(id), remove).await
+                })
+                .await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));
@@ -401,22 +388,16 @@ impl Store {
                     &url,
                     Some(secrets),
                     Bytes::new(),
-                    LONGEST_ANSWER,
+                    MAX_ANSWER,
                 )
                 .await
                 .map(drop)
             }
             Kind::S3(s3) => {
                 let url = s3.url(&Method::DELETE, id, SystemTime::now(), self.limit);
-                self.http(
-                    Method::DELETE,
-                    url.as_str(),
-                    None,
-                    Bytes::new(),
-                    LONGEST_ANSWER,
-                )
-                .await
-                .map(drop)
+                self.http(Method::DELETE, url.as_str(), None, Bytes::new(), MAX_ANSWER)
+                    .await
+                    .map(drop)
             }
             Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
@@ -464,7 +445,7 @@ impl Store {
             let Secrets { user, password, .. } = secrets;
             Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
         });
-        let call = Call {
+        let call = HttpCall {
             method,
             url,
             basic,
@@ -558,8 +539,9 @@ async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    let late = |_| Err(failed(format!("not finished within {limit:?}")));
-    tokio::time::timeout(limit, call).await.unwrap_or_else(late)
+    tokio::time::timeout(limit, call)
+        .await
+        .unwrap_or_else(|_| Err(failed(format!("not finished within {limit:?}"))))
 }
 
 impl Objects {
@@ -664,7 +646,7 @@ mod tests {
             blobstore_credentials: credentials,
             blobstore_ca: None,
             blobstore_timeout: 5,
-            longest_blob: LONGEST_BLOB,
+            longest_blob: MAX_BLOB,
         };
         Store::open(&options, None)
     }
@@ -674,13 +656,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&format!("file://{}", folder.path().display())).unwrap();
         store.put("a", &Bytes::from_static(b"blob")).await.unwrap();
-        for longest in [4, 5, LONGEST_BLOB] {
+        for longest in [4, 5, MAX_BLOB] {
             assert_eq!(store.get("a", longest).await.unwrap(), "blob");
         }
         assert!(store.get("a", 3).await.is_err(), "one byte more");
         store.delete("a").await.unwrap();
         store.delete("a").await.unwrap();
-        assert!(store.get("a", LONGEST_BLOB).await.is_err());
+        assert!(store.get("a", MAX_BLOB).await.is_err());
         assert_eq!(
             store.signed_url("a", Duration::ZERO, Duration::from_secs(1)),
             None

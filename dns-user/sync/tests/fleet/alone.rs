@@ -301,6 +301,8 @@ fn mistyped_state_folder_is_refused() -> Result<()> {
             "g",
             "--network",
             "default=10.9.9.9",
+            "--agent-id",
+            "a9",
             "--inventory",
         ]);
         command

@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dns_sync::store::{LONGEST_BLOB, Store, StoreOptions, unix_now};
+use dns_sync::store::{MAX_BLOB, Store, StoreOptions, unix_now};
 use hyper_util::rt::TokioIo;
 use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
 use s3s_fs::FileSystem;
@@ -99,7 +99,7 @@ pub(crate) fn open(lab: &Lab, url: &str, credentials: &str) -> Result<Store> {
         blobstore_credentials: Some(file),
         blobstore_ca: None,
         blobstore_timeout: 20,
-        longest_blob: LONGEST_BLOB,
+        longest_blob: MAX_BLOB,
     };
     Ok(Store::open(&options, None)?)
 }
@@ -175,7 +175,7 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     let runtime = Runtime::new()?;
     let blob = Bytes::from_static(b"a blob");
     runtime.block_on(store.put("one", &blob))?;
-    assert_eq!(runtime.block_on(store.get("one", LONGEST_BLOB))?, blob);
+    assert_eq!(runtime.block_on(store.get("one", MAX_BLOB))?, blob);
     for stranger in &strangers {
         for error in [
             runtime
@@ -183,7 +183,7 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
                 .err()
                 .context("put")?,
             runtime
-                .block_on(stranger.get("one", LONGEST_BLOB))
+                .block_on(stranger.get("one", MAX_BLOB))
                 .err()
                 .context("get")?,
             runtime
@@ -217,7 +217,7 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     runtime.block_on(store.delete("one"))?;
     runtime.block_on(store.delete("one"))?;
     let gone = runtime
-        .block_on(store.get("one", LONGEST_BLOB))
+        .block_on(store.get("one", MAX_BLOB))
         .err()
         .context("it is gone")?;
     assert!(

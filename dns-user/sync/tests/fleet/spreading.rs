@@ -111,6 +111,13 @@ fn changes_reach_the_fleet() -> Result<()> {
     ]
     .concat();
     assert_eq!(lab.run(&address)?, "q-a1n1s3.q-g2.bosh\n");
+    let one = [
+        &["address"],
+        &names[..],
+        &["--instance-group", "web_server", "--long", "--uuid", "i0"],
+    ]
+    .concat();
+    assert_eq!(lab.run(&one)?, "i0.web-server.default.dep.bosh\n");
     let san = [
         &["san"],
         &names[..],

@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use dns_kit::{
     aws_signature::{Credentials, Signer, encode_query},
+    backoff,
     http_client::Limits,
 };
 use http_body_util::Full;
@@ -24,13 +25,13 @@ use quick_xml::{
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::Settings;
+use super::AwsSettings;
 use crate::provider::{Http, MAX_BODY, ProviderError, bad_answer, settings};
 
 /// API version in paths and in the XML namespace of requests.
 pub(super) const VERSION: &str = "2013-04-01";
 
-/// First pause after a throttled call; it doubles with each further call.
+/// First pause after a throttled call; it doubles with each further one, up to [`LONG_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Recommended pause if throttling does not end.
@@ -45,15 +46,15 @@ const THROTTLING: [&str; 4] = [
 ];
 
 pub(super) struct Api {
-    pub(super) settings: Settings,
+    pub(super) settings: AwsSettings,
     http: Http,
     /// Credentials that expire, and the time of their end.
     temporary: Option<(Credentials, SystemTime)>,
 }
 
 impl Api {
-    pub(super) fn new(settings: Settings) -> Result<Self, ProviderError> {
-        let Settings {
+    pub(super) fn new(settings: AwsSettings) -> Result<Self, ProviderError> {
+        let AwsSettings {
             endpoint,
             token_endpoint,
             metadata_endpoint,
@@ -103,30 +104,29 @@ impl Api {
     ) -> Result<Element, ProviderError> {
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
-        let Settings {
+        let AwsSettings {
             endpoint,
             region,
             retries,
             ..
         } = &self.settings;
-        let (service, path, content_type) = ("route53", &path, "text/xml");
         let unsigned = Unsigned {
-            service,
+            service: "route53",
             region,
             method,
-            path,
+            path: &path,
             query,
-            content_type,
+            content_type: "text/xml",
             body: &body,
         };
-        let (mut pause, mut attempt) = (FIRST_PAUSE, 0);
+        let mut attempt = 0;
         loop {
             let request = unsigned.sign(endpoint, &credentials)?;
             match self.exchange(endpoint, request).await {
                 Err(ProviderError::Throttled { .. }) if attempt < *retries => {
-                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-                    pause *= 2;
                     attempt += 1;
+                    let pause = backoff::pause(FIRST_PAUSE, LONG_PAUSE, attempt);
+                    tokio::time::sleep(backoff::spread(pause)).await;
                 }
                 result => return result,
             }
@@ -237,7 +237,7 @@ struct Profile {
 impl Api {
     /// Returns credentials that remain valid for at least [`RENEWAL`].
     async fn credentials(&mut self) -> Result<Credentials, ProviderError> {
-        let Settings {
+        let AwsSettings {
             credentials: given,
             web_identity,
             shared_file,
@@ -328,20 +328,19 @@ impl Api {
         role: &str,
         base: &Credentials,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
-        let Settings {
+        let AwsSettings {
             token_endpoint,
             region,
             ..
         } = &self.settings;
         let body = &role_form("AssumeRole", role, None);
-        let (service, method, path, content_type) = ("sts", "POST", "/", FORM);
         let unsigned = Unsigned {
-            service,
+            service: "sts",
             region,
-            method,
-            path,
+            method: "POST",
+            path: "/",
             query: &[],
-            content_type,
+            content_type: FORM,
             body,
         };
         let request = unsigned.sign(token_endpoint, base)?;

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 pub use self::sets::BalancerRecords;
 use self::{
     api::{Api, Element},
-    sets::{Changes, MAX_CHANGES},
+    sets::{MAX_CHANGES, SetChanges},
 };
 use super::{
     Batch, Definition, GroupSender, Parameter,
@@ -65,7 +65,7 @@ pub(super) const DEFINITION: Definition = Definition {
     ],
     remarks,
     ..Definition::new("aws", |parameters| {
-        Ok(Box::new(Settings::from_parameters(parameters)?))
+        Ok(Box::new(AwsSettings::from_parameters(parameters)?))
     })
 };
 
@@ -100,7 +100,7 @@ fn remarks(parameters: &Parameters) -> Vec<String> {
 
 /// Settings of one account.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct AwsSettings {
     /// URL of Route 53.
     pub endpoint: String,
     /// URL of the token service.
@@ -140,7 +140,7 @@ pub struct Settings {
     pub timeout: Duration,
 }
 
-impl Settings {
+impl AwsSettings {
     /// Parses the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
     /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`, or come from
     /// `aws-web-identity-token-file`, `aws-shared-credentials-file` and `aws-profile`. `aws-region` only
@@ -167,10 +167,6 @@ impl Settings {
                     "aws-zone-type is {other:?}; write public or private"
                 )));
             }
-        };
-        let tag = |tag: &str| match tag.split_once('=') {
-            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-            None => (tag.to_owned(), None),
         };
         let domains = DomainFilter::new(
             parameters.list("domain-filter"),
@@ -206,7 +202,10 @@ impl Settings {
             tags: parameters
                 .list("aws-zone-tags")
                 .into_iter()
-                .map(tag)
+                .map(|tag| match tag.split_once('=') {
+                    Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
+                    None => (tag.to_owned(), None),
+                })
                 .collect(),
             zone_ids: parameters
                 .list("zone-id-filter")
@@ -255,15 +254,14 @@ fn balancers(parameters: &Parameters) -> Result<BalancerRecords, ProviderError> 
 /// Returns the shared credentials file and its profile: the given ones, or the usual file if it exists.
 fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
     let profile = parameters.text("aws-profile");
-    let usual = || std::env::home_dir().map(|home| home.join(".aws/credentials"));
     let file = parameters
         .path("aws-shared-credentials-file")
-        .or_else(usual)?;
+        .or_else(|| std::env::home_dir().map(|home| home.join(".aws/credentials")))?;
     let is_meant = profile.is_some() || parameters.text("aws-shared-credentials-file").is_some();
     (is_meant || file.exists()).then(|| (file, profile.unwrap_or("default").to_owned()))
 }
 
-impl ProviderSettings for Settings {
+impl ProviderSettings for AwsSettings {
     fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
         Ok(Box::new(Aws::new(*self)?))
     }
@@ -283,7 +281,7 @@ pub struct Aws {
 
 impl Aws {
     /// Creates a provider without sending a request.
-    pub fn new(settings: Settings) -> Result<Self, ProviderError> {
+    pub fn new(settings: AwsSettings) -> Result<Self, ProviderError> {
         Ok(Self {
             api: Api::new(settings)?,
             listed: HashMap::new(),
@@ -327,7 +325,7 @@ impl Aws {
 
     /// Parses a zone; `None` if a filter excludes it.
     fn accept(&self, zone: &Element) -> Result<Option<Zone>, ProviderError> {
-        let Settings {
+        let AwsSettings {
             visibility: wanted,
             zone_ids,
             domains,
@@ -373,12 +371,11 @@ impl Aws {
                     .list("Tags")
                     .map(|tag| (tag.text_of("Key"), tag.text_of("Value")))
                     .collect();
-                let has = |(key, value): &(String, Option<String>)| {
+                if self.api.settings.tags.iter().all(|(key, value)| {
                     tags.iter().any(|tag| {
                         tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value)
                     })
-                };
-                if self.api.settings.tags.iter().all(has) {
+                }) {
                     kept.push(tagged.text_of("ResourceId").to_owned());
                 }
             }
@@ -449,7 +446,7 @@ impl Aws {
                     return Err(ProviderError::Unfit { name, reason });
                 }
             }
-            let changes = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
+            let changes = SetChanges::new(transaction, |record| listed.get(&record.key()).cloned());
             if changes.size.fits(self.api.settings.batch_size) {
                 return Ok(changes);
             }
@@ -461,7 +458,7 @@ impl Aws {
             })
         };
         let changes = batch.transactions.iter().map(convert).collect();
-        let mut sender = Sender {
+        let mut sender = BatchSender {
             aws: self,
             zone: &batch.zone,
         };
@@ -488,19 +485,19 @@ impl Provider for Aws {
 }
 
 /// Sends batches to one zone, at most one per interval.
-struct Sender<'a> {
+struct BatchSender<'a> {
     aws: &'a mut Aws,
     zone: &'a str,
 }
 
-impl GroupSender for Sender<'_> {
-    type Item = Changes;
+impl GroupSender for BatchSender<'_> {
+    type Item = SetChanges;
 
-    fn fitting(&self, transactions: &[Changes]) -> usize {
+    fn fitting(&self, transactions: &[SetChanges]) -> usize {
         sets::fitting(transactions, self.aws.api.settings.batch_size)
     }
 
-    async fn send(&mut self, groups: &[&[Changes]]) -> Vec<TransactionResult> {
+    async fn send(&mut self, groups: &[&[SetChanges]]) -> Vec<TransactionResult> {
         if let Some(last) = self.aws.last_batch {
             tokio::time::sleep_until(last + self.aws.api.settings.batch_interval).await;
         }

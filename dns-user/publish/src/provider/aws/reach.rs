@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Settings;
+use super::AwsSettings;
 
 /// Account whose zones settings reach, as far as they tell.
 #[derive(PartialEq)]
@@ -25,7 +25,7 @@ impl<'a> Account<'a> {
     }
 }
 
-impl Settings {
+impl AwsSettings {
     /// Returns whether a zone may pass the filters of both. What only might differ counts as the same.
     pub(super) fn may_share_zones(&self, other: &Self) -> bool {
         self.endpoint == other.endpoint

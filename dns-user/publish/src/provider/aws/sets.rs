@@ -391,13 +391,13 @@ impl Size {
 
 /// Changes of one transaction, always sent in one batch.
 #[derive(Debug, Clone)]
-pub(super) struct Changes {
+pub(super) struct SetChanges {
     /// `DELETE` or `CREATE`, and the set.
     changes: Vec<(&'static str, Element)>,
     pub(super) size: Size,
 }
 
-impl Changes {
+impl SetChanges {
     /// Converts steps to changes. `listed` returns a set exactly as Route 53 listed it.
     ///
     /// A deletion must name the exact set, so it also compares: a set that must stay is deleted and
@@ -432,23 +432,27 @@ impl Changes {
     }
 }
 
-pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
+pub(super) fn fitting(transactions: &[SetChanges], max_changes: usize) -> usize {
     let mut size = Size::default();
-    let fits = |changes: &&Changes| {
-        size.add(changes.size);
-        size.fits(max_changes)
-    };
-    transactions.iter().take_while(fits).count()
+    transactions
+        .iter()
+        .take_while(|changes| {
+            size.add(changes.size);
+            size.fits(max_changes)
+        })
+        .count()
 }
 
-pub(super) fn request(group: &[Changes]) -> Element {
+pub(super) fn request(group: &[SetChanges]) -> Element {
     let mut changes: Vec<&(&str, Element)> =
         group.iter().flat_map(|changes| &changes.changes).collect();
     changes.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
-    let change = |(verb, set): &(&str, Element)| {
-        Element::of("Change", [Element::text("Action", verb), set.clone()])
-    };
-    let changes = Element::of("Changes", changes.into_iter().map(change));
+    let changes = Element::of(
+        "Changes",
+        changes
+            .into_iter()
+            .map(|(verb, set)| Element::of("Change", [Element::text("Action", verb), set.clone()])),
+    );
     let batch = Element::of(
         "ChangeBatch",
         [Element::text("Comment", "bosh-dns-publish"), changes],
@@ -516,7 +520,7 @@ mod tests {
     }
 
     /// Parses `VERB name type target,target` or `VERB name type ALIAS target`.
-    fn change(line: &str) -> Changes {
+    fn change(line: &str) -> SetChanges {
         let words: Vec<&str> = line.split(' ').collect();
         let record_type: RecordType = words[2].parse().unwrap();
         let name = Name::parse(&format!("{}.example.org", words[1])).unwrap();
@@ -544,7 +548,7 @@ mod tests {
                 after: record,
             },
         };
-        Changes::new(
+        SetChanges::new(
             &Transaction {
                 name,
                 steps: vec![step],
@@ -610,7 +614,7 @@ mod tests {
             Step::Delete(record("a.example.org", RecordType::A, "192.0.2.1")),
         ];
         let name = record("a.example.org", RecordType::A, "192.0.2.1").name;
-        let changes = Changes::new(&Transaction { name, steps }, |_| None);
+        let changes = SetChanges::new(&Transaction { name, steps }, |_| None);
         let request = request(&[changes]);
         let order: Vec<String> = request
             .find("Changes")

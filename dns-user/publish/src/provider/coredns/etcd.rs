@@ -11,7 +11,7 @@ use hyper::{Request, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::Settings;
+use super::CoreDnsSettings;
 use crate::{
     go_json,
     provider::{Http, MAX_BODY, ProviderError, bad_answer, settings},
@@ -70,11 +70,9 @@ impl Txn {
         let below = [key, b"/"].concat();
         // `0` follows `/` in ASCII.
         let end = [key, b"0"].concat();
-        let (key, below, end) = (
-            STANDARD.encode(key),
-            STANDARD.encode(below),
-            STANDARD.encode(end),
-        );
+        let key = STANDARD.encode(key);
+        let below = STANDARD.encode(below);
+        let end = STANDARD.encode(end);
         self.compare
             .push(json!({"key": key, "target": "MOD", "result": "LESS", "mod_revision": next}));
         self.compare.push(json!({
@@ -85,7 +83,7 @@ impl Txn {
 
 #[derive(Deserialize)]
 struct RangeResponse {
-    header: Header,
+    header: EtcdHeader,
     #[serde(default)]
     kvs: Vec<PairResponse>,
     #[serde(default)]
@@ -93,7 +91,7 @@ struct RangeResponse {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct EtcdHeader {
     revision: String,
 }
 
@@ -109,7 +107,7 @@ struct PairResponse {
 const NO_TOKEN: &str = "; set etcd-username and etcd-password";
 
 impl Etcd {
-    pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
+    pub(super) fn new(settings: &CoreDnsSettings) -> Result<Self, ProviderError> {
         let urls = settings.urls.iter().map(String::as_str);
         let limits = Limits {
             time: settings.timeout,
@@ -148,7 +146,8 @@ impl Etcd {
         let mut revision: Option<i64> = None;
         let mut pairs = Vec::new();
         loop {
-            let (start, stop) = (STANDARD.encode(&from), STANDARD.encode(&end));
+            let start = STANDARD.encode(&from);
+            let stop = STANDARD.encode(&end);
             let mut body = json!({"key": start, "range_end": stop, "limit": PAGE.to_string()});
             if let Some(revision) = revision {
                 body["revision"] = revision.to_string().into();

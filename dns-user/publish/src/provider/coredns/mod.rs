@@ -51,13 +51,13 @@ pub(super) const DEFINITION: Definition = Definition {
         ("ETCD_PASSWORD", "etcd-password"),
     ],
     ..Definition::new("coredns", |parameters| {
-        Ok(Box::new(Settings::from_parameters(parameters)?))
+        Ok(Box::new(CoreDnsSettings::from_parameters(parameters)?))
     })
 };
 
 /// Settings of one etcd cluster.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct CoreDnsSettings {
     /// URLs of the members; the first reachable one is used.
     pub urls: Vec<String>,
     /// First component of all keys, which begin with `/<prefix>/`.
@@ -72,7 +72,7 @@ pub struct Settings {
     pub timeout: Duration,
 }
 
-impl Settings {
+impl CoreDnsSettings {
     /// Parses the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
     /// `etcd-username`, `etcd-password` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
@@ -99,13 +99,12 @@ impl Settings {
             .trim_matches('/')
             .to_owned();
         let user = parameters.pair("etcd-username", "etcd-password")?;
-        let owner = || {
+        let strict_owner = parameters.flag("coredns-strictly-owned")?.then(|| {
             parameters
                 .text("txt-owner-id")
                 .unwrap_or("default")
                 .to_owned()
-        };
-        let strict_owner = parameters.flag("coredns-strictly-owned")?.then(owner);
+        });
         Ok(Self {
             urls,
             prefix: format!("/{prefix}/"),
@@ -117,7 +116,7 @@ impl Settings {
     }
 }
 
-impl ProviderSettings for Settings {
+impl ProviderSettings for CoreDnsSettings {
     fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
         Ok(Box::new(CoreDns::new(*self)?))
     }
@@ -132,7 +131,7 @@ impl ProviderSettings for Settings {
 
 /// Provider for one etcd cluster.
 pub struct CoreDns {
-    settings: Settings,
+    settings: CoreDnsSettings,
     etcd: Etcd,
     listed: Listed,
 }
@@ -147,7 +146,7 @@ struct Listed {
 
 impl CoreDns {
     /// Creates a provider without sending a request.
-    pub fn new(settings: Settings) -> Result<Self, ProviderError> {
+    pub fn new(settings: CoreDnsSettings) -> Result<Self, ProviderError> {
         let etcd = Etcd::new(&settings)?;
         Ok(Self {
             settings,
@@ -176,8 +175,12 @@ impl CoreDns {
                     continue;
                 }
             };
-            let is_foreign = |owner: &String| service.owner.as_ref() != Some(owner);
-            if self.settings.strict_owner.as_ref().is_some_and(is_foreign) {
+            if self
+                .settings
+                .strict_owner
+                .as_ref()
+                .is_some_and(|owner| service.owner.as_ref() != Some(owner))
+            {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
@@ -395,13 +398,16 @@ impl GroupSender for Etcd {
     type Item = Txn;
 
     fn fitting(&self, transactions: &[Txn]) -> usize {
-        let (mut comparisons, mut operations) = (0, 0);
-        let fits = |txn: &&Txn| {
-            comparisons += txn.compare.len();
-            operations += txn.operations.len();
-            comparisons <= MAX_OPERATIONS && operations <= MAX_OPERATIONS
-        };
-        transactions.iter().take_while(fits).count()
+        let mut comparisons = 0;
+        let mut operations = 0;
+        transactions
+            .iter()
+            .take_while(|txn| {
+                comparisons += txn.compare.len();
+                operations += txn.operations.len();
+                comparisons <= MAX_OPERATIONS && operations <= MAX_OPERATIONS
+            })
+            .count()
     }
 
     async fn send(&mut self, groups: &[&[Txn]]) -> Vec<TransactionResult> {

@@ -170,8 +170,13 @@ impl Transfer {
         if !is_complete {
             return Err(TransferError::Incomplete);
         }
-        let is_own = |record: &Record| record.record_type != RecordType::NS || record.name != apex;
-        Ok((records.into_values().filter(is_own).collect(), texts))
+        Ok((
+            records
+                .into_values()
+                .filter(|record| record.record_type != RecordType::NS || record.name != apex)
+                .collect(),
+            texts,
+        ))
     }
 }
 
@@ -300,13 +305,16 @@ fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireEr
 pub(super) fn fitting(transactions: &[Encoded]) -> usize {
     let mut octets = MAX_HEAD;
     let mut records = (0_u32, 0_u32);
-    let fits = |transaction: &&Encoded| {
-        octets += transaction.len();
-        records.0 += u32::from(transaction.prerequisites.count);
-        records.1 += u32::from(transaction.updates.count);
-        octets <= MAX_MESSAGE && records.0.max(records.1) <= u32::from(u16::MAX)
-    };
-    transactions.iter().take_while(fits).count().max(1)
+    transactions
+        .iter()
+        .take_while(|transaction| {
+            octets += transaction.len();
+            records.0 += u32::from(transaction.prerequisites.count);
+            records.1 += u32::from(transaction.updates.count);
+            octets <= MAX_MESSAGE && records.0.max(records.1) <= u32::from(u16::MAX)
+        })
+        .count()
+        .max(1)
 }
 
 pub(super) fn message(id: u16, zone: &Name, group: &[Encoded]) -> Vec<u8> {

@@ -72,7 +72,7 @@ pub(super) const DEFINITION: Definition = Definition {
     obstacles,
     arguments,
     ..Definition::new("rfc2136", |parameters| {
-        Ok(Box::new(Settings::from_parameters(parameters)?))
+        Ok(Box::new(Rfc2136Settings::from_parameters(parameters)?))
     })
 };
 
@@ -143,7 +143,7 @@ fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
 
 /// Settings of one server.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Rfc2136Settings {
     /// Servers that accept updates, at least one; the first reachable one is used.
     pub servers: Vec<Server>,
     /// Zones to publish to.
@@ -160,7 +160,7 @@ pub struct Settings {
     pub clock: fn() -> SystemTime,
 }
 
-impl Settings {
+impl Rfc2136Settings {
     /// Parses the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         parameters.required("rfc2136-host")?;
@@ -227,7 +227,7 @@ impl Settings {
     }
 }
 
-impl ProviderSettings for Settings {
+impl ProviderSettings for Rfc2136Settings {
     fn open(self: Box<Self>) -> Result<Box<dyn Provider>, ProviderError> {
         Ok(Box::new(Rfc2136::new(*self)))
     }
@@ -255,7 +255,7 @@ impl ProviderSettings for Settings {
 
 /// Provider for one server and its substitutes.
 pub struct Rfc2136 {
-    settings: Settings,
+    settings: Rfc2136Settings,
     /// TXT data of the last transfer of each zone.
     texts: HashMap<Name, ListedTexts>,
     /// Number of record sets in the last transfer of each zone.
@@ -264,7 +264,7 @@ pub struct Rfc2136 {
 
 impl Rfc2136 {
     /// Creates a provider without sending a request.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Rfc2136Settings) -> Self {
         Self {
             settings,
             texts: HashMap::new(),
@@ -348,7 +348,7 @@ impl Rfc2136 {
         };
         let encoded = batch.transactions.iter().map(encode).collect();
         self.texts.insert(zone.clone(), listed);
-        let mut sender = Sender {
+        let mut sender = UpdateSender {
             provider: self,
             zone,
             connection: None,
@@ -390,13 +390,13 @@ impl Provider for Rfc2136 {
 }
 
 /// Sends the updates of one batch over one connection.
-struct Sender<'a> {
+struct UpdateSender<'a> {
     provider: &'a mut Rfc2136,
     zone: Name,
     connection: Option<Connection>,
 }
 
-impl GroupSender for Sender<'_> {
+impl GroupSender for UpdateSender<'_> {
     type Item = Encoded;
 
     fn fitting(&self, transactions: &[Encoded]) -> usize {
@@ -421,7 +421,7 @@ impl GroupSender for Sender<'_> {
     }
 }
 
-impl Sender<'_> {
+impl UpdateSender<'_> {
     /// Sends one message for each group, and stores the response codes.
     async fn update(
         &mut self,
@@ -445,7 +445,7 @@ impl Sender<'_> {
             codes[number] = Some(header.rcode());
             Ok(true)
         };
-        let Settings { key, .. } = &self.provider.settings;
+        let Rfc2136Settings { key, .. } = &self.provider.settings;
         let asked = connection.ask(messages, key.as_ref(), take).await;
         asked.map_err(|failure| failure.of(self.provider.settings.server(), &self.zone))
     }
@@ -663,14 +663,16 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(settings: &Settings) -> Result<Self, Failure> {
-        let Settings {
+    async fn open(settings: &Rfc2136Settings) -> Result<Self, Failure> {
+        let Rfc2136Settings {
             files,
             timeout: limit,
             clock,
             ..
         } = settings;
-        let (server, limit, clock) = (settings.server(), *limit, *clock);
+        let server = settings.server();
+        let limit = *limit;
+        let clock = *clock;
         let open = async {
             let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
             tcp.set_nodelay(true)?;

@@ -102,7 +102,8 @@ impl TsigKey {
         let parse = |name| {
             Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")))
         };
-        let (name, algorithm_name) = (parse(name)?, parse(algorithm.name)?);
+        let name = parse(name)?;
+        let algorithm_name = parse(algorithm.name)?;
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
             settings(format!(
                 "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"

@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    fn reply(&mut self, agent: &str, call: Call, reply: Reply) {
+    fn reply(&mut self, agent: &str, call: AgentCall, reply: Reply) {
         let subject = message::reply_subject("p", agent, &call.token());
         self.plan
             .on_message(&subject, &reply.write(), self.now, 0.5);
@@ -182,7 +182,7 @@ fn forged_and_oversized_replies_are_ignored() {
     world.publish(1, &Bytes::from_static(b"x"));
     world.reply(
         "a",
-        Call {
+        AgentCall {
             version: 1,
             nonce: 77,
         },
@@ -190,7 +190,7 @@ fn forged_and_oversized_replies_are_ignored() {
     );
     world
         .plan
-        .on_message("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
+        .on_message("director.p.a.1-1", &[b'x'; MAX_REPLY + 1], 0, 0.5);
     assert_eq!(
         (world.plan.ignored, world.plan.registry.count().synced),
         (2, 0)
@@ -208,7 +208,7 @@ fn longest_reply_is_read() {
         let mut to_agent = announced.iter().filter(|sent| sent.agent == agent);
         to_agent.next().expect("announced to both").call
     };
-    for (agent, len) in [("a", LONGEST_REPLY), ("b", LONGEST_REPLY + 1)] {
+    for (agent, len) in [("a", MAX_REPLY), ("b", MAX_REPLY + 1)] {
         let subject = message::reply_subject("p", agent, &call_of(agent).token());
         let mut body = Reply::Synced(Some(report(1))).write();
         body.resize(len, b' ');
