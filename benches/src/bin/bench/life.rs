@@ -37,7 +37,7 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
     /// Idle time before the memory of a server is read: temporary memory of the start returns to the
     /// system.
     const PAUSE: Duration = Duration::from_secs(1);
-    let has_fast_path = *subject != Subject::Ours("off");
+    let has_fast_path = subject.mode() != Some("off");
     for (point, size) in sizes(plan).into_iter().enumerate() {
         let setting = Setting::new(size, Selection::Shared, &[Order::AsListed])?;
         // The last name to be published.
@@ -55,6 +55,10 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
             wait_for_interface(&cell.lab, process, &name)?;
         }
         let start = started.elapsed().as_secs_f64() * 1e3;
+        let Running::Server(server) = &cell.running else {
+            bail!("ours is a server")
+        };
+        let cpu = CpuTime::of_processes(&server.processes()?)?;
         cell.warm_up(setting.queries()?)?;
         thread::sleep(PAUSE);
         let mebibytes = |bytes: u64| Rounds(vec![bytes as f64 / f64::from(1 << 20)]);
@@ -64,9 +68,6 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
             Rounds::default()
         };
         let resident = mebibytes(process::memory(process, "VmRSS")?);
-        let Running::Server(server) = &cell.running else {
-            bail!("ours is a server")
-        };
         let shares = server
             .processes()?
             .into_iter()
@@ -75,7 +76,13 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
         table.put(
             &subject.label(),
             point,
-            &[Rounds(vec![start]), resident, mebibytes(shares), maps],
+            &[
+                Rounds(vec![start]),
+                Rounds(vec![cpu.0.as_secs_f64() * 1e3]),
+                resident,
+                mebibytes(shares),
+                maps,
+            ],
         );
     }
     Ok(())

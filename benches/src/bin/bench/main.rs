@@ -65,6 +65,14 @@ impl Plan {
         if self.quick { few } else { many }.to_vec()
     }
 
+    /// Returns the builds to compare, or these subjects if there is only one build.
+    fn builds_or(&self, subjects: &[Subject]) -> Vec<Subject> {
+        if self.builds.is_empty() {
+            return subjects.to_vec();
+        }
+        self.builds.clone()
+    }
+
     /// Returns the subjects, and bosh-dns if its binary is given.
     fn with_reference(&self, subjects: &[Subject]) -> Vec<Subject> {
         subjects
@@ -307,11 +315,12 @@ static PARTS: [Part; 13] = [
         ordered: true,
         quantities: &[
             (titles::START, "ms"),
+            (titles::START_CPU, "ms"),
             (titles::RSS, "MiB"),
             (titles::PSS, "MiB"),
             ("Memory of the BPF maps by size", "MiB"),
         ],
-        subjects: |_| vec![Ours("tc"), Ours("off")],
+        subjects: |plan| plan.builds_or(&[Ours("tc"), Ours("off")]),
         measure: Measure::Each(life::footprint),
     },
     Part {
@@ -330,7 +339,7 @@ static PARTS: [Part; 13] = [
             ("Slowest query during that reload", "ms"),
             (titles::RELOAD_CPU, "ms"),
         ],
-        subjects: |_| vec![Ours("tc"), KNOT, NSD],
+        subjects: |plan| plan.builds_or(&[Ours("tc"), KNOT, NSD]),
         measure: Measure::Each(life::reload),
     },
     Part {
@@ -415,10 +424,7 @@ static TYPES: Part = Part {
         ("Mix of types: latency, p50", "µs"),
         ("Mix of types: latency, p99", "µs"),
     ],
-    subjects: |plan| match &plan.builds[..] {
-        [] => vec![Ours("tc"), Ours("off")],
-        builds => builds.to_vec(),
-    },
+    subjects: |plan| plan.builds_or(&[Ours("tc"), Ours("off")]),
     measure: Measure::Each(types::measure),
 };
 
@@ -535,7 +541,10 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
                 .iter()
                 .map(|build| Subject::Build(build.clone(), mode));
             plan.builds = [Ours(mode)].into_iter().chain(others).collect();
-            let parts = [&AGAINST, &EXTRAS, &TYPES].into_iter();
+            let lives = PARTS
+                .iter()
+                .filter(|part| ["footprint", "reload"].contains(&part.name));
+            let parts = [&AGAINST, &EXTRAS, &TYPES].into_iter().chain(lives);
             for part in parts.filter(|part| is_wanted(&arguments.only, part.name)) {
                 report.figures.extend(part.measure(&plan)?);
             }
